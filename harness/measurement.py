@@ -1,0 +1,127 @@
+"""Measurement: one row of the store, a fact about one metric of one arm of one case.
+
+A failure is a status with a reason. It is never a number and never a missing row.
+
+Schema history
+1  first version
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+Status = Literal["ok", "skipped", "failed"]
+Better = Literal["lower", "higher", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a number means. One literal each in `METRICS`."""
+
+    name: str
+    unit: str
+    better: Better
+    meaning: str
+
+
+METRICS: dict[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric("time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"),
+        Metric("compile_s", "s", "lower", "first call of a compiled arm; `resolved.compile_cache` says cold or warm"),
+        Metric("sqnr_db", "dB", "higher", "20 log10(|ref| / |ref - x|) over the whole result"),
+        Metric("sqnr_row_min_db", "dB", "higher", "smallest SQNR of any row of the result"),
+        Metric("rel_err_max", "1", "lower", "largest |x - ref| over the largest |ref|"),
+        Metric("underflow_frac", "1", "lower", "share of nonzero inputs that the cast turned into zero"),
+        Metric("saturated_frac", "1", "lower", "share of inputs beyond the largest finite FP8 value after scaling"),
+        Metric("mismatches", "count", "lower", "codes that differ from the reference cast; NaN compared as a class"),
+        Metric("launch_us", "us", "lower", "time from the call of an empty kernel to its return"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One row; the fields are the columns of the store (`harness.store.SCHEMA`)."""
+
+    suite: str
+    case_id: str
+    arm: str
+    axes: str  # canonical JSON
+    metric: str
+    status: Status
+    seed: int = 0
+    baseline: str = ""  # the arm that this one is to be compared with; "" for a baseline itself
+    regime: str = ""  # "isolated" or "sustained" for times, "" otherwise
+    resolved: Mapping[str, object] = field(default_factory=dict)  # what really ran
+    samples: tuple[float, ...] = ()
+    rounds: tuple[int, ...] = ()  # round of each sample; rounds pair the arms of a case
+    sample_clock_mhz: tuple[float, ...] = ()  # SM clock by sample, where it can be read
+    reason: str = ""
+    flops: Mapping[str, float] = field(default_factory=dict)  # by the dtype that each GEMM really ran in
+    bytes_moved: float | None = None
+    timing: Mapping[str, object] = field(default_factory=dict)  # method, l2, stop_reason, throttled, ...
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise ValueError(f"unknown metric {self.metric!r}; known: {', '.join(sorted(METRICS))}")
+        if self.status == "ok" and not self.samples:
+            raise ValueError(f"{self.metric} of {self.suite}/{self.arm}: status 'ok' needs at least one sample")
+        if self.status != "ok" and (self.samples or not self.reason):
+            raise ValueError(f"{self.metric} of {self.suite}/{self.arm}: {self.status!r} needs a reason and no samples")
+        if self.rounds and len(self.rounds) != len(self.samples):
+            raise ValueError(f"{len(self.rounds)} rounds for {len(self.samples)} samples")
+
+    @property
+    def value(self) -> float | None:
+        """Median of the samples; None where there is none."""
+        return statistics.median(self.samples) if self.samples else None
+
+    def as_row(self) -> dict[str, object]:
+        """The columns that a measurement itself knows; the store adds run, sweep and environment."""
+        meaning = METRICS[self.metric]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "suite": self.suite,
+            "case_id": self.case_id,
+            "arm": self.arm,
+            "baseline": self.baseline,
+            "axes": self.axes,
+            "seed": self.seed,
+            "resolved": to_json(self.resolved),
+            "metric": self.metric,
+            "unit": meaning.unit,
+            "better": meaning.better,
+            "regime": self.regime,
+            "samples": list(self.samples),
+            "rounds": list(self.rounds),
+            "sample_clock_mhz": list(self.sample_clock_mhz),
+            "value": self.value,
+            "status": self.status,
+            "reason": self.reason,
+            "flops": to_json(self.flops),
+            "bytes_moved": self.bytes_moved,
+            "timing": to_json(self.timing),
+        }
+
+
+def to_json(value: object) -> str:
+    """Canonical JSON. Infinities and NaN, which JSON lacks, become the strings "inf", "-inf" and "nan"."""
+    return json.dumps(_finite(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

@@ -1,0 +1,100 @@
+"""Workload: what a suite builds from one case and one arm, and the contract that every suite keeps.
+
+A suite declares *work* (FLOPs, bytes) and never speed; the timing engine times only `run`. Everything that
+only prepares or checks lies outside of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from harness.case import Case, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Outcome of the check that precedes timing: the figures, and whether the result may be timed at all."""
+
+    values: Mapping[str, float]  # metric name (in METRICS) -> value
+    ok: bool = True
+    reason: str = ""  # why not ok: names the figure, the bound and where the bound comes from
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why an arm cannot run a case.
+
+    `shape`: no device could (K=100 where FP8 needs multiples of 16). `device`: this machine lacks something.
+    """
+
+    kind: Literal["shape", "device"]
+    reason: str
+
+
+@dataclass(slots=True)
+class Workload:
+    """The closure to time and what is known about it.
+
+    Attributes:
+        run: the timed closure; no arguments, result ignored, device work may still be in flight on return.
+        check: runs the same computation once on the same operands and compares it with a high-precision
+            reference; called before timing, a not-ok result gets no speed.
+        flops: floating-point operations of one call by the dtype that each GEMM really ran in ("bf16", "e4m3").
+        bytes_moved: logical bytes read and written by one call; None where the count would be a guess.
+        resolved: what really runs (recipe, backend, dtypes, `timed`: what one call spans).
+        compiled: the first call compiles; the executor times that call apart as `compile_s`.
+        variants: closures over other operand sets of the same shapes, for the sustained regime, which rotates
+            through them so that no operand stays in cache. Empty: `run` alone is repeated.
+        metric: the name of the time that `run` yields.
+    """
+
+    run: Callable[[], object]
+    check: Callable[[], Numerics]
+    flops: Mapping[str, float] = field(default_factory=dict)
+    bytes_moved: float | None = None
+    resolved: Mapping[str, object] = field(default_factory=dict)
+    compiled: bool = False
+    variants: Sequence[Callable[[], object]] = ()
+    metric: str = "time_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One crossed axis of a suite: its meaning and the values that it takes."""
+
+    doc: str
+    choices: tuple[Scalar, ...] = ()  # empty: any integer >= minimum
+    minimum: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArmInfo:
+    """One arm of a suite. `baseline` names the arm that it is compared with ("" for a baseline)."""
+
+    doc: str
+    baseline: str = ""
+
+
+class Suite(Protocol):
+    """A family of workloads: one module in `harness/suites/` that offers these names."""
+
+    AXES: Mapping[str, Axis]
+    ARMS: Mapping[str, ArmInfo]
+
+    def points(self, shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any) -> list[dict[str, Scalar]]:
+        """Linked axis values for named shape sets; `[{}]` for a suite without linked axes."""
+        ...
+
+    def unsupported(self, case: Case, arm: str, device: str) -> Unsupported | None:
+        """Why this arm can't run this case here, without allocating anything of the case's size."""
+        ...
+
+    def work(self, case: Case) -> float:
+        """A size (FLOPs or bytes) by which cases are ranked: the largest are measured under sustained load."""
+        ...
+
+    def build(self, case: Case, arm: str, device: str) -> Workload:
+        """Allocates operands from `case.seed` and returns the closure to time."""
+        ...
