@@ -1,0 +1,284 @@
+"""Store: append-only Parquet, one folder a run.
+
+    results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
+    results/<sweep>/<run_id>/rows-*.parquet    the same rows in one file, once the run has closed
+    results/<sweep>/<run_id>/run.json          command, configuration, state of the run
+
+A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
+killed run loses at most the case under way. The compacted file names the parts that it replaces, so a kill
+between the rename and the removal of the parts does not count a row twice. Merging the results of two
+machines is copying folders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import UsageError
+from harness.measurement import SCHEMA_VERSION, Measurement, to_json
+
+_REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
+
+SCHEMA = pa.schema(
+    [
+        ("schema_version", pa.int32()),
+        ("run_id", pa.string()),
+        ("sweep", pa.string()),
+        ("suite", pa.string()),
+        ("case_id", pa.string()),
+        ("arm", pa.string()),
+        ("baseline", pa.string()),
+        ("axes", pa.string()),
+        ("seed", pa.int64()),
+        ("resolved", pa.string()),
+        ("metric", pa.string()),
+        ("unit", pa.string()),
+        ("better", pa.string()),
+        ("regime", pa.string()),
+        ("samples", pa.list_(pa.float64())),
+        ("rounds", pa.list_(pa.int32())),
+        ("sample_clock_mhz", pa.list_(pa.float64())),
+        ("value", pa.float64()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("flops", pa.string()),
+        ("bytes_moved", pa.float64()),
+        ("timing", pa.string()),
+        ("attempt", pa.int32()),
+        ("env_id", pa.string()),
+        ("env", pa.string()),
+        ("created_at", pa.string()),
+    ]
+)
+
+# One fact: a later attempt (a resumed run) replaces an earlier one.
+_KEY = ["run_id", "case_id", "arm", "metric", "regime"]
+
+
+def new_run_id(git_sha: str | None) -> str:
+    """`<UTC time>-<commit>-<random>`: sorts by time, says which code ran, never collides."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return f"{stamp}-{(git_sha or 'nogit')[:7]}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file of a run that could not be read, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class RunWriter:
+    """Appends the rows of one run; every `append` is durable when it returns.
+
+    Args:
+        folder: the folder of the run; made if missing.
+        run_id: identifies the run; shards of one sweep share it.
+        sweep: name of the sweep.
+        env_id: short hash of what makes two environments comparable.
+        env: the environment fingerprint, stored with each row.
+        about: command and configuration for `run.json`.
+
+    Raises:
+        UsageError: the folder can't be written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        sweep: str,
+        env_id: str,
+        env: Mapping[str, object],
+        about: Mapping[str, object],
+    ) -> None:
+        self.folder = folder
+        self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
+        self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
+        self._parts: list[str] = []
+        self._attempt = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            previous = read_about(folder)
+            if previous:
+                self._attempt = int(previous.get("attempt", 0)) + 1
+                self._about["started_at"] = previous.get("started_at", self._about["started_at"])
+            self._about["attempt"] = self._attempt
+            self._write_about()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {folder} ({error.strerror}); choose another folder with results_dir=DIR"
+            ) from error
+
+    def append(self, measurements: Iterable[Measurement]) -> None:
+        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over)."""
+        rows = [
+            {**m.as_row(), **self._constant, "attempt": self._attempt, "created_at": _now()} for m in measurements
+        ]
+        if rows:
+            name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
+            _write_durably(pa.Table.from_pylist(rows, schema=SCHEMA), self.folder / name)
+            self._parts.append(name)
+
+    def close(self, state: str) -> None:
+        """Gathers this writer's parts into one file and records how the run ended.
+
+        Args:
+            state: "finished", "interrupted", or "failed" (with what is stored so far intact).
+        """
+        self._about.update(state=state, ended_at=_now())
+        try:
+            self._write_about()
+            self._compact()
+        except OSError as error:
+            # The parts stay as they are and read the same; only the tidying is lost.
+            warnings.warn(f"{self.folder}: closed without compacting ({error})", RuntimeWarning, stacklevel=2)
+
+    def _compact(self) -> None:
+        if len(self._parts) < 2:
+            return
+        table = pa.concat_tables([_read_file(self.folder / name) for name in self._parts])
+        table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
+        _write_durably(table, self.folder / f"rows-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet")
+        for name in self._parts:
+            (self.folder / name).unlink()
+
+    def _write_about(self) -> None:
+        target = self.folder / "run.json"
+        temporary = target.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            temporary.write_text(json.dumps(self._about, indent=1, default=str) + "\n")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False) -> pd.DataFrame:
+    """Reads runs into one frame, one row a (case, arm, metric).
+
+    Args:
+        paths: Parquet files, run folders, or folders of runs (searched downward).
+        all_attempts: keep the rows that a resumed run measured again; by default the last attempt wins.
+
+    Returns:
+        The columns of `SCHEMA`. `frame.attrs["problems"]` lists each file that could not be read as a
+        `Problem`; a warning names it too. Rows of an older schema_version get nulls where a column is new.
+
+    Raises:
+        UsageError: a path does not exist.
+    """
+    named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    tables: list[pa.Table] = []
+    problems: list[Problem] = []
+    replaced: set[Path] = set()
+    sources: list[Path] = []
+    for path in dict.fromkeys(file for p in named for file in _files(p)):
+        try:
+            table = _read_file(path)
+        except (OSError, pa.ArrowException) as error:
+            problems.append(Problem(path, str(error).splitlines()[0]))
+            warnings.warn(f"skipped an unreadable file: {problems[-1]}", RuntimeWarning, stacklevel=2)
+            continue
+        replaced.update(path.parent / name for name in json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]")))
+        tables.append(table)
+        sources.append(path)
+    kept = [_conform(t) for t, source in zip(tables, sources, strict=True) if source not in replaced]
+    frame = pa.concat_tables([SCHEMA.empty_table(), *kept]).to_pandas()
+    if not all_attempts:
+        frame = frame.sort_values("attempt", kind="stable").drop_duplicates(_KEY, keep="last").sort_index()
+        frame = frame.reset_index(drop=True)
+    frame.attrs["problems"] = problems
+    frame.attrs["files"] = [source for source in sources if source not in replaced]
+    return frame
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """The contents of a run's `run.json`; empty where it is missing or damaged (the rows stand without it)."""
+    try:
+        about = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
+    """The folder of a run given by its path or by its run id.
+
+    Raises:
+        UsageError: there is no such run; the newest few are named.
+    """
+    if Path(name).exists():
+        return Path(name)
+    found = sorted(Path(results_dir).glob(f"*/{name}")) or sorted(Path(results_dir).glob(f"**/{name}"))
+    if found:
+        return found[0]
+    recent = sorted((p.parent.name for p in Path(results_dir).glob("*/*/run.json")), reverse=True)[:3]
+    raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.rglob("*.parquet"))
+    if path.exists():
+        return [path]
+    raise UsageError(f"no such file or folder: {path}")
+
+
+def _read_file(path: Path) -> pa.Table:
+    # Not pq.read_table: that opens a dataset, and one bad file would fail a whole folder.
+    with pq.ParquetFile(path) as file:
+        return file.read()
+
+
+def _conform(table: pa.Table) -> pa.Table:
+    """Brings a table of any schema_version up to SCHEMA: missing columns become null, unknown ones are dropped."""
+    columns = [
+        table[field.name].cast(field.type)
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in SCHEMA
+    ]
+    if table.num_rows and "schema_version" in table.column_names:
+        newest = max(table["schema_version"].to_pylist())
+        if newest > SCHEMA_VERSION:
+            warnings.warn(
+                f"rows of schema_version {newest} read by a harness that knows {SCHEMA_VERSION}; "
+                "columns that it does not know are left out",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _write_durably(table: pa.Table, target: Path) -> None:
+    temporary = target.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
