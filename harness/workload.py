@@ -62,11 +62,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One crossed axis of a suite: its meaning and the values that it takes."""
+    """One axis of a suite: its meaning and the values that it takes."""
 
     doc: str
     choices: tuple[Scalar, ...] = ()  # empty: any integer >= minimum
     minimum: int = 1
+    linked: bool = False  # read by the suite's `points` (M, K, N, tokens) and not crossed with the other axes
 
 
 @dataclass(frozen=True, slots=True)
