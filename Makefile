@@ -1,0 +1,50 @@
+# make quick        set up .venv and run the main job; ends by naming the report
+# make test         the test suite
+# make check        format, lint, types, import contracts
+# make bench        speed bars (harness overhead)
+# make gpu          on a GPU machine: gpu tests, then the sweeps, in slots of at most 9 minutes; run it again to go on
+# make PY=python3 … uses the environment that is already there and installs nothing
+
+PYTHON ?= python3
+ifdef PY
+  READY :=
+else
+  PY := .venv/bin/python
+  READY := .venv/.ready
+endif
+ARGS ?=
+
+.PHONY: quick test check format bench gpu setup clean
+
+quick: $(READY)
+	$(PY) -m harness sweep=quick $(ARGS)
+
+test: $(READY)
+	$(PY) -m pytest -q $(ARGS)
+
+check: $(READY)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -c "from importlinter.cli import lint_imports_command as main; main()"
+
+format: $(READY)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: $(READY)
+	$(PY) -m pytest -q -m benchmark_bar --override-ini testpaths=tests/benchmarks $(ARGS)
+
+gpu: $(READY)
+	$(PY) -m harness gpu $(ARGS)
+
+setup: $(READY)
+
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or newer is needed, this is {v.major}.{v.minor}; name another with make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,peers,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,93 @@
+"""`python -m harness`: one entry, several commands; each imports only what it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from harness.errors import UsageError
+
+USAGE = """\
+usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
+       python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
+       python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
+       python -m harness gpu [minutes=9] [out=DIR]     the GPU session: tests, then the sweeps, resumable in slots
+
+sweeps
+{sweeps}
+
+keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
+      seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
+      results_dir=DIR   reports_dir=DIR
+exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command; returns the exit code."""
+    command, *rest = argv or ["--help"]
+    try:
+        return _commands().get(command, lambda words: _sweep([command, *words]))(rest)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _commands() -> dict[str, Callable[[list[str]], int]]:
+    return {
+        "--help": _help,
+        "-h": _help,
+        "--version": _version,
+        "report": _report,
+        "doctor": _doctor,
+        "gpu": _gpu,
+    }
+
+
+def _help(_: list[str]) -> int:
+    from harness.config import question, sweeps
+
+    lines = [f"  {name:<10} {question(path)}" for name, path in sorted(sweeps().items())]
+    print(USAGE.format(sweeps="\n".join(lines)), end="")
+    return 0
+
+
+def _version(_: list[str]) -> int:
+    try:
+        print(f"fp8-harness {version('fp8-harness')}")
+    except PackageNotFoundError:
+        print("fp8-harness, not installed (run from its source folder)")
+    return 0
+
+
+def _sweep(words: list[str]) -> int:
+    from harness.errors import unknown
+
+    if "=" not in words[0]:
+        raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
+    from harness.run import run_sweep
+
+    return run_sweep(words)
+
+
+def _report(words: list[str]) -> int:
+    from harness.report import main as report
+
+    return report(words)
+
+
+def _doctor(words: list[str]) -> int:
+    from harness.doctor import main as doctor
+
+    return doctor(words)
+
+
+def _gpu(words: list[str]) -> int:
+    from harness.gpu_session import main as gpu
+
+    return gpu(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,176 @@
+"""Configuration: Hydra composes, the harness expands. The only file that knows Hydra.
+
+Every `sweeps/*.yaml` is an option of the group `sweep`; its first comment line is the question it answers. A
+command line is `sweep=NAME key=value ...`. Keys are checked against the dataclasses below, so a typo is refused
+with the nearest key. Axes are the one open place: `axes.NAME=...` is taken as it is and the suite checks it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.errors import UsageError, unknown
+from harness.timing import TimingConfig
+
+
+@dataclass
+class PartConfig:
+    """One part of a sweep: a suite with its axes and arms."""
+
+    suite: str = MISSING
+    axes: dict[str, Any] = field(default_factory=dict)
+    shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
+    arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
+
+
+@dataclass
+class SweepConfig:
+    """The whole of a command line. A sweep is one suite, or several `parts`."""
+
+    defaults: list[Any] = field(default_factory=lambda: ["_self_", {"sweep": "???"}])
+    name: str = MISSING
+    question: str = ""
+    suite: str | None = None
+    axes: dict[str, Any] = field(default_factory=dict)
+    shapes: Any = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+    parts: dict[str, PartConfig] = field(default_factory=dict)
+    model: Any = None  # `model._target_=my.module.build` for shapes=from_model
+    timing: dict[str, Any] = field(default_factory=lambda: dataclasses.asdict(TimingConfig()))
+    rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
+    seed: int = 0
+    device: str = "auto"
+    control: bool = True  # time the first baseline twice (A/A): the noise floor of each case
+    budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
+    resume: str | None = None  # run id: run only what that run lacks
+    dry_run: bool = False
+    results_dir: str = "results"
+    reports_dir: str = "reports"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A composed command line: plain values, no Hydra types."""
+
+    config: dict[str, Any]
+    timing: TimingConfig
+    overrides: tuple[str, ...]
+
+
+def sweeps() -> dict[str, Path]:
+    """Every sweep by name: those of the project, then those in `./sweeps` of the current folder."""
+    found: dict[str, Path] = {}
+    beside = Path(__file__).parent.parent / "sweeps"  # an editable install
+    inside = Path(__file__).parent / "sweeps"  # an installed wheel
+    for folder in (inside, beside, Path.cwd() / "sweeps"):
+        found.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
+    return found
+
+
+def question(path: Path) -> str:
+    """The first comment line of a sweep file."""
+    with path.open() as file:
+        first = file.readline()
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
+    """Composes a command line into plain values.
+
+    Args:
+        overrides: `key=value` words, `sweep=NAME` among them.
+        resolve_device: turns "auto" into "cpu" or "cuda"; called once, after the command line has been checked.
+
+    Raises:
+        UsageError: an unknown sweep, key or value; one line, with the nearest name.
+    """
+    words = [_normalise(word) for word in overrides]
+    known = sweeps()
+    chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == "sweep"]
+    if len(chosen) != 1:
+        raise UsageError(f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}")
+    if chosen[0] not in known:
+        raise unknown("sweep", chosen[0], known)
+    # Hydra prints to the screen and drops the cause unless this is set.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        _register(known)
+        GlobalHydra.instance().clear()
+        with initialize(version_base="1.3", config_path=None):
+            composed = compose("harness", overrides=words)
+        device = resolve_device(str(composed.device))
+        OmegaConf.register_new_resolver(
+            "on_device", lambda cpu, gpu: gpu if device == "cuda" else cpu, replace=True
+        )
+        plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    plain["device"] = device
+    return Request(plain, _timing(plain), tuple(overrides))
+
+
+def _register(known: dict[str, Path]) -> None:
+    store = ConfigStore.instance()
+    store.store(name="harness", node=SweepConfig)
+    for name, path in known.items():
+        try:
+            node = OmegaConf.load(path)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        # The sweep's own values win over what it extends, so name and question are set here.
+        node["name"] = name
+        node["question"] = question(path)
+        store.store(group="sweep", name=name, node=node, package="_global_")
+
+
+def _normalise(word: str) -> str:
+    """Checks the key of one override against the configuration, and lets axes that are new to the file through."""
+    key, equals, _ = word.lstrip("+~").partition("=")
+    if not equals and not word.startswith("~"):
+        raise UsageError(f"{word!r} is not key=value")
+    root, *rest = key.split(".")
+    fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {"sweep", "hydra"}
+    if root not in fields:
+        raise _unknown_key(key, fields)
+    if root == "timing" and rest:
+        timing = {f.name for f in dataclasses.fields(TimingConfig)}
+        if rest[0] not in timing:
+            raise unknown("key", key, (f"timing.{name}" for name in timing))
+    opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
+    return "++" + word.lstrip("+") if opens and not word.startswith("~") else word
+
+
+def _unknown_key(key: str, fields: set[str]) -> UsageError:
+    error = unknown("key", key, fields)
+    # `M=512` is the most likely slip; axes are written axes.M.
+    if "." not in key and key not in fields and (len(key) == 1 or key in {"tokens", "dtype", "granularity", "bytes"}):
+        return UsageError(f"unknown key {key!r}; an axis is written axes.{key}=...")
+    return error
+
+
+def _timing(plain: dict[str, Any]) -> TimingConfig:
+    values = dict(plain["timing"])
+    if plain["rounds"] is not None:
+        values["min_rounds"] = values["max_rounds"] = plain["rounds"]
+    try:
+        return TimingConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"timing: {error}") from error
+
+
+def command_line(overrides: Sequence[str]) -> str:
+    """The command that repeats this run."""
+    return shlex.join(["python", "-m", "harness", *overrides])

@@ -1,0 +1,264 @@
+"""Executor: runs a plan, case by case, and turns everything that happens into rows.
+
+Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then
+time the arms that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is
+timed ends as a `failed` row with its reason; the other arms go on.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import compiling, store
+from harness.errors import UsageError
+from harness.measurement import Measurement
+from harness.plan import Plan, PlannedCase
+from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained
+from harness.workload import Numerics, Workload
+
+BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
+AGAIN = ":again"  # the baseline timed a second time in the same rounds
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run ended: rows by status, and the state that is recorded with it."""
+
+    state: str
+    statuses: Counter[str] = field(default_factory=Counter)
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Arm:
+    """One arm of the case under way."""
+
+    name: str
+    baseline: str
+    workload: Workload
+    resolved: dict[str, object]
+
+
+@dataclass(slots=True)
+class Executor:
+    """Runs the cases of a plan on one device, in this process.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        timer: how one block of calls is timed.
+        timing: warm-up, rounds and stop rule.
+        seed: of the order of the arms within the rounds.
+        control: time the first baseline twice (A/A).
+        monitor: reads clocks, power and throttling of the GPU; None on a CPU.
+        budget_s: start no case after this many seconds.
+        on_case: told of each case before it starts.
+        clock: seconds; injectable for tests.
+    """
+
+    device: str
+    timer: Timer
+    timing: TimingConfig
+    seed: int = 0
+    control: bool = True
+    monitor: Any = None
+    budget_s: float | None = None
+    on_case: Callable[[PlannedCase], None] = lambda planned: None
+    clock: Callable[[], float] = time.perf_counter
+
+    def run(self, plan: Plan, writer: store.RunWriter, done: Iterable[str] = ()) -> Outcome:
+        """Measures every case that is not in `done`; a case's rows are durable before the next one starts.
+
+        Ctrl-C and a refusing disk end the run, never with rows lost: the outcome's state says which it was.
+        """
+        outcome = Outcome("finished")
+        finished = set(done)
+        headline = plan.headline(self.timing.sustained_max_cases) if self.device == "cuda" else set()
+        started = self.clock()
+        lost = ""
+        try:
+            for planned in plan.cases:
+                if planned.case.case_id in finished:
+                    continue
+                self.on_case(planned)
+                if lost:
+                    rows = _all_arms(planned, "failed", lost)
+                elif self.budget_s is not None and self.clock() - started > self.budget_s:
+                    why = f"{BUDGET} of {self.budget_s:g} s was spent before this case; resume=RUN_ID runs it"
+                    rows = _all_arms(planned, "skipped", why)
+                else:
+                    rows = self.measure_case(planned, sustained=planned.case.case_id in headline)
+                    lost = self._device_lost(planned)
+                writer.append(rows)
+                outcome.statuses.update(row.status for row in rows)
+        except KeyboardInterrupt:
+            outcome.state = "interrupted"
+            outcome.message = "interrupted; the finished cases are stored"
+        except OSError as error:
+            outcome.state = "failed"
+            outcome.message = f"could not write to {writer.folder}: {error.strerror}; the earlier rows are intact"
+        return outcome
+
+    def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
+        """All rows of one case."""
+        rows = [
+            _row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()
+        ]
+        torch._dynamo.reset()
+        arms: dict[str, _Arm] = {}
+        for name in planned.runnable:
+            arm = self._prepare(planned, name, rows)
+            if arm is not None:
+                arms[name] = arm
+        closures = {name: arm.workload.run for name, arm in arms.items()}
+        first = next((name for name, arm in arms.items() if not arm.baseline), None)
+        if self.control and first is not None:
+            closures[first + AGAIN] = arms[first].workload.run
+            arms[first + AGAIN] = replace(arms[first], name=first + AGAIN, baseline=first)
+        with compiling.CompileWatch() as watch:
+            timings = list(measure(closures, self.timer, self.timing, self.seed, self.monitor).items())
+            if sustained:
+                rotating = {n: a.workload.variants or (a.workload.run,) for n, a in arms.items()}
+                steady = measure_sustained(rotating, self.timer, self.timing, self.seed, self.monitor)
+                timings += steady.items()
+        # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
+        recompiled = watch.timed_fault() or ""
+        return rows + [_time_row(planned, arms[name], timing, recompiled) for name, timing in timings]
+
+    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
+        """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
+        info = planned.suite.ARMS[name]
+        resolved: dict[str, object] = {}
+        try:
+            workload = planned.suite.build(planned.case, name, self.device)
+            resolved.update(workload.resolved)
+            arm = _Arm(name, info.baseline, workload, resolved)
+            if workload.compiled:
+                rows.append(self._compile(planned, arm))
+                if rows[-1].status == "failed":
+                    return None
+            numerics = workload.check()
+            resolved.update(workload.resolved)  # a check may learn what really ran
+        except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
+            rows.append(_row(planned, name, "failed", resolved=resolved | _trace(error), reason=_one_line(error)))
+            return None
+        rows += _numerics_rows(planned, arm, numerics)
+        if not numerics.ok:
+            rows.append(_row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}"))
+            return None
+        return arm
+
+    def _compile(self, planned: PlannedCase, arm: _Arm) -> Measurement:
+        """The first call of a compiled arm, timed apart from all others."""
+        with compiling.CompileWatch() as watch:
+            started = time.perf_counter()
+            arm.workload.run()
+            self.timer.synchronize()
+            seconds = time.perf_counter() - started
+        arm.resolved.update(compile_cache=watch.cache, graphs=watch.graphs)
+        fault = watch.first_call_fault()
+        if fault:
+            return _row(planned, arm.name, "failed", arm.workload.metric, arm.resolved, fault)
+        return _row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
+
+    def _device_lost(self, planned: PlannedCase) -> str:
+        """After a CUDA fault every later call of the process fails; says so instead of failing case by case."""
+        try:
+            self.timer.synchronize()
+        except RuntimeError as error:
+            return f"the device was lost in case {planned.case.case_id}: {_one_line(error)}; resume=RUN_ID runs the rest"
+        return ""
+
+
+def _time_row(planned: PlannedCase, arm: _Arm, timing: Timing, recompiled: str) -> Measurement:
+    work = arm.workload
+    fault = timing.failure or (recompiled if work.compiled else "")
+    if fault:
+        return _row(planned, arm.name, "failed", work.metric, arm.resolved, fault, regime=timing.regime)
+    return replace(
+        _row(
+            planned, arm.name, "ok", work.metric, arm.resolved, samples=tuple(timing.samples_ms), regime=timing.regime
+        ),
+        rounds=tuple(timing.rounds),
+        sample_clock_mhz=tuple(timing.sample_clock_mhz),
+        flops=work.flops,
+        bytes_moved=work.bytes_moved,
+        timing=timing.as_json_dict(),
+    )
+
+
+def stored_cases(folder: Path, env_id: str) -> set[str]:
+    """Ids of the cases that a run holds already, for resume=.
+
+    Raises:
+        UsageError: the run was made in another environment; its numbers would not be comparable.
+    """
+    rows = store.read(folder)
+    others = set(rows["env_id"]) - {env_id}
+    if others:
+        raise UsageError(
+            f"{folder.name} was measured in environment {sorted(others)[0]}, this one is {env_id}; "
+            "start a new run (leave resume= out)"
+        )
+    unfinished = rows[rows["reason"].str.startswith(BUDGET) | rows["reason"].str.startswith("the device was lost")]
+    return set(rows["case_id"]) - set(unfinished["case_id"])
+
+
+def _row(
+    planned: PlannedCase,
+    arm: str,
+    status: Any,
+    metric: str = "time_ms",
+    resolved: Mapping[str, object] | None = None,
+    reason: str = "",
+    samples: tuple[float, ...] = (),
+    regime: str = "",
+) -> Measurement:
+    name = arm.removesuffix(AGAIN)
+    return Measurement(
+        suite=planned.case.suite,
+        case_id=planned.case.case_id,
+        arm=arm,
+        baseline=planned.suite.ARMS[name].baseline if arm == name else name,
+        axes=planned.case.axes_json,
+        seed=planned.case.seed,
+        metric=metric,
+        status=status,
+        regime=regime,
+        resolved=resolved or {},
+        samples=samples,
+        reason=reason,
+    )
+
+
+def _all_arms(planned: PlannedCase, status: str, reason: str) -> list[Measurement]:
+    return [_row(planned, arm, status, reason=reason) for arm in planned.arms]
+
+
+def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[Measurement]:
+    """The figures of the check; a figure that broke its bound is a failure with the figure in the reason."""
+    if numerics.ok:
+        return [
+            _row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+            for metric, value in numerics.values.items()
+        ]
+    return [
+        _row(planned, arm.name, "failed", metric, arm.resolved, f"{value:.6g}; {numerics.reason}")
+        for metric, value in numerics.values.items()
+    ]
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
+
+
+def _trace(error: BaseException) -> dict[str, object]:
+    return {"traceback": "".join(traceback.format_exception(error))[-4000:]}

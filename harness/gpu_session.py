@@ -1,0 +1,167 @@
+"""`python -m harness gpu`: everything that is worth measuring on a GPU, in slots that can be cut and continued.
+
+A lent or pre-empted GPU gives minutes, not hours. One call is one slot: it works through the stages until its
+minutes are spent, packs what there is into at most eight files, and the next call goes on where it stopped.
+Stage order is by what a reader misses most if the time runs out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness import environment, store
+from harness.errors import UsageError, unknown
+from harness.executor import BUDGET
+from harness.report import write_report
+
+MAX_FILE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the session and the minutes that it may take over all slots."""
+
+    name: str
+    minutes: float
+
+
+# 25 minutes in all.
+STAGES = (Stage("tests", 3), Stage("ceilings", 3), Stage("cast", 4), Stage("gemm", 7), Stage("linear", 8))
+
+Runner = Callable[[Sequence[str], float], tuple[int, str]]
+
+
+def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
+    """Runs a command, shows its output as it comes, and returns exit code and output; 124 when it ran too long."""
+    lines: list[str] = []
+    deadline = time.monotonic() + timeout_s
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            lines.append(line)
+            if time.monotonic() > deadline:
+                process.terminate()  # the sweep ends cleanly on SIGTERM and keeps its rows
+                return 124, "".join(lines)
+        return process.wait(), "".join(lines)
+
+
+class Session:
+    """The state of a GPU session, kept in a file so that the next slot continues it.
+
+    Args:
+        results_dir: where runs and the session's state lie.
+        out: the folder of the packed files.
+        runner: runs a command; replaced in tests.
+        clock: seconds; replaced in tests.
+    """
+
+    def __init__(
+        self, results_dir: Path, out: Path, runner: Runner = run_command, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.results_dir, self.out, self._run, self._clock = results_dir, out, runner, clock
+        self._path = results_dir / "gpu-session.json"
+        self.state: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def slot(self, minutes: float) -> list[str]:
+        """Works for at most `minutes`; returns the names of the stages that are left."""
+        ends = self._clock() + minutes * 60
+        for stage in STAGES:
+            entry = self.state.setdefault(stage.name, {"done": False, "seconds": 0.0})
+            # A stage that has spent its share makes room for the next; what it lacks stays named in its rows.
+            left = min(ends - self._clock(), stage.minutes * 60 - entry["seconds"])
+            if entry["done"] or left < 20:
+                continue
+            started = self._clock()
+            (self._tests if stage.name == "tests" else self._sweep)(stage.name, entry, left)
+            entry["seconds"] += self._clock() - started
+            self._save()
+        return [stage.name for stage in STAGES if not self.state.get(stage.name, {}).get("done")]
+
+    def _tests(self, name: str, entry: dict[str, Any], seconds: float) -> None:
+        code, output = self._run([sys.executable, "-m", "pytest", "-q", "-m", "gpu"], seconds)
+        entry.update(done=code != 124, exit=code, output=output[-200_000:])
+
+    def _sweep(self, name: str, entry: dict[str, Any], seconds: float) -> None:
+        # The last case started inside the budget may run on for a while, hence the margin.
+        words = [f"sweep={name}", "device=cuda", f"budget_s={max(seconds - 30, 10):.0f}"]
+        words.append(f"results_dir={self.results_dir}")
+        if entry.get("run"):
+            words.append(f"resume={Path(entry['run']).name}")
+        code, output = self._run([sys.executable, "-m", "harness", *words], seconds)
+        found = re.findall(r"^results\s+(\S+)$", output, re.MULTILINE)
+        if found:
+            entry["run"] = found[-1]
+        entry.update(exit=code, done=bool(found) and code in (0, 1) and not self._unmeasured(Path(found[-1])))
+
+    def _unmeasured(self, run: Path) -> bool:
+        return bool(store.read(run)["reason"].str.startswith(BUDGET).any())
+
+    def _save(self) -> None:
+        self.results_dir.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.state, indent=1))
+        temporary.replace(self._path)
+
+    def pack(self) -> list[Path]:
+        """Gathers the session into at most eight files of at most 16 MiB each."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        files: list[Path] = []
+        runs = [Path(self.state[s.name]["run"]) for s in STAGES if self.state.get(s.name, {}).get("run")]
+        for run in runs:
+            target = self.out / f"{run.parent.name}.parquet"
+            frame = store.read(run)
+            pq.write_table(pa.Table.from_pandas(frame, schema=store.SCHEMA, preserve_index=False), target)
+            files.append(target)
+        if runs:
+            written = write_report(runs, self.out / "report.html")
+            files += [written.html, written.markdown]
+        log = self.out / "tests.txt"
+        log.write_text(self.state.get("tests", {}).get("output", "the tests did not run\n"))
+        files.append(log)
+        for path in files:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise UsageError(f"{path} is {path.stat().st_size / 2**20:.1f} MiB, over 16 MiB; run fewer shapes")
+        return files
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one slot; exit 0 when the tests passed so far and no case failed, else 1.
+
+    Raises:
+        UsageError: no GPU, or an unknown key.
+    """
+    options = {"minutes": "9", "out": "", "results_dir": "results"}
+    for word in argv:
+        key, _, value = word.partition("=")
+        if key not in options:
+            raise unknown("key", key, options)
+        options[key] = value
+    environment.device_kind("cuda")
+    results = Path(options["results_dir"])
+    session = Session(results, Path(options["out"] or results / "gpu"))
+    left = session.slot(float(options["minutes"]))
+    files = session.pack()
+    out = sys.stdout
+    for stage in STAGES:
+        entry = session.state.get(stage.name, {})
+        state = "done" if entry.get("done") else "unfinished" if entry.get("seconds") else "not started"
+        out.write(f"{stage.name:<9} {state:<12} exit {entry.get('exit', '-')}  {entry.get('seconds', 0):.0f} s\n")
+    for path in files:
+        out.write(f"{path}  {path.stat().st_size / 2**20:.2f} MiB\n")
+    if left:
+        out.write(f"left: {', '.join(left)}; run the same command again to go on\n")
+    bad = [name for name, entry in session.state.items() if entry.get("exit") not in (0, None, 124)]
+    return 1 if bad else 0

@@ -1,0 +1,181 @@
+"""Plan: from a composed command line to the cases and arms that will be measured.
+
+Everything that can be refused is refused here, before a folder is made or a tensor is allocated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.case import Case, Scalar, expand
+from harness.errors import UsageError, unknown
+from harness.workload import Axis, Suite, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCase:
+    """A case, the arms that run, and those that cannot, each with its reason."""
+
+    part: str
+    suite: Suite
+    case: Case
+    arms: tuple[str, ...]
+    unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
+
+    @property
+    def runnable(self) -> tuple[str, ...]:
+        """The arms that this device can run."""
+        return tuple(arm for arm in self.arms if arm not in self.unsupported)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cases of a command line, and the product of axes behind each part."""
+
+    cases: tuple[PlannedCase, ...]
+    products: Mapping[str, str]
+
+    def headline(self, most: int) -> set[str]:
+        """Ids of the cases with the most work: those measured under sustained load as well."""
+        runnable = [c for c in self.cases if c.runnable]
+        ranked = sorted(runnable, key=lambda c: c.suite.work(c.case), reverse=True)
+        return {c.case.case_id for c in ranked[:most]}
+
+
+def make_plan(config: Mapping[str, Any], suites: Mapping[str, Suite]) -> Plan:
+    """Expands a composed configuration.
+
+    Args:
+        config: plain values of `harness.config.SweepConfig`, device resolved.
+        suites: the table of suites by name.
+
+    Raises:
+        UsageError: unknown suite, axis, arm or shape set; a value out of range; a shape that a requested arm can
+            never run when it was asked for by number; only arms that this device can't run.
+    """
+    parts = _parts(config)
+    _refuse_unused(config, parts, suites)
+    cases: list[PlannedCase] = []
+    products: dict[str, str] = {}
+    for name, part in parts.items():
+        planned, products[name] = _plan_part(name, part, config, suites)
+        cases += planned
+    if not any(c.runnable for c in cases):
+        raise UsageError(_nothing_runs(cases, str(config["device"])))
+    return Plan(tuple(cases), products)
+
+
+def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parts of a sweep; a sweep that names one suite is its own single part."""
+    own = {key: config[key] for key in ("suite", "axes", "shapes", "arms")}
+    if not config["parts"]:
+        if not config["suite"]:
+            raise UsageError(f"sweep {config['name']!r} names neither a suite nor parts")
+        return {str(config["suite"]): own}
+    return {str(name): dict(part) for name, part in config["parts"].items()}
+
+
+def _refuse_unused(
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Suite]
+) -> None:
+    """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
+    for name, part in parts.items():
+        if part["suite"] == "???" or part["suite"] is None:
+            raise unknown("part", name, (n for n, p in parts.items() if p["suite"] not in ("???", None)))
+        if part["suite"] not in suites:
+            raise unknown("suite", str(part["suite"]), suites)
+    if not config["parts"]:
+        return
+    axes_known = {axis for part in parts.values() for axis in suites[part["suite"]].AXES}
+    for axis, values in config["axes"].items():
+        if axis not in axes_known:
+            raise unknown("axis", axis, axes_known)
+        for part in parts.values():
+            if axis in suites[part["suite"]].AXES:
+                part["axes"] = {**part["axes"], axis: values}
+    if config["arms"]:
+        arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
+        for arm in config["arms"]:
+            if arm not in arms_known:
+                raise unknown("arm", arm, arms_known)
+        for name in list(parts):
+            wanted = [arm for arm in config["arms"] if arm in suites[parts[name]["suite"]].ARMS]
+            if wanted:
+                parts[name]["arms"] = wanted
+            else:
+                del parts[name]
+
+
+def _plan_part(
+    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Suite]
+) -> tuple[list[PlannedCase], str]:
+    suite = suites[part["suite"]]
+    axes = {axis: _axis_values(axis, values, suite.AXES) for axis, values in part["axes"].items() if values is not None}
+    arms = tuple(part["arms"]) or tuple(suite.ARMS)
+    for arm in arms:
+        if arm not in suite.ARMS:
+            raise unknown("arm", arm, suite.ARMS)
+    shapes = [part["shapes"]] if isinstance(part["shapes"], str) else list(part["shapes"])
+    try:
+        points = suite.points(shapes, axes, config["model"])
+    except ValueError as error:
+        raise UsageError(f"part {name}: {error}") from error
+    crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
+    cases = expand(part["suite"], crossed, points, int(config["seed"]))
+    by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
+    planned = []
+    for case in cases:
+        reasons = {arm: why for arm in arms if (why := suite.unsupported(case, arm, str(config["device"])))}
+        for arm, why in reasons.items():
+            if why.kind == "shape" and by_number:
+                raise UsageError(f"{case}, arm {arm}: {why.reason}")
+        planned.append(PlannedCase(name, suite, case, arms, reasons))
+    factors = ([str(len(points))] if len(points) > 1 else []) + [str(len(v)) for v in crossed.values()]
+    return planned, f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
+
+
+def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[Scalar]:
+    if axis not in known:
+        raise unknown("axis", axis, known)
+    given = list(values) if isinstance(values, list | tuple) else [values]
+    if not given:
+        raise UsageError(f"axes.{axis} is empty; expected {_expectation(known[axis])}")
+    for value in given:
+        spec = known[axis]
+        fits = (
+            value in spec.choices
+            if spec.choices
+            else isinstance(value, int) and not isinstance(value, bool) and value >= spec.minimum
+        )
+        if not fits:
+            raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
+    return given
+
+
+def _expectation(axis: Axis) -> str:
+    if axis.choices:
+        return "one of " + ", ".join(map(str, axis.choices))
+    return f"an integer of at least {axis.minimum}"
+
+
+def _nothing_runs(cases: list[PlannedCase], device: str) -> str:
+    reasons = Counter(f"{arm}: {why.reason}" for c in cases for arm, why in c.unsupported.items())
+    if not reasons:
+        return "no cases: the axes expand to nothing"
+    shown = "; ".join(reason for reason, _ in reasons.most_common(3))
+    return f"none of the arms asked for can run on this device ({device}): {shown}"
+
+
+def describe(plan: Plan) -> Iterator[str]:
+    """The lines that `dry_run=true` prints: the products, then every case with its arms."""
+    for part, product in plan.products.items():
+        yield f"{part}: {product}"
+    for planned in plan.cases:
+        skipped = [f"{arm} skipped: {why.reason}" for arm, why in planned.unsupported.items()]
+        yield f"  {planned.case.case_id} {planned.case} arms={','.join(planned.runnable)}" + "".join(
+            f"\n      {line}" for line in skipped
+        )
+    yield f"{len(plan.cases)} cases in all; nothing was measured (dry_run=true)"

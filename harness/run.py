@@ -1,0 +1,164 @@
+"""`python -m harness sweep=NAME ...`: compose, plan, measure, store, report."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from harness import environment, report, store
+from harness.config import Request, command_line, load
+from harness.errors import UsageError
+from harness.executor import Executor, Outcome, stored_cases
+from harness.plan import Plan, PlannedCase, describe, make_plan
+from harness.suites import SUITES
+from harness.timing import timer_for
+
+
+def run_sweep(overrides: Sequence[str]) -> int:
+    """Runs one sweep from its command line; returns the exit code of the contract (0, 1 or 2).
+
+    Raises:
+        UsageError: the request is refused; nothing was written.
+    """
+    request = load(overrides, environment.device_kind)
+    config = request.config
+    plan = make_plan(config, SUITES)
+    console = Console(stderr=True)
+    if config["dry_run"]:
+        sys.stdout.write("\n".join(describe(plan)) + "\n")
+        return 0
+
+    fingerprint = environment.fingerprint(config["device"])
+    env_id = environment.env_id(fingerprint)
+    run_id, folder = _folder(config, fingerprint)
+    done = stored_cases(folder, env_id) if config["resume"] else set()
+    for key in ("results_dir", "reports_dir"):
+        _writable(Path(config[key]), key)
+    writer = store.RunWriter(
+        folder,
+        run_id=run_id,
+        sweep=config["name"],
+        env_id=env_id,
+        env=fingerprint,
+        about={"command": command_line(request.overrides), "config": config, "question": config["question"]},
+    )
+    started = time.perf_counter()
+    with _interruptible():
+        outcome = _measure(request, plan, writer, done, console)
+    writer.close(outcome.state)
+    return _finish(outcome, folder, Path(config["reports_dir"]) / f"{run_id}.html", time.perf_counter() - started)
+
+
+def _measure(
+    request: Request, plan: Plan, writer: store.RunWriter, done: set[str], console: Console
+) -> Outcome:
+    config = request.config
+    with environment.monitor_for(config["device"]) as monitor, _progress(console, len(plan.cases) - len(done)) as tell:
+        executor = Executor(
+            device=config["device"],
+            timer=timer_for(config["device"]),
+            timing=request.timing,
+            seed=config["seed"],
+            control=config["control"],
+            monitor=monitor,
+            budget_s=config["budget_s"],
+            on_case=tell,
+        )
+        return executor.run(plan, writer, done)
+
+
+def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
+    """Writes the report and prints where everything lies; the last lines name both paths."""
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
+    out = sys.stdout
+    out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
+    paths = [f"results  {folder}"]
+    try:
+        written = report.write_report([folder], html)
+        paths.append(f"report   {written.html}")
+    except (UsageError, OSError) as error:
+        outcome.message = outcome.message or f"no report: {error}"
+    if outcome.message:
+        sys.stderr.write(f"error: {outcome.message}\n")
+    out.write("\n".join(paths) + "\n")
+    if outcome.message:
+        return 2
+    return 1 if outcome.statuses["failed"] else 0
+
+
+def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:
+    results = Path(config["results_dir"])
+    if not config["resume"]:
+        run_id = store.new_run_id(fingerprint.get("git_commit"))
+        return run_id, results / config["name"] / run_id
+    folder = store.find_run(config["resume"], results)
+    about = store.read_about(folder)
+    if about.get("sweep", config["name"]) != config["name"]:
+        raise UsageError(f"run {config['resume']} is of sweep {about['sweep']!r}, not {config['name']!r}")
+    return folder.name, folder
+
+
+def _writable(folder: Path, key: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR") from error
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, as a scheduler sends it, ends the run as Ctrl-C does: cleanly."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Any]:
+    """A bar with the time left; on a log file, one line a case instead."""
+    if not console.is_terminal:
+        count = 0
+
+        def line(planned: PlannedCase) -> None:
+            nonlocal count
+            count += 1
+            console.print(f"[{count}/{total}] {planned.case}", highlight=False, markup=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        seen = 0
+
+        def advance(planned: PlannedCase) -> None:
+            nonlocal seen
+            bar.update(task, completed=seen, description=str(planned.case)[:60])
+            seen += 1
+
+        yield advance
