@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,17 +46,19 @@ Runner = Callable[[Sequence[str], float], tuple[int, str]]
 def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """Runs a command, shows its output as it comes, and returns exit code and output; 124 when it ran too long."""
     lines: list[str] = []
-    deadline = time.monotonic() + timeout_s
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        # A sweep ends cleanly on SIGTERM and keeps its rows; the timer works while the command is silent too.
+        deadline = threading.Timer(timeout_s, process.terminate)
+        deadline.start()
         assert process.stdout is not None
         for line in process.stdout:
             sys.stdout.write(line)
             sys.stdout.flush()
             lines.append(line)
-            if time.monotonic() > deadline:
-                process.terminate()  # the sweep ends cleanly on SIGTERM and keeps its rows
-                return 124, "".join(lines)
-        return process.wait(), "".join(lines)
+        code = process.wait()
+        too_long = not deadline.is_alive()
+        deadline.cancel()
+    return (124 if too_long else code), "".join(lines)
 
 
 class Session:

@@ -1,0 +1,223 @@
+"""Oracle: the contract of exit codes and last lines; bad input ends in one line and exit 2 and writes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harness import run, store
+from harness.__main__ import main
+from harness.workload import Numerics, Unsupported, Workload
+from toy import ToySuite
+
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+axes: {n: [1, 2]}
+timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
+         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
+"""
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    suite = ToySuite()
+    monkeypatch.setitem(run.SUITES, "toy", suite)  # type: ignore[arg-type]
+    return suite
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
+    captured = capsys.readouterr()
+    return captured.out.splitlines(), captured.err.splitlines()
+
+
+def test_a_sweep_writes_rows_and_a_report_and_names_both_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep=toy", "device=cpu"]) == 0
+    out, _ = lines(capsys)
+    results, report = (line.split()[-1] for line in out[-2:])
+    assert out[-2].startswith("results")
+    assert out[-1].startswith("report")
+    assert (store.read(results)["status"] == "ok").all()
+    assert Path(report).read_text().startswith("<!DOCTYPE html>")
+    assert store.read_about(Path(results))["command"] == "python -m harness sweep=toy device=cpu"
+
+
+def test_a_failed_case_is_exit_1_and_still_reported(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.behaviour = {"other": lambda case: Workload(run=int, check=lambda: Numerics({}, False, "wrong"))}
+    assert main(["sweep=toy", "device=cpu"]) == 1
+    assert lines(capsys)[0][-1].startswith("report")
+
+
+def test_skipped_arms_are_exit_0(toy: ToySuite) -> None:
+    toy.refuses = {"other": Unsupported("device", "needs sm_89")}
+    assert main(["sweep=toy", "device=cpu"]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep=tou"],
+        ["sweep=toy", "axes.nn=1"],
+        ["sweep=toy", "axes.n=0"],
+        ["sweep=toy", "axes.K=100"],
+        ["sweep=toy", "arms=[nobody]"],
+        ["sweep=toy", "device=tpu"],
+        ["sweep=toy", "resume=no-such-run"],
+        ["swep"],
+        ["report", "no/such/run"],
+        ["report"],
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_nothing_written(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(words) == 2
+    out, err = lines(capsys)
+    assert out == []
+    assert len(err) == 1
+    assert err[0].startswith("error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_only_arms_that_this_device_lacks_is_exit_2(
+    toy: ToySuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy.refuses = {"other": Unsupported("device", "needs sm_89")}
+    assert main(["sweep=toy", "arms=[other]", "device=cpu"]) == 2
+    assert "needs sm_89" in lines(capsys)[1][0]
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("key", ["results_dir", "reports_dir"])
+def test_a_folder_that_cannot_be_written_is_exit_2(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["sweep=toy", "device=cpu", f"{key}=file/below"]) == 2
+    out, err = lines(capsys)
+    assert len(err) == 1
+    assert f"{key}=DIR" in err[0]
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=toy", "dry_run=true"]) == 0
+    out, err = lines(capsys)
+    assert out[0] == "toy: 2 = 2 cases x 2 arms"
+    assert not err
+    assert not (tmp_path / "results").exists()
+
+
+def test_ctrl_c_keeps_finished_cases_and_reports_them(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+    def build(case: object) -> Workload:
+        if case["n"] == 2:  # type: ignore[index]
+            raise KeyboardInterrupt
+        return Workload(run=int, check=lambda: Numerics({}))
+
+    toy.behaviour = {"other": build}
+    assert main(["sweep=toy", "device=cpu"]) == 2
+    out, err = lines(capsys)
+    assert "error: interrupted; the finished cases are stored" in err
+    assert store.read(out[-2].split()[-1])["case_id"].nunique() == 1
+    assert Path(out[-1].split()[-1]).exists()
+
+
+def test_resume_runs_only_what_is_missing(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=toy", "device=cpu", "budget_s=-1"]) == 0
+    run_id = Path(lines(capsys)[0][-2].split()[-1]).name
+    assert main(["sweep=toy", "device=cpu", f"resume={run_id}"]) == 0
+    out, _ = lines(capsys)
+    folder = Path(out[-2].split()[-1])
+    assert folder.name == run_id
+    assert (store.read(folder)["status"] == "ok").all()
+    assert main(["sweep=toy", "device=cpu", f"resume={run_id}"]) == 0
+    assert "nothing new" in lines(capsys)[0][0]
+
+
+def test_help_lists_every_sweep_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = "\n".join(lines(capsys)[0])
+    assert "toy        Does the toy pay?" in out
+    assert "quick" in out
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["report", "results", "-o", "again.html"], ["sweep=nope"]])
+def test_help_report_and_refusals_start_without_torch(words: list[str], tmp_path: Path) -> None:
+    main(["sweep=toy", "device=cpu"])
+    done = python(
+        "import sys; from harness.__main__ import main\n"
+        f"code = main({words!r})\n"
+        "assert 'torch' not in sys.modules and 'triton' not in sys.modules, 'torch was imported'\n"
+        "sys.exit(code)",
+        tmp_path,
+    )
+    assert "torch was imported" not in done.stderr
+    assert done.returncode == (2 if words == ["sweep=nope"] else 0), done.stderr
+
+
+# A sweep whose second case never ends, in a process of its own, to be stopped from outside.
+ENDLESS = """
+import sys, time
+from harness import run
+from harness.__main__ import main
+from harness.workload import Numerics, Workload
+from toy import ToySuite
+
+def build(case):
+    if case["n"] == 2:
+        print("second case", flush=True)
+        time.sleep(600)
+    return Workload(run=int, check=lambda: Numerics({}))
+
+run.SUITES["toy"] = ToySuite(behaviour={"other": build})
+sys.exit(main(["sweep=toy", "device=cpu"]))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_stopped_from_outside_loses_only_the_case_under_way(how: signal.Signals, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDLESS], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "second case\n"
+        process.send_signal(how)
+        out, err = process.communicate(timeout=60)
+    assert store.read(tmp_path / "results")["case_id"].nunique() == 1
+    if how == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 2, err
+        assert Path(out.splitlines()[-1].split()[-1]).name.endswith(".html")
+    assert main(["report", "results", "-o", "after.html"]) == 0
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    code = (
+        "import sys; from harness import run; from harness.__main__ import main; from toy import ToySuite\n"
+        "run.SUITES['toy'] = ToySuite(); sys.exit(main(['sweep=toy', 'device=cpu']))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env) for _ in range(2)]
+    deadline = time.monotonic() + 120
+    assert [p.wait(timeout=deadline - time.monotonic()) for p in both] == [0, 0]
+    frame = store.read(tmp_path / "results")
+    assert frame["run_id"].nunique() == 2
+    assert frame.groupby("run_id").size().nunique() == 1

@@ -1,0 +1,113 @@
+"""Oracle: the sweeps on disk and the contract of the command line (one line, the nearest name, exit 2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.config import command_line, load, question, sweeps
+from harness.errors import UsageError
+
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+axes:
+  n: ${on_device:[1, 2], [1000]}
+  kind: a
+timing: {min_rounds: 4}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+
+
+def cpu(asked: str) -> str:
+    return "cpu" if asked == "auto" else asked
+
+
+def test_a_sweep_of_the_current_folder_is_found_beside_the_projects_own() -> None:
+    assert {"toy", "quick", "cast", "gemm", "linear", "ceilings"} <= set(sweeps())
+
+
+def test_the_first_comment_line_is_the_question() -> None:
+    assert question(sweeps()["toy"]) == "Does the toy pay?"
+    assert all(question(path).endswith("?") for path in sweeps().values())
+
+
+def test_values_come_from_the_file_then_from_the_command_line() -> None:
+    config = load(["sweep=toy", "axes.n=[7]", "seed=3", "timing.min_rounds=5"], cpu).config
+    assert (config["name"], config["question"]) == ("toy", "Does the toy pay?")
+    assert config["axes"] == {"n": [7], "kind": "a"}
+    assert config["seed"] == 3
+    assert config["timing"]["min_rounds"] == 5
+
+
+def test_the_file_wins_over_the_schema_and_keeps_what_it_does_not_set() -> None:
+    request = load(["sweep=toy"], cpu)
+    assert request.timing.min_rounds == 4
+    assert request.config["results_dir"] == "results"
+
+
+@pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
+def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
+    assert load(["sweep=toy", f"device={device}"], cpu).config["axes"]["n"] == n
+
+
+def test_an_axis_that_the_file_does_not_name_is_let_through_for_the_suite_to_judge() -> None:
+    assert load(["sweep=toy", "axes.Z=512"], cpu).config["axes"]["Z"] == 512
+
+
+def test_rounds_fixes_the_number_of_rounds() -> None:
+    timing = load(["sweep=toy", "rounds=11"], cpu).timing
+    assert (timing.min_rounds, timing.max_rounds) == (11, 11)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep=toi"], r"unknown sweep 'toi' \(nearest: toy\)"),
+        (["seed=1"], "one sweep=NAME is needed, got 0; known: "),
+        (["sweep=toy", "sweep=toy"], "one sweep=NAME is needed, got 2"),
+        (["sweep=toy", "axis.n=1"], r"unknown key 'axis.n' \(nearest: axes\)"),
+        (["sweep=toy", "M=512"], r"unknown key 'M'; an axis is written axes.M="),
+        (["sweep=toy", "timing.min_round=3"], r"nearest: timing.min_rounds"),
+        (["sweep=toy", "timing.min_rounds=0"], "timing: .*min_rounds"),
+        (["sweep=toy", "rounds=0"], "timing: "),
+        (["sweep=toy", "axes.n=1,2"], r"use key=\[value1,value2\]"),
+        (["sweep=toy", "seed=x"], "seed"),
+        (["sweep=toy", "quick"], "'quick' is not key=value"),
+        (["sweep=toy", "axes.n=[1"], "axes.n"),
+        (["sweep=toy", "dry_run=perhaps"], "dry_run"),
+    ],
+)
+def test_what_is_refused_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        load(words, cpu)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "bad.yaml").write_text("axes: [1, {")
+    with pytest.raises(UsageError, match=r"cannot read .*bad.yaml"):
+        load(["sweep=toy"], cpu)
+
+
+def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "odd.yaml").write_text("# Odd?\nsuit: toy\n")
+    with pytest.raises(UsageError, match="suit"):
+        load(["sweep=odd"], cpu)
+
+
+def test_one_sweep_extends_another(tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "more.yaml").write_text("# More?\ndefaults: [toy, _self_]\naxes: {n: [9]}\n")
+    config = load(["sweep=more"], cpu).config
+    assert (config["name"], config["suite"], config["axes"]) == ("more", "toy", {"n": [9], "kind": "a"})
+    assert config["question"] == "More?"
+
+
+def test_the_command_that_repeats_a_run_survives_a_shell() -> None:
+    assert command_line(["sweep=toy", "axes.n=[1,2]"]) == "python -m harness sweep=toy 'axes.n=[1,2]'"

@@ -1,0 +1,244 @@
+"""Oracle: the rules of the store - every case ends as rows, a wrong or unmeasurable arm never as a number."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from harness import compiling, store
+from harness.case import Case
+from harness.errors import UsageError
+from harness.executor import Executor, Outcome, stored_cases
+from harness.plan import Plan, make_plan
+from harness.timing import TimingConfig, timer_for
+from harness.workload import Numerics, Unsupported, Workload
+from toy import ToySuite, nothing
+
+QUICK = TimingConfig(
+    min_rounds=3,
+    max_rounds=3,
+    min_samples=1,
+    min_seconds=0.0,
+    warmup_min_iterations=1,
+    warmup_min_seconds=0.0,
+    warmup_max_seconds=0.1,
+)
+
+
+def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
+    config: dict[str, Any] = {
+        "name": "toy", "suite": "toy", "axes": {"n": n or [1]}, "shapes": [], "arms": [], "parts": {},
+        "model": None, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    return make_plan(config, {"toy": suite})
+
+
+def execute(
+    folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
+) -> tuple[Outcome, pd.DataFrame]:
+    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK, **changes)
+    writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
+    outcome = executor.run(plan(suite, n), writer, done)
+    writer.close(outcome.state)
+    return outcome, store.read(folder)
+
+
+def time_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["metric"] == "time_ms"].set_index("arm")
+
+
+def other(run: Callable[[], object], **changes: Any) -> ToySuite:
+    """A toy suite whose candidate arm does `run`."""
+    given: dict[str, Any] = {"run": run, "check": lambda: Numerics({"sqnr_db": 28.0})}
+    return ToySuite(behaviour={"other": lambda case: Workload(**(given | changes))})
+
+
+def boom(text: str = "boom") -> object:
+    raise RuntimeError(text)
+
+
+def test_every_arm_and_the_control_end_as_paired_rows(tmp_path: Path) -> None:
+    outcome, frame = execute(tmp_path, ToySuite(), [1, 2])
+    assert outcome.state == "finished"
+    times = frame[frame["metric"] == "time_ms"]
+    assert set(times["arm"]) == {"base", "other", "base:again"}
+    assert (times["status"] == "ok").all()
+    assert dict(zip(times["arm"], times["baseline"], strict=True)) == {
+        "base": "", "other": "base", "base:again": "base",
+    }  # fmt: skip
+    for _, rows in times.groupby("case_id"):
+        assert rows["rounds"].map(lambda r: sorted(set(r))).map(tuple).nunique() == 1
+    assert set(frame["metric"]) == {"time_ms", "sqnr_db"}
+
+
+def test_an_arm_that_cannot_be_built_fails_alone(tmp_path: Path) -> None:
+    suite = ToySuite(behaviour={"other": lambda case: boom("out of memory")})  # type: ignore[arg-type, return-value]
+    outcome, frame = execute(tmp_path, suite)
+    rows = time_rows(frame)
+    assert rows.loc["other", "status"] == "failed"
+    assert rows.loc["other", "reason"] == "RuntimeError: out of memory"
+    assert "boom" in rows.loc["other", "resolved"]
+    assert rows.loc["base", "status"] == "ok"
+    assert outcome.statuses["failed"] == 1
+
+
+def test_an_arm_that_breaks_while_it_is_timed_fails_alone(tmp_path: Path) -> None:
+    calls = iter(range(10**9))
+    _, frame = execute(tmp_path, other(lambda: boom() if next(calls) > 2 else None))
+    rows = time_rows(frame)
+    assert rows.loc["other", "status"] == "failed"
+    assert "boom" in rows.loc["other", "reason"]
+    assert rows.loc["base", "status"] == "ok"
+
+
+def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
+    ran: list[int] = []
+    suite = other(lambda: ran.append(1), check=lambda: Numerics({"sqnr_db": 3.0}, False, "SQNR 3 dB, bound 28.3 dB"))
+    _, frame = execute(tmp_path, suite)
+    rows = time_rows(frame)
+    assert rows.loc["other", "status"] == "failed"
+    assert rows.loc["other", "reason"] == "numerics: SQNR 3 dB, bound 28.3 dB"
+    assert pd.isna(rows.loc["other", "value"])
+    assert ran == []
+    figure = frame[(frame["arm"] == "other") & (frame["metric"] == "sqnr_db")].iloc[0]
+    assert (figure["status"], figure["reason"]) == ("failed", "3; SQNR 3 dB, bound 28.3 dB")
+
+
+def test_an_arm_that_this_device_lacks_is_a_skipped_row(tmp_path: Path) -> None:
+    suite = ToySuite(refuses={"other": Unsupported("device", "needs sm_89")})
+    outcome, frame = execute(tmp_path, suite)
+    assert time_rows(frame).loc["other", ["status", "reason"]].tolist() == ["skipped", "needs sm_89"]
+    assert outcome.statuses["skipped"] == 1
+
+
+def test_no_control_row_where_it_is_switched_off(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, ToySuite(), control=False)
+    assert set(frame["arm"]) == {"base", "other"}
+
+
+def test_ctrl_c_keeps_the_finished_cases(tmp_path: Path) -> None:
+    def build(case: Case) -> Workload:
+        if case["n"] == 3:
+            raise KeyboardInterrupt
+        return Workload(run=nothing, check=lambda: Numerics({}))
+
+    outcome, frame = execute(tmp_path, ToySuite(behaviour={"other": build}), [1, 2, 3, 4])
+    assert outcome.state == "interrupted"
+    assert frame["case_id"].nunique() == 2
+    assert store.read_about(tmp_path)["state"] == "interrupted"
+
+
+def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = store._write_durably, iter(range(100))
+
+    def full_at_the_third(table: Any, target: Path) -> None:
+        if next(calls) >= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(table, target)
+
+    monkeypatch.setattr(store, "_write_durably", full_at_the_third)
+    with pytest.warns(RuntimeWarning, match="closed without compacting"):
+        outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3, 4])
+    assert outcome.state == "failed"
+    assert "No space left on device; the earlier rows are intact" in outcome.message
+    assert frame["case_id"].nunique() == 2
+
+
+def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tmp_path: Path) -> None:
+    ticks = iter(range(0, 10**6, 10))
+    outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3], budget_s=15, clock=lambda: float(next(ticks)))
+    assert outcome.statuses["skipped"] == 4
+    assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
+    done = stored_cases(tmp_path, "e")
+    assert len(done) == 1
+    _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
+    assert (frame["status"] == "ok").all()
+    assert frame["case_id"].nunique() == 3
+
+
+def test_resume_refuses_another_environment(tmp_path: Path) -> None:
+    execute(tmp_path, ToySuite())
+    with pytest.raises(UsageError, match="measured in environment e, this one is f"):
+        stored_cases(tmp_path, "f")
+
+
+def test_a_lost_device_is_named_once_and_not_blamed_on_later_cases(tmp_path: Path) -> None:
+    class Lost:
+        method, l2 = "perf_counter", "none"
+
+        def __init__(self) -> None:
+            self.inner, self.cases = timer_for("cpu"), 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def synchronize(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK)
+    executor._device_lost = lambda planned: Executor._device_lost(  # type: ignore[method-assign]
+        Executor(device="cpu", timer=Lost(), timing=QUICK), planned  # type: ignore[arg-type]
+    )
+    writer = store.RunWriter(tmp_path, run_id="r", sweep="toy", env_id="e", env={}, about={})
+    executor.run(plan(ToySuite(), [1, 2]), writer)
+    frame = store.read(tmp_path)
+    lost = frame[frame["status"] == "failed"]
+    assert lost["case_id"].nunique() == 1
+    assert lost["reason"].str.contains("the device was lost in case .* illegal memory access").all()
+
+
+def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:
+    def build(case: Case) -> Workload:
+        step = compiling.fresh_compile(fn)
+        x = torch.ones(case.integer("n"))
+        return Workload(run=lambda: step(x), check=lambda: Numerics({}), compiled=True)
+
+    return build
+
+
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+needs_compiler = pytest.mark.skipif(
+    compiling.compile_unavailable("cpu") is not None, reason=str(compiling.compile_unavailable("cpu"))
+)
+
+
+@needs_compiler
+def test_fourteen_shapes_of_one_compiled_arm_all_run_compiled(tmp_path: Path) -> None:
+    """Dynamo's default limit is 8 graphs a code object; past it a plain torch.compile runs eager."""
+    _, frame = execute(tmp_path, ToySuite(behaviour={"other": compiled(add_one)}), list(range(2, 16)))
+    rows = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")]
+    assert len(rows) == 14
+    assert (rows["status"] == "ok").all()
+    assert rows["resolved"].str.contains('"graphs":1').all()
+    assert len(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")]) == 14
+
+
+@needs_compiler
+def test_an_arm_that_recompiles_while_it_is_timed_fails(tmp_path: Path) -> None:
+    def build(case: Case) -> Workload:
+        step, sizes = compiling.fresh_compile(add_one), iter(range(2, 10**6))
+        return Workload(run=lambda: step(torch.ones(next(sizes))), check=lambda: Numerics({}), compiled=True)
+
+    _, frame = execute(tmp_path, ToySuite(behaviour={"other": build}))
+    row = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")].iloc[0]
+    assert row["status"] == "failed"
+    assert "compiled during timing" in row["reason"] or "recompile" in row["reason"].lower()
+
+
+def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, other(nothing, compiled=True))
+    row = time_rows(frame).loc["other"]
+    assert row["status"] == "failed"
+    assert "ran eager" in row["reason"]
+
+

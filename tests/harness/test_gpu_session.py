@@ -1,0 +1,114 @@
+"""Oracle: the contract of the GPU session - slots, order, at most eight files - with a fake runner and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from harness import gpu_session, store
+from harness.errors import UsageError
+from harness.executor import BUDGET
+from harness.gpu_session import STAGES, Session
+from harness.measurement import Measurement
+
+
+class Fake:
+    """A machine on which every command takes `seconds`; sweeps write one row, or one that ran out of budget."""
+
+    def __init__(self, results: Path, seconds: float, short: int = 0) -> None:
+        self.results, self.seconds, self.short = results, seconds, short
+        self.now = 0.0
+        self.commands: list[list[str]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
+        self.commands.append(list(command))
+        self.now += min(self.seconds, timeout_s)
+        if "pytest" in command:
+            return 0, "3 passed"
+        name = next(w for w in command if w.startswith("sweep=")).removeprefix("sweep=")
+        folder = self.results / name / f"run-{name}"
+        writer = store.RunWriter(folder, run_id=folder.name, sweep=name, env_id="e", env={}, about={})
+        unfinished = self.short > 0
+        self.short -= 1
+        row = Measurement("cast", "c1", "eager", "{}", "time_ms", "ok", samples=(1.0,))
+        missing = Measurement("cast", "c2", "eager", "{}", "time_ms", "skipped", reason=f"{BUDGET} of 1 s")
+        writer.append([row, missing] if unfinished else [row, Measurement(**{**as_dict(row), "case_id": "c2"})])
+        writer.close("finished")
+        return 0, f"finished\nresults  {folder}\nreport   x.html\n"
+
+
+def as_dict(row: Measurement) -> dict[str, object]:
+    return {name: getattr(row, name) for name in row.__slots__}
+
+
+def session(tmp_path: Path, fake: Fake) -> Session:
+    return Session(tmp_path / "results", tmp_path / "out", fake.run, fake.clock)
+
+
+def test_the_stages_fit_in_25_minutes() -> None:
+    assert sum(stage.minutes for stage in STAGES) <= 25
+
+
+def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "results", seconds=30)
+    made = session(tmp_path, fake)
+    assert made.slot(9) == []
+    assert ["pytest" in c for c in fake.commands] == [True, False, False, False, False]
+    assert [w for c in fake.commands for w in c if w.startswith("sweep=")] == [
+        f"sweep={name}" for name in ("ceilings", "cast", "gemm", "linear")
+    ]
+    files = made.pack()
+    assert len(files) <= 8
+    assert {f.name for f in files} == {
+        "ceilings.parquet", "cast.parquet", "gemm.parquet", "linear.parquet", "report.html", "report.md", "tests.txt",
+    }  # fmt: skip
+    assert (tmp_path / "out" / "tests.txt").read_text() == "3 passed"
+
+
+def test_a_slot_stops_when_its_minutes_are_spent_and_the_next_goes_on(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "results", seconds=170)
+    assert session(tmp_path, fake).slot(5) == ["cast", "gemm", "linear"]
+    assert session(tmp_path, fake).slot(9) == []
+    assert sum("pytest" in c for c in fake.commands) == 1
+
+
+def test_a_sweep_that_ran_out_of_time_is_resumed_by_its_run_id(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "results", seconds=30, short=1)
+    assert "ceilings" in session(tmp_path, fake).slot(9)
+    fake.commands.clear()
+    assert session(tmp_path, fake).slot(9) == []
+    assert "resume=run-ceilings" in fake.commands[0]
+
+
+def test_a_file_over_the_limit_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(tmp_path / "results", seconds=30)
+    made = session(tmp_path, fake)
+    made.slot(9)
+    monkeypatch.setattr(gpu_session, "MAX_FILE_BYTES", 10)
+    with pytest.raises(UsageError, match=r"ceilings.parquet is .* over 16 MiB"):
+        made.pack()
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="cuda"):
+        gpu_session.main([])
+    with pytest.raises(UsageError, match=r"unknown key 'minute' \(nearest: minutes\)"):
+        gpu_session.main(["minute=3"])
+
+
+def test_a_command_that_runs_too_long_is_stopped() -> None:
+    import sys
+
+    code, _ = gpu_session.run_command(
+        [sys.executable, "-c", "import time; time.sleep(600)"], 0.3
+    )
+    assert code == 124

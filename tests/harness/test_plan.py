@@ -1,0 +1,116 @@
+"""Oracle: the contract of the command line - what is refused, in which words, before anything is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness.errors import UsageError
+from harness.plan import Plan, describe, make_plan
+from harness.workload import Unsupported
+from toy import ToySuite
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "name": "toy",
+        "suite": "toy",
+        "axes": {"n": [1, 2]},
+        "shapes": [],
+        "arms": [],
+        "parts": {},
+        "model": None,
+        "seed": 0,
+        "device": "cpu",
+    }
+    return base | changes
+
+
+def plan(toy: ToySuite | None = None, /, **changes: Any) -> Plan:
+    return make_plan(config(**changes), {"toy": toy or ToySuite(), "toy2": ToySuite()})
+
+
+def test_axes_points_and_arms_expand() -> None:
+    made = plan(axes={"n": [1, 2], "K": [16, 32], "kind": "a"})
+    assert [(c.case["K"], c.case["n"], c.case["kind"]) for c in made.cases] == [
+        (16, 1, "a"), (16, 2, "a"), (32, 1, "a"), (32, 2, "a"),
+    ]  # fmt: skip
+    assert made.products == {"toy": "2 x 2 x 1 = 4 cases x 2 arms"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"axes": {"m": [1]}}, r"unknown axis 'm'.*known: K, kind, n"),
+        ({"axes": {"n": [0]}}, r"axes.n=0: expected an integer of at least 1 \(a size\)"),
+        ({"axes": {"n": [1.5]}}, r"axes.n=1.5: expected an integer"),
+        ({"axes": {"n": [True]}}, r"axes.n=True: expected an integer"),
+        ({"axes": {"n": "many"}}, r"axes.n='many': expected an integer"),
+        ({"axes": {"n": []}}, r"axes.n is empty"),
+        ({"axes": {"n": [1], "kind": ["c"]}}, r"axes.kind='c': expected one of a, b"),
+        ({"arms": ["bas"]}, r"unknown arm 'bas' \(nearest: base\)"),
+        ({"suite": "tot"}, r"unknown suite 'tot' \(nearest: toy\)"),
+        ({"suite": None}, "names neither a suite nor parts"),
+        ({"shapes": ["lots"]}, "part toy: unknown shape set 'lots'; known: few"),
+        ({"axes": {"n": [1], "K": [100]}}, r"arm other: K=100 is not a multiple of 16; use K=96 or K=112"),
+        ({"parts": {"p": {"suite": "???", "axes": {}, "shapes": [], "arms": []}}}, "unknown part 'p'"),
+    ],
+)
+def test_what_is_refused_and_in_which_words(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(**changes)
+
+
+def test_a_shape_that_only_an_arm_not_asked_for_refuses_is_fine() -> None:
+    assert plan(axes={"n": [1], "K": [100]}, arms=["base"]).cases[0].runnable == ("base",)
+
+
+def test_an_arm_that_this_device_lacks_is_kept_as_skipped() -> None:
+    made = plan(ToySuite(refuses={"other": Unsupported("device", "no FP8 here")}))
+    assert made.cases[0].runnable == ("base",)
+    assert made.cases[0].unsupported["other"].reason == "no FP8 here"
+
+
+def test_asking_only_for_arms_that_cannot_run_is_refused_with_the_reason() -> None:
+    suite = ToySuite(refuses={"other": Unsupported("device", "no FP8 here")})
+    with pytest.raises(UsageError, match=r"none of the arms asked for can run on this device \(cpu\).*no FP8 here"):
+        plan(suite, arms=["other"])
+
+
+def parts(**changes: Any) -> dict[str, Any]:
+    part = {"suite": "toy", "axes": {"n": [1]}, "shapes": [], "arms": []}
+    return {"one": part, "two": {**part, "suite": "toy2"}} | changes
+
+
+def test_sweep_wide_axes_reach_the_parts_that_know_them() -> None:
+    made = plan(parts=parts(), axes={"n": [5]})
+    assert [(c.part, c.case["n"]) for c in made.cases] == [("one", 5), ("two", 5)]
+
+
+def test_sweep_wide_axes_that_no_part_knows_are_refused() -> None:
+    with pytest.raises(UsageError, match="unknown axis 'nn' "):
+        plan(parts=parts(), axes={"nn": [5]})
+
+
+def test_sweep_wide_arms_choose_the_parts_that_have_them() -> None:
+    special = ToySuite()
+    special.ARMS = {"special": special.ARMS["base"]}
+    made = make_plan(
+        config(parts=parts(), axes={}, arms=["special"]), {"toy": ToySuite(), "toy2": special}
+    )
+    assert [(c.part, c.arms) for c in made.cases] == [("two", ("special",))]
+
+
+def test_headline_cases_are_those_with_the_most_work() -> None:
+    made = plan(axes={"n": [3, 9, 1, 7]})
+    by_id = {c.case.case_id: c.case["n"] for c in made.cases}
+    assert {by_id[i] for i in made.headline(2)} == {9, 7}
+    assert made.headline(0) == set()
+
+
+def test_dry_run_lists_products_cases_and_what_would_be_skipped() -> None:
+    suite = ToySuite(refuses={"other": Unsupported("device", "no FP8 here")})
+    text = "\n".join(describe(plan(suite)))
+    assert "2 = 2 cases x 2 arms" in text
+    assert "other skipped: no FP8 here" in text
+    assert text.endswith("2 cases in all; nothing was measured (dry_run=true)")

@@ -1,0 +1,59 @@
+"""A suite without tensors, to drive the plan, the executor and the command line in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.case import Case, Scalar
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+
+
+def nothing() -> None:
+    """The cheapest closure there is."""
+
+
+@dataclass
+class ToySuite:
+    """Two arms over two axes; `behaviour` replaces what building one arm does."""
+
+    AXES: Mapping[str, Axis] = field(
+        default_factory=lambda: {
+            "n": Axis("a size"),
+            "K": Axis("an inner dimension", linked=True),
+            "kind": Axis("a word", choices=("a", "b")),
+        }
+    )
+    ARMS: Mapping[str, ArmInfo] = field(
+        default_factory=lambda: {"base": ArmInfo("the baseline"), "other": ArmInfo("the candidate", baseline="base")}
+    )
+    behaviour: Mapping[str, Callable[[Case], Workload]] = field(default_factory=dict)
+    refuses: Mapping[str, Unsupported] = field(default_factory=dict)
+
+    def points(
+        self, shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+    ) -> list[dict[str, Scalar]]:
+        for name in shapes:
+            if name != "few":
+                raise ValueError(f"unknown shape set {name!r}; known: few")
+        return [{"K": k} for k in axes["K"]] if "K" in axes else [{}]
+
+    def unsupported(self, case: Case, arm: str, device: str) -> Unsupported | None:
+        if dict(case.axes).get("K") == 100 and arm == "other":
+            return Unsupported("shape", "K=100 is not a multiple of 16; use K=96 or K=112")
+        return self.refuses.get(arm)
+
+    def work(self, case: Case) -> float:
+        return float(case.integer("n"))
+
+    def build(self, case: Case, arm: str, device: str) -> Workload:
+        if arm in self.behaviour:
+            return self.behaviour[arm](case)
+        return Workload(
+            run=nothing,
+            check=lambda: Numerics({"sqnr_db": 28.5}),
+            flops={"bf16": 1.0},
+            bytes_moved=2.0,
+            resolved={"timed": "nothing"},
+        )
