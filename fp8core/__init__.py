@@ -1,0 +1,56 @@
+"""fp8core: a small FP8 training library.
+
+    >>> import torch
+    >>> from fp8core import convert_to_float8_training
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
+    >>> model = convert_to_float8_training(model, config="rowwise")
+    >>> model(torch.randn(16, 64)).shape
+    torch.Size([16, 64])
+
+`scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
+Read bottom-up: formats, recipe, config, scaling, cast, gemm, tensor, linear, convert.
+"""
+
+from fp8core.config import (
+    CastConfig,
+    Float8GemmConfig,
+    Float8LinearConfig,
+    Float8LinearRecipeName,
+    ScalingGranularity,
+    ScalingType,
+)
+from fp8core.convert import Audit, LayerAudit, audit, convert_to_float8_training
+from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
+from fp8core.gemm import BACKENDS, scaled_mm
+from fp8core.linear import Float8Linear
+from fp8core.recipe import RECIPES, Cast, Gemm, Recipe
+from fp8core.tensor import Float8Tensor, quantize
+
+__all__ = [
+    "BACKENDS",
+    "E4M3FN",
+    "E4M3FNUZ",
+    "E5M2",
+    "E5M2FNUZ",
+    "E8M0FNU",
+    "FORMATS",
+    "RECIPES",
+    "Audit",
+    "Cast",
+    "CastConfig",
+    "Float8GemmConfig",
+    "Float8Linear",
+    "Float8LinearConfig",
+    "Float8LinearRecipeName",
+    "Float8Tensor",
+    "Format",
+    "Gemm",
+    "LayerAudit",
+    "Recipe",
+    "ScalingGranularity",
+    "ScalingType",
+    "audit",
+    "convert_to_float8_training",
+    "quantize",
+    "scaled_mm",
+]

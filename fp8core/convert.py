@@ -1,0 +1,232 @@
+"""Turns the Linear layers of a model into Float8Linear, and says what was not turned and why.
+
+`convert_to_float8_training` swaps modules in place; `audit` reads a model, converted or not, and lists every
+Linear with its state, its share of the model's FLOPs and the FP8 GEMMs to expect of one forward and backward
+pass. A layer is only counted as FP8 if its class, recipe and backend make it so: an emulated layer counts 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fp8core.config import Float8LinearConfig, as_recipe
+from fp8core.gemm import backend_named, layout
+from fp8core.linear import Float8Linear
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Recipe
+
+ModuleFilter = Callable[[nn.Module, str], bool]  # (module, fully qualified name) -> convert it?
+
+_NOTE = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
+_FILTERED = "left out by module_filter_fn"
+_UNTOUCHED = "never offered to convert_to_float8_training"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAudit:
+    """One Linear of a model.
+
+    Attributes:
+        fqn: fully qualified name ("" for the model itself).
+        kind: its class.
+        in_features, out_features: K and N.
+        converted: it is a Float8Linear.
+        recipe: what it runs, as text; "" if not converted.
+        reason: why it was not converted; "" if it was.
+        gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient.
+        fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
+    """
+
+    fqn: str
+    kind: str
+    in_features: int
+    out_features: int
+    converted: bool
+    recipe: str
+    reason: str
+    gemms: int
+    fp8_gemms: int
+
+    @property
+    def flops_per_token(self) -> int:
+        """FLOPs of one forward and backward pass, divided by tokens: 2 K N for each GEMM."""
+        return 2 * self.in_features * self.out_features * self.gemms
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Every Linear of a model; `str()` is a table."""
+
+    layers: tuple[LayerAudit, ...]
+
+    @property
+    def converted(self) -> tuple[LayerAudit, ...]:
+        """The layers that are Float8Linear."""
+        return tuple(layer for layer in self.layers if layer.converted)
+
+    @property
+    def not_converted(self) -> tuple[LayerAudit, ...]:
+        """The layers that are not, each with its reason."""
+        return tuple(layer for layer in self.layers if not layer.converted)
+
+    @property
+    def fp8_gemms(self) -> int:
+        """FP8 GEMMs (calls of `aten::_scaled_mm`) of one forward and backward pass of the whole model.
+
+        A layer whose input needs no gradient, such as the first one of a model on raw data, runs one fewer.
+        """
+        return sum(layer.fp8_gemms for layer in self.layers)
+
+    @property
+    def fp8_flop_share(self) -> float:
+        """Share of the Linear layers' FLOPs that run in FP8, 0..1; 0 for a model without Linear layers."""
+        total = sum(layer.flops_per_token for layer in self.layers)
+        fp8 = sum(2 * layer.in_features * layer.out_features * layer.fp8_gemms for layer in self.layers)
+        return fp8 / total if total else 0.0
+
+    def __str__(self) -> str:
+        head = ("layer", "shape (K x N)", "FP8 GEMMs", "recipe, or why not")
+        rows = [
+            (
+                layer.fqn or "(model)",
+                f"{layer.in_features} x {layer.out_features}",
+                f"{layer.fp8_gemms}/{layer.gemms}",
+                layer.recipe or layer.reason,
+            )
+            for layer in self.layers
+        ]
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
+        lines = [
+            "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]))
+            for row in (head, *rows)
+        ]
+        lines.append(
+            f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs a "
+            f"forward and backward pass; {100 * self.fp8_flop_share:.1f} % of their FLOPs in FP8"
+        )
+        return "\n".join(lines)
+
+
+def convert_to_float8_training(
+    module: nn.Module,
+    *,
+    config: Float8LinearConfig | Recipe | str | None = None,
+    module_filter_fn: ModuleFilter | None = None,
+    allow_no_conversion: bool = False,
+) -> nn.Module:
+    """Replaces the nn.Linear layers of a model by Float8Linear ones that share their parameters.
+
+    Converted is each module whose class is exactly nn.Linear, whose shape FP8 matmul takes and for which the
+    filter answers True. A Float8Linear of the same recipe is left as it is. A module or a parameter used in
+    several places stays shared. What is left alone remembers why, for `audit`.
+
+    Args:
+        module: the model; changed in place, except when it is itself an nn.Linear.
+        config: a configuration, a Recipe or the name of one; default "tensorwise".
+        module_filter_fn: called with (module, fully qualified name) of each Linear; False leaves it alone.
+        allow_no_conversion: True: a model in which nothing can be converted is returned as it is.
+
+    Returns:
+        The model; the new Float8Linear if `module` is an nn.Linear.
+
+    Raises:
+        ValueError: nothing was converted; a layer already has another recipe; a layer lies on a device
+            without FP8 matmul; a layer has hooks.
+        TypeError: config is of another type.
+    """
+    recipe = as_recipe(config)
+    swapped: dict[nn.Module, nn.Module] = {}
+    for fqn, linear in _linears(module):
+        wanted = module_filter_fn is None or module_filter_fn(linear, fqn)
+        if isinstance(linear, Float8Linear):
+            if wanted and linear.recipe != recipe:
+                raise ValueError(
+                    f"{fqn or 'the model'} already runs recipe {linear.recipe}, not {recipe}; convert the original "
+                    "model, or leave the layer out by module_filter_fn"
+                )
+            continue
+        reason = _reason_against(linear, recipe) if wanted else _FILTERED
+        if reason:
+            setattr(linear, _NOTE, reason)
+        else:
+            swapped[linear] = Float8Linear.from_float(linear, recipe)
+    result = _replace(module, swapped)
+    report = audit(result)
+    if not report.converted and not allow_no_conversion:
+        raise ValueError(
+            f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{report}"
+        )
+    return result
+
+
+def audit(model: nn.Module) -> Audit:
+    """Lists every Linear layer of a model: converted or not, and why; each shared module once.
+
+    Args:
+        model: any module, before or after conversion.
+
+    Returns:
+        Audit; print it for a table.
+    """
+    return Audit(tuple(_audit_layer(fqn, linear) for fqn, linear in _linears(model)))
+
+
+def _linears(module: nn.Module) -> list[tuple[str, nn.Linear]]:
+    return [(fqn, m) for fqn, m in module.named_modules() if isinstance(m, nn.Linear)]
+
+
+def _replace(module: nn.Module, swapped: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Puts every swapped module in its place, in each place."""
+    for parent in list(module.modules()):
+        for name, child in list(parent._modules.items()):
+            if child in swapped:
+                setattr(parent, name, swapped[child])
+    return swapped.get(module, module)
+
+
+def _reason_against(linear: nn.Linear, recipe: Recipe) -> str:
+    """Why this layer cannot run the recipe; "" if it can.
+
+    Raises:
+        ValueError: its device has no FP8 matmul, which is then true of all layers.
+    """
+    if type(linear) is not nn.Linear:
+        return f"class {type(linear).__name__} is not exactly nn.Linear: its own forward would be lost"
+    if not backend_named(recipe.backend).is_fp8:
+        return ""
+    K, N = linear.in_features, linear.out_features
+    for gemm, (k, n) in ((recipe.output, (K, N)), (recipe.grad_input, (N, K))):
+        if gemm.a is None or gemm.b is None:
+            continue
+        if linear.weight.device.type != "meta":
+            reason = layout.device_reason(linear.weight.device, gemm.a.format, gemm.b.format)
+            if reason:
+                raise ValueError(f"recipe {recipe}: {reason}")
+        reason = None if recipe.pad_inner_dim else layout.shape_reason(0, k, n, gemm.a.format, gemm.b.format)
+        if reason:
+            return reason
+    return ""
+
+
+def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
+    converted = isinstance(linear, Float8Linear)
+    names = ["output", "grad_input"] + (["grad_weight"] if linear.weight.requires_grad else [])
+    fp8_gemms = 0
+    if isinstance(linear, Float8Linear) and backend_named(linear.recipe.backend).is_fp8:
+        fp8_gemms = sum(linear.recipe.gemms[name].is_fp8 for name in names)
+    return LayerAudit(
+        fqn=fqn,
+        kind=type(linear).__name__,
+        in_features=linear.in_features,
+        out_features=linear.out_features,
+        converted=converted,
+        recipe=str(linear.recipe) if isinstance(linear, Float8Linear) else "",
+        reason="" if converted else getattr(linear, _NOTE, _UNTOUCHED),
+        gemms=len(names),
+        fp8_gemms=fp8_gemms,
+    )

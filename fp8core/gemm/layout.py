@@ -1,0 +1,211 @@
+"""What FP8 matrix units demand of operands, as questions that need no GPU.
+
+`torch._scaled_mm` on CPU accepts nearly anything, so code that was only run there would fail on the first
+GPU. These functions state the rules in Python and are asked on every device, so that a CPU run shows the same
+errors. For D [M, N] = A [M, K] @ B [K, N]:
+
+    A row-major, B column-major      the only orientation that Hopper's FP8 units take
+    K and N multiples of 16          M is free
+    no e5m2 @ e5m2                   except on ROCm
+    rowwise: D is bfloat16, B e4m3   the CUTLASS kernel's rule; cuBLAS 12.9 on sm_90 alone is wider, and a
+                                     result that depends on the machine is worth less than a conversion
+    NVIDIA 8.9 or newer (OCP formats), AMD gfx942 (fnuz only), gfx950, gfx1200, gfx1201 (OCP)
+
+Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_allowed_device`),
+`native/cuda/RowwiseScaledMM.cuh` (`check_inputs`), and the meta function `_check_scaled_mm_sizes` of torch
+2.13, against which the tests compare these rules.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from fp8core.formats import E4M3FNUZ, E5M2FNUZ, Format, as_element_format
+
+MULTIPLE = 16  # elements; 16 bytes, the vector that the FP8 units load
+MIN_CAPABILITY = (8, 9)
+OUT_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+_FNUZ = (E4M3FNUZ, E5M2FNUZ)
+_ROCM_ARCHS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
+
+
+class Scaled(Protocol):
+    """A quantised matrix: `fp8core.Float8Tensor`, or the plain pair `Operand`."""
+
+    @property
+    def qdata(self) -> torch.Tensor:
+        """FP8 codes, 2-dimensional."""
+        ...
+
+    @property
+    def scale_inv(self) -> torch.Tensor:
+        """float32, 0-dimensional (tensorwise), or [M, 1] of a left and [1, N] of a right operand (rowwise)."""
+        ...
+
+
+class Operand(NamedTuple):
+    """The plain pair (codes, scale_inv)."""
+
+    qdata: torch.Tensor
+    scale_inv: torch.Tensor
+
+
+def is_row_major(t: torch.Tensor) -> bool:
+    """True if neighbours in a row of the matrix are neighbours in memory, as torch's meta function asks."""
+    return 0 in t.shape or (t.stride(1) == 1 and t.stride(0) > 1)
+
+
+def is_column_major(t: torch.Tensor) -> bool:
+    """True if neighbours in a column of the matrix are neighbours in memory."""
+    return 0 in t.shape or (t.stride(0) == 1 and t.stride(1) > 1)
+
+
+def shape_reason(
+    M: int,
+    K: int,
+    N: int,
+    a_fmt: Format | torch.dtype | str,
+    b_fmt: Format | torch.dtype | str,
+    granularity: str = "tensorwise",
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> str | None:
+    """Why no FP8 device could compute A [M, K] @ B [K, N]; None if one could."""
+    a_fmt, b_fmt = as_element_format(a_fmt), as_element_format(b_fmt)
+    if min(M, K, N) < 0:
+        return f"M={M}, K={K}, N={N}: a matrix has no negative size"
+    for name, size, what in (("K", K, "contracted dimension"), ("N", N, "columns of B")):
+        if size % MULTIPLE:
+            return (
+                f"{name}={size} ({what}) is not a multiple of {MULTIPLE}, which FP8 matmul needs; "
+                "pad it (pad_inner_dim=True) or leave this GEMM in high precision"
+            )
+    if a_fmt.short == b_fmt.short == "e5m2" and torch.version.hip is None:
+        return "e5m2 @ e5m2 has no kernel on NVIDIA hardware; cast one operand to e4m3"
+    if out_dtype not in OUT_DTYPES:
+        return f"out_dtype {out_dtype} is not offered; ask for bfloat16, float16 or float32 and convert"
+    if granularity == "rowwise":
+        if out_dtype != torch.bfloat16:
+            return f"rowwise scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
+        if b_fmt.short != "e4m3":
+            return f"rowwise scaling takes e4m3 as right operand, not {b_fmt.short}; put {b_fmt.short} on the left"
+    return None
+
+
+def device_reason(
+    device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
+) -> str | None:
+    """Why this device has no FP8 matmul for these formats; None if it has, or if it is a CPU (which does)."""
+    device = torch.device(device)
+    formats = (as_element_format(a_fmt), as_element_format(b_fmt))
+    fnuz = [f.name for f in formats if f in _FNUZ]
+    if device.type == "cpu":
+        return None
+    if device.type != "cuda":
+        return f"no FP8 matmul on device type {device.type!r}; use cuda, or backend='reference'"
+    if not torch.cuda.is_available():
+        return "no CUDA or ROCm device is visible; use device='cpu', or backend='reference'"
+    if torch.version.hip is not None:
+        arch = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+        if arch not in _ROCM_ARCHS:
+            return (
+                f"{arch} has no FP8 matmul; it needs one of {', '.join(_ROCM_ARCHS)}, or backend='reference'"
+            )
+        if (arch == "gfx942") != (len(fnuz) == len(formats)):
+            wanted = "fnuz" if arch == "gfx942" else "OCP (e4m3fn, e5m2)"
+            return f"{arch} multiplies {wanted} formats, not {' @ '.join(f.name for f in formats)}"
+        return None
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        return (
+            f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}; FP8 "
+            "matmul needs 8.9 (Ada) or newer; use bf16, or backend='reference' to emulate"
+        )
+    if fnuz:
+        return f"{', '.join(fnuz)} is AMD MI300's; NVIDIA hardware multiplies e4m3fn and e5m2"
+    return None
+
+
+def unsupported_reason(
+    M: int,
+    K: int,
+    N: int,
+    a_fmt: Format | torch.dtype | str,
+    b_fmt: Format | torch.dtype | str,
+    granularity: str = "tensorwise",
+    out_dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+) -> str | None:
+    """Why A [M, K] @ B [K, N] would not run, without allocating or running anything; None if it would.
+
+    Args:
+        M: rows of A, in elements.
+        K: columns of A and rows of B, contracted over.
+        N: columns of B.
+        a_fmt: format of A, or its dtype or name.
+        b_fmt: format of B.
+        granularity: "tensorwise" or "rowwise", of both operands.
+        out_dtype: of the result.
+        device: where it would run.
+
+    Returns:
+        One sentence with the value at fault, what is expected and a way out; or None.
+
+    Raises:
+        ValueError: a format that cannot hold tensor elements.
+    """
+    return shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype) or device_reason(device, a_fmt, b_fmt)
+
+
+def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """Why these codes cannot be multiplied as they lie in memory; None if they can."""
+    if not is_row_major(a):
+        return (
+            f"A must be row-major, got shape {tuple(a.shape)} with strides {a.stride()}; use a.contiguous()"
+        )
+    if not is_column_major(b):
+        return (
+            f"B must be column-major, got shape {tuple(b.shape)} with strides {b.stride()}; "
+            "use b.t().contiguous().t()"
+        )
+    return None
+
+
+def runnable_out_dtype(granularity: str, wanted: torch.dtype) -> torch.dtype:
+    """The dtype in which the hardware can yield a result that is then converted to `wanted`."""
+    return torch.bfloat16 if granularity == "rowwise" else wanted
+
+
+def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
+    """Copies where needed, so that A lies row-major and B column-major; optionally pads K and N.
+
+    Args:
+        a: [M, K] with its scale.
+        b: [K, N] with its scale.
+        pad: fill K and N up to multiples of 16 with code 0, which is zero in every format. The product's
+            first N columns are unchanged, bit for bit; the rest is zero.
+
+    Returns:
+        The operands as `torch._scaled_mm` wants them; no copy of what already lies right.
+    """
+    a_codes, b_codes, b_scale_inv = a.qdata, b.qdata, b.scale_inv
+    if pad:
+        extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
+        a_codes = _pad_codes(a_codes, 0, extra_k)
+        b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
+        if b_scale_inv.dim():
+            b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n), value=1.0)
+    if not is_row_major(a_codes):
+        a_codes = a_codes.clone(memory_format=torch.contiguous_format)
+    if not is_column_major(b_codes):
+        b_codes = b_codes.t().clone(memory_format=torch.contiguous_format).t()
+    return Operand(a_codes, a.scale_inv), Operand(b_codes, b_scale_inv)
+
+
+def _pad_codes(codes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Appends rows and columns of code 0; through uint8, since FP8 dtypes have no fill."""
+    if rows == columns == 0:
+        return codes
+    return nn.functional.pad(codes.view(torch.uint8), (0, columns, 0, rows)).view(codes.dtype)

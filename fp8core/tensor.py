@@ -1,0 +1,218 @@
+"""Float8Tensor: FP8 codes and their scale in one tensor that autograd sees in high precision.
+
+    value = qdata * scale_inv
+
+A wrapper subclass. It *advertises* the high-precision dtype of the tensor that it stands for, so that
+autograd accepts it wherever that tensor would go; it *holds* one byte for each element. Only operations that
+move whole elements and scales are defined on it. Every other operation raises and names the way out
+(`.dequantize()`, `fp8core.scaled_mm`), because a silent conversion back hides that a layer does not run in
+FP8, and because PyTorch's own kernels on FP8 dtypes round each result to FP8.
+
+Tensorwise, `scale_inv` is 0-dimensional. Rowwise, it has the rank of `qdata` with the scaled dimension
+reduced to 1, so that every re-arrangement of the codes has its counterpart for the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8core import cast
+from fp8core.formats import Format, as_element_format
+from fp8core.scaling import HP_DTYPES
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Granularity
+
+aten = torch.ops.aten
+
+Handler = Callable[..., Any]
+_HANDLERS: dict[Any, Handler] = {}  # ATen operator -> what it means for a Float8Tensor
+
+
+class Float8Tensor(torch.Tensor):
+    """FP8 codes with their decoding scale.
+
+    Attributes:
+        qdata: the codes; FP8 dtype, any shape and strides.
+        scale_inv: float32; `qdata * scale_inv` is the value. 0-dimensional, or of qdata's rank, each size
+            equal to qdata's or 1.
+        dtype: the advertised high-precision dtype, that of `dequantize()`.
+    """
+
+    qdata: torch.Tensor
+    scale_inv: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own idiom
+
+    @staticmethod
+    def __new__(
+        cls: type, qdata: torch.Tensor, scale_inv: torch.Tensor, hp_dtype: torch.dtype
+    ) -> Float8Tensor:
+        """Wraps codes and scale without copying them.
+
+        Raises:
+            ValueError: qdata is no FP8 tensor, or scale_inv doesn't broadcast to it.
+            TypeError: scale_inv is not float32, or hp_dtype is none of float32, bfloat16, float16.
+        """
+        as_element_format(qdata.dtype)
+        if scale_inv.dtype != torch.float32:
+            raise TypeError(f"scale_inv has dtype {scale_inv.dtype}; expected float32")
+        if hp_dtype not in HP_DTYPES:
+            raise TypeError(f"hp_dtype {hp_dtype} is not offered; expected float32, bfloat16 or float16")
+        if scale_inv.dim() and not _fits(scale_inv.shape, qdata.shape):
+            raise ValueError(
+                f"scale_inv of shape {list(scale_inv.shape)} does not fit codes of shape {list(qdata.shape)}; "
+                "expected [] or the same rank, each size equal or 1"
+            )
+        self: Float8Tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            qdata.shape,
+            strides=qdata.stride(),
+            storage_offset=qdata.storage_offset(),
+            dtype=hp_dtype,
+            device=qdata.device,
+        )
+        self.qdata = qdata
+        self.scale_inv = scale_inv
+        return self
+
+    @property
+    def granularity(self) -> Granularity:
+        """ "tensorwise" or "rowwise"."""
+        return "rowwise" if self.scale_inv.dim() else "tensorwise"
+
+    @property
+    def format(self) -> Format:
+        """The format of the codes."""
+        return as_element_format(self.qdata.dtype)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """`qdata * scale_inv` as a plain tensor of the advertised dtype, or of the given one (float64: exact)."""
+        return cast.dequantize(self.qdata, self.scale_inv, dtype or self.dtype)
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
+        return ["qdata", "scale_inv"], self.dtype
+
+    @staticmethod
+    def __tensor_unflatten__(
+        parts: dict[str, torch.Tensor], hp_dtype: torch.dtype, outer_size: Any, outer_stride: Any
+    ) -> Float8Tensor:
+        return Float8Tensor(parts["qdata"], parts["scale_inv"], hp_dtype)
+
+    def __repr__(self) -> str:  # type: ignore[override]  # torch's takes contents to print
+        return (
+            f"Float8Tensor(shape={list(self.shape)}, {self.format.name}, {self.granularity}, "
+            f"hp={str(self.dtype).removeprefix('torch.')}, device={self.device})"
+        )
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the operator
+        cls, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = _HANDLERS.get(op)
+        if handler is None:
+            known = ", ".join(sorted({str(o.overloadpacket).removeprefix("aten.") for o in _HANDLERS}))
+            raise NotImplementedError(
+                f"Float8Tensor has no {op}; call .dequantize() first, or fp8core.scaled_mm(a, b) to multiply. "
+                f"It knows {known}"
+            )
+        return handler(op, *args, **(kwargs or {}))
+
+
+def quantize(
+    x: torch.Tensor,
+    dtype: Format | torch.dtype | str,
+    granularity: Granularity = "tensorwise",
+    *,
+    dim: int = -1,
+    power_of_two: bool = False,
+) -> Float8Tensor:
+    """Scales x into the range of an FP8 format and rounds it; detached from autograd.
+
+    >>> import torch
+    >>> q = quantize(torch.tensor([[1.0, -2.0], [0.0, 0.25]]), torch.float8_e4m3fn, "rowwise")
+    >>> q.qdata.float().tolist()  # the largest magnitude of each row becomes 448, by scales 224 and 1792
+    [[224.0, -448.0], [0.0, 448.0]]
+    >>> (q.scale_inv * torch.tensor([[224.0], [1792.0]])).tolist()
+    [[1.0], [1.0]]
+
+    Args:
+        x: float32, bfloat16 or float16, any shape and layout.
+        dtype: the FP8 format, as torch dtype, Format or name.
+        granularity: "tensorwise" (one scale) or "rowwise" (one for each line along `dim`).
+        dim: for "rowwise", the dimension that the matmul will contract: 1 of a left operand [M, K], 0 of a
+            right operand [K, N].
+        power_of_two: round scales down to powers of two.
+
+    Returns:
+        Float8Tensor with x's shape and strides that advertises x's dtype. Zero groups stay zero; a group
+        that holds Inf or NaN comes back as NaN throughout.
+
+    Raises:
+        TypeError: x is of another dtype (float64 would be rounded twice).
+        ValueError: dtype is no FP8 element format, unknown granularity, or `dim` outside of x.
+    """
+    codes, scale_inv = cast.scale_and_cast(x, dtype, granularity, dim=dim, power_of_two=power_of_two)
+    return Float8Tensor(codes, scale_inv, x.dtype)
+
+
+def implements(*ops: Any) -> Callable[[Handler], Handler]:
+    """Registers what ATen operators mean for a Float8Tensor; refuses to register one twice."""
+
+    def register(handler: Handler) -> Handler:
+        for op in ops:
+            if op in _HANDLERS:
+                raise ValueError(f"{op} is already implemented by {_HANDLERS[op].__name__}")
+            _HANDLERS[op] = handler
+        return handler
+
+    return register
+
+
+@implements(aten.detach.default, aten.alias.default, aten.clone.default)
+def _elementwise(op: Any, x: Float8Tensor, **kwargs: Any) -> Float8Tensor:
+    return Float8Tensor(op(x.qdata, **kwargs), op(x.scale_inv), x.dtype)
+
+
+@implements(aten.t.default, aten.transpose.int)
+def _transpose(op: Any, x: Float8Tensor, *dims: int) -> Float8Tensor:
+    scale_inv = op(x.scale_inv, *dims) if x.scale_inv.dim() else x.scale_inv
+    return Float8Tensor(op(x.qdata, *dims), scale_inv, x.dtype)
+
+
+@implements(aten.view.default, aten._unsafe_view.default)
+def _view(op: Any, x: Float8Tensor, shape: Sequence[int]) -> Float8Tensor:
+    codes = op(x.qdata, shape)
+    if x.scale_inv.dim() == 0:
+        return Float8Tensor(codes, x.scale_inv, x.dtype)
+    if codes.shape[-1] != x.shape[-1] or x.scale_inv.shape[-1] != 1:
+        raise NotImplementedError(
+            f"view of a rowwise Float8Tensor from {list(x.shape)} (scales {list(x.scale_inv.shape)}) to "
+            f"{list(codes.shape)} would cut its scaling groups: only a view that keeps a last, scaled dimension "
+            "is defined; reshape before quantizing, or .dequantize()"
+        )
+    return Float8Tensor(codes, op(x.scale_inv, [*codes.shape[:-1], 1]), x.dtype)
+
+
+@implements(aten.slice.Tensor)
+def _slice(
+    op: Any, x: Float8Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Float8Tensor:
+    shared = x.scale_inv.dim() == 0 or x.scale_inv.shape[dim] != x.shape[dim]
+    scale_inv = x.scale_inv if shared else op(x.scale_inv, dim, start, end, step)
+    return Float8Tensor(op(x.qdata, dim, start, end, step), scale_inv, x.dtype)
+
+
+@implements(aten._to_copy.default)
+def _to_copy(op: Any, x: Float8Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Float8Tensor:
+    """A new dtype changes what is advertised, not the codes; a new device moves codes and scale."""
+    return Float8Tensor(op(x.qdata, **kwargs), op(x.scale_inv, **kwargs), dtype or x.dtype)
+
+
+def _fits(small: torch.Size, large: torch.Size) -> bool:
+    return len(small) == len(large) and all(s in (1, n) for s, n in zip(small, large, strict=True))
+
+
+torch.serialization.add_safe_globals([Float8Tensor])  # torch.load(..., weights_only=True)
