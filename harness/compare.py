@@ -1,0 +1,271 @@
+"""Compare: what one arm gained over its baseline, and whether that can be told from noise.
+
+Only arms of the same case, run and regime are compared, round by round: the arms of a case were measured
+interleaved, so a drift of the machine hits both sides of a round and cancels in the ratio. A *speedup* is
+`baseline time / arm time` everywhere: above 1 the arm is faster.
+
+A case carries its own noise floor. Its first baseline is timed twice a round; how far the second copy (arm
+`<baseline>:again`) seems to be from the first is how far two equal things can seem apart here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from harness import stats
+
+AGAIN = ":again"  # suffix of the A/A control arm
+TIMES = ("time_ms", "launch_us")  # metrics sampled in rounds
+SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
+MIN_ROUNDS = 3  # a t interval over two rounds has one degree of freedom: too wide to decide anything
+
+# Where two copies of the same arm seem further apart than this, a difference that hides below the floor is
+# no tie: the machine is too noisy to say. A noisy machine says "unclear", not "same".
+LOUD_FLOOR = 1.10
+
+PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+MODES = ("eager", "compile")
+FP8_DTYPES = ("e4m3", "e5m2")
+
+_COLUMNS = [
+    *("run_id", "sweep", "suite", "case_id", "axes", "seed", "env_id", "arm", "baseline", "regime", "metric", "unit"),
+    *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
+]
+
+
+def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """How each arm compares with the baseline that its suite declares for it.
+
+    Args:
+        frame: rows as read by `harness.store.read`.
+
+    Returns:
+        One row a (run, case, arm, regime, time metric), A/A controls left out:
+
+        - `baseline_value`, `value`: medians of all samples, in `unit`;
+        - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
+        - `low`, `high`: 95 % t interval of it over rounds (NaN below `MIN_ROUNDS` rounds);
+        - `rounds`: number of rounds in which both were timed;
+        - `floor`: A/A noise floor of the case as a ratio >= 1 (1.02 = two equal arms may seem 2 % apart): the
+          far end of the control's own interval; NaN where the control is missing;
+        - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
+        - `verdict`: faster, slower, same, unclear or missing, and `reason` in words.
+
+        Figures are NaN where there is nothing to compare.
+    """
+    timed = frame[frame["metric"].isin(TIMES)]
+    out: list[dict[str, object]] = []
+    for _, group in timed.groupby(["run_id", "case_id", "metric"], sort=False):
+        rows = [_Row(r) for r in group.to_dict("records")]
+        for regime, arms in _by_regime(rows):
+            floor = _noise_floor(arms.values(), arms)
+            out += [
+                _compare(arm, arms.get(arm.baseline), regime, floor)
+                for arm in arms.values()
+                if arm.baseline and not arm.arm.endswith(AGAIN)
+            ]
+    return pd.DataFrame(out, columns=_COLUMNS)
+
+
+def summary(ratios: pd.DataFrame) -> pd.DataFrame:
+    """Paired ratios by (suite, arm, baseline, regime): geometric mean, extremes and how many verdicts of each kind.
+
+    Args:
+        ratios: rows of `paired_ratios`, of one machine.
+
+    Returns:
+        Columns suite, arm, baseline, regime, pairs (compared), geometric_mean, and the counts faster, slower,
+        same, unclear, missing; groups in which nothing could be compared have pairs 0 and a NaN mean.
+    """
+    keys = ["suite", "arm", "baseline", "regime"]
+    out = []
+    for names, group in ratios.groupby(keys, sort=False):
+        compared = group["speedup"].dropna()
+        counts = group["verdict"].value_counts()
+        out.append(
+            {
+                **dict(zip(keys, names, strict=True)),
+                "pairs": len(compared),
+                "geometric_mean": stats.geometric_mean(compared.tolist()).value if len(compared) else math.nan,
+                **{v: int(counts.get(v, 0)) for v in ("faster", "slower", "same", "unclear", "missing")},
+            }
+        )
+    return pd.DataFrame(out, columns=[*keys, "pairs", "geometric_mean", "faster", "slower", "same", "unclear", "missing"])
+
+
+def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
+    """The square eager/compile x bf16/fp8 of each case, whole: a cell that was not measured says why.
+
+    Arms are named `<precision>_<mode>`. FP8 eager is set against bf16 eager, FP8 compile against bf16 compile,
+    never across: what compilation gains is not a gain of FP8.
+
+    Returns:
+        One row a (run, case, regime, precision), all of `PRECISIONS` in order; for each mode the columns
+        `<mode>_ms` (median time), `<mode>_note` (why there is none), and `<mode>_speedup`, `_low`, `_high`,
+        `_verdict` against bf16 in the same mode (NaN and "" in the bf16 row itself).
+    """
+    rows = frame[(frame["suite"] == suite) & (frame["metric"] == "time_ms")]
+    ratios = paired_ratios(rows)
+    ratio_of = {(r["run_id"], r["case_id"], r["regime"], r["arm"]): r for r in ratios.to_dict("records")}
+    out: list[dict[str, object]] = []
+    for (run_id, case_id), group in rows.groupby(["run_id", "case_id"], sort=False):
+        cells = [_Row(r) for r in group.to_dict("records")]
+        for regime, arms in _by_regime(cells):
+            for precision in PRECISIONS:
+                line: dict[str, object] = {"run_id": run_id, "case_id": case_id, "regime": regime}
+                line |= {"axes": cells[0].axes, "env_id": cells[0].env_id, "precision": precision}
+                for mode in MODES:
+                    name = f"{precision}_{mode}"
+                    cell = arms.get(name)
+                    ratio = ratio_of.get((run_id, case_id, regime, name), {})
+                    paired = ratio.get("baseline") == f"bf16_{mode}"
+                    line[f"{mode}_ms"] = cell.value if cell is not None and cell.ok else math.nan
+                    line[f"{mode}_note"] = cell.why_not if cell is not None else "not measured in this run"
+                    for column in ("speedup", "low", "high"):
+                        line[f"{mode}_{column}"] = ratio[column] if paired else math.nan
+                    line[f"{mode}_verdict"] = ratio["verdict"] if paired else ""
+                out.append(line)
+    return pd.DataFrame(out)
+
+
+def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds what follows from a time and the work declared for it.
+
+    `tflops` = FLOPs of all dtypes / time (1e12 a second); `gb_per_s` = bytes moved / time (1e9 a second). NaN where
+    the work was not declared or the arm has no time.
+    """
+    seconds = frame["value"] * frame["unit"].map(SECONDS).astype(float)
+    seconds = seconds.where(frame["metric"].isin(TIMES) & (frame["status"] == "ok"))
+    work = frame["flops"].map(lambda text: sum(_json(text).values())).astype(float)
+    return frame.assign(tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9)
+
+
+def environment_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The fields in which two environments differ, as "driver: 570.1 != 575.3, ..."; at most four are named."""
+    a, b = _flat(one), _flat(other)
+    differing = [key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
+    named = ", ".join(f"{key}: {a.get(key, 'none')} != {b.get(key, 'none')}" for key in differing[:4])
+    return named + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
+
+
+class _Row:
+    """One stored row of a time, its JSON columns parsed on demand."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.arm: str = record["arm"]
+        self.baseline: str = record["baseline"] or ""
+        self.regime: str = record["regime"] or ""
+        self.axes: str = record["axes"]
+        self.env_id: str = record["env_id"]
+        self.value: float = record["value"]
+        self.ok: bool = record["status"] == "ok"
+
+    @property
+    def why_not(self) -> str:
+        return "" if self.ok else f"{self.record['status']}: {self.record['reason']}"
+
+    @property
+    def method(self) -> str:
+        """How it was timed; two methods on one kernel can differ by more than the arms do."""
+        timing = _json(self.record["timing"])
+        return ", ".join(str(timing[key]) for key in ("method", "l2") if timing.get(key))
+
+    @property
+    def ran_fp8(self) -> bool:
+        return any(str(dtype).startswith(FP8_DTYPES) for dtype in _json(self.record["flops"]))
+
+    def log_ratios(self, arm: _Row) -> list[float]:
+        """log(median of this one / median of `arm`), a value a shared round; none where they share no round."""
+        mine, theirs = self.record, arm.record
+        if not set(mine["rounds"]) & set(theirs["rounds"]):
+            return []
+        return stats.paired_log_ratios(theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"]).tolist()
+
+
+def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
+    """The arms of a case in each regime. An arm that never ran has no regime; it is missing from all of them."""
+    never_ran = {r.arm: r for r in rows if not r.regime}
+    regimes = list(dict.fromkeys(r.regime for r in rows if r.regime))
+    return [(name, never_ran | {r.arm: r for r in rows if r.regime == name}) for name in regimes or [""]]
+
+
+def _noise_floor(rows: Iterable[_Row], arms: Mapping[str, _Row]) -> float:
+    for control in rows:
+        original = arms.get(control.baseline)
+        if not (control.arm.endswith(AGAIN) and control.ok and original is not None and original.ok):
+            continue
+        ratios = original.log_ratios(control)
+        if control.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
+            return math.exp(max(abs(end) for end in stats.t_interval(ratios)))
+    return math.nan
+
+
+def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[str, object]:
+    speedup = low = high = math.nan
+    rounds = 0
+    if base is None:
+        verdict, reason = "missing", f"its baseline {arm.baseline} was not measured in this run"
+    elif not arm.ok:
+        verdict, reason = "missing", arm.why_not
+    elif not base.ok:
+        verdict, reason = "missing", f"its baseline {base.arm} was {base.why_not}"
+    elif arm.env_id != base.env_id:
+        differing = environment_difference(_json(base.record["env"]), _json(arm.record["env"]))
+        verdict, reason = "unclear", f"different environment: {differing or f'{base.env_id} != {arm.env_id}'}"
+    elif arm.method != base.method:
+        verdict, reason = "unclear", f"timed by different methods: {base.method} and {arm.method}"
+    else:
+        ratios = base.log_ratios(arm)
+        rounds = len(ratios)
+        if rounds:
+            speedup = math.exp(sum(ratios) / rounds)
+        if rounds < MIN_ROUNDS:
+            verdict, reason = "unclear", f"{rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"
+        else:
+            low, high = (math.exp(end) for end in stats.t_interval(ratios))
+            verdict, reason = _judge(speedup, low, high, floor)
+    return {
+        **{column: arm.record[column] for column in _COLUMNS if column in arm.record},
+        "regime": regime,
+        "baseline_value": base.value if base is not None and base.ok else math.nan,
+        "value": arm.value if arm.ok else math.nan,
+        "speedup": speedup,
+        "low": low,
+        "high": high,
+        "rounds": rounds,
+        "floor": floor,
+        "fp8": arm.ran_fp8 and base is not None and not base.ran_fp8,
+        "verdict": verdict,
+        "reason": reason,
+    }
+
+
+def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, str]:
+    size = max(speedup, 1 / speedup)
+    away = f"{size - 1:.1%} apart"
+    if size <= floor:
+        if floor > LOUD_FLOOR:
+            return "unclear", f"{away}, but two copies of the baseline seem up to {floor - 1:.0%} apart: too noisy"
+        return "same", f"{away}: within the A/A noise floor of {floor - 1:.1%}"
+    known = "no A/A control in this regime" if math.isnan(floor) else f"A/A noise floor {floor - 1:.1%}"
+    if low <= 1 <= high:
+        return "unclear", f"the interval {low:.3f} to {high:.3f} holds 1; {known}"
+    return ("faster" if speedup > 1 else "slower"), f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"
+
+
+def _json(text: object) -> dict[str, Any]:
+    value = json.loads(text) if isinstance(text, str) and text else {}
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        out |= _flat(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
+    return out

@@ -1,0 +1,69 @@
+"""Report: stored runs as one HTML file that opens from disk, and a markdown twin. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.store import find_run
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPaths:
+    """Where a report was written, and what in its data could not be read."""
+
+    html: Path
+    markdown: Path
+    problems: tuple[str, ...] = ()
+
+
+def main(argv: Sequence[str]) -> int:
+    """`python -m harness report RUN... [-o FILE.html]`; returns the exit code, 2 by way of UsageError."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness report", description="HTML report and markdown twin from stored runs."
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, folder of runs, Parquet file, or run id")
+    parser.add_argument("-o", "--output", type=Path, help="HTML file to write (default: reports/<run_id>.html)")
+    parser.add_argument("--results-dir", default="results", help="where run ids are looked up (default: results)")
+    parser.add_argument("--static", action="store_true", help="no JavaScript: smaller, tables do not sort")
+    options = parser.parse_args(argv)
+    folders = [find_run(name, options.results_dir) for name in options.runs]
+    output = options.output or Path("reports") / f"{folders[0].name if len(folders) == 1 else 'comparison'}.html"
+    written = write_report(folders, output, static=options.static)
+    for problem in written.problems:
+        sys.stderr.write(f"warning: {problem}\n")
+    sys.stdout.write(f"report   {written.html}\nmarkdown {written.markdown}\n")
+    return 0
+
+
+def write_report(run_dirs: Sequence[Path], out_path: Path, static: bool = False) -> ReportPaths:
+    """Writes the report of some runs: a pure function of what is stored.
+
+    Args:
+        run_dirs: run folders (or folders above them, or Parquet files), of one machine or of several.
+        out_path: the HTML file; the markdown twin takes the same name with `.md`.
+        static: leave out the JavaScript.
+
+    Raises:
+        UsageError: a path is missing or is no run, there is no row to show, or out_path can't be written.
+    """
+    # Drawing is imported here, so that `--help` and a refused path stay quick.
+    from harness.report.render import render
+    from harness.report.runs import load
+
+    if out_path.suffix != ".html":
+        raise UsageError(f"the report {out_path} must be named *.html")
+    material = load(run_dirs, out_path.parent)
+    html, markdown = render(material, static)
+    twin = out_path.with_suffix(".md")
+    try:
+        out_path.parent.mkdir(parents=True, exist_ok=True)
+        for path, content in ((out_path, html), (twin, markdown)):
+            path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {out_path} ({error.strerror}); choose another place with -o FILE.html") from error
+    return ReportPaths(out_path, twin, material.problems)

@@ -1,0 +1,272 @@
+"""Charts: matplotlib drawn into inline SVG that follows the page's colours, light or dark.
+
+Figures are drawn in placeholder colours, which are replaced by CSS variables of the page (`page.css.j2`), so one
+SVG serves both colour schemes. Series differ in marker as well as colour. The bytes depend on the data alone.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from harness.report import text
+from harness.report.runs import Machine
+from harness.report.tables import arm_records, copy_curve
+from harness.report.verdicts import fp8_pairs, numerics_by_arm
+
+INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
+SERIES = tuple(f"#0a000{i}" for i in range(8))
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"} | {
+    c: f"--series-{i}" for i, c in enumerate(SERIES)
+}
+MARKERS = "osD^vPX*"
+MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
+
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fp8-harness",
+    "font.size": 9.0,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.6,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": INK,
+    "xtick.major.size": 3,
+    "ytick.major.size": 0,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.markersize": 4.5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One figure: a title, the SVG and a caption with the conditions that the numbers depend on."""
+
+    key: str
+    title: str
+    svg: str
+    caption: str
+
+
+def speedups(machine: Machine) -> list[Chart]:
+    """Speedup of each FP8 arm by shape, with its interval and the case's A/A band; a figure a suite."""
+    pairs = fp8_pairs(machine)
+    pairs = pairs[pairs["speedup"].notna()]
+    charts = []
+    for (suite, regime), own in pairs.groupby(["suite", "regime"], sort=False):
+        modes = {
+            "eager": own[own["arm"].str.endswith("_eager")],
+            "compile": own[own["arm"].str.endswith("_compile")],
+        }
+        panels = {f"{m} against {m}": g for m, g in modes.items() if len(g)} or {"against bf16": own}
+        charts.append(_forest(machine, str(suite), str(regime), panels))
+    return charts
+
+
+def rates(machine: Machine) -> list[Chart]:
+    """TFLOP/s of every GEMM arm by shape, with the matmul rates that this device reached in the ceilings."""
+    records = [r for r in arm_records(machine, "gemm") if r["tflops"] == r["tflops"] and r["regime"] == "isolated"]
+    if not records:
+        return []
+    cases = _largest(records, "tflops_work")
+    shown = [r for r in records if r["case_id"] in cases]
+    arms = list(dict.fromkeys(r["arm"] for r in records))
+    figure, axes = _rows_figure(list(cases.values()))
+    for i, arm in enumerate(arms):
+        own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
+        axes.plot(*zip(*own, strict=True), MARKERS[i], color=SERIES[i % 8], label=arm)
+    for label, value, style in _matmul_ceilings(machine):
+        axes.axvline(value, color=MUTED, linewidth=0.9, linestyle=style, label=label)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("TFLOP/s (2MNK / median time)")
+    _legend(figure, axes)
+    caption = f"{_count(cases, records)} Isolated regime. Lines: matmul rates reached by this device in the ceilings."
+    return [Chart(f"rates-{machine.env_id}", "GEMM rate by shape", _svg(figure, "rates"), caption)]
+
+
+def casts(machine: Machine) -> list[Chart]:
+    """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
+    records = [r for r in arm_records(machine, "cast") if r["gb_per_s"] == r["gb_per_s"]]
+    records = [r for r in records if r["regime"] in ("isolated", "")]
+    if not records:
+        return []
+    copy = copy_curve(machine)
+    arms = list(dict.fromkeys(r["arm"] for r in records))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 3.1), layout="constrained")
+        panels = figure.subplots(1, len(arms), sharey=True, squeeze=False)[0]
+        for axes, arm in zip(panels, arms, strict=True):
+            series: dict[str, list[tuple[float, float]]] = {}
+            for r in records:
+                if r["arm"] == arm:
+                    named = {k: v for k, v in text.axes_of(r["axes"]).items() if not isinstance(v, int)}
+                    series.setdefault(text.case_label(named), []).append((r["bytes_moved"], r["gb_per_s"]))
+            for i, (label, points) in enumerate(series.items()):
+                xs, ys = zip(*sorted(points), strict=True)
+                axes.plot(xs, ys, marker=MARKERS[i % 8], color=SERIES[i % 8], linewidth=1.1, label=label)
+            if copy:
+                axes.plot(*zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy")
+            axes.set_title(arm)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.bytes_(v)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.grid(axis="y")
+            axes.set_xlabel("bytes moved")
+        panels[0].set_ylabel("GB/s")
+        _legend(figure, panels[0])
+    note = "" if copy else " The copy bandwidth of this machine was not measured in these runs (suite ceilings)."
+    caption = f"Logical bytes (read and written) over the median time, 1e9 bytes a second.{note}"
+    return [Chart(f"casts-{machine.env_id}", "Cast bandwidth by size", _svg(figure, "casts"), caption)]
+
+
+def soundness(machine: Machine) -> list[Chart]:
+    """SQNR of every checked result by arm, with the bound of the suite as a bar."""
+    frame = machine.frame
+    rows = frame[(frame["metric"] == "sqnr_db") & (frame["status"] == "ok")]
+    stats = [w for w in numerics_by_arm(machine) if math.isfinite(w["sqnr"])]
+    if not stats:
+        return []
+    figure, axes = _rows_figure([f"{w['suite']}: {w['arm']}" for w in stats])
+    suites = list(dict.fromkeys(w["suite"] for w in stats))
+    for y, w in enumerate(stats):
+        own = rows[(rows["suite"] == w["suite"]) & (rows["arm"] == w["arm"])]["value"]
+        own = own[own.map(math.isfinite)]
+        i = suites.index(w["suite"]) % 8
+        axes.plot(own, [y] * len(own), MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9)
+        if math.isfinite(w["bound"]):
+            axes.plot([w["bound"]] * 2, [y - 0.36, y + 0.36], color=INK, linewidth=1.6)
+    axes.set_xlabel("SQNR (dB), higher is better")
+    axes.margins(x=0.06)
+    bound = " Bars: least SQNR that the suite accepts." if any(math.isfinite(w["bound"]) for w in stats) else ""
+    caption = f"A mark a case, against a high-precision reference of the same operands.{bound}"
+    return [Chart(f"sqnr-{machine.env_id}", "Numerical quality by arm", _svg(figure, "sqnr"), caption)]
+
+
+def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]) -> Chart:
+    everything = [r for g in panels.values() for r in g.to_dict("records")]
+    cases = _largest(everything, "axes")
+    arms = list(dict.fromkeys(re.sub("_(eager|compile)$", "", r["arm"]) for r in everything))
+    with mpl.rc_context(STYLE):
+        height = 0.9 + len(cases) * max(0.3, 0.13 * len(arms))
+        figure = Figure(figsize=(9.5, height), layout="constrained")
+        columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        ends = [1.0]
+        for axes, (title, group) in zip(columns, panels.items(), strict=True):
+            axes.axvline(1, color=INK, linewidth=0.9)
+            for r in group.to_dict("records"):
+                if r["case_id"] not in cases:
+                    continue
+                row = list(cases).index(r["case_id"])
+                i = arms.index(re.sub("_(eager|compile)$", "", r["arm"]))
+                y = row + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2)
+                if r["floor"] == r["floor"] and i == 0:
+                    axes.fill_betweenx([row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0)
+                if r["low"] == r["low"]:
+                    axes.plot([r["low"], r["high"]], [y, y], color=SERIES[i % 8], linewidth=1.3)
+                    ends += [r["low"], r["high"]]
+                ends.append(r["speedup"])
+                axes.plot([r["speedup"]], [y], MARKERS[i % 8], color=SERIES[i % 8])
+            axes.set_title(title)
+            _ratio_axis(axes)
+            axes.set_yticks(range(len(cases)), list(cases.values()))
+            axes.set_ylim(len(cases) - 0.4, -0.6)
+            axes.grid(axis="x")
+            axes.set_axisbelow(True)
+            axes.set_xlabel("speedup over bf16 (log scale)")
+        low, high = min(ends), max(ends)
+        columns[0].set_xlim(low / (high / low) ** 0.06 / 1.01, high * (high / low) ** 0.06 * 1.01)
+        for i, arm in enumerate(arms):
+            columns[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=arm)
+        columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
+        _legend(figure, columns[0])
+    caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."
+    key = f"speedup-{suite}-{regime}"
+    return Chart(f"{key}-{machine.env_id}", f"Speedup by shape: {suite}", _svg(figure, key), caption)
+
+
+def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
+    """A figure with one named row a label, the first on top."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 0.8 + 0.25 * len(labels)), layout="constrained")
+        axes = figure.subplots()
+        axes.set_yticks(range(len(labels)), list(labels))
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.grid()
+        axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _ratio_axis(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    with mpl.rc_context(STYLE):
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), borderpad=0, labelcolor=INK)
+
+
+def _largest(records: Sequence[Mapping[str, Any]], _: str) -> dict[str, str]:
+    """The cases to draw, id to label, in reading order; those with the largest M*K*N where there are too many."""
+    axes = {r["case_id"]: text.axes_of(r["axes"]) for r in records}
+    size = {c: math.prod(v for v in a.values() if isinstance(v, int)) for c, a in axes.items()}
+    kept = set(sorted(axes, key=lambda c: size[c], reverse=True)[:MOST_ROWS])
+    return {c: text.case_label(a) for c, a in axes.items() if c in kept}
+
+
+def _count(cases: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> str:
+    total = len({r["case_id"] for r in records})
+    return f"The {len(cases)} largest of {total} cases; the table has all." if len(cases) < total else ""
+
+
+def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, str]]:
+    found: dict[str, float] = {}
+    for r in arm_records(machine, "ceilings"):
+        what = text.axes_of(r["axes"]).get("what")
+        if what in ("mm_bf16", "mm_fp8") and r["tflops"] == r["tflops"]:
+            found[str(what)] = max(found.get(str(what), 0.0), r["tflops"])
+    styles = {"mm_bf16": ":", "mm_fp8": "--"}
+    return [(f"{what} ceiling", value, styles[what]) for what, value in sorted(found.items())]
+
+
+def _svg(figure: Figure, key: str) -> str:
+    """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
+    buffer = io.StringIO()
+    with mpl.rc_context(STYLE):
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{key}-", svg)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    # Size comes from the page: the width of its column, the height from viewBox.
+    return re.sub(r'(<svg [^>]*?)width="[^"]*" ', r"\1", re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", svg, count=1), count=1)

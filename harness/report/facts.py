@@ -1,0 +1,95 @@
+"""Facts: the conditions that a machine's numbers depend on, in words and units."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.compare import TIMES
+from harness.report import text
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
+
+# Fields of the environment fingerprint that get a name and a unit of their own; all others follow as they are.
+NAMED = {
+    "gpu": ("GPU", ""),
+    "gpu_uuid": ("GPU UUID", ""),
+    "capability": ("compute capability", ""),
+    "power_limit_w": ("power limit", "W"),
+    "memory_gib": ("device memory", "GiB"),
+    "driver": ("driver", ""),
+    "cuda": ("CUDA", ""),
+    "torch": ("torch", ""),
+    "triton": ("triton", ""),
+    "torchao": ("torchao", ""),
+    "python": ("Python", ""),
+    "cpu": ("CPU", ""),
+    "cpu_threads": ("threads", ""),
+    "os": ("operating system", ""),
+    "git_commit": ("commit", ""),
+    "git_dirty": ("uncommitted changes", ""),
+}
+
+
+def facts(machine: Machine) -> tuple[tuple[str, str], ...]:
+    """Every field of the environment, then how the times were taken, as (name, value with unit)."""
+    flat = _flat(machine.env)
+    ordered = [*(k for k in NAMED if k in flat), *(k for k in flat if k not in NAMED)]
+    out = [(NAMED.get(k, (k.replace("_", " "), ""))[0], _value(flat[k], NAMED.get(k, ("", ""))[1])) for k in ordered]
+    return (*out, *_how_timed(machine))
+
+
+def conditions(machine: Machine) -> str:
+    """The conditions in one line: date, power limit, versions, commit."""
+    env = machine.env
+    parts = [machine.dates]
+    if machine.is_gpu and env.get("power_limit_w") is not None:
+        parts.append(f"power limit {text.number(env['power_limit_w'], 4)} W")
+    parts += [f"{name} {env[name]}" for name in ("driver", "torch", "triton") if env.get(name)]
+    if env.get("git_commit"):
+        parts.append(f"commit {str(env['git_commit'])[:7]}" + (" with uncommitted changes" if env.get("git_dirty") else ""))
+    return " · ".join(parts)
+
+
+def _how_timed(machine: Machine) -> list[tuple[str, str]]:
+    frame = machine.frame
+    rows = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok")]
+    timings = [json.loads(t or "{}") for t in rows["timing"]]
+    clocks = [c for own in rows["sample_clock_mhz"] for c in own if math.isfinite(c)]
+    out = []
+    for key, name in (("method", "timing method"), ("l2", "L2 before a sample"), ("stop_reason", "stopped because")):
+        seen = Counter(str(t[key]) for t in timings if t.get(key) is not None)
+        if seen:
+            out.append((name, ", ".join(f"{value} ({count})" for value, count in seen.most_common())))
+    if clocks:
+        low, middle, high = (text.number(float(q), 4) for q in np.quantile(clocks, (0, 0.5, 1)))
+        out.append(("SM clock while timed", f"median {middle} MHz, {low} to {high} MHz"))
+    for key, name in (("throttled", "rows timed while throttled"), ("contended", "rows timed beside another process")):
+        if timings:
+            known = [t[key] for t in timings if t.get(key) is not None]
+            out.append((name, f"{sum(map(bool, known))} of {len(known)}" if known else text.NONE))
+    return out
+
+
+def _value(value: Any, unit: str) -> str:
+    if value is None or value == "":
+        return text.NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    shown = text.number(value, 6) if isinstance(value, float) else str(value)
+    return f"{shown} {unit}".strip()
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        out |= _flat(item, f"{prefix}{key} ") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
+    return out

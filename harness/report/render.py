@@ -1,0 +1,203 @@
+"""Render: machines and runs into one HTML file and its markdown twin."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import jinja2
+from itables.utils import find_package_file
+
+from harness.report import charts, tables, text, verdicts
+from harness.report.facts import conditions, facts
+from harness.report.runs import Machine, Material
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of a machine's report: figures first, then squares, then tables."""
+
+    key: str
+    title: str
+    intro: str = ""
+    charts: Sequence[charts.Chart] = ()
+    squares: Sequence[tuple[str, tables.Table]] = ()
+    tables: Sequence[tables.Table] = ()
+    folded: bool = False
+    in_markdown: bool = True
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not self.charts and not self.squares and not any(t.rows for t in self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """What the templates know about one machine."""
+
+    env_id: str
+    name: str
+    conditions: str
+    notice: str
+    answers: tuple[verdicts.Answer, ...]
+    sections: tuple[Section, ...]
+    facts: tuple[tuple[str, str], ...]
+
+
+def render(material: Material, static: bool) -> tuple[str, str]:
+    """The report as (HTML, markdown); the same input gives the same bytes.
+
+    Args:
+        material: what to show.
+        static: leave out the JavaScript; tables then neither sort nor filter.
+    """
+    views = [_view(machine) for machine in material.machines]
+    unfinished = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
+    common = {
+        "title": views[0].name if len(views) == 1 else f"{len(views)} machines",
+        "subtitle": views[0].conditions if len(views) == 1 else _dates(material),
+        "machines": views,
+        "notices": [*unfinished, *material.problems],
+        "runs": material.runs,
+        "problems": material.problems,
+    }
+    environment = _jinja()
+    html = environment.get_template("page.html.j2").render(
+        **common, css=(HERE / "page.css").read_text(), **({} if static else _interactive())
+    )
+    return html, environment.get_template("page.md.j2").render(**common)
+
+
+def _view(machine: Machine) -> MachineView:
+    return MachineView(
+        machine.env_id,
+        machine.name,
+        conditions(machine),
+        "" if machine.is_gpu else verdicts.CPU_NOTICE,
+        verdicts.answers(machine),
+        tuple(s for s in _sections(machine) if not s.empty),
+        facts(machine),
+    )
+
+
+def _sections(machine: Machine) -> list[Section]:
+    suites = list(dict.fromkeys(machine.frame["suite"]))
+    # On a CPU times are kept, folded and labelled, since they check the harness and nothing else.
+    cpu = not machine.is_gpu
+    label = "CPU times: " if cpu else ""
+    known = ("linear", "gemm", "cast", "ceilings")
+    key = machine.env_id
+
+    def suite(name: str, title: str, intro: str, figures: Sequence[charts.Chart] = (), **more: object) -> Section:
+        found = [tables.suite_table(machine, name)] if name in suites else []
+        return Section(f"{name}-{key}", f"{label}{title}", intro, figures, tables=found, folded=cpu, **more)  # type: ignore[arg-type]
+
+    speed = charts.speedups(machine)
+    return [
+        Section(
+            f"speed-{key}",
+            f"{label}FP8 against bf16",
+            "Each pair is one case, timed in the same rounds; eager against eager, compile against compile.",
+            speed,
+            tables=[verdicts.gains(machine)] if len(verdicts.fp8_pairs(machine)) else [],
+            folded=cpu,
+        ),
+        Section(
+            f"squares-{key}",
+            f"{label}eager and compile, bf16 and FP8",
+            "Forward and backward of one layer in ms. Speedups are against bf16 in the same column.",
+            squares=tables.squares(machine),
+            folded=cpu,
+        ),
+        Section(
+            f"numerics-{key}",
+            "Numerical quality",
+            "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
+            charts.soundness(machine),
+            tables=[verdicts.numerics_table(machine)],
+        ),
+        suite("linear", "Layers", "All arms of the layer cases."),
+        suite("gemm", "GEMMs by role", "D = A @ B with A [M, K] and B [K, N].", charts.rates(machine)),
+        suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
+        suite("ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."),
+        *(suite(name, name.capitalize(), "") for name in suites if name not in known),
+        Section(
+            f"compile-{key}",
+            "Compile time",
+            "First call of each compiled arm. It is in no other time of this report.",
+            tables=[tables.compile_times(machine)],
+            folded=cpu,
+        ),
+        Section(
+            f"troubles-{key}",
+            "Failed and skipped",
+            "A wrong or missing result is a row with its reason, never a gap.",
+            tables=[tables.troubles(machine)],
+        ),
+        Section(
+            f"rows-{key}",
+            f"Every stored row ({len(machine.frame)})",
+            "Medians and quartiles of all samples, none trimmed; the samples themselves are in the Parquet files.",
+            tables=[tables.every_row(machine)],
+            folded=True,
+            in_markdown=False,
+        ),
+    ]
+
+
+def _dates(material: Material) -> str:
+    days = sorted({day for m in material.machines for day in m.dates.split(" to ")})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def _jinja() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=lambda name: bool(name) and name.endswith(".html.j2"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(cell=_markdown_cell, sort_key=_sort_key, bytes=text.bytes_)
+    environment.globals.update(script="")
+    return environment
+
+
+def _interactive() -> dict[str, str]:
+    """The DataTables bundle that itables ships, its licences, and the script that starts it."""
+    source = find_package_file("html/dt_bundle.js").read_text(encoding="utf-8")
+    script = (HERE / "page.js.j2").read_text()
+    notices = re.search(r"/\*! Bundled license information:(.*?)\*/\s*(export|$)", source, re.DOTALL)
+    files = metadata.files("itables") or []
+    license_file = next(f for f in files if f.name == "LICENSE")
+    return {
+        "script": script,
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        # mtime=0: the same report from the same data, byte for byte.
+        "bundle": base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode(),
+        "itables_version": metadata.version("itables"),
+        "itables_license": license_file.read_text(),
+        "bundle_license": notices[1].strip("\n") if notices else "(none stated)",
+    }
+
+
+def _markdown_cell(value: object) -> str:
+    return " ".join(str(value).replace("|", "\\|").split())
+
+
+def _sort_key(value: object) -> str:
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ""
+        # JavaScript's parser knows no "inf".
+        return repr(math.copysign(1e308, value)) if math.isinf(value) else repr(value)
+    return str(value)

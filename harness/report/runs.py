@@ -1,0 +1,178 @@
+"""Runs: what a report is made of, read from the store and grouped by machine.
+
+A *machine* is one environment (`env_id`): the same device, power limit, driver and versions. Rows of different
+environments stand in different sections and are never set against each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+
+from harness import store
+from harness.compare import paired_ratios, with_rates
+from harness.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file behind the report: name, link from the report, size in bytes and checksum."""
+
+    name: str
+    href: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder: what `run.json` says about it, its data files and which machine it ran on."""
+
+    run_id: str
+    sweep: str
+    about: dict[str, Any]
+    files: tuple[DataFile, ...]
+
+    @property
+    def state(self) -> str:
+        """finished, interrupted, failed, running, or unknown where run.json is missing."""
+        return str(self.about.get("state", "unknown"))
+
+    @property
+    def command(self) -> str:
+        """The command that made the run."""
+        return str(self.about.get("command", ""))
+
+    @property
+    def state_note(self) -> str:
+        """What a reader must know about a run that did not finish; empty for one that did."""
+        return {
+            "finished": "",
+            "interrupted": "was interrupted: what it had finished until then is here, the rest is missing",
+            "failed": "ended early because its rows could not be written; the earlier ones are here",
+            "running": "has not ended: it is still running or was killed; what it had stored so far is here",
+        }.get(self.state, "has no readable run.json, so its command and how it ended are unknown")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All rows of one environment."""
+
+    env_id: str
+    env: dict[str, Any]
+    runs: tuple[Run, ...]
+    frame: pd.DataFrame  # rows of the store, with `tflops` and `gb_per_s` added
+
+    @cached_property
+    def ratios(self) -> pd.DataFrame:
+        """Paired ratios of all runs of this machine."""
+        return paired_ratios(self.frame)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the rows were measured on a GPU."""
+        return self.env.get("device") not in (None, "", "cpu")
+
+    @property
+    def name(self) -> str:
+        """The device in words."""
+        if self.is_gpu:
+            return str(self.env.get("gpu") or self.env.get("device"))
+        return f"CPU: {self.env.get('cpu') or 'model unknown'}"
+
+    @property
+    def dates(self) -> str:
+        """The day on which the rows were measured (UTC), or the first and last of them."""
+        days = sorted({str(t)[:10] for t in self.frame["created_at"] if t})
+        if not days:
+            return "date unknown"
+        return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+@dataclass(frozen=True)
+class Material:
+    """Everything that one report is made of."""
+
+    machines: tuple[Machine, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, each once."""
+        return tuple({id(run): run for machine in self.machines for run in machine.runs}.values())
+
+
+def load(paths: Sequence[Path], out_folder: Path) -> Material:
+    """Reads run folders into machines.
+
+    Args:
+        paths: run folders, folders above them, or single Parquet files.
+        out_folder: where the report will lie; links to the data are relative to it.
+
+    Raises:
+        UsageError: a path is missing, is not a run, or there is not one readable row.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in paths:
+        for file in _parquet_files(path):
+            folders.setdefault(file.parent, []).append(file)
+    problems: list[str] = []
+    parts: list[tuple[Run, pd.DataFrame]] = []
+    for folder, files in folders.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            frame = store.read(list(dict.fromkeys(files)))
+        problems += [str(w.message) for w in caught]
+        if len(frame):
+            parts.append((_run(folder, frame, out_folder), frame))
+    if not parts:
+        named = ", ".join(str(p) for p in paths)
+        raise UsageError(f"no rows in {named}" + (f" ({problems[0]})" if problems else ": measure first, sweep=NAME"))
+    return Material(_machines(parts), tuple(problems))
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UsageError(f"no such run: {path}; a run is a folder results/<sweep>/<run_id>")
+    if path.is_dir():
+        found = sorted(path.rglob("*.parquet"))
+        if not found:
+            raise UsageError(f"{path} is not a run: it holds no *.parquet file")
+        return found
+    if path.suffix != ".parquet":
+        raise UsageError(f"{path} is not a run: expected a folder or a *.parquet file")
+    return [path]
+
+
+def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
+    files = tuple(
+        DataFile(
+            path.name,
+            quote(Path(os.path.relpath(path, out_folder)).as_posix()),
+            path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in frame.attrs["files"]
+    )
+    return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), store.read_about(folder), files)
+
+
+def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
+    machines = []
+    for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):
+        own = [(run, frame[frame["env_id"] == env_id]) for run, frame in parts if (frame["env_id"] == env_id).any()]
+        whole = pd.concat([frame for _, frame in own], ignore_index=True)
+        env = json.loads(whole["env"].iloc[0] or "{}")
+        machines.append(Machine(str(env_id), env, tuple(run for run, _ in own), with_rates(whole)))
+    # GPUs first: they are what the question is about.
+    return tuple(sorted(machines, key=lambda m: (not m.is_gpu, m.name, m.env_id)))

@@ -1,0 +1,302 @@
+"""Tables: rows of the store as cells of text, each with the value that it sorts by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.compare import AGAIN, MODES, TIMES, square
+from harness.measurement import METRICS
+from harness.report import text
+from harness.report.runs import Machine
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text of one cell, the key it sorts by (None sorts last) and a style: "", faster, slower, muted, bad."""
+
+    text: str
+    order: float | str | None = None
+    style: str = ""
+    note: str = ""  # a second, smaller line
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading; numbers are aligned right and sort as numbers."""
+
+    title: str
+    numeric: bool = False
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the report. `sortable` ones get sorting and a filter in the browser."""
+
+    key: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    sortable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """How one column is made from a record; left out where no record has a value for it."""
+
+    title: str
+    make: Callable[[Record], Cell]
+    hint: str = ""
+    numeric: bool = True
+    needs: str = ""  # the field that some record must have
+
+
+def suite_table(machine: Machine, suite: str) -> Table:
+    """One row a (case, arm, regime) of a suite: what it cost, what it gained and how exact it is.
+
+    Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
+    """
+    records = arm_records(machine, suite)
+    axes = [text.axes_of(r["axes"]) for r in records]
+    names = list(dict.fromkeys(name for a in axes for name in a))
+    fixed = {n: axes[0].get(n) for n in names if len({json.dumps(a.get(n)) for a in axes}) == 1}
+    varying = [n for n in names if n not in fixed]
+    specs = [_axis_spec(name) for name in varying]
+    specs += [s for s in _SUITE_COLUMNS if not s.needs or any(_known(r.get(s.needs)) for r in records)]
+    if len({r["regime"] for r in records} - {""}) > 1:
+        specs.insert(len(varying) + 1, _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False))
+    said = ", ".join(f"{n} {text.axis_value(v)}" for n, v in fixed.items() if v not in (None, ""))
+    return _table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
+
+
+def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
+    """Time rows of a suite joined with their ratio, numerics and compile time; A/A controls left out."""
+    frame = machine.frame[machine.frame["suite"] == suite]
+    ratios = {
+        (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r for r in machine.ratios.to_dict("records")
+    }
+    others = frame[~frame["metric"].isin(TIMES)]
+    figures: dict[tuple[str, str, str], dict[str, float]] = {}
+    for r in others[others["status"] == "ok"].to_dict("records"):
+        figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
+    copy = copy_curve(machine)
+    records = []
+    for row in frame[frame["metric"].isin(TIMES)].to_dict("records"):
+        if row["arm"].endswith(AGAIN):
+            continue
+        pair = ratios.get((row["run_id"], row["case_id"], row["arm"], row["regime"] or "", row["metric"]), {})
+        gains = {name: pair.get(name) for name in ("speedup", "low", "high", "floor", "verdict")}
+        record = {**row, **gains, **figures.get((row["run_id"], row["case_id"], row["arm"]), {})}
+        record["axes_label"] = text.case_label(text.axes_of(row["axes"]))
+        if copy and suite != "ceilings" and _known(row["gb_per_s"]):
+            record["copy_share"] = row["gb_per_s"] / copy_at(copy, row["bytes_moved"])
+        records.append(record)
+    return records
+
+
+def copy_curve(machine: Machine) -> list[tuple[float, float]]:
+    """Measured copy bandwidth as (bytes moved, GB/s), by size; empty where the ceilings were not measured."""
+    frame = machine.frame
+    rows = frame[(frame["suite"] == "ceilings") & frame["gb_per_s"].notna()]
+    best: dict[float, float] = {}
+    for axes, moved, rate in zip(rows["axes"], rows["bytes_moved"], rows["gb_per_s"], strict=True):
+        if text.axes_of(axes).get("what") == "copy":
+            best[moved] = max(rate, best.get(moved, 0.0))
+    return sorted(best.items())
+
+
+def copy_at(curve: Sequence[tuple[float, float]], moved: float) -> float:
+    """Copy bandwidth in GB/s for that many bytes, between the measured sizes by the logarithm of the size."""
+    sizes, rates = zip(*curve, strict=True)
+    return float(np.interp(math.log(moved), np.log(sizes), rates))
+
+
+def squares(machine: Machine) -> list[tuple[str, Table]]:
+    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name."""
+    found = square(machine.frame)
+    out = []
+    if len(found):
+        for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
+            records = group.to_dict("records")
+            name = text.case_label(text.axes_of(records[0]["axes"])) + (f", {regime}" if regime == "sustained" else "")
+            rows = tuple((Cell(r["precision"]), *(_square_cell(r, mode) for mode in MODES)) for r in records)
+            columns = (Column("precision"), *(Column(f"{mode} (ms)", numeric=True) for mode in MODES))
+            out.append((name, Table(f"square-{run_id}-{case_id}-{regime}", columns, rows, sortable=False)))
+    return out
+
+
+def troubles(machine: Machine) -> Table:
+    """Every row that failed or was skipped, gathered by reason: nothing is hidden."""
+    bad = machine.frame[machine.frame["status"] != "ok"]
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for r in bad.to_dict("records"):
+        groups.setdefault((r["status"], r["suite"], r["arm"], r["metric"], r["reason"]), []).append(r)
+    rows = []
+    for (status, suite, arm, metric, reason), members in sorted(groups.items()):
+        labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"])) for m in members))
+        ids = list(dict.fromkeys(str(m["case_id"]) for m in members))
+        rows.append(
+            (
+                Cell(status, status, "bad" if status == "failed" else "muted"),
+                Cell(suite, suite),
+                Cell(arm, arm),
+                Cell(metric, metric),
+                Cell(reason, reason),
+                Cell(_some(labels), len(labels), note=_some(ids, 3)),
+            )
+        )
+    titles = ("status", "suite", "arm", "metric", "reason", "cases")
+    return Table(f"troubles-{machine.env_id}", tuple(Column(t) for t in titles), tuple(rows))
+
+
+def compile_times(machine: Machine) -> Table:
+    """First call of each compiled arm, apart from every other time."""
+    frame = machine.frame
+    records = frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")].to_dict("records")
+    specs = [
+        _Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
+        _Spec("case", _case_cell, numeric=False),
+        _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        _Spec("first call (s)", lambda r: _number(r["value"])),
+        _Spec("cache", lambda r: _word(_resolved(r).get("compile_cache")), numeric=False),
+        _Spec("graphs", lambda r: _word(_resolved(r).get("graphs"))),
+    ]
+    return _table(f"compile-{machine.env_id}", specs, records)
+
+
+def every_row(machine: Machine) -> Table:
+    """Every row that is stored, controls included: the samples aggregated, none trimmed."""
+    specs = [
+        _Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+        _Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
+        _Spec("axes", lambda r: _word(text.case_label(text.axes_of(r["axes"]))), numeric=False),
+        _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        _Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
+        _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
+        _Spec("median", lambda r: _number(r["value"], 4) if r["status"] == "ok" else _status(r)),
+        _Spec("q1", lambda r: _number(_quantile(r["samples"], 0.25), 4)),
+        _Spec("q3", lambda r: _number(_quantile(r["samples"], 0.75), 4)),
+        _Spec("min", lambda r: _number(_quantile(r["samples"], 0.0), 4)),
+        _Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
+        _Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
+    ]
+    return _table(f"rows-{machine.env_id}", specs, machine.frame.to_dict("records"))
+
+
+def _table(key: str, specs: Sequence[_Spec], records: Sequence[Record], caption: str = "") -> Table:
+    columns = tuple(Column(s.title, s.numeric, s.hint) for s in specs)
+    return Table(key, columns, tuple(tuple(s.make(r) for s in specs) for r in records), caption)
+
+
+def _axis_spec(name: str) -> _Spec:
+    def make(record: Record) -> Cell:
+        value = text.axes_of(record["axes"]).get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return Cell(text.axis_value(value), value if number else str(value))  # type: ignore[arg-type]
+
+    return _Spec(name, make, numeric=name in ("M", "K", "N", "bytes", "size", "tokens"))
+
+
+def _time_cell(record: Record) -> Cell:
+    return _number(record["value"], 4) if record["status"] == "ok" else _status(record)
+
+
+def _gain_cell(record: Record) -> Cell:
+    verdict, speedup = record.get("verdict"), record.get("speedup")
+    if not verdict:
+        return Cell("", None)
+    if not _known(speedup):
+        return Cell(text.NONE, None, "muted")
+    return Cell(
+        text.ratio(speedup), speedup, verdict, "" if not _known(record["low"]) else _span(record["low"], record["high"])
+    )
+
+
+def _square_cell(record: Record, mode: str) -> Cell:
+    note = record[f"{mode}_note"]
+    if note:
+        status, _, reason = note.partition(": ")
+        return Cell(status, None, "bad" if status == "failed" else "muted", reason)
+    time, speedup, verdict = record[f"{mode}_ms"], record[f"{mode}_speedup"], record[f"{mode}_verdict"]
+    if not _known(speedup):
+        return Cell(text.number(time, 4), time)
+    low, high = record[f"{mode}_low"], record[f"{mode}_high"]
+    said = text.ratio(speedup) + (f" ({_span(low, high)})" if _known(low) else "") + f" {verdict}"
+    return Cell(text.number(time, 4), time, verdict, said)
+
+
+def _span(low: float, high: float) -> str:
+    return text.interval(low, high)
+
+
+def _case_cell(record: Record) -> Cell:
+    label = text.case_label(text.axes_of(record["axes"]))
+    return Cell(label, label)
+
+
+def _status(record: Record) -> Cell:
+    return Cell(record["status"], None, "bad" if record["status"] == "failed" else "muted")
+
+
+def _number(value: float | None, digits: int = 3) -> Cell:
+    return Cell(text.number(value, digits), value, "" if _known(value) else "muted") if _known(value) else Cell("", None)
+
+
+def _word(value: object) -> Cell:
+    return Cell("", None) if value is None else Cell(str(value), value if isinstance(value, int | float) else str(value))
+
+
+def _resolved(record: Record) -> dict[str, Any]:
+    return json.loads(record["resolved"] or "{}")
+
+
+def _quantile(samples: Sequence[float], q: float) -> float | None:
+    return float(np.quantile(samples, q)) if len(samples) else None
+
+
+def _known(value: object) -> bool:
+    return isinstance(value, int | float) and not math.isnan(value)
+
+
+def _some(items: Sequence[str], most: int = 4) -> str:
+    more = len(items) - most
+    return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+_SUITE_COLUMNS = (
+    _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+    _Spec("time (ms)", _time_cell, "median of all samples"),
+    _Spec("TFLOP/s", lambda r: _number(r["tflops"]), "declared FLOPs / median time", needs="tflops"),
+    _Spec("GB/s", lambda r: _number(r["gb_per_s"]), "logical bytes / median time, 1e9 a second", needs="gb_per_s"),
+    _Spec(
+        "of copy",
+        lambda r: Cell(text.percent(r.get("copy_share")), r.get("copy_share")),
+        "share of the copy bandwidth measured on this machine at that size",
+        needs="copy_share",
+    ),
+    _Spec("speedup", _gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"),
+    _Spec("SQNR (dB)", lambda r: _number(r.get("sqnr_db")), METRICS["sqnr_db"].meaning, needs="sqnr_db"),
+    _Spec(
+        "worst row (dB)",
+        lambda r: _number(r.get("sqnr_row_min_db")),
+        METRICS["sqnr_row_min_db"].meaning,
+        needs="sqnr_row_min_db",
+    ),
+    _Spec(
+        "underflow",
+        lambda r: Cell(text.percent(r.get("underflow_frac")), r.get("underflow_frac")),
+        METRICS["underflow_frac"].meaning,
+        needs="underflow_frac",
+    ),
+    _Spec("mismatches", lambda r: _number(r.get("mismatches"), 6), METRICS["mismatches"].meaning, needs="mismatches"),
+    _Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+)

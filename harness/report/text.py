@@ -1,0 +1,87 @@
+"""Text: how numbers, shapes and arms are written in a report."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+NONE = "N/A"  # not known; never a stand-in value
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, thousands apart, never in exponent form from 1e-4 to 1e9.
+
+    >>> number(1234567), number(0.012345), number(99.96), number(None)
+    ('1,230,000', '0.0123', '100', 'N/A')
+    """
+    if value is None or math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if exponent < -4 or exponent >= 9:
+        return f"{value:.{digits - 1}e}"
+    decimals = digits - 1 - exponent
+    rounded = round(value, decimals)
+    # Rounding may carry into the next power of ten: 99.96 has three digits as 100, not 100.0.
+    if rounded and math.floor(math.log10(abs(rounded))) > exponent:
+        decimals -= 1
+    return f"{rounded:,.{max(decimals, 0)}f}"
+
+
+def ratio(value: float | None) -> str:
+    """A speedup: "1.32x"."""
+    return NONE if value is None or math.isnan(value) else f"{number(value)}x"
+
+
+def interval(low: float, high: float) -> str:
+    """A 95 % interval: "1.30 to 1.34"; N/A where there are too few rounds for one."""
+    return NONE if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A share: "83 %"."""
+    return NONE if value is None or math.isnan(value) else f"{number(100 * value, digits)} %"
+
+
+def bytes_(count: float) -> str:
+    """A size in binary units: "64 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{number(count, 4)} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable: GiB takes the rest")
+
+
+def axes_of(text: str) -> dict[str, object]:
+    """The axes of a case from their JSON."""
+    value = json.loads(text)
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def axis_value(value: object) -> str:
+    """One axis value: sizes with thousands apart, everything else as it is."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def case_label(axes: Mapping[str, object]) -> str:
+    """A case in a few words: names first, then the sizes as M x K x N.
+
+    >>> case_label({"K": 4096, "M": 8192, "N": 14336, "layer": "mlp.up", "role": "output"})
+    'mlp.up output 8192x4096x14336'
+    """
+    sizes = [axis_value(axes[name]) for name in ("M", "K", "N") if name in axes]
+    words = [axis_value(v) for name, v in axes.items() if name not in ("M", "K", "N") and v not in (None, "")]
+    return " ".join([*words, *(["x".join(sizes)] if sizes else [])])
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """A count with its noun: "1 pair", "3 pairs"."""
+    return f"{count} {one if count == 1 else many or one + 's'}"

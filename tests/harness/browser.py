@@ -1,0 +1,171 @@
+"""Drives a headless Chromium over a pipe by the DevTools protocol; no package beyond the standard library.
+
+With `--remote-debugging-pipe` the browser reads messages from its file descriptor 3 and writes to 4; each message
+is JSON followed by a NUL byte (chromium: content/browser/devtools/devtools_pipe_handler.cc).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# The browser's own calls (updates, safe browsing) are off; page requests are what a test judges.
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-extensions"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
+    *("--disable-dev-shm-usage", "--remote-debugging-pipe"),
+)
+
+
+def find() -> str | None:
+    """Path of a Chromium, or None."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One browser with one page.
+
+    Args:
+        program: path of the browser.
+        profile: an empty folder for its profile.
+
+    Attributes:
+        requests: URL of every request of the page.
+        complaints: exceptions, console errors and log errors of the page (a refused resource is one).
+    """
+
+    def __init__(self, program: str, profile: Path) -> None:
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self._buffer = b""
+        self._count = 0
+        self._seen: set[str] = set()
+        to_child, self._write = os.pipe()
+        self._read, from_child = os.pipe()
+        # The shell places the pipe ends on descriptors 3 and 4, which is where Chromium expects them.
+        place = f'exec "$0" "$@" 3<&{to_child} 4>&{from_child}'
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", place, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(to_child, from_child),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_child)
+        os.close(from_child)
+        targets = self._call("Target.getTargets", session="")["targetInfos"]
+        page = next(t["targetId"] for t in targets if t["type"] == "page")
+        attached = self._call("Target.attachToTarget", session="", targetId=page, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._write)  # the browser ends when its pipe does
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._read)
+
+    def open(self, path: Path) -> None:
+        """Loads a file and waits until its load event."""
+        self.requests.clear()
+        self.complaints.clear()
+        self._seen.discard("Page.loadEventFired")
+        self._call("Page.navigate", url=path.resolve().as_uri())
+        self._receive_until(lambda: "Page.loadEventFired" in self._seen, 30)
+
+    def evaluate(self, expression: str) -> Any:
+        """Value of a JavaScript expression (JSON types); a promise is awaited."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"]["exception"].get("description", expression))
+        return answer["result"].get("value")
+
+    def wait_for(self, expression: str, seconds: float = 20) -> None:
+        """Polls until a JavaScript expression is true."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(expression):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{expression} stayed false for {seconds} s; the page said {self.complaints}")
+            time.sleep(0.05)
+
+    def emulate(self, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
+        """Sets the size of the window, the colour scheme and the medium ("print" or "")."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", media=media, features=features)
+
+    def screenshot(self, path: Path, clip: Sequence[float] | None = None) -> None:
+        """PNG of the whole page, or of (x, y, width, height) of it."""
+        area = {} if clip is None else {"clip": dict(zip(("x", "y", "width", "height"), clip, strict=True), scale=1)}
+        shot = self._call("Page.captureScreenshot", captureBeyondViewport=True, **area)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def pdf(self) -> bytes:
+        """The page as it prints."""
+        return base64.b64decode(self._call("Page.printToPDF", printBackground=True)["data"])
+
+    def _call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+        self._count += 1
+        message: dict[str, Any] = {"id": self._count, "method": method, "params": params}
+        if session is None:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        answer: dict[str, Any] = {}
+
+        def answered() -> bool:
+            return bool(answer)
+
+        self._receive_until(answered, 60, self._count, answer)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']['message']}")
+        return answer["result"]
+
+    def _receive_until(self, done: Any, seconds: float, wanted: int = -1, answer: dict[str, Any] | None = None) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"the browser was silent for {seconds} s")
+            chunk = os.read(self._read, 1 << 20)
+            if not chunk:
+                raise RuntimeError(f"the browser ended (exit code {self._process.poll()})")
+            *whole, self._buffer = (self._buffer + chunk).split(b"\0")
+            for raw in whole:
+                message = json.loads(raw)
+                if message.get("id") == wanted and answer is not None:
+                    answer.update(message)
+                elif "method" in message:
+                    self._note(message["method"], message["params"])
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        self._seen.add(method)
+        if method == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            details = params["exceptionDetails"]
+            self.complaints.append(details.get("exception", {}).get("description") or details["text"])
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert", "warning"):
+            self.complaints.append(" ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")

@@ -1,0 +1,276 @@
+"""Builds stored runs for the tests of compare and report: invented times, written through the real store.
+
+`gpu_run` looks like a run on an H200 and `cpu_run` like one on a CPU; the numbers come from a formula and a seeded
+generator. They exist only inside a test's temporary folder.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from harness import store
+from harness.case import Case, Scalar
+from harness.measurement import Measurement
+
+H200 = {
+    "device": "cuda",
+    "gpu": "NVIDIA H200",
+    "capability": "9.0",
+    "power_limit_w": 700.0,
+    "driver": "570.124.06",
+    "cuda": "12.8",
+    "torch": "2.13.0+cu128",
+    "triton": "3.7.1",
+    "python": "3.11.7",
+    "git_commit": "0123456789abcdef0123456789abcdef01234567",
+    "git_dirty": False,
+}
+CPU = {
+    "device": "cpu",
+    "cpu": "AMD EPYC 7B13",
+    "cpu_threads": 2,
+    "torch": "2.13.0+cpu",
+    "triton": None,
+    "python": "3.11.7",
+    "git_commit": "0123456789abcdef0123456789abcdef01234567",
+    "git_dirty": True,
+}
+TIMING = {"method": "cuda_events", "l2": "cold", "stop_reason": "converged", "throttled": False, "contended": False}
+GEMM_ARMS = ("bf16", "fp8_tensorwise", "fp8_tensorwise_fast", "fp8_rowwise", "fp8_rowwise_fast")
+LINEAR_ARMS = tuple(
+    f"{p}_{m}" for m in ("eager", "compile") for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+)
+SHAPES = (("qkv", 4096, 6144), ("o", 4096, 4096), ("gate+up", 4096, 14336), ("down", 14336, 4096), ("k+v", 4096, 1024))
+
+
+@dataclass
+class Invented:
+    """Makes measurements with a fixed noise: `spread` is the relative sd of a round, drift is shared by the arms."""
+
+    seed: int = 0
+    rounds: int = 10
+    samples: int = 4
+    spread: float = 0.004
+    clock_mhz: float | None = 1755.0
+    timing: Mapping[str, object] = field(default_factory=lambda: dict(TIMING))
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def times(self, case: Case, arms: Mapping[str, Mapping[str, object]], regime: str = "isolated") -> list[Measurement]:
+        """Time rows of the arms of a case. An arm is {ms, baseline, flops, bytes, resolved, rounds}."""
+        drift = [self.random.gauss(0, 0.02) for _ in range(64)]
+        rows = []
+        for arm, about in arms.items():
+            samples, rounds = [], []
+            for r in range(int(str(about.get("rounds", self.rounds)))):
+                level = float(str(about["ms"])) * math.exp(drift[r] + self.random.gauss(0, self.spread))
+                samples += [level * math.exp(self.random.gauss(0, self.spread)) for _ in range(self.samples)]
+                rounds += [r] * self.samples
+            rows.append(
+                Measurement(
+                    case.suite,
+                    case.case_id,
+                    arm,
+                    case.axes_json,
+                    "time_ms",
+                    "ok",
+                    baseline=str(about.get("baseline", "")),
+                    regime=regime,
+                    resolved=about.get("resolved", {}),  # type: ignore[arg-type]
+                    samples=tuple(samples),
+                    rounds=tuple(rounds),
+                    sample_clock_mhz=(self.clock_mhz,) * len(samples) if self.clock_mhz else (),
+                    flops=about.get("flops", {}),  # type: ignore[arg-type]
+                    bytes_moved=about.get("bytes"),  # type: ignore[arg-type]
+                    timing=self.timing,
+                )
+            )
+        return rows
+
+
+def figure(case: Case, arm: str, metric: str, value: float, **more: object) -> Measurement:
+    """One row of a metric that is a single figure."""
+    return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, "ok", samples=(value,), **more)  # type: ignore[arg-type]
+
+
+def absent(case: Case, arm: str, status: str, reason: str, baseline: str = "", metric: str = "time_ms") -> Measurement:
+    """A row of an arm that failed or was skipped."""
+    return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, status, baseline=baseline, reason=reason)  # type: ignore[arg-type]
+
+
+def write_run(
+    folder: Path,
+    cases: Sequence[Sequence[Measurement]],
+    *,
+    run_id: str = "20260102T030405Z-0123456-abcd",
+    sweep: str = "quick",
+    env: Mapping[str, object] = H200,
+    env_id: str = "",
+    state: str = "finished",
+) -> Path:
+    """Writes one part a case, as the executor does, and closes the run; returns its folder."""
+    target = folder / sweep / run_id
+    writer = store.RunWriter(
+        target,
+        run_id=run_id,
+        sweep=sweep,
+        env_id=env_id or f"env{env.get('gpu') or env.get('cpu')}".replace(" ", ""),
+        env=env,
+        about={"command": f"python -m harness sweep={sweep}", "question": "Does FP8 pay here?"},
+    )
+    for rows in cases:
+        writer.append(rows)
+    if state != "running":
+        writer.close(state)
+    return target
+
+
+def frame(tmp_path: Path, rows: Sequence[Measurement], **more: object) -> pd.DataFrame:
+    """Rows after one trip through the store."""
+    return store.read(write_run(tmp_path, [rows], **more))  # type: ignore[arg-type]
+
+
+def cast_cases(invented: Invented, peak_gb_s: float, skip_compile: str = "") -> list[list[Measurement]]:
+    """Casts of four sizes; small ones are bound by launch."""
+    out = []
+    for dtype in ("e4m3", "e5m2"):
+        for granularity in ("tensorwise", "rowwise"):
+            for m in (1024, 4096, 8192, 16384):
+                case = Case.of("cast", {"dtype": dtype, "granularity": granularity, "M": m, "K": 4096})
+                moved = m * 4096 * (2 + 2 + 1)
+                eager = 0.02 + moved / (0.25 * peak_gb_s * 1e6)
+                arms: dict[str, Mapping[str, object]] = {
+                    "eager": {"ms": eager, "bytes": moved},
+                    "eager:again": {"ms": eager, "bytes": moved, "baseline": "eager"},
+                }
+                if not skip_compile:
+                    fast = 0.006 + moved / ((0.82 if granularity == "rowwise" else 0.6) * peak_gb_s * 1e6)
+                    arms["compile"] = {"ms": fast, "bytes": moved, "baseline": "eager"}
+                rows = invented.times(case, arms)
+                rows += [figure(case, a, "mismatches", 0.0) for a in ("eager", "compile") if a in arms]
+                if skip_compile:
+                    rows.append(absent(case, "compile", "skipped", skip_compile, "eager"))
+                else:
+                    rows.append(figure(case, "compile", "compile_s", 2.1, resolved={"compile_cache": "cold", "graphs": 1}))
+                out.append(rows)
+    return out
+
+
+def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list[list[Measurement]]:
+    """The three GEMMs of five layers at 8192 tokens; small K gains little from FP8."""
+    out = []
+    for layer, k, n in SHAPES:
+        for role, (m_, k_, n_) in {
+            "output": (8192, k, n),
+            "grad_input": (8192, n, k),
+            "grad_weight": (n, 8192, k),
+        }.items():
+            axes: dict[str, Scalar] = {"shape_set": "llama3_8b", "layer": layer, "role": role, "M": m_, "K": k_, "N": n_}
+            case = Case.of("gemm", axes)
+            flops = 2.0 * m_ * k_ * n_
+            base = 0.012 + flops / (bf16_tflops * 1e9)
+            arms: dict[str, Mapping[str, object]] = {
+                "bf16": {"ms": base, "flops": {"bf16": flops}},
+                "bf16:again": {"ms": base, "flops": {"bf16": flops}, "baseline": "bf16"},
+            }
+            if fp8:
+                for arm, gain in zip(GEMM_ARMS[1:], (1.55, 1.78, 1.32, 1.52), strict=True):
+                    ms = 0.015 + flops / (gain * bf16_tflops * 1e9)
+                    resolved = {"backend": "torch", "kernels": ["cutlass_90_fp8"], "fp8_gemms": 1, "fp8_gemms_expected": 1}
+                    arms[arm] = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
+            rows = invented.times(case, arms)
+            for arm in GEMM_ARMS[1:]:
+                if fp8:
+                    resolved = {"sqnr_bound_db": 28.3}
+                    rows.append(figure(case, arm, "sqnr_db", 28.5 + invented.random.gauss(0, 0.03), resolved=resolved))
+                    rows.append(figure(case, arm, "sqnr_row_min_db", 27.2, resolved=resolved))
+                else:
+                    rows.append(absent(case, arm, "skipped", "compute capability 8.0 has no FP8", "bf16"))
+            out.append(rows)
+    return out
+
+
+def linear_cases(invented: Invented, bf16_tflops: float, skip: Mapping[str, str] | None = None) -> list[list[Measurement]]:
+    """Forward and backward of five layers, the whole square; FP8 eager loses to its casts on small layers."""
+    skip = skip or {}
+    out = []
+    for layer, k, n in SHAPES:
+        axes: dict[str, Scalar] = {"model": "llama3_8b", "layer": layer, "M": 8192, "K": k, "N": n}
+        case = Case.of("linear", axes)
+        flops = 6.0 * 8192 * k * n
+        rows, arms = [], {}
+        for arm in LINEAR_ARMS:
+            precision, mode = arm.rsplit("_", 1)
+            baseline = "" if precision == "bf16" else f"bf16_{mode}"
+            if arm in skip:
+                rows.append(absent(case, arm, "skipped", skip[arm], baseline))
+                continue
+            gain = {"bf16": 1.0, "tensorwise": 1.62, "rowwise": 1.36, "rowwise_with_gw_hp": 1.2}[precision]
+            casts = 0.0 if precision == "bf16" else (0.55 if mode == "eager" else 0.12) * (8192 * (k + n)) / (8192 * 12000)
+            fp8 = 0.0 if precision == "bf16" else (2 / 3 if precision.endswith("hp") else 1.0) * flops
+            split = {d: f for d, f in (("bf16", flops - fp8), ("e4m3", fp8)) if f}
+            expected = 0 if precision == "bf16" else 2 if precision.endswith("hp") else 3
+            resolved = {"fp8_gemms": expected, "fp8_gemms_expected": expected, "backend": "torch"} if expected else {}
+            arms[arm] = {
+                "ms": 0.03 + flops / (gain * bf16_tflops * 1e9) + casts,
+                "baseline": baseline,
+                "flops": split,
+                "resolved": resolved,
+            }
+            if arm == "bf16_eager":
+                arms["bf16_eager:again"] = {**arms[arm], "baseline": "bf16_eager"}
+            if expected:
+                rows.append(figure(case, arm, "sqnr_db", 28.4 if precision != "tensorwise" else 24.6, resolved={"sqnr_bound_db": 28.2 if precision != "tensorwise" else 24.4}))
+            if mode == "compile":
+                rows.append(figure(case, arm, "compile_s", 6.5, resolved={"compile_cache": "cold", "graphs": 1}))
+        rows += invented.times(case, arms)
+        if layer == "gate+up":
+            rows += invented.times(case, {a: {**v, "ms": float(str(v["ms"])) * 1.07, "rounds": 4} for a, v in arms.items() if ":" not in a}, "sustained")
+        out.append(rows)
+    return out
+
+
+def ceiling_cases(invented: Invented, peak_gb_s: float, bf16_tflops: float) -> list[list[Measurement]]:
+    """Copies of eight sizes and one large matmul in each precision."""
+    out = []
+    for power in range(20, 33, 2):
+        for what, share in (("copy", 0.88), ("read", 0.93), ("transpose", 0.55)):
+            case = Case.of("ceilings", {"what": what, "bytes": 2**power})
+            ms = 0.003 + 2**power / (share * peak_gb_s * 1e6)
+            out.append(invented.times(case, {"torch": {"ms": ms, "bytes": float(2**power)}}))
+    for what, gain in (("mm_bf16", 1.02), ("mm_fp8", 1.9)):
+        case = Case.of("ceilings", {"what": what, "size": 8192})
+        flops = 2.0 * 8192**3
+        dtype = "e4m3" if what == "mm_fp8" else "bf16"
+        out.append(invented.times(case, {"torch": {"ms": flops / (gain * bf16_tflops * 1e9), "flops": {dtype: flops}}}))
+    return out
+
+
+def gpu_run(folder: Path, **more: object) -> Path:
+    """A whole quick run on an invented H200, with one wrong arm and one skipped one."""
+    invented = Invented()
+    cases = cast_cases(invented, 4200.0) + gemm_cases(invented, 720.0) + linear_cases(invented, 690.0)
+    cases += ceiling_cases(invented, 4200.0, 740.0)
+    odd = Case.of("gemm", {"shape_set": "custom", "layer": "odd", "role": "output", "M": 8192, "K": 4104, "N": 4096})
+    cases.append(
+        invented.times(odd, {"bf16": {"ms": 0.4, "flops": {"bf16": 1e11}}})
+        + [absent(odd, arm, "skipped", "K=4104 is no multiple of 16, which FP8 GEMMs need", "bf16") for arm in GEMM_ARMS[1:]]
+    )
+    return write_run(folder, cases, **more)  # type: ignore[arg-type]
+
+
+def cpu_run(folder: Path, **more: object) -> Path:
+    """A whole quick run on an invented CPU without a C++ compiler."""
+    invented = Invented(seed=1, spread=0.03, clock_mhz=None, timing={**TIMING, "method": "perf_counter", "l2": "none"})
+    why = "no C++ compiler: torch.compile needs one"
+    cases = cast_cases(invented, 12.0, skip_compile=why) + linear_cases(
+        invented, 0.02, {a: why for a in LINEAR_ARMS if a.endswith("_compile")}
+    )
+    return write_run(folder, cases, **{"env": CPU, "run_id": "20260102T050607Z-0123456-ef01", **more})  # type: ignore[arg-type]
