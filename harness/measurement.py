@@ -38,11 +38,16 @@ METRICS: dict[str, Metric] = {
         Metric("compile_s", "s", "lower", "first call of a compiled arm; `resolved.compile_cache` says cold or warm"),
         Metric("sqnr_db", "dB", "higher", "20 log10(|ref| / |ref - x|) over the whole result"),
         Metric("sqnr_row_min_db", "dB", "higher", "smallest SQNR of any row of the result"),
+        Metric("grad_input_sqnr_db", "dB", "higher", "SQNR of the gradient of a layer's input"),
+        Metric("grad_input_sqnr_row_min_db", "dB", "higher", "smallest SQNR of any of its rows"),
+        Metric("grad_weight_sqnr_db", "dB", "higher", "SQNR of the gradient of a layer's weight"),
+        Metric("grad_weight_sqnr_row_min_db", "dB", "higher", "smallest SQNR of any of its rows"),
+        Metric("accum_sqnr_db", "dB", "higher", "SQNR of an FP8 GEMM against the exact product of its codes"),
         Metric("rel_err_max", "1", "lower", "largest |x - ref| over the largest |ref|"),
         Metric("underflow_frac", "1", "lower", "share of nonzero inputs that the cast turned into zero"),
-        Metric("saturated_frac", "1", "lower", "share of inputs beyond the largest finite FP8 value after scaling"),
+        Metric("saturated_frac", "1", "lower", "share of scaled inputs that would round beyond the largest FP8 value"),
         Metric("mismatches", "count", "lower", "codes that differ from the reference cast; NaN compared as a class"),
-        Metric("launch_us", "us", "lower", "time from the call of an empty kernel to its return"),
+        Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 }
 

@@ -1,0 +1,162 @@
+"""Compiled arms that never run eager in silence.
+
+Dynamo keeps the graphs of a function with its *code object* and gives up after `recompile_limit` (8) of them:
+from then on a plain `torch.compile` runs eager, with one warning. A sweep of 14 shapes through one function
+would time eager under the name of compile. `torch._dynamo.reset()` before each arm avoids that, but throws
+away the graphs of the case's other compiled arms too, which would then compile inside the timed region, since
+arms are interleaved. So each arm compiles a code object of its own (`fresh_compile`), and `CompileWatch`
+counts what the compiler did meanwhile, so that a row can be refused if it is not what it claims.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def fresh_compile(fn: Callable[P, R]) -> Callable[P, R]:
+    """Compiles a copy of `fn` that shares no Dynamo cache with anything else; static shapes, one whole graph.
+
+    Args:
+        fn: a Python function or closure. A module is wrapped in one: `fresh_compile(lambda x: module(x))`.
+
+    Returns:
+        The compiled copy. It raises, rather than run eager, where `fn` can't be one graph or where it meets
+        more input shapes than `torch._dynamo.config.recompile_limit`.
+
+    Raises:
+        TypeError: `fn` is not a plain Python function, so it has no code object to copy.
+    """
+    if not isinstance(fn, types.FunctionType):
+        raise TypeError(
+            f"fresh_compile takes a Python function or closure, got {type(fn).__name__}; wrap it in one"
+        )
+    # replace() without arguments copies: an equal code object with an identity, hence a cache, of its own.
+    copy = types.FunctionType(
+        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return torch.compile(copy, fullgraph=True, dynamic=False)
+
+
+def reset() -> None:
+    """Forgets every graph of this process, so that a long sweep doesn't keep those of its past cases.
+
+    For the start of a case, never between its arms: see the module's docstring.
+    """
+    torch._dynamo.reset()
+
+
+def compile_unavailable(device: str) -> str | None:
+    """Why `torch.compile` can't build code for this device here; None where it can.
+
+    Inductor needs a C++ compiler on CPU (the program that CXX names, else g++) and triton on a GPU.
+    """
+    if torch.device(device).type == "cpu":
+        candidates = [str(name) for name in inductor_config.cpp.cxx if name]
+        if any(_answers(name) for name in candidates):
+            return None
+        return (
+            f"torch.compile needs a C++ compiler on CPU and {' or '.join(candidates)} does not run; "
+            "install g++ or set CXX to the name of one"
+        )
+    if importlib.util.find_spec("triton") is None:
+        return f"torch.compile needs triton for {device}; install the one that this build of torch asks for"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What the compiler has done, in totals since the process began or as the difference of two."""
+
+    graphs: int
+    graph_breaks: int
+    cache_hits: int
+    cache_misses: int
+
+    @classmethod
+    def now(cls) -> _Counts:
+        """Reads Dynamo's counters; one that this version of torch lacks reads as 0."""
+        inductor, autograd = counters["inductor"], counters["aot_autograd"]
+        return cls(
+            graphs=counters["stats"]["unique_graphs"],
+            graph_breaks=sum(counters["graph_break"].values()),
+            # A hit in autograd's cache never reaches inductor's; a miss there goes on to it and is counted there.
+            cache_hits=autograd["autograd_cache_hit"] + inductor["fxgraph_cache_hit"],
+            cache_misses=inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"],
+        )
+
+    def __sub__(self, earlier: _Counts) -> _Counts:
+        return _Counts(
+            self.graphs - earlier.graphs,
+            self.graph_breaks - earlier.graph_breaks,
+            self.cache_hits - earlier.cache_hits,
+            self.cache_misses - earlier.cache_misses,
+        )
+
+
+class CompileWatch:
+    """Counts what the compiler does from the making of the watch on.
+
+    Made before the first call of a compiled arm, it says whether that call compiled the arm whole (`fault`) and
+    where the code came from (`summary`). `mark` ends the preparation: call it once *every* arm of the case is
+    ready, since the counters are the process's and not an arm's. From then on nothing may compile
+    (`fault_since_mark`), or time spent in the compiler, or in eager code, would count as the arm's.
+    """
+
+    def __init__(self) -> None:
+        self._start = self._marked = _Counts.now()
+
+    def summary(self) -> dict[str, object]:
+        """For `resolved`: graphs, graph breaks, and whether the code was compiled or came from the disk cache."""
+        seen = _Counts.now() - self._start
+        sources = (["warm"] if seen.cache_hits else []) + (["cold"] if seen.cache_misses else [])
+        return {
+            "compile_cache": "+".join(sources) or "unknown",
+            "compile_graphs": seen.graphs,
+            "compile_graph_breaks": seen.graph_breaks,
+        }
+
+    def fault(self) -> str:
+        """Why the arm is not compiled whole; "" where it is."""
+        seen = _Counts.now() - self._start
+        if seen.graphs == 0:
+            return "nothing was compiled: the arm ran eager (is TORCHDYNAMO_DISABLE or a force_eager stance set?)"
+        if seen.graph_breaks:
+            return f"{seen.graph_breaks} graph break(s): part of the arm ran eager"
+        return ""
+
+    def mark(self) -> None:
+        """Ends the preparation: from here on the compiled arms are in their steady state."""
+        self._marked = _Counts.now()
+
+    def fault_since_mark(self) -> str:
+        """What the compiler did since the mark, where nothing was to be done; "" if nothing."""
+        seen = _Counts.now() - self._marked
+        if seen.graphs or seen.graph_breaks:
+            return (
+                f"{seen.graphs} graph(s) compiled and {seen.graph_breaks} graph break(s) while it was timed"
+            )
+        return ""
+
+
+def _answers(compiler: str) -> bool:
+    """Whether the program runs when asked for its version, which is how inductor finds its compiler."""
+    if shutil.which(compiler) is None:
+        return False
+    return subprocess.run([compiler, "--version"], capture_output=True, check=False).returncode == 0

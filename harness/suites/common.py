@@ -1,0 +1,196 @@
+"""What the suites share: random data, operand sets, arms that compile, the layers of a model."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from harness.compiling import compile_unavailable
+from harness.shapes import FROM_MODEL, Layer
+from harness.workload import Axis, Unsupported
+
+if TYPE_CHECKING:
+    from harness.case import Scalar
+
+T = TypeVar("T")
+
+SIZES = {
+    "M": Axis("rows of A and of the result", linked=True),
+    "K": Axis("contracted dimension", linked=True),
+    "N": Axis("columns of B and of the result", linked=True),
+    "tokens": Axis("tokens of one step, for named shape sets", linked=True),
+}
+OUTLIER_SHARE, OUTLIER_FACTOR = 1e-3, 100.0
+DATA = {
+    "randn": "Gaussian",
+    "uniform": "uniform in [-1, 1)",
+    "outlier_1e-3": "Gaussian, one element in a thousand 100 times as large",
+    "zeros": "all 0: draws less power than any training step, only on purpose",
+    "ones": "all 1: likewise",
+}
+
+
+def generator(device: str, seed: int, stream: int) -> torch.Generator:
+    """A random stream of its own for each operand of a case; the same for all arms."""
+    return torch.Generator(device).manual_seed(seed * 1000 + stream)
+
+
+def draw(
+    data: str, shape: tuple[int, ...], random: torch.Generator, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """A tensor of the named distribution, contiguous, on the generator's device.
+
+    Raises:
+        ValueError: a distribution that is not in `DATA`.
+    """
+    x = torch.empty(shape, device=random.device, dtype=dtype)
+    if data == "zeros":
+        return x.zero_()
+    if data == "ones":
+        return x.fill_(1)
+    if data == "uniform":
+        return x.uniform_(-1, 1, generator=random)
+    x.normal_(generator=random)
+    if data == "randn":
+        return x
+    if data == "outlier_1e-3":
+        chosen = torch.rand(shape, device=random.device, generator=random) < OUTLIER_SHARE
+        return torch.where(chosen, x * OUTLIER_FACTOR, x)
+    raise ValueError(f"data={data!r} is no distribution; known: {', '.join(DATA)}")
+
+
+def compile_missing(device: str) -> Unsupported | None:
+    """Why compiled arms can't run on this device."""
+    reason = compile_unavailable(device)
+    return Unsupported("device", reason) if reason else None
+
+
+def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
+    """The nearest sizes that FP8 matmul takes, and the arm that takes any.
+
+    >>> way_out(8, 100, 32, 16, "bf16")
+    'nearest: K=96 or 112; arms=[bf16] takes M=8, K=100, N=32'
+    """
+    near = []
+    for name, size in (("K", K), ("N", N)):
+        below = size // multiple * multiple
+        if size != below:
+            near.append(f"{name}={f'{below} or ' if below else ''}{below + multiple}")
+    return (f"nearest: {', '.join(near)}; " if near else "") + f"arms=[{any_shape}] takes M={M}, K={K}, N={N}"
+
+
+class Rotation(Sequence[Callable[[], object]]):
+    """Closures over copies of a workload's operands, made when first asked for.
+
+    Load over a few seconds must not find its operands in a cache, so it takes turns between sets: at least 3,
+    and more until they exceed 256 MB and 4 times the L2 cache (at most 16). Copies hold the same values at
+    other addresses, which is all that matters to a cache.
+    """
+
+    def __init__(self, closure: Callable[..., object], operands: Sequence[Tensor], device: str) -> None:
+        self._closure, self._operands = closure, operands
+        size = sum(x.numel() * x.element_size() for x in operands)
+        l2 = (
+            torch.cuda.get_device_properties(device).L2_cache_size
+            if torch.device(device).type == "cuda"
+            else 0
+        )
+        self._count = min(16, max(3, -(-max(256 * 2**20, 4 * l2) // max(size, 1))))
+        self._made: list[Callable[[], object]] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Callable[[], object]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Callable[[], object]]: ...
+    def __getitem__(self, index: int | slice) -> Callable[[], object] | Sequence[Callable[[], object]]:
+        while len(self._made) < self._count:
+            self._made.append(_over_copies(self._closure, self._operands))
+        return self._made[index]
+
+
+def _over_copies(closure: Callable[..., object], operands: Sequence[Tensor]) -> Callable[[], object]:
+    copies = [_copy(x) for x in operands]
+    return lambda: closure(*copies)
+
+
+def _copy(x: Tensor) -> Tensor:
+    """A copy with the same strides that requires a gradient where x does."""
+    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    raw = (
+        torch.uint8 if x.is_floating_point() and x.element_size() == 1 else x.dtype
+    )  # float8 through its bytes
+    copy.view(raw).copy_(x.detach().view(raw))
+    return copy.requires_grad_(x.requires_grad)
+
+
+def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
+    """The nn.Linear layers of the model of the command line; [] where no shape set asks for it.
+
+    Args:
+        shapes: shape sets; only "from_model" needs a model.
+        model: an nn.Module, or the mapping `{"_target_": "package.module.callable", **arguments}`, which is
+            called with the default device "meta", so that no weight is allocated.
+
+    Raises:
+        ValueError: no model, or one that cannot be built or that has no nn.Linear.
+    """
+    if FROM_MODEL not in shapes:
+        return []
+    built = model if isinstance(model, nn.Module) else _build(model)
+    layers = [Layer(*named) for named in _linears(built)]
+    if not layers:
+        raise ValueError(
+            f"{type(built).__name__} has no nn.Linear layer; shapes=from_model needs at least one"
+        )
+    return layers
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, int, int, int]]:
+    """Name, sizes and count of the linear layers; the blocks of a stack (`layers.0`, `layers.1`) become one."""
+    counts: dict[tuple[str, int, int], int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            key = (re.sub(r"\b\d+\b", "*", name) or "linear", module.in_features, module.out_features)
+            counts[key] = counts.get(key, 0) + 1
+    for (name, inner, outer), count in counts.items():
+        yield name, inner, outer, count
+
+
+def _build(spec: Any) -> nn.Module:
+    if not isinstance(spec, Mapping) or "_target_" not in spec:
+        raise ValueError("shapes=from_model needs a model: model._target_=package.module.callable")
+    target = str(spec["_target_"])
+    module, _, name = target.rpartition(".")
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"model._target_={target!r} cannot be imported: {error}") from error
+    arguments = {key: value for key, value in spec.items() if key != "_target_"}
+    try:
+        with torch.device("meta"):
+            built = make(**arguments)
+    except TypeError as error:
+        raise ValueError(f"model._target_={target!r} does not take {arguments}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise ValueError(f"model._target_={target!r} made a {type(built).__name__}; expected an nn.Module")
+    return built
+
+
+def with_defaults(
+    points: Sequence[Mapping[str, Scalar]], axes: Mapping[str, Sequence[Scalar]], known: Mapping[str, Axis]
+) -> list[dict[str, Scalar]]:
+    """Points that also fix every crossed axis which the sweep leaves open, to the first of its choices."""
+    open_axes = {
+        name: axis.choices[0]
+        for name, axis in known.items()
+        if not axis.linked and name not in axes and axis.choices
+    }
+    return [{**open_axes, **point} for point in points]

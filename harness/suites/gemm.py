@@ -1,0 +1,197 @@
+"""Suite `gemm`: one matrix product on operands that are already in their format; casting is not timed.
+
+D [M, N] = A [M, K] @ B [K, N] with A row-major and B column-major, D in bfloat16. The role of the GEMM in a
+training step chooses the formats as the recipes `tensorwise` and `rowwise` do; it is `output` for sizes given by
+number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fp8core.cast import scale_and_cast
+from fp8core.gemm import layout, scaled_mm
+from fp8core.gemm.layout import Operand
+from fp8core.recipe import RECIPES, Cast
+from harness import metrics
+from harness.shapes import ROLES, gemm_points
+from harness.suites import oracle
+from harness.suites.common import DATA, SIZES, Rotation, draw, generator, model_layers, way_out, with_defaults
+from harness.suites.oracle import Judgement
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+
+if TYPE_CHECKING:
+    from harness.case import Case, Scalar
+
+AXES: Mapping[str, Axis] = {
+    **SIZES,
+    "role": Axis("which GEMM of a linear layer", ROLES, linked=True),
+    "data": Axis("; ".join(f"{name}: {doc}" for name, doc in DATA.items()), tuple(DATA)),
+}
+ARMS: Mapping[str, ArmInfo] = {
+    "bf16": ArmInfo("torch.mm on bfloat16"),
+    "fp8_tensorwise": ArmInfo("one scale a tensor", baseline="bf16"),
+    "fp8_tensorwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
+    "fp8_rowwise": ArmInfo("a power-of-two scale for each row of A and column of B", baseline="bf16"),
+    "fp8_rowwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
+}
+Multiply = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # codes of A and B, scale_inv of A and B -> D
+
+CHECKED_ROWS = 64  # of A, where the whole product would be large
+CHECKED_WHOLE = 2**24  # multiplications up to which the whole product is checked
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """The GEMMs of the named layers, each in its roles, or the product of M, K and N."""
+    return with_defaults(gemm_points(shapes, axes, model_layers(shapes, model)), axes, AXES)
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """FP8's sizes and formats on any device, then this device's FP8 units, then fast accumulation."""
+    casts = _casts(case, arm)
+    if casts is None:
+        return None
+    M, K, N = _sizes(case)
+    formats = casts[0].format, casts[1].format
+    reason = layout.shape_reason(M, K, N, *formats, casts[0].granularity, torch.bfloat16)
+    if reason:
+        return Unsupported("shape", f"{reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16')}")
+    reason = layout.device_reason(device, *formats)
+    if not reason and arm.endswith("_fast") and torch.device(device).type == "cpu":
+        reason = "a CPU ignores use_fast_accum: this arm would repeat the one without it"
+    return Unsupported("device", reason) if reason else None
+
+
+def work(case: Case) -> float:
+    """Floating-point operations."""
+    M, K, N = _sizes(case)
+    return 2.0 * M * K * N
+
+
+def build(case: Case, arm: str, device: str) -> Workload:
+    """Draws A and B^T, casts them, and times nothing but the product."""
+    M, K, N = _sizes(case)
+    casts = _casts(case, arm)
+    whole = M * K * N <= CHECKED_WHOLE
+    rows = oracle.sample_rows(M, case.seed, M if whole else CHECKED_ROWS, device)
+    resolved: dict[str, object] = {
+        "timed": "the product of operands cast beforehand",
+        "out_dtype": "bfloat16",
+        "checked_rows": len(rows),
+    }
+    if casts is None:
+        a, b = _operands(case, device)
+        return Workload(
+            run=lambda: torch.mm(a, b),
+            check=lambda: _check_bf16(torch.mm(a, b), a, b, rows),
+            flops={"bf16": work(case)},
+            bytes_moved=2.0 * (M * K + K * N + M * N),
+            resolved={**resolved, "a_dtype": "bfloat16", "b_dtype": "bfloat16", "backend": "torch.mm"},
+            variants=Rotation(torch.mm, (a, b), device),
+        )
+    qa, qb = (_quantised(x, c, d) for x, c, d in zip(_operands(case, device), casts, (-1, 0), strict=True))
+    fast = arm.endswith("_fast")
+
+    def multiply(a_codes: Tensor, b_codes: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor) -> Tensor:
+        return scaled_mm(
+            Operand(a_codes, a_scale_inv), Operand(b_codes, b_scale_inv), torch.bfloat16, use_fast_accum=fast
+        )
+
+    operands = (qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)
+    formats = oracle.short(qa.qdata.dtype), oracle.short(qb.qdata.dtype)
+    return Workload(
+        run=lambda: multiply(*operands),
+        check=lambda: _check_fp8(multiply, case, qa, qb, rows, fast),
+        flops={"e5m2" if "e5m2" in formats else "e4m3": work(case)},
+        bytes_moved=1.0 * (M * K + K * N) + 2.0 * M * N + 4.0 * (qa.scale_inv.numel() + qb.scale_inv.numel()),
+        resolved={
+            **resolved,
+            "a_dtype": str(qa.qdata.dtype).removeprefix("torch."),
+            "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
+            "a_cast": str(casts[0]),
+            "b_cast": str(casts[1]),
+            "backend": "torch._scaled_mm",
+            "use_fast_accum": fast,
+        },
+        variants=Rotation(multiply, operands, device),
+    )
+
+
+def _sizes(case: Case) -> tuple[int, int, int]:
+    return case.integer("M"), case.integer("K"), case.integer("N")
+
+
+def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
+    """How the operands are cast; None for bf16."""
+    if arm == "bf16":
+        return None
+    gemm = RECIPES[arm.removeprefix("fp8_").removesuffix("_fast")].gemms[str(case["role"])]
+    assert gemm.a is not None
+    assert gemm.b is not None
+    return gemm.a, gemm.b
+
+
+def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:
+    """A [M, K] row-major and B [K, N] column-major in bfloat16; the same for every arm, and for its check."""
+    M, K, N = _sizes(case)
+    data = str(case["data"])
+    a = draw(data, (M, K), generator(device, case.seed, 0))
+    return a, draw(data, (N, K), generator(device, case.seed, 1)).t()
+
+
+def _quantised(x: Tensor, cast: Cast, dim: int) -> Operand:
+    """An operand in FP8, scaled along the contracted dimension `dim`."""
+    return Operand(*scale_and_cast(x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two))
+
+
+def _check_bf16(actual: Tensor, a: Tensor, b: Tensor, rows: Tensor) -> Numerics:
+    judgement = Judgement()
+    exact = oracle.product(a[rows], b)
+    judgement.values = metrics.figures(actual[rows], exact)
+    judgement.rounded("the product", actual[rows], exact, oracle.BF16_MATMUL_DB, oracle.BF16_MATMUL)
+    return judgement.verdict()
+
+
+def _check_fp8(
+    multiply: Multiply, case: Case, qa: Operand, qb: Operand, rows: Tensor, fast: bool
+) -> Numerics:
+    """The timed product on the timed operands, and on the same codes with scales that differ from line to line."""
+    judgement = Judgement()
+    a, b = _operands(case, qa.qdata.device.type)
+    part = multiply(qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)[rows]
+    judgement.values = metrics.figures(part, oracle.product(a[rows], b))
+
+    bound, source = oracle.ROUNDED_DB, oracle.ROUNDED
+    if fast:
+        bound = oracle.FAST_ACCUM_POSITIVE_DB if case["data"] == "ones" else oracle.FAST_ACCUM_DB
+        source = oracle.FAST_ACCUM
+    accumulation = judgement.rounded(
+        "the product", part, oracle.product_of_codes(qa, qb, rows), bound, source
+    )
+    judgement.values["accum_sqnr_db"] = accumulation
+    if case["data"] == "randn":
+        formats = oracle.short(qa.qdata.dtype), oracle.short(qb.qdata.dtype)
+        size = (len(rows), case.integer("K"), case.integer("N"))
+        judgement.gaussian("SQNR", judgement.values["sqnr_db"], formats, size, accumulation)
+
+    if qa.scale_inv.dim():
+        # Rows of like data have like scales; only a probe with unlike ones tells a scale from its neighbour's.
+        a_probe, b_probe = _spread(qa), _spread(qb)
+        part = multiply(a_probe.qdata, b_probe.qdata, a_probe.scale_inv, b_probe.scale_inv)[rows]
+        exact = oracle.product_of_codes(a_probe, b_probe, rows)
+        judgement.rounded("rows and columns of unlike size", part, exact, bound, source)
+    return judgement.verdict()
+
+
+def _spread(operand: Operand) -> Operand:
+    """The operand with its lines multiplied by 2^-8 .. 2^8 in turn; 17 of them, prime to every tile of a kernel."""
+    lines = operand.scale_inv.numel()
+    exponents = torch.arange(lines, device=operand.scale_inv.device) % 17 - 8
+    factors = torch.ldexp(torch.ones_like(operand.scale_inv), exponents.view_as(operand.scale_inv))
+    return Operand(operand.qdata, operand.scale_inv * factors)

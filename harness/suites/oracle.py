@@ -1,0 +1,215 @@
+"""What right looks like: references that share no code with what is measured, and the bounds they set.
+
+A GEMM has two references. Against the *exact product of its own codes* only accumulation and the rounding of
+the output remain, so the bound is tight and a wrong kernel cannot hide in quantisation noise. Against the
+product of the *high-precision inputs* the quantisation noise itself is judged: random Gaussian operands have
+one right value, and an FP8 arm that quietly ran in bf16 lies as far outside of it as one with a wrong scale.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fp8core.formats import as_element_format
+from fp8core.gemm.layout import Operand
+from harness import metrics
+from harness.workload import Numerics
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Cast
+
+AMAX_FLOOR = 1e-12  # the documented floor of fp8core.scaling
+
+# SQNR in dB of a GEMM of independent Gaussian operands whose casts round to nearest, whatever K is; docs/numerics.md,
+# section 4.2. Measured cells lie within 0.1 of these for tensorwise and rowwise, fp32 and power-of-two scales.
+GAUSSIAN_SQNR_DB = {("e4m3", "e4m3"): 28.50, ("e4m3", "e5m2"): 24.57, ("e5m2", "e5m2"): 22.53}
+GAUSSIAN_MARGIN_DB = 0.2
+
+# Rounding to bf16 moves an element by at most 2^-9 of itself, so that any row or column of a right result has at
+# least 54.2 dB. The rest of the way is for the sum: fp32 leaves 140 dB, promotion every 128 elements 78.
+ROUNDED_DB, ROUNDED = 50.0, "against the exact product of the codes; rounding to bf16 leaves 54.2"
+# cuBLAS may add the parts of a split sum in bf16 (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction).
+BF16_MATMUL_DB, BF16_MATMUL = 45.0, "against the exact product; bf16 output and partial sums"
+# Hopper's short accumulator, used by fast_accum, leaves 53 dB at K = 8192 of zero-mean data and loses 5 to 8 a
+# doubling (docs/numerics.md, section 5: a model, not a measurement): 30 holds up to the vocabulary of a large model.
+FAST_ACCUM_DB, FAST_ACCUM = 30.0, "against the exact product of the codes; short accumulator"
+# The same accumulator truncates. A sum of equal signs is then biased: 17 dB at K = 8192, 6 less a doubling.
+FAST_ACCUM_POSITIVE_DB = 3.0
+
+
+def reference_cast(
+    x: Tensor,
+    dtype: torch.dtype,
+    granularity: str,
+    *,
+    dim: int = -1,
+    power_of_two: bool = False,
+    amax: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Quantises as fp8core.cast documents it, by other means: numbers are looked up among the decoded codes.
+
+    Args:
+        x: [.., ..] of any floating dtype whose values float32 holds.
+        dtype: float8_e4m3fn or float8_e5m2.
+        granularity: "tensorwise" or "rowwise".
+        dim: the dimension over which "rowwise" shares a scale.
+        power_of_two: round scales down to powers of two.
+        amax: the largest magnitude where x is only a part of what shares a scale.
+
+    Returns:
+        (codes of x's shape, scale_inv float32: 0-dimensional, or x's shape with `dim` reduced to 1).
+    """
+    if amax is None:
+        magnitude = x.detach().abs()
+        amax = magnitude.max() if granularity == "tensorwise" else magnitude.max(dim, keepdim=True).values
+    decoded = torch.arange(128, dtype=torch.uint8, device=x.device).view(dtype).double()
+    values = decoded[decoded.isfinite()]  # non-negative codes in order, hence values in order
+    scale = (values[-1] / amax.double().clamp(min=AMAX_FLOOR)).float()
+    if power_of_two:
+        exponent = torch.frexp(scale.double()).exponent - 1
+        scale = torch.where(
+            scale.isfinite() & (scale > 0), torch.ldexp(torch.ones_like(scale), exponent), scale
+        )
+    scaled = x.detach().float() * scale
+    return _round_to(values, scaled, dtype), 1 / scale
+
+
+def _round_to(values: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:
+    """Nearest of `values` by magnitude, ties to the even code, beyond the last one the last one; NaN to NaN."""
+    middles = (values[1:] + values[:-1]) / 2  # exact: one bit more than the values have
+    codes = torch.empty(scaled.shape, dtype=torch.uint8, device=scaled.device)
+    for part, out in zip(scaled.reshape(-1).split(_CHUNK), codes.view(-1).split(_CHUNK), strict=True):
+        magnitude = part.double().abs()
+        below = torch.searchsorted(
+            middles, magnitude
+        )  # how many middles are smaller: the code, a tie rounded down
+        tie = magnitude == middles[below.clamp(max=len(middles) - 1)]
+        code = below + (tie & (below % 2 == 1))
+        code = torch.where(part.isnan(), 0x7F, code) + 0x80 * part.signbit()
+        out.copy_(code.to(torch.uint8))
+    return codes.view(dtype)
+
+
+_CHUNK = (
+    2**22
+)  # elements looked up at a time: 8-byte indices of a whole operand would take its memory tenfold
+
+
+def reference_operand(part: Tensor, cast: Cast, dim: int, whole: Tensor) -> Operand:
+    """`reference_cast` of some lines of a GEMM's operand.
+
+    Args:
+        part: the lines, complete along the contracted dimension.
+        cast: the recipe's choice for this operand.
+        dim: the contracted dimension.
+        whole: the operand that `part` was taken from; its largest magnitude is a tensorwise scale's.
+    """
+    amax = whole.detach().abs().max() if cast.granularity == "tensorwise" else None
+    return Operand(
+        *reference_cast(
+            part, cast.format.dtype, cast.granularity, dim=dim, power_of_two=cast.power_of_two, amax=amax
+        )
+    )
+
+
+def sample_rows(rows: int, seed: int, most: int, device: str) -> Tensor:
+    """Indices of at most `most` rows in ascending order: all of them, or a random choice with first and last."""
+    if rows <= most:
+        return torch.arange(rows, device=device)
+    chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[: max(most - 2, 0)]
+    return torch.cat([chosen, torch.tensor([0, rows - 1])]).unique().to(device)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a [R, K] @ b [K, N] in float64; b is widened a block of columns at a time."""
+    wide = a.double()
+    columns = max(1, 2**26 // max(b.shape[0], 1))
+    return torch.cat([wide @ part.double() for part in b.split(columns, dim=1)], dim=1)
+
+
+def product_of_codes(a: Operand, b: Operand, rows: Tensor) -> Tensor:
+    """The chosen rows of A @ B in float64, from codes and scales: exact to the last bits of float64."""
+    scale_a = a.scale_inv[rows] if a.scale_inv.dim() else a.scale_inv
+    # float8 has no index on every device, its bytes have.
+    codes = a.qdata.view(torch.uint8)[rows].view(a.qdata.dtype)
+    return product(codes, b.qdata) * scale_a.double() * b.scale_inv.double()
+
+
+def gaussian_margin_db(M: int, K: int, N: int) -> float:
+    """How far a right GEMM of Gaussian operands may lie from `GAUSSIAN_SQNR_DB`.
+
+    0.2 dB, or for a small GEMM five standard deviations of the sample: 12 / sqrt(n) dB, where n counts the
+    elements of the smallest of the three matrices (measured over 40 to 60 seeds and 14 shapes).
+    """
+    return max(GAUSSIAN_MARGIN_DB, 5 * 12 / math.sqrt(min(M * K, K * N, M * N)))
+
+
+@dataclass(slots=True)
+class Judgement:
+    """Collects figures and the reasons why a result may not be timed."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+    def at_least(self, what: str, figure: float, bound: float, source: str) -> None:
+        """A figure below its bound, or NaN, is a reason."""
+        if not figure >= bound:
+            self.reasons.append(f"{what} is {figure:.2f} dB, at least {bound:g} dB expected ({source})")
+
+    def near(self, what: str, figure: float, expected: float, margin: float, source: str) -> None:
+        """A figure further than the margin from the expected one, or NaN, is a reason."""
+        if not abs(figure - expected) <= margin:
+            self.reasons.append(
+                f"{what} is {figure:.2f} dB, {expected:.2f} +- {margin:.2f} dB expected ({source})"
+            )
+
+    def rounded(self, what: str, actual: Tensor, exact: Tensor, bound: float, source: str) -> float:
+        """Every row and column of a result must be the exact one but for rounding; returns the SQNR of the whole.
+
+        Lines of fewer than 16 elements are not judged one by one: all of them may nearly cancel, and then the
+        rounding of a sum is large beside the sum.
+        """
+        whole = metrics.sqnr_db(actual, exact)
+        self.at_least(what, whole, bound, source)
+        for line, x, reference in (("row", actual, exact), ("column", actual.t(), exact.t())):
+            if x.shape[1] >= 16:
+                self.at_least(f"{what}, worst {line}", metrics.sqnr_row_min_db(x, reference), bound, source)
+        return whole
+
+    def gaussian(
+        self,
+        what: str,
+        sqnr_db: float,
+        formats: tuple[str, str],
+        size: tuple[int, int, int],
+        accumulation_db: float,
+    ) -> None:
+        """Judges the quantisation noise of a GEMM of Gaussian operands.
+
+        Args:
+            what: named in the reason.
+            sqnr_db: against the product of the high-precision inputs.
+            formats: short names of the operands' formats, in any order.
+            size: M, K, N of the part that was compared.
+            accumulation_db: SQNR against the product of the codes; that noise comes on top.
+        """
+        first, second = sorted(formats)
+        table = GAUSSIAN_SQNR_DB[first, second]
+        expected = -10 * math.log10(10 ** (-table / 10) + 10 ** (-accumulation_db / 10))
+        self.near(
+            what, sqnr_db, expected, gaussian_margin_db(*size), f"{first} x {second}, docs/numerics.md 4.2"
+        )
+
+    def verdict(self) -> Numerics:
+        """All figures; ok where nothing was found."""
+        return Numerics(self.values, ok=not self.reasons, reason="; ".join(self.reasons))
+
+
+def short(dtype: torch.dtype) -> str:
+    """Short name of a float8 dtype: "e4m3"."""
+    return as_element_format(dtype).short

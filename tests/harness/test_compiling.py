@@ -1,0 +1,160 @@
+"""Oracles: eager results for values, Dynamo's own counters for what was compiled; 14 shapes pass the limit of 8."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
+
+from harness import compiling
+from harness.compiling import CompileWatch, compile_unavailable, fresh_compile
+
+needs_compiler = pytest.mark.skipif(
+    compile_unavailable("cpu") is not None, reason=f"compile arms are off: {compile_unavailable('cpu')}"
+)
+SHAPES = [(4, 4 + n) for n in range(14)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    compiling.reset()
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2 + 1
+
+
+@needs_compiler
+def test_fourteen_shapes_are_fourteen_graphs() -> None:
+    """One compiled arm a shape, as in a sweep: every arm is compiled, none falls back to eager."""
+    total = CompileWatch()
+    for shape in SHAPES:
+        watch = CompileWatch()
+        x = torch.randn(shape)
+        compiled = fresh_compile(double)
+        assert torch.equal(compiled(x), double(x))
+        assert watch.fault() == ""
+        watch.mark()
+        assert torch.equal(compiled(x), double(x))
+        assert watch.fault_since_mark() == ""
+    assert total.summary()["compile_graphs"] == len(SHAPES)
+
+
+@needs_compiler
+def test_an_arm_that_hits_the_recompile_limit_is_an_error_and_never_eager() -> None:
+    """14 shapes through one compiled function: torch allows 8 graphs, the ninth shape raises."""
+    assert torch._dynamo.config.recompile_limit == 8
+    compiled = fresh_compile(double)
+    for shape in SHAPES[:8]:
+        compiled(torch.randn(shape))
+    with pytest.raises(FailOnRecompileLimitHit, match="recompile_limit"):
+        compiled(torch.randn(SHAPES[8]))
+
+
+@needs_compiler
+def test_a_recompile_while_timed_is_seen() -> None:
+    compiled = fresh_compile(double)
+    watch = CompileWatch()
+    compiled(torch.randn(4, 4))
+    watch.mark()
+    compiled(torch.randn(4, 4))
+    assert watch.fault_since_mark() == ""
+    compiled(torch.randn(4, 5))
+    assert "1 graph(s) compiled" in watch.fault_since_mark()
+
+
+def test_an_arm_that_ran_eager_is_seen() -> None:
+    """The stance turns torch.compile off from outside, as TORCHDYNAMO_DISABLE=1 does."""
+    compiled = fresh_compile(double)
+    watch = CompileWatch()
+    with torch.compiler.set_stance("force_eager"):
+        compiled(torch.randn(4, 4))
+    assert "ran eager" in watch.fault()
+    assert watch.summary()["compile_graphs"] == 0
+
+
+def test_a_graph_break_raises() -> None:
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        fresh_compile(broken)(torch.randn(3))
+
+
+@needs_compiler
+def test_compiling_one_arm_leaves_the_other_arms_compiled() -> None:
+    """Both compile the same function, interleaved as in a timed round; the second makes the first compile no more."""
+    first, second = fresh_compile(double), fresh_compile(double)
+    x = torch.randn(5, 5)
+    first(x)
+    second(x)
+    watch = CompileWatch()
+    watch.mark()
+    for _ in range(3):
+        first(x)
+        second(x)
+    assert watch.fault_since_mark() == ""
+
+
+@needs_compiler
+def test_closures_and_defaults_survive_the_copy() -> None:
+    offset = torch.ones(3)
+
+    def closure(x: Tensor, *, factor: float = 3.0) -> Tensor:
+        return x * factor + offset
+
+    x = torch.arange(3.0)
+    assert torch.equal(fresh_compile(closure)(x), closure(x))
+
+
+@needs_compiler
+def test_the_disk_cache_is_told_from_a_compilation(tmp_path: object) -> None:
+    """Two fresh processes share a new cache folder: the first compiles, the second finds the code there."""
+    program = (
+        "import torch; from harness.compiling import *\n"
+        "w = CompileWatch(); fresh_compile(lambda x: x.sin() + 41)(torch.ones(7)); print(w.summary()['compile_cache'])"
+    )
+    folder = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    said = [_python(program, folder) for _ in range(2)]
+    assert said == ["cold", "warm"]
+
+
+def test_what_is_not_a_function_is_refused() -> None:
+    for thing in (torch.nn.Linear(2, 2), functools.partial(double), torch.sin):
+        with pytest.raises(TypeError, match="wrap it in one"):
+            fresh_compile(thing)
+
+
+def test_a_missing_compiler_is_named_with_the_way_out() -> None:
+    """In a process of its own, because inductor reads CXX when it is imported."""
+    program = "from harness.compiling import compile_unavailable; print(compile_unavailable('cpu'))"
+    said = _python(program, {"CXX": "no-such-compiler"})
+    assert "no-such-compiler does not run" in said
+    assert "CXX" in said
+
+
+def test_a_gpu_without_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    reason = compile_unavailable("cuda")
+    assert reason is not None
+    assert "triton" in reason
+
+
+def _python(program: str, environment: dict[str, str]) -> str:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return done.stdout.strip()

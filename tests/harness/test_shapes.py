@@ -1,0 +1,146 @@
+"""Oracles: parameter counts that the models' publishers state, and the matrix calculus of a linear layer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from harness import shapes
+from harness.case import expand
+from harness.errors import UsageError
+from harness.shapes import CUSTOM, FROM_MODEL, ROLES, SHAPES, Layer, gemm_points, linear_points, merge
+
+
+def linear_parameters(name: str) -> int:
+    return sum(layer.in_features * layer.out_features * layer.count for layer in SHAPES[name].layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "blocks", "vocab", "total"),
+    # Totals as the safetensors index of each model states them: 8.03 and 70.55 billion.
+    [("llama3_8b", 4096, 32, 128256, 8_030_261_248), ("llama3_70b", 8192, 80, 128256, 70_553_706_496)],
+)
+def test_llama_parameter_count(name: str, hidden: int, blocks: int, vocab: int, total: int) -> None:
+    """All parameters but the linear layers' are one embedding and 2 norms a block and a last one."""
+    assert linear_parameters(name) + vocab * hidden + (2 * blocks + 1) * hidden == total
+
+
+def test_gpt2_parameter_count() -> None:
+    """GPT-2 has 124,439,808 parameters with 50257 tokens and a tied head (its publisher's "124M")."""
+    vocab, width, positions, blocks = 50257, 768, 1024, 12
+    padding = (50304 - vocab) * width
+    biases = blocks * (3 * width + width + 4 * width + width)
+    norms = (2 * blocks + 1) * 2 * width
+    assert linear_parameters("nanogpt") - padding + positions * width + biases + norms == 124_439_808
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_sets_are_documented_and_fit_fp8(name: str) -> None:
+    assert SHAPES[name].doc
+    assert SHAPES[name].source
+    for layer in SHAPES[name].layers:
+        assert layer.in_features % 16 == 0 == layer.out_features % 16
+
+
+def test_roles_are_the_gemms_of_a_linear_layer() -> None:
+    """Oracle: autograd of `x @ w.T`; every role's product has its own shape and the value that autograd finds."""
+    tokens, layer = 3, Layer("l", in_features=5, out_features=7)
+    x = torch.randn(tokens, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    y = x @ w.T
+    g = torch.randn_like(y)
+    gx, gw = torch.autograd.grad(y, (x, w), g)
+    operands = {"output": (x, w.T, y), "grad_input": (g, w, gx), "grad_weight": (g.T, x, gw)}
+    found = {}
+    for point in gemm_points([FROM_MODEL], {"tokens": [tokens]}, [layer]):
+        a, b, product = operands[str(point["role"])]
+        assert (point["M"], point["K"], point["N"]) == (*a.shape, b.shape[1])
+        assert torch.allclose(a @ b, product)
+        found[point["role"]] = point["layer"]
+    assert tuple(found) == ROLES
+
+
+def test_merge_keeps_every_name_and_the_count() -> None:
+    merged = merge(SHAPES["llama3_8b"].layers)
+    assert {layer.name: layer.count for layer in merged} == {
+        "q+o": 64,
+        "k+v": 64,
+        "gate+up": 64,
+        "down": 32,
+        "head": 1,
+    }
+    before = SHAPES["llama3_8b"].layers
+    assert sum(math.prod((layer.in_features, layer.out_features, layer.count)) for layer in merged) == sum(
+        math.prod((layer.in_features, layer.out_features, layer.count)) for layer in before
+    )
+
+
+def test_linear_points_cross_layers_with_tokens() -> None:
+    points = linear_points(["tiny"], {"tokens": [16, 48]})
+    assert [(p["layer"], p["M"], p["K"], p["N"]) for p in points] == [
+        ("wide", 16, 64, 128),
+        ("wide", 48, 64, 128),
+        ("narrow", 16, 128, 64),
+        ("narrow", 48, 128, 64),
+    ]
+    assert {p["M"] for p in linear_points(["tiny"], {})} == set(SHAPES["tiny"].tokens)
+
+
+def test_sizes_by_number_replace_named_sets() -> None:
+    axes = {"M": [16, 32], "K": [64], "N": [48], "tokens": [4096]}
+    points = linear_points(["llama3_8b"], axes)
+    assert points == [
+        {"shape_set": CUSTOM, "layer": CUSTOM, "M": 16, "K": 64, "N": 48},
+        {"shape_set": CUSTOM, "layer": CUSTOM, "M": 32, "K": 64, "N": 48},
+    ]
+    assert [p["role"] for p in gemm_points([], axes)] == ["output", "output"]
+    both = gemm_points([], {**axes, "role": ["output", "grad_weight"]})
+    assert {(p["role"], p["M"], p["K"], p["N"]) for p in both if p["M"] == 16} == {
+        ("output", 16, 64, 48),
+        ("grad_weight", 16, 64, 48),
+    }
+
+
+@pytest.mark.parametrize("given", [["M"], ["K"], ["N"], ["M", "K"], ["K", "N"], ["M", "N"]])
+def test_some_sizes_by_number_name_the_missing_ones(given: list[str]) -> None:
+    with pytest.raises(ValueError, match="missing") as caught:
+        linear_points(["tiny"], {name: [16] for name in given})
+    for name in "MKN":
+        said = str(caught.value).split("given,")
+        assert (f"axes.{name}" in said[0]) == (name in given)
+        assert (f"axes.{name}" in said[1]) == (name not in given)
+
+
+def test_cubes_are_plain_gemms_whatever_the_tokens() -> None:
+    points = gemm_points(["pow2"], {"tokens": [64]})
+    assert [p["M"] for p in points] == [512, 1024, 2048, 4096, 8192, 16384]
+    assert all(p["M"] == p["K"] == p["N"] and p["role"] == "output" for p in points)
+
+
+def test_a_layer_that_happens_to_be_a_cube_keeps_its_roles() -> None:
+    square = [p for p in gemm_points(["llama3_8b"], {"tokens": [4096]}) if p["layer"] == "q+o"]
+    assert [p["role"] for p in square] == list(ROLES)
+
+
+def test_bad_requests_say_what_is_known() -> None:
+    with pytest.raises(UsageError, match="nearest: llama3_8b"):
+        linear_points(["lama3_8b"], {"tokens": [16]})
+    with pytest.raises(ValueError, match="axes.tokens"):
+        linear_points(["llama3_8b"], {})
+    with pytest.raises(ValueError, match="model._target_"):
+        linear_points([FROM_MODEL], {"tokens": [16]})
+    with pytest.raises(ValueError, match="no shapes"):
+        linear_points([], {})
+
+
+def test_points_are_distinct_cases() -> None:
+    points = gemm_points(["llama3_8b", "nanogpt"], {"tokens": [8192]})
+    assert len(points) == (5 + 5) * 3
+    assert len(expand("gemm", {}, points)) == len(points)
+
+
+def test_listing_shapes_needs_no_torch() -> None:
+    """The module is read by reports on machines without torch."""
+    assert not hasattr(shapes, "torch")
