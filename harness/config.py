@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -116,6 +117,8 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
             "on_device", lambda cpu, gpu: gpu if device == "cuda" else cpu, replace=True
         )
         plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    except OverrideParseException as error:
+        raise UsageError(f"cannot read {error.override!r}: {_first_line(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(" ".join(str(error).split())) from error
     plain["device"] = device
@@ -128,7 +131,7 @@ def _register(known: dict[str, Path]) -> None:
     for name, path in known.items():
         try:
             node = OmegaConf.load(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
         # The sweep's own values win over what it extends, so name and question are set here.
         node["name"] = name
@@ -169,6 +172,10 @@ def _timing(plain: dict[str, Any]) -> TimingConfig:
         return TimingConfig(**values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"timing: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def command_line(overrides: Sequence[str]) -> str:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness import compiling, store
 from harness.errors import UsageError
 from harness.measurement import Measurement
@@ -111,7 +109,7 @@ class Executor:
         rows = [
             _row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()
         ]
-        torch._dynamo.reset()
+        compiling.reset()
         arms: dict[str, _Arm] = {}
         for name in planned.runnable:
             arm = self._prepare(planned, name, rows)
@@ -122,14 +120,13 @@ class Executor:
         if self.control and first is not None:
             closures[first + AGAIN] = arms[first].workload.run
             arms[first + AGAIN] = replace(arms[first], name=first + AGAIN, baseline=first)
-        with compiling.CompileWatch() as watch:
-            timings = list(measure(closures, self.timer, self.timing, self.seed, self.monitor).items())
-            if sustained:
-                rotating = {n: a.workload.variants or (a.workload.run,) for n, a in arms.items()}
-                steady = measure_sustained(rotating, self.timer, self.timing, self.seed, self.monitor)
-                timings += steady.items()
+        watch = compiling.CompileWatch()
+        timings = list(measure(closures, self.timer, self.timing, self.seed, self.monitor).items())
+        if sustained:
+            rotating = {n: a.workload.variants or (a.workload.run,) for n, a in arms.items()}
+            timings += measure_sustained(rotating, self.timer, self.timing, self.seed, self.monitor).items()
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
-        recompiled = watch.timed_fault() or ""
+        recompiled = watch.fault_since_mark()
         return rows + [_time_row(planned, arms[name], timing, recompiled) for name, timing in timings]
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
@@ -157,13 +154,13 @@ class Executor:
 
     def _compile(self, planned: PlannedCase, arm: _Arm) -> Measurement:
         """The first call of a compiled arm, timed apart from all others."""
-        with compiling.CompileWatch() as watch:
-            started = time.perf_counter()
-            arm.workload.run()
-            self.timer.synchronize()
-            seconds = time.perf_counter() - started
-        arm.resolved.update(compile_cache=watch.cache, graphs=watch.graphs)
-        fault = watch.first_call_fault()
+        watch = compiling.CompileWatch()
+        started = time.perf_counter()
+        arm.workload.run()
+        self.timer.synchronize()
+        seconds = time.perf_counter() - started
+        arm.resolved.update(watch.summary())
+        fault = watch.fault()
         if fault:
             return _row(planned, arm.name, "failed", arm.workload.metric, arm.resolved, fault)
         return _row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
