@@ -1,0 +1,45 @@
+"""Shared by the tests of fp8core: the error measures and the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+Measure = Callable[[torch.Tensor, torch.Tensor], float]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` run on the device only, and say why elsewhere."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm device; none is visible"))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def sqnr_db() -> Measure:
+    """20 log10(|ref| / |ref - x|) over the whole tensor, in float64."""
+
+    def measure(ref: torch.Tensor, x: torch.Tensor) -> float:
+        ref, x = ref.double(), x.double()
+        return float(20 * torch.log10(ref.norm() / (ref - x).norm()))
+
+    return measure
+
+
+@pytest.fixture
+def sqnr_rows_db() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The same for each row of a matrix."""
+
+    def measure(ref: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ref, x = ref.double(), x.double()
+        return 20 * torch.log10(ref.norm(dim=1) / (ref - x).norm(dim=1))
+
+    return measure

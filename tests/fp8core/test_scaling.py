@@ -1,0 +1,119 @@
+"""scaling: amax and scale against exact arithmetic, with one rule for each special group."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp8core.formats import E4M3FN, E5M2, ELEMENT_FORMATS, Format
+from fp8core.scaling import AMAX_FLOOR, amax, compute_scale
+
+
+def nearest_float32(quotient: Fraction) -> float:
+    """The float32 nearest to an exact rational: candidates around its float64 value, compared exactly."""
+    centre = np.float32(float(quotient))
+    candidates = [centre, np.nextafter(centre, np.float32(0)), np.nextafter(centre, np.float32(np.inf))]
+    return float(min(candidates, key=lambda c: abs(Fraction(float(c)) - quotient)))
+
+
+@given(value=st.floats(min_value=2.0**-36, max_value=2.0**127, width=32), fmt=st.sampled_from(ELEMENT_FORMATS))
+@settings(max_examples=300, deadline=None)
+def test_scale_is_the_correctly_rounded_quotient(value: float, fmt: Format) -> None:
+    """Oracle: exact rational arithmetic. Double rounding (float64, then float32) may only differ at a tie."""
+    scale, scale_inv = compute_scale(torch.tensor(value), fmt)
+    assert scale.item() == nearest_float32(Fraction(fmt.max) / Fraction(value))
+    assert scale_inv.item() == nearest_float32(1 / Fraction(scale.item()))
+
+
+def test_float32_division_would_not_do() -> None:
+    """Negative control: `number / tensor` in float32 is one ulp off for a good part of all amax."""
+    values = torch.rand(2**14) + 0.5
+    assert (448.0 / values != compute_scale(values, E4M3FN)[0]).float().mean() > 0.1
+
+
+@given(value=st.floats(min_value=2.0**-36, max_value=2.0**127, width=32), fmt=st.sampled_from(ELEMENT_FORMATS))
+@settings(max_examples=300, deadline=None)
+def test_power_of_two_scale_is_the_largest_one_below(value: float, fmt: Format) -> None:
+    """Oracle: math.frexp. amax then meets no more than the largest value, and more than half of it."""
+    exact = compute_scale(torch.tensor(value), fmt)[0].item()
+    scale, scale_inv = compute_scale(torch.tensor(value), fmt, power_of_two=True)
+    assert scale.item() == 2.0 ** (math.frexp(exact)[1] - 1)
+    assert scale.item() * scale_inv.item() == 1.0
+    assert fmt.max / 2 * (1 - 2**-22) < value * scale.item() <= fmt.max * (1 + 2**-23)
+
+
+def test_power_of_two_is_exact_where_the_logarithm_is_not() -> None:
+    """Oracle: the definition. Just above 7, 448 / amax is just below 64, and float32's log2 rounds it up."""
+    above_seven = torch.nextafter(torch.tensor(7.0), torch.tensor(8.0))
+    scale, _ = compute_scale(above_seven, E4M3FN, power_of_two=True)
+    assert scale.item() == 32.0
+    assert torch.exp2(torch.log2(compute_scale(above_seven, E4M3FN)[0]).floor()).item() == 64.0
+
+
+@pytest.mark.parametrize("pow2", [False, True])
+@pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
+def test_special_amax(fmt: Format, pow2: bool) -> None:
+    """Oracle: the written rules (docs/numerics.md, section 3)."""
+    scale, scale_inv = compute_scale(torch.tensor([0.0, 1e-30, torch.inf, torch.nan]), fmt, pow2)
+    at_floor = compute_scale(torch.tensor(AMAX_FLOOR), fmt, pow2)
+    assert scale[0] == scale[1] == at_floor[0]
+    assert scale[0].isfinite()
+    assert (scale[2].item(), scale_inv[2].item()) == (0.0, math.inf)
+    assert scale[3].isnan()
+    assert scale_inv[3].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 1), (16, 17), (63, 5), (2, 3, 4)])
+def test_amax_equals_numpy(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Oracle: numpy on the float32 values."""
+    x = torch.randn(shape).to(dtype)
+    magnitudes = np.abs(x.float().numpy())
+    assert amax(x).item() == magnitudes.max()
+    assert amax(x).dtype == torch.float32
+    for dim in range(-x.dim(), x.dim()):
+        np.testing.assert_array_equal(amax(x, "rowwise", dim).numpy(), magnitudes.max(axis=dim, keepdims=True))
+
+
+def test_amax_of_non_finite_and_empty_groups() -> None:
+    """Oracle: the written rules: NaN beats Inf beats numbers; nothing has amax 0."""
+    x = torch.tensor([[1.0, -torch.inf, torch.nan], [1.0, -torch.inf, 0.0], [-3.0, 2.0, -0.0]])
+    assert amax(x).isnan()
+    got = amax(x, "rowwise", 1).flatten()
+    assert got[0].isnan()
+    assert got[1:].tolist() == [math.inf, 3.0]
+    assert amax(torch.zeros(0, 4)).item() == 0
+    assert amax(torch.zeros(0, 4), "rowwise", 0).tolist() == [[0.0] * 4]
+    assert amax(torch.zeros(3, 0), "rowwise", 1).tolist() == [[0.0]] * 3
+
+
+def test_rows_scale_independently_and_permute_with_the_rows() -> None:
+    """Property: permuting rows permutes scales; multiplying a row by 2^k divides its scale by 2^k, exactly."""
+    x = torch.randn(32, 8)
+    order = torch.randperm(32)
+    scale, _ = compute_scale(amax(x, "rowwise", 1), E5M2)
+    assert torch.equal(compute_scale(amax(x[order], "rowwise", 1), E5M2)[0], scale[order])
+    assert torch.equal(compute_scale(amax(x * 2.0**9, "rowwise", 1), E5M2)[0], scale / 2**9)
+
+
+def test_results_carry_no_gradient() -> None:
+    x = torch.ones(2, 2, requires_grad=True)
+    assert not amax(x).requires_grad
+    assert not compute_scale(amax(x), E4M3FN)[0].requires_grad
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="granularity 'row' is unknown; expected one of tensorwise, rowwise"):
+        amax(torch.ones(2, 2), "row")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dim 2 is outside of a tensor of shape \(2, 2\)"):
+        amax(torch.ones(2, 2), "rowwise", 2)
+    with pytest.raises(TypeError, match=r"float64; expected .*; call \.float\(\) first"):
+        amax(torch.ones(2, dtype=torch.float64))
+    with pytest.raises(ValueError, match="e8m0fnu holds scales"):
+        compute_scale(torch.ones(()), "e8m0fnu")

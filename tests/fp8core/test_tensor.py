@@ -1,0 +1,143 @@
+"""Float8Tensor: what it holds, what it does with views, and that nothing else happens silently."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fp8core import E4M3FN, E5M2, Float8Tensor, quantize, tensor
+from fp8core.cast import scale_and_cast
+
+aten = torch.ops.aten
+GRANULARITIES = ("tensorwise", "rowwise")
+
+
+def assert_same(got: Float8Tensor, want: Float8Tensor) -> None:
+    assert isinstance(got, Float8Tensor)
+    assert got.dtype == want.dtype
+    assert torch.equal(got.qdata.view(torch.uint8), want.qdata.view(torch.uint8))
+    assert torch.equal(got.scale_inv, want.scale_inv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_quantize_wraps_the_reference_cast(granularity: str, dtype: torch.dtype) -> None:
+    """Oracle: cast.scale_and_cast, itself checked against other libraries."""
+    x = torch.randn(17, 63).to(dtype).t()
+    q = quantize(x, torch.float8_e5m2, granularity, dim=0, power_of_two=True)
+    codes, scale_inv = scale_and_cast(x, E5M2, granularity, dim=0, power_of_two=True)
+    assert (q.dtype, q.shape, q.stride(), q.device) == (dtype, x.shape, x.stride(), x.device)
+    assert (q.granularity, q.format) == (granularity, E5M2)
+    assert torch.equal(q.qdata.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(q.scale_inv, scale_inv)
+    assert q.dequantize().dtype == dtype
+    assert torch.equal(q.dequantize(torch.float64), codes.double() * scale_inv.double())
+    assert "e5m2, " + granularity in repr(q)
+
+
+REARRANGEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "t": lambda x: x.t(),
+    "transpose": lambda x: x.transpose(0, 1),
+    "contiguous of t": lambda x: x.t().contiguous(),
+    "clone": lambda x: x.clone(),
+    "detach": lambda x: x.detach(),
+    "rows": lambda x: x[3:9],
+    "columns": lambda x: x[:, 2:40:3],
+    "view": lambda x: x.view(4, 4, 48),
+    "reshape": lambda x: x.reshape(2, 8, 48),
+    "copy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("what", REARRANGEMENTS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_rearranging_moves_codes_and_scales_together(granularity: str, what: str) -> None:
+    """Oracle: the same operation on the dequantised tensor."""
+    q = quantize(torch.randn(16, 48) * torch.logspace(-3, 3, 16)[:, None], E4M3FN, granularity, dim=1)
+    operation = REARRANGEMENTS[what]
+    got, want = operation(q), operation(q.dequantize())
+    assert isinstance(got, Float8Tensor)
+    assert (got.shape, got.stride()) == (want.shape, want.stride())
+    assert torch.equal(got.dequantize(), want)
+
+
+def test_scales_along_dim_0_follow_a_transpose() -> None:
+    q = quantize(torch.randn(16, 48), E4M3FN, "rowwise", dim=0)
+    assert (q.scale_inv.shape, q.t().scale_inv.shape) == ((1, 48), (48, 1))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_view_that_would_cut_scaling_groups_is_refused(dim: int) -> None:
+    q = quantize(torch.randn(16, 48), E4M3FN, "rowwise", dim=dim)
+    with pytest.raises(NotImplementedError, match="would cut its scaling groups.*reshape before quantizing"):
+        q.view(-1) if dim == 1 else q.view(4, 4, 48)
+
+
+UNKNOWN: dict[str, Callable[[Float8Tensor], object]] = {
+    "add": lambda q: q + 1,
+    "mm": lambda q: q @ q.t(),
+    "sum": lambda q: q.sum(),
+    "mul": lambda q: q * 2,
+    "cat": lambda q: torch.cat([q, q]),
+    "copy_": lambda q: torch.empty(16, 48).copy_(q),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_unknown_operations_raise_and_name_the_way_out(what: str) -> None:
+    """Never a silent dequantise: not even where torch has a kernel for the FP8 dtype (mul, mm)."""
+    q = quantize(torch.randn(16, 48), E4M3FN)
+    with pytest.raises(NotImplementedError, match=r"call \.dequantize\(\) first, or fp8core\.scaled_mm"):
+        UNKNOWN[what](q)
+
+
+def test_conversion_changes_what_is_advertised_and_not_the_codes() -> None:
+    q = quantize(torch.randn(16, 48), E4M3FN, "rowwise")
+    as_bf16 = q.to(torch.bfloat16)
+    assert as_bf16.dtype == as_bf16.dequantize().dtype == torch.bfloat16
+    assert as_bf16.qdata.dtype == torch.float8_e4m3fn
+    assert torch.equal(as_bf16.qdata.view(torch.uint8), q.qdata.view(torch.uint8))
+    moved = q.to("meta")
+    assert moved.device.type == moved.scale_inv.device.type == "meta"
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_saves_and_loads_without_pickled_code(granularity: str) -> None:
+    """Oracle: the tensor that was saved; `weights_only=True` needs nothing but `import fp8core`."""
+    q = quantize(torch.randn(16, 48, dtype=torch.bfloat16), E5M2, granularity)
+    buffer = io.BytesIO()
+    torch.save({"q": q}, buffer)
+    buffer.seek(0)
+    assert_same(torch.load(buffer, weights_only=True)["q"], q)
+
+
+def test_flattens_and_unflattens() -> None:
+    """Oracle: the tensor itself; this is what torch.compile and FSDP use."""
+    q = quantize(torch.randn(16, 48, dtype=torch.bfloat16), E4M3FN, "rowwise")
+    names, meta = q.__tensor_flatten__()
+    again = Float8Tensor.__tensor_unflatten__({n: getattr(q, n) for n in names}, meta, q.shape, q.stride())
+    assert_same(again, q)
+
+
+def test_double_registration_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"aten\.t\.default is already implemented by _transpose"):
+        tensor.implements(aten.t.default)(lambda *_: None)
+
+
+def test_bad_parts_are_refused() -> None:
+    codes, scale = torch.zeros(4, 8).to(torch.float8_e4m3fn), torch.ones(())
+    with pytest.raises(ValueError, match="is no FP8 format"):
+        Float8Tensor(torch.zeros(4, 8), scale, torch.float32)
+    with pytest.raises(TypeError, match="scale_inv has dtype torch.float64; expected float32"):
+        Float8Tensor(codes, scale.double(), torch.float32)
+    with pytest.raises(TypeError, match="hp_dtype torch.float64"):
+        Float8Tensor(codes, scale, torch.float64)
+    for shape in ((8,), (8, 1), (4, 2), (1, 4, 8)):
+        with pytest.raises(ValueError, match="does not fit codes of shape"):
+            Float8Tensor(codes, torch.ones(shape), torch.float32)
+    with pytest.raises(TypeError, match="expected float32, bfloat16 or float16"):
+        quantize(torch.zeros(4, dtype=torch.float64), E4M3FN)
