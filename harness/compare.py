@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from harness import stats
+from harness.environment import ENV_ID_FIELDS
 
 AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = ("time_ms", "launch_us")  # metrics sampled in rounds
@@ -146,11 +147,10 @@ def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def environment_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The fields in which two environments differ, as "driver: 570.1 != 575.3, ..."; at most four are named."""
-    a, b = _flat(one), _flat(other)
-    differing = [key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
-    named = ", ".join(f"{key}: {a.get(key, 'none')} != {b.get(key, 'none')}" for key in differing[:4])
-    return named + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
+    """The fields of `ENV_ID_FIELDS` in which two environments differ, as "driver: 570.1 != 575.3, torch: ..."."""
+    return ", ".join(
+        f"{field}: {one.get(field)} != {other.get(field)}" for field in ENV_ID_FIELDS if one.get(field) != other.get(field)
+    )
 
 
 class _Row:
@@ -262,10 +262,3 @@ def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, 
 def _json(text: object) -> dict[str, Any]:
     value = json.loads(text) if isinstance(text, str) and text else {}
     return value if isinstance(value, dict) else {}
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, item in value.items():
-        out |= _flat(item, f"{prefix}{key}.") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
-    return out

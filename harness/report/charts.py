@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,9 @@ MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fp8-harness",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
     "font.size": 9.0,
     "text.color": INK,
     "axes.labelcolor": MUTED,
@@ -74,7 +77,9 @@ def speedups(machine: Machine) -> list[Chart]:
     pairs = fp8_pairs(machine)
     pairs = pairs[pairs["speedup"].notna()]
     charts = []
-    for (suite, regime), own in pairs.groupby(["suite", "regime"], sort=False):
+    order = {"linear": 0, "gemm": 1}
+    groups = sorted(pairs.groupby(["suite", "regime"]), key=lambda item: (order.get(item[0][0], 2), item[0]))
+    for (suite, regime), own in groups:
         modes = {
             "eager": own[own["arm"].str.endswith("_eager")],
             "compile": own[own["arm"].str.endswith("_compile")],
@@ -84,12 +89,13 @@ def speedups(machine: Machine) -> list[Chart]:
     return charts
 
 
+@mpl.rc_context(STYLE)
 def rates(machine: Machine) -> list[Chart]:
     """TFLOP/s of every GEMM arm by shape, with the matmul rates that this device reached in the ceilings."""
     records = [r for r in arm_records(machine, "gemm") if r["tflops"] == r["tflops"] and r["regime"] == "isolated"]
     if not records:
         return []
-    cases = _largest(records, "tflops_work")
+    cases = _largest(records, machine.constant_axes("gemm"))
     shown = [r for r in records if r["case_id"] in cases]
     arms = list(dict.fromkeys(r["arm"] for r in records))
     figure, axes = _rows_figure(list(cases.values()))
@@ -105,6 +111,7 @@ def rates(machine: Machine) -> list[Chart]:
     return [Chart(f"rates-{machine.env_id}", "GEMM rate by shape", _svg(figure, "rates"), caption)]
 
 
+@mpl.rc_context(STYLE)
 def casts(machine: Machine) -> list[Chart]:
     """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
     records = [r for r in arm_records(machine, "cast") if r["gb_per_s"] == r["gb_per_s"]]
@@ -113,36 +120,39 @@ def casts(machine: Machine) -> list[Chart]:
         return []
     copy = copy_curve(machine)
     arms = list(dict.fromkeys(r["arm"] for r in records))
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 3.1), layout="constrained")
-        panels = figure.subplots(1, len(arms), sharey=True, squeeze=False)[0]
-        for axes, arm in zip(panels, arms, strict=True):
-            series: dict[str, list[tuple[float, float]]] = {}
-            for r in records:
-                if r["arm"] == arm:
-                    named = {k: v for k, v in text.axes_of(r["axes"]).items() if not isinstance(v, int)}
-                    series.setdefault(text.case_label(named), []).append((r["bytes_moved"], r["gb_per_s"]))
-            for i, (label, points) in enumerate(series.items()):
-                xs, ys = zip(*sorted(points), strict=True)
-                axes.plot(xs, ys, marker=MARKERS[i % 8], color=SERIES[i % 8], linewidth=1.1, label=label)
-            if copy:
-                axes.plot(*zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy")
-            axes.set_title(arm)
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.bytes_(v)))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_locator(MaxNLocator(5))
-            axes.grid(axis="y")
-            axes.set_xlabel("bytes moved")
-        panels[0].set_ylabel("GB/s")
-        _legend(figure, panels[0])
+    constant = machine.constant_axes("cast")
+    figure = Figure(figsize=(9.5, 3.1), layout="constrained")
+    panels = figure.subplots(1, len(arms), sharey=True, squeeze=False)[0]
+    for axes, arm in zip(panels, arms, strict=True):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for r in records:
+            if r["arm"] == arm:
+                named = {k: v for k, v in text.axes_of(r["axes"]).items() if not isinstance(v, int)}
+                series.setdefault(text.case_label(named, constant), []).append((r["bytes_moved"], r["gb_per_s"]))
+        for i, (label, points) in enumerate(series.items()):
+            xs, ys = zip(*sorted(points), strict=True)
+            style = {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linewidth": 1.1}
+            # Series can lie on each other; an open marker leaves the one below visible.
+            axes.plot(xs, ys, fillstyle="none", label=label or arm, **style)
+        if copy:
+            axes.plot(*zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy")
+        axes.set_title(arm)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.bytes_(v)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.grid(axis="y")
+        axes.set_xlabel("bytes moved")
+    panels[0].set_ylabel("GB/s")
+    _legend(figure, panels[0])
     note = "" if copy else " The copy bandwidth of this machine was not measured in these runs (suite ceilings)."
     caption = f"Logical bytes (read and written) over the median time, 1e9 bytes a second.{note}"
     return [Chart(f"casts-{machine.env_id}", "Cast bandwidth by size", _svg(figure, "casts"), caption)]
 
 
+@mpl.rc_context(STYLE)
 def soundness(machine: Machine) -> list[Chart]:
     """SQNR of every checked result by arm, with the bound of the suite as a bar."""
     frame = machine.frame
@@ -166,57 +176,57 @@ def soundness(machine: Machine) -> list[Chart]:
     return [Chart(f"sqnr-{machine.env_id}", "Numerical quality by arm", _svg(figure, "sqnr"), caption)]
 
 
+@mpl.rc_context(STYLE)
 def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]) -> Chart:
     everything = [r for g in panels.values() for r in g.to_dict("records")]
-    cases = _largest(everything, "axes")
+    cases = _largest(everything, machine.constant_axes(suite))
     arms = list(dict.fromkeys(re.sub("_(eager|compile)$", "", r["arm"]) for r in everything))
-    with mpl.rc_context(STYLE):
-        height = 0.9 + len(cases) * max(0.3, 0.13 * len(arms))
-        figure = Figure(figsize=(9.5, height), layout="constrained")
-        columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        ends = [1.0]
-        for axes, (title, group) in zip(columns, panels.items(), strict=True):
-            axes.axvline(1, color=INK, linewidth=0.9)
-            for r in group.to_dict("records"):
-                if r["case_id"] not in cases:
-                    continue
-                row = list(cases).index(r["case_id"])
-                i = arms.index(re.sub("_(eager|compile)$", "", r["arm"]))
-                y = row + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2)
-                if r["floor"] == r["floor"] and i == 0:
-                    axes.fill_betweenx([row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0)
-                if r["low"] == r["low"]:
-                    axes.plot([r["low"], r["high"]], [y, y], color=SERIES[i % 8], linewidth=1.3)
-                    ends += [r["low"], r["high"]]
-                ends.append(r["speedup"])
-                axes.plot([r["speedup"]], [y], MARKERS[i % 8], color=SERIES[i % 8])
-            axes.set_title(title)
-            _ratio_axis(axes)
-            axes.set_yticks(range(len(cases)), list(cases.values()))
-            axes.set_ylim(len(cases) - 0.4, -0.6)
-            axes.grid(axis="x")
-            axes.set_axisbelow(True)
-            axes.set_xlabel("speedup over bf16 (log scale)")
-        low, high = min(ends), max(ends)
-        columns[0].set_xlim(low / (high / low) ** 0.06 / 1.01, high * (high / low) ** 0.06 * 1.01)
-        for i, arm in enumerate(arms):
-            columns[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=arm)
-        columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-        _legend(figure, columns[0])
+    height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
+    figure = Figure(figsize=(9.5, height), layout="constrained")
+    columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    ends = [1.0]
+    for axes, (title, group) in zip(columns, panels.items(), strict=True):
+        axes.axvline(1, color=INK, linewidth=0.9)
+        for r in group.to_dict("records"):
+            if r["case_id"] not in cases:
+                continue
+            row = list(cases).index(r["case_id"])
+            i = arms.index(re.sub("_(eager|compile)$", "", r["arm"]))
+            y = row + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2)
+            if r["floor"] == r["floor"] and i == 0:
+                axes.fill_betweenx([row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0)
+            if r["low"] == r["low"]:
+                axes.plot([r["low"], r["high"]], [y, y], color=SERIES[i % 8], linewidth=1.3)
+                ends += [r["low"], r["high"]]
+            ends.append(r["speedup"])
+            axes.plot([r["speedup"]], [y], MARKERS[i % 8], color=SERIES[i % 8])
+        axes.set_title(title)
+        _ratio_axis(axes)
+        axes.set_yticks(range(len(cases)), list(cases.values()))
+        axes.set_ylim(len(cases) - 0.4, -0.6)
+        axes.grid(axis="x")
+        axes.set_axisbelow(True)
+        axes.set_xlabel("speedup over bf16 (log scale)")
+    low, high = min(ends), max(ends)
+    columns[0].set_xlim(low / (high / low) ** 0.06 / 1.01, high * (high / low) ** 0.06 * 1.01)
+    for i, arm in enumerate(arms):
+        columns[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=arm)
+    columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
+    _legend(figure, columns[0])
     caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."
     key = f"speedup-{suite}-{regime}"
-    return Chart(f"{key}-{machine.env_id}", f"Speedup by shape: {suite}", _svg(figure, key), caption)
+    load = " under sustained load" if regime == "sustained" else ""
+    return Chart(f"{key}-{machine.env_id}", f"Speedup by shape: {suite}{load}", _svg(figure, key), caption)
 
 
 def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
     """A figure with one named row a label, the first on top."""
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.5, 0.8 + 0.25 * len(labels)), layout="constrained")
-        axes = figure.subplots()
-        axes.set_yticks(range(len(labels)), list(labels))
-        axes.set_ylim(len(labels) - 0.4, -0.6)
-        axes.grid()
-        axes.set_axisbelow(True)
+    figure = Figure(figsize=(9.5, 0.8 + 0.24 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yticks(range(len(labels)), list(labels))
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid()
+    axes.set_axisbelow(True)
     return figure, axes
 
 
@@ -230,16 +240,15 @@ def _ratio_axis(axes: Axes) -> None:
 
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    with mpl.rc_context(STYLE):
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), borderpad=0, labelcolor=INK)
+    figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), borderpad=0, labelcolor=INK)
 
 
-def _largest(records: Sequence[Mapping[str, Any]], _: str) -> dict[str, str]:
+def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:
     """The cases to draw, id to label, in reading order; those with the largest M*K*N where there are too many."""
     axes = {r["case_id"]: text.axes_of(r["axes"]) for r in records}
     size = {c: math.prod(v for v in a.values() if isinstance(v, int)) for c, a in axes.items()}
     kept = set(sorted(axes, key=lambda c: size[c], reverse=True)[:MOST_ROWS])
-    return {c: text.case_label(a) for c, a in axes.items() if c in kept}
+    return {c: text.case_label(a, constant) for c, a in axes.items() if c in kept}
 
 
 def _count(cases: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> str:
@@ -260,8 +269,7 @@ def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, str]]:
 def _svg(figure: Figure, key: str) -> str:
     """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
     buffer = io.StringIO()
-    with mpl.rc_context(STYLE):
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -19,18 +19,27 @@ if TYPE_CHECKING:
 # Fields of the environment fingerprint that get a name and a unit of their own; all others follow as they are.
 NAMED = {
     "gpu": ("GPU", ""),
-    "gpu_uuid": ("GPU UUID", ""),
-    "capability": ("compute capability", ""),
+    "gpu_capability": ("compute capability", ""),
+    "gpu_memory_gib": ("GPU memory", "GiB"),
+    "gpu_sm_count": ("SMs", ""),
+    "gpu_l2_mib": ("L2 cache", "MiB"),
     "power_limit_w": ("power limit", "W"),
-    "memory_gib": ("device memory", "GiB"),
+    "max_sm_clock_mhz": ("highest SM clock", "MHz"),
+    "ecc": ("ECC", ""),
+    "mig": ("MIG", ""),
     "driver": ("driver", ""),
     "cuda": ("CUDA", ""),
+    "hip": ("HIP", ""),
+    "cublas": ("cuBLAS", ""),
+    "cudnn": ("cuDNN", ""),
     "torch": ("torch", ""),
-    "triton": ("triton", ""),
-    "torchao": ("torchao", ""),
+    "triton": ("Triton", ""),
     "python": ("Python", ""),
     "cpu": ("CPU", ""),
-    "cpu_threads": ("threads", ""),
+    "cpu_cores": ("CPU cores", ""),
+    "cpu_threads": ("CPU hardware threads", ""),
+    "threads": ("threads that torch uses", ""),
+    "memory_gib": ("memory", "GiB"),
     "os": ("operating system", ""),
     "git_commit": ("commit", ""),
     "git_dirty": ("uncommitted changes", ""),
@@ -41,8 +50,11 @@ def facts(machine: Machine) -> tuple[tuple[str, str], ...]:
     """Every field of the environment, then how the times were taken, as (name, value with unit)."""
     flat = _flat(machine.env)
     ordered = [*(k for k in NAMED if k in flat), *(k for k in flat if k not in NAMED)]
-    out = [(NAMED.get(k, (k.replace("_", " "), ""))[0], _value(flat[k], NAMED.get(k, ("", ""))[1])) for k in ordered]
-    return (*out, *_how_timed(machine))
+    named = {k: NAMED.get(k, (k.replace("_", " "), "")) for k in ordered}
+    known = [(named[k][0], _value(flat[k], named[k][1])) for k in ordered if flat[k] is not None]
+    absent = [named[k][0] for k in ordered if flat[k] is None]
+    measured = [("measured on", machine.dates), *_how_timed(machine)]
+    return (*known, *([("absent or unreadable", ", ".join(absent))] if absent else []), *measured)
 
 
 def conditions(machine: Machine) -> str:
@@ -50,7 +62,7 @@ def conditions(machine: Machine) -> str:
     env = machine.env
     parts = [machine.dates]
     if machine.is_gpu and env.get("power_limit_w") is not None:
-        parts.append(f"power limit {text.number(env['power_limit_w'], 4)} W")
+        parts.append(f"power limit {env['power_limit_w']:g} W")
     parts += [f"{name} {env[name]}" for name in ("driver", "torch", "triton") if env.get(name)]
     if env.get("git_commit"):
         parts.append(f"commit {str(env['git_commit'])[:7]}" + (" with uncommitted changes" if env.get("git_dirty") else ""))
@@ -78,13 +90,11 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
 
 
 def _value(value: Any, unit: str) -> str:
-    if value is None or value == "":
-        return text.NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    shown = text.number(value, 6) if isinstance(value, float) else str(value)
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{shown} {unit}".strip()
 
 

@@ -24,11 +24,12 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of a machine's report: figures first, then squares, then tables."""
+    """One part of a machine's report: a short table, then figures, squares and the long tables."""
 
     key: str
     title: str
     intro: str = ""
+    first: Sequence[tables.Table] = ()
     charts: Sequence[charts.Chart] = ()
     squares: Sequence[tuple[str, tables.Table]] = ()
     tables: Sequence[tables.Table] = ()
@@ -36,9 +37,14 @@ class Section:
     in_markdown: bool = True
 
     @property
+    def all_tables(self) -> tuple[tables.Table, ...]:
+        """Short and long tables that have rows."""
+        return tuple(t for t in (*self.first, *self.tables) if t.rows)
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to show."""
-        return not self.charts and not self.squares and not any(t.rows for t in self.tables)
+        return not (self.charts or self.squares or self.all_tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def _view(machine: Machine) -> MachineView:
         conditions(machine),
         "" if machine.is_gpu else verdicts.CPU_NOTICE,
         verdicts.answers(machine),
-        tuple(s for s in _sections(machine) if not s.empty),
+        tuple(sorted((s for s in _sections(machine) if not s.empty), key=lambda s: s.folded)),
         facts(machine),
     )
 
@@ -100,21 +106,20 @@ def _sections(machine: Machine) -> list[Section]:
 
     def suite(name: str, title: str, intro: str, figures: Sequence[charts.Chart] = (), **more: object) -> Section:
         found = [tables.suite_table(machine, name)] if name in suites else []
-        return Section(f"{name}-{key}", f"{label}{title}", intro, figures, tables=found, folded=cpu, **more)  # type: ignore[arg-type]
+        return Section(f"{name}-{key}", f"{label}{title}", intro, charts=figures, tables=found, folded=cpu, **more)  # type: ignore[arg-type]
 
-    speed = charts.speedups(machine)
     return [
         Section(
             f"speed-{key}",
             f"{label}FP8 against bf16",
             "Each pair is one case, timed in the same rounds; eager against eager, compile against compile.",
-            speed,
-            tables=[verdicts.gains(machine)] if len(verdicts.fp8_pairs(machine)) else [],
+            first=[verdicts.gains(machine)],
+            charts=charts.speedups(machine),
             folded=cpu,
         ),
         Section(
             f"squares-{key}",
-            f"{label}eager and compile, bf16 and FP8",
+            f"{label}Eager and compile, bf16 and FP8",
             "Forward and backward of one layer in ms. Speedups are against bf16 in the same column.",
             squares=tables.squares(machine),
             folded=cpu,
@@ -123,7 +128,7 @@ def _sections(machine: Machine) -> list[Section]:
             f"numerics-{key}",
             "Numerical quality",
             "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
-            charts.soundness(machine),
+            charts=charts.soundness(machine),
             tables=[verdicts.numerics_table(machine)],
         ),
         suite("linear", "Layers", "All arms of the layer cases."),

@@ -22,6 +22,7 @@ import pandas as pd
 from harness import store
 from harness.compare import paired_ratios, with_rates
 from harness.errors import UsageError
+from harness.report import text
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class Machine:
     def ratios(self) -> pd.DataFrame:
         """Paired ratios of all runs of this machine."""
         return paired_ratios(self.frame)
+
+    def constant_axes(self, suite: str) -> set[str]:
+        """Axes that say nothing about a case of this suite, having one value in all of them."""
+        return text.constant_axes(self.frame["axes"][self.frame["suite"] == suite])
 
     @property
     def is_gpu(self) -> bool:

@@ -67,8 +67,9 @@ def suite_table(machine: Machine, suite: str) -> Table:
     """
     records = arm_records(machine, suite)
     axes = [text.axes_of(r["axes"]) for r in records]
-    names = list(dict.fromkeys(name for a in axes for name in a))
-    fixed = {n: axes[0].get(n) for n in names if len({json.dumps(a.get(n)) for a in axes}) == 1}
+    names = sorted({name for a in axes for name in a}, key=lambda n: (n in text.SIZES, "MKN".find(n), n))
+    constant = machine.constant_axes(suite)
+    fixed = {n: axes[0].get(n) for n in names if n in constant}
     varying = [n for n in names if n not in fixed]
     specs = [_axis_spec(name) for name in varying]
     specs += [s for s in _SUITE_COLUMNS if not s.needs or any(_known(r.get(s.needs)) for r in records)]
@@ -127,7 +128,8 @@ def squares(machine: Machine) -> list[tuple[str, Table]]:
     if len(found):
         for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
             records = group.to_dict("records")
-            name = text.case_label(text.axes_of(records[0]["axes"])) + (f", {regime}" if regime == "sustained" else "")
+            axes = text.axes_of(records[0]["axes"])
+            name = text.case_label(axes, machine.constant_axes("linear")) + (f", {regime}" if regime == "sustained" else "")
             rows = tuple((Cell(r["precision"]), *(_square_cell(r, mode) for mode in MODES)) for r in records)
             columns = (Column("precision"), *(Column(f"{mode} (ms)", numeric=True) for mode in MODES))
             out.append((name, Table(f"square-{run_id}-{case_id}-{regime}", columns, rows, sortable=False)))

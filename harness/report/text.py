@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+SIZES = ("M", "K", "N")
 NONE = "N/A"  # not known; never a stand-in value
 
 
@@ -51,7 +52,7 @@ def bytes_(count: float) -> str:
     """A size in binary units: "64 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
-            return f"{number(count, 4)} {unit}"
+            return f"{count:.4g} {unit}"
         count /= 1024
     raise AssertionError("unreachable: GiB takes the rest")
 
@@ -71,15 +72,26 @@ def axis_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def case_label(axes: Mapping[str, object]) -> str:
+def case_label(axes: Mapping[str, object], without: Collection[str] = ()) -> str:
     """A case in a few words: names first, then the sizes as M x K x N.
+
+    Args:
+        axes: axis values of the case.
+        without: axes to leave out, such as those that all cases at hand share.
 
     >>> case_label({"K": 4096, "M": 8192, "N": 14336, "layer": "mlp.up", "role": "output"})
     'mlp.up output 8192x4096x14336'
     """
-    sizes = [axis_value(axes[name]) for name in ("M", "K", "N") if name in axes]
-    words = [axis_value(v) for name, v in axes.items() if name not in ("M", "K", "N") and v not in (None, "")]
+    sizes = [axis_value(axes[name]) for name in SIZES if name in axes]
+    words = [axis_value(v) for n, v in axes.items() if n not in (*SIZES, *without) and v not in (None, "")]
     return " ".join([*words, *(["x".join(sizes)] if sizes else [])])
+
+
+def constant_axes(axes: Iterable[str]) -> set[str]:
+    """Names of the axes (each given as JSON) that have one value in all of several cases."""
+    every = [axes_of(a) for a in dict.fromkeys(axes)]
+    names = {name for a in every for name in a}
+    return {n for n in names if len(every) > 1 and len({json.dumps(a.get(n)) for a in every}) == 1}
 
 
 def plural(count: int, one: str, many: str = "") -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pandas as pd
 
-from harness.compare import AGAIN, FP8_DTYPES, TIMES, summary
+from harness.compare import AGAIN, FP8_DTYPES, MODES, TIMES, summary
 from harness.report import text
 from harness.report.runs import Machine
 from harness.report.tables import Cell, Column, Table
@@ -26,6 +26,7 @@ WHAT = {
     "linear": "whole layers (forward and backward, casts included)",
     "gemm": "single GEMMs (operands already cast)",
 }
+VERDICTS = ("faster", "same", "slower", "unclear", "missing")
 NUMERICS = ("sqnr_db", "sqnr_row_min_db", "rel_err_max", "underflow_frac", "saturated_frac", "mismatches")
 
 
@@ -57,13 +58,12 @@ def is_faster(machine: Machine) -> Answer:
     pairs = fp8_pairs(machine)
     if not pairs["speedup"].notna().any():
         return Answer(question, "can't tell", _no_pairs(machine), _reasons(machine))
-    parts = [(_part(suite, mode), group) for (suite, mode), group in _by_part(pairs)]
-    _, deciding = parts[0]
-    evidence = [f"{name}: {_spread(group)}" for name, group in parts]
+    parts = _by_part(pairs)
+    evidence = [_spread(*part, machine.constant_axes(part[0])) for part in parts]
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
         evidence.append(f"{text.plural(missing, 'pair')} could not be formed; see Failed and skipped.")
-    return Answer(question, _speed_verdict(deciding), _speed_sentence(parts[0][0], deciding), tuple(evidence))
+    return Answer(question, _speed_verdict(parts[0][2]), _speed_sentence(*parts[0]), tuple(evidence))
 
 
 def is_sound(machine: Machine) -> Answer:
@@ -72,64 +72,61 @@ def is_sound(machine: Machine) -> Answer:
     bad = _numerics_failures(machine)
     worst = numerics_by_arm(machine)
     fp8 = [w for w in worst if w["fp8"] and not math.isnan(w["sqnr"])]
-    evidence = [
-        f"{w['suite']} {w['arm']}: worst SQNR {text.number(w['sqnr'])} dB over {text.plural(w['cases'], 'case')}"
-        + (f", bound {text.number(w['bound'])} dB" if not math.isnan(w["bound"]) else "")
-        for w in fp8
-    ]
+    evidence = [_worst_of(suite, [w for w in fp8 if w["suite"] == suite]) for suite in dict.fromkeys(w["suite"] for w in fp8)]
     wrong = [w for w in worst if w["mismatches"] > 0]
     below = [w for w in fp8 if w["sqnr"] < w["bound"]]
     if bad or wrong or below:
         named = [f"{suite} {arm}: {reason}" for suite, arm, reason in bad]
         named += [f"{w['suite']} {w['arm']}: {text.number(w['mismatches'])} codes differ" for w in wrong]
         named += [f"{w['suite']} {w['arm']}: SQNR below its bound" for w in below]
-        return Answer(question, "no", f"{text.plural(len(named), 'finding')} outside the bound.", (*named, *evidence))
+        sentence = f"{text.plural(len(named), 'result')} outside of what the format allows; each is named below."
+        return Answer(question, "no", sentence, (*_shortened(named, 6), *evidence))
     exact = sum(w["checked_codes"] for w in worst)
     if not fp8 and not exact:
         return Answer(question, "can't tell", "No FP8 result was checked in these runs.", _reasons(machine))
     said = []
     if fp8:
         low = min(fp8, key=lambda w: w["sqnr"])
-        said.append(f"Every FP8 result is inside its bound; the worst SQNR is {text.number(low['sqnr'])} dB ({low['arm']}).")
+        said.append(f"Every FP8 result passed its check; the worst SQNR is {text.number(low['sqnr'])} dB ({low['arm']}).")
     if exact:
         said.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
     return Answer(question, "yes", " ".join(said), tuple(evidence))
 
 
 def did_fp8_run(machine: Machine) -> Answer:
-    """The GEMMs that a profiler saw in FP8 against those that the recipe should run in FP8."""
+    """The GEMMs that a profiler saw in FP8 against those that the recipe should run in FP8.
+
+    An arm without a count is taken as FP8 only where its own operands were float8 and went to the GEMM directly.
+    """
     question = "Did FP8 really run?"
-    seen: dict[tuple[str, str], Counter[str]] = {}
+    tally: dict[str, Counter[str]] = {}
     short: list[str] = []
-    proven = unproven = 0
     for row in _fp8_rows(machine).to_dict("records"):
         resolved = json.loads(row["resolved"] or "{}")
         counted, expected = resolved.get("fp8_gemms"), resolved.get("fp8_gemms_expected")
+        count = tally.setdefault(row["suite"], Counter())
         if counted is None or expected is None:
-            unproven += 1
+            count["direct" if "float8" in str(resolved.get("a_dtype")) else "unproven"] += 1
             continue
-        tally = seen.setdefault((row["suite"], row["arm"]), Counter())
-        tally["cases"] += 1
-        tally["counted"] += counted
-        tally["expected"] += expected
+        count.update(arms=1, counted=counted, expected=expected)
         if counted < expected:
             short.append(f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8")
-        proven += counted >= expected
-    evidence = [
-        f"{suite} {arm}: {t['counted']} of {t['expected']} GEMMs in FP8 over {text.plural(t['cases'], 'case')}"
-        for (suite, arm), t in seen.items()
-    ]
+    evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
+    evidence += _reasons(machine)
+    total = sum(tally.values(), Counter[str]())
     if short:
-        return Answer(question, "no", f"{text.plural(len(short), 'arm')} ran fewer FP8 GEMMs than its recipe has.", (*short, *evidence))
-    if not proven:
-        what = f"{text.plural(unproven, 'FP8 arm')} ran without a count of its GEMMs." if unproven else "No FP8 GEMM ran."
-        return Answer(question, "can't tell", what, (*evidence, *_reasons(machine)))
-    sentence = f"In {text.plural(proven, 'measured arm')} every GEMM that should be FP8 was seen in FP8 by the profiler."
-    skipped = _reasons(machine)
-    if unproven:
-        sentence += f" {text.plural(unproven, 'arm')} carried no count."
-    return Answer(question, "yes", sentence, (*evidence, *skipped))
+        sentence = f"{text.plural(len(short), 'measured arm')} ran fewer FP8 GEMMs than the recipe has."
+        return Answer(question, "no", sentence, (*_shortened(short, 6), *evidence))
+    if not total["arms"] and not total["direct"]:
+        sentence = "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
+        return Answer(question, "can't tell", sentence, tuple(evidence))
+    said = []
+    if total["arms"]:
+        said.append(f"The profiler saw {total['counted']} of {total['expected']} expected FP8 GEMMs.")
+    if total["direct"]:
+        said.append(f"{text.plural(total['direct'], 'measured arm')} passed float8 operands to the GEMM directly.")
+    return Answer(question, "yes", " ".join(said), tuple(evidence))
 
 
 def gains(machine: Machine) -> Table:
@@ -138,22 +135,18 @@ def gains(machine: Machine) -> Table:
     columns = (
         *(Column(t) for t in ("suite", "arm", "against", "regime")),
         *(Column(t, numeric=True) for t in ("geometric mean", "slowest pair", "fastest pair")),
-        *(Column(t, numeric=True) for t in ("faster", "same", "slower", "unclear", "missing")),
+        Column("verdicts"),
     )
+    keys = ["suite", "arm", "baseline", "regime"]
     rows = []
     for s in summary(pairs).to_dict("records"):
-        own = pairs[(pairs[["suite", "arm", "baseline", "regime"]] == [s["suite"], s["arm"], s["baseline"], s["regime"]]).all(axis=1)]
-        low, high = _extremes(own)
+        own = pairs[(pairs[keys] == [s[k] for k in keys]).all(axis=1)]
+        low, high = _extremes(own, machine.constant_axes(s["suite"]))
         mean = s["geometric_mean"]
-        rows.append(
-            (
-                *(Cell(s[k], s[k]) for k in ("suite", "arm", "baseline", "regime")),
-                Cell(text.ratio(mean), mean),
-                low,
-                high,
-                *(Cell(str(s[k]), s[k], "" if s[k] else "muted") for k in ("faster", "same", "slower", "unclear", "missing")),
-            )
-        )
+        told = ", ".join(f"{s[v]} {v}" for v in VERDICTS if s[v])
+        rows.append((*(Cell(s[k], s[k]) for k in keys), Cell(text.ratio(mean), mean), low, high, Cell(told)))
+    rank = {suite: i for i, suite in enumerate(WHAT)}
+    rows.sort(key=lambda row: (rank.get(row[0].text, len(rank)), row[3].text))
     return Table(f"gains-{machine.env_id}", columns, tuple(rows), sortable=False)
 
 
@@ -210,7 +203,13 @@ def numerics_table(machine: Machine) -> Table:
         )
         for w in numerics_by_arm(machine)
     )
-    return Table(f"numerics-{machine.env_id}", columns, rows, sortable=False)
+    kept = [i for i in range(len(columns)) if any(row[i].text != text.NONE for row in rows)]
+    return Table(
+        f"numerics-{machine.env_id}",
+        tuple(columns[i] for i in kept),
+        tuple(tuple(row[i] for i in kept) for row in rows),
+        sortable=False,
+    )
 
 
 def _fp8_rows(machine: Machine) -> pd.DataFrame:
@@ -220,18 +219,16 @@ def _fp8_rows(machine: Machine) -> pd.DataFrame:
     return timed[fp8.astype(bool)].drop_duplicates(["run_id", "case_id", "arm"])
 
 
-def _by_part(pairs: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
-    """Pairs by suite and mode, the part that decides the question first; isolated ones where there are any."""
-    regime = "isolated" if (pairs["regime"] == "isolated").any() else pairs["regime"].iloc[0]
-    own = pairs[pairs["regime"] == regime]
-    mode = own["baseline"].map(lambda b: next((m for m in ("compile", "eager") if str(b).endswith(f"_{m}")), ""))
-    groups = [((str(s), str(m)), g) for (s, m), g in own.groupby([own["suite"], mode], sort=False)]
-    ranked = sorted(groups, key=lambda item: (list(WHAT).index(item[0][0]) if item[0][0] in WHAT else 9, item[0][1] != "compile"))
-    return [item for item in ranked if item[1]["speedup"].notna().any()]
-
-
-def _part(suite: str, mode: str) -> str:
-    return f"{suite}, {mode} against {mode}" if mode else suite
+def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
+    """(suite, how the arms were run, pairs), the part that decides the question first."""
+    mode = pairs["baseline"].map(lambda b: next((m for m in MODES if str(b).endswith(f"_{m}")), ""))
+    parts = []
+    for (suite, how, regime), group in pairs.groupby([pairs["suite"], mode, pairs["regime"]]):
+        if group["speedup"].notna().any():
+            said = [*([f"{how} against {how}"] if how else []), *(["sustained load"] if regime == "sustained" else [])]
+            rank = (list(WHAT).index(suite) if suite in WHAT else len(WHAT), regime == "sustained", how != "compile")
+            parts.append((rank, str(suite), ", ".join(said), group))
+    return [(suite, how, group) for _, suite, how, group in sorted(parts, key=lambda part: part[:3])]
 
 
 def _speed_verdict(pairs: pd.DataFrame) -> Verdict:
@@ -244,31 +241,37 @@ def _speed_verdict(pairs: pd.DataFrame) -> Verdict:
     return "yes" if not count["slower"] and 2 * count["faster"] >= decided else "partly"
 
 
-def _speed_sentence(part: str, pairs: pd.DataFrame) -> str:
-    suite = part.partition(",")[0]
-    mean = summary(pairs.assign(arm="", baseline=""))["geometric_mean"].iloc[0]
+def _speed_sentence(suite: str, how: str, pairs: pd.DataFrame) -> str:
     count = Counter(pairs["verdict"])
-    told = ", ".join(f"{count[v]} {v}" for v in ("faster", "same", "slower", "unclear") if count[v])
-    what = f"{WHAT[suite]}{part.removeprefix(suite)}" if suite in WHAT else part
-    word = "as fast as bf16" if abs(mean - 1) < 0.005 else "the speed of bf16"
-    return f"{what[0].upper()}{what[1:]}: {text.ratio(mean)} {word} in the geometric mean of {text.plural(int(pairs['speedup'].notna().sum()), 'pair')} ({told})."
+    told = ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
+    what = ", ".join(filter(None, (WHAT.get(suite, f"suite {suite}"), how)))
+    best = summary(pairs).sort_values("geometric_mean", ascending=False).iloc[0]
+    sentence = f"{what[0].upper()}{what[1:]}: {text.ratio(_mean(pairs))} the speed of bf16 in the geometric mean ({told})."
+    if pairs["arm"].nunique() > 1:
+        sentence += f" Best arm: {best['arm']}, {text.ratio(best['geometric_mean'])}."
+    return sentence
 
 
-def _spread(pairs: pd.DataFrame) -> str:
-    low, high = _extremes(pairs)
-    mean = summary(pairs.assign(arm="", baseline=""))["geometric_mean"].iloc[0]
-    return f"geometric mean {text.ratio(mean)}, from {low.text} ({low.note}) to {high.text} ({high.note})"
+def _mean(pairs: pd.DataFrame) -> float:
+    return float(summary(pairs.assign(arm="", baseline=""))["geometric_mean"].iloc[0])
 
 
-def _extremes(pairs: pd.DataFrame) -> tuple[Cell, Cell]:
+def _spread(suite: str, how: str, pairs: pd.DataFrame, constant: Collection[str]) -> str:
+    low, high = _extremes(pairs, constant)
+    name = ", ".join(filter(None, (suite, how)))
+    return f"{name}: {text.ratio(_mean(pairs))}; from {low.text} ({low.note}) to {high.text} ({high.note})"
+
+
+def _extremes(pairs: pd.DataFrame, constant: Collection[str]) -> tuple[Cell, Cell]:
     known = pairs[pairs["speedup"].notna()]
     if not len(known):
         return Cell(text.NONE, None, "muted"), Cell(text.NONE, None, "muted")
-    return _pair_cell(known.loc[known["speedup"].idxmin()]), _pair_cell(known.loc[known["speedup"].idxmax()])
+    first, last = (known.loc[i] for i in (known["speedup"].idxmin(), known["speedup"].idxmax()))
+    return _pair_cell(first, constant), _pair_cell(last, constant)
 
 
-def _pair_cell(pair: pd.Series[Any]) -> Cell:
-    note = f"{text.interval(pair['low'], pair['high'])}, {text.case_label(text.axes_of(pair['axes']))}"
+def _pair_cell(pair: pd.Series[Any], constant: Collection[str]) -> Cell:
+    note = f"{text.interval(pair['low'], pair['high'])}, {text.case_label(text.axes_of(pair['axes']), constant)}"
     return Cell(text.ratio(pair["speedup"]), float(pair["speedup"]), str(pair["verdict"]), note)
 
 
@@ -281,6 +284,22 @@ def _numerics_failures(machine: Machine) -> list[tuple[str, str, str]]:
         (s, a, f"{text.case_label(text.axes_of(x))}: {r.removeprefix('numerics: ')}")
         for s, a, x, r in zip(first["suite"], first["arm"], first["axes"], first["reason"], strict=True)
     ]
+
+
+def _proof(suite: str, count: Counter[str]) -> Iterable[str]:
+    if count["arms"]:
+        yield f"{suite}: {count['counted']} of {count['expected']} FP8 GEMMs seen in {text.plural(count['arms'], 'measured arm')}"
+    if count["direct"]:
+        yield f"{suite}: {text.plural(count['direct'], 'measured arm')} on float8 operands"
+    if count["unproven"]:
+        yield f"{suite}: {text.plural(count['unproven'], 'measured arm')} without a count"
+
+
+def _worst_of(suite: str, worst: Sequence[dict[str, Any]]) -> str:
+    low = min(worst, key=lambda w: w["sqnr"])
+    checks = sum(w["cases"] for w in worst)
+    bound = "" if math.isnan(low["bound"]) else f", bound {text.number(low['bound'])} dB"
+    return f"{suite}: worst SQNR {text.number(low['sqnr'])} dB ({low['arm']}{bound}) of {text.plural(checks, 'result')}"
 
 
 def _what_ran(machine: Machine) -> Iterable[tuple[str, list[str]]]:
@@ -303,8 +322,8 @@ def _reasons(machine: Machine, most: int = 4) -> tuple[str, ...]:
     """Arms that did not run, by reason, the most frequent first."""
     frame = machine.frame
     bad = frame[(frame["status"] != "ok") & frame["metric"].isin(TIMES)]
-    counts = Counter(zip(bad["status"], bad["suite"], bad["arm"], bad["reason"], strict=True))
-    lines = [f"{status}: {suite} {arm}, {text.plural(n, 'case')}: {why}" for (status, suite, arm, why), n in counts.most_common()]
+    counts = Counter(zip(bad["status"], bad["suite"], bad["reason"], strict=True))
+    lines = [f"{status}, {suite}, {text.plural(n, 'arm')}: {why}" for (status, suite, why), n in counts.most_common()]
     return tuple(_shortened(lines, most))
 
 

@@ -21,7 +21,7 @@ from harness.measurement import Measurement
 H200 = {
     "device": "cuda",
     "gpu": "NVIDIA H200",
-    "capability": "9.0",
+    "gpu_capability": "9.0", "gpu_memory_gib": 139.8, "hip": None, "torchao": None,
     "power_limit_w": 700.0,
     "driver": "570.124.06",
     "cuda": "12.8",
