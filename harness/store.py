@@ -64,8 +64,6 @@ SCHEMA = pa.schema(
     ]
 )
 
-# One fact: a later attempt (a resumed run) replaces an earlier one.
-_KEY = ["run_id", "case_id", "arm", "metric", "regime"]
 
 
 def new_run_id(git_sha: str | None) -> str:
@@ -176,7 +174,7 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
 
     Args:
         paths: Parquet files, run folders, or folders of runs (searched downward).
-        all_attempts: keep the rows that a resumed run measured again; by default the last attempt wins.
+        all_attempts: keep the rows of cases that a resumed run measured again; by default the last attempt wins.
 
     Returns:
         The columns of `SCHEMA`. `frame.attrs["problems"]` lists each file that could not be read as a
@@ -203,8 +201,10 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
     kept = [_conform(t) for t, source in zip(tables, sources, strict=True) if source not in replaced]
     frame = pa.concat_tables([SCHEMA.empty_table(), *kept]).to_pandas()
     if not all_attempts:
-        frame = frame.sort_values("attempt", kind="stable").drop_duplicates(_KEY, keep="last").sort_index()
-        frame = frame.reset_index(drop=True)
+        # A case's rows are written together, so a resumed run replaces all of them or none.
+        attempt = frame["attempt"].fillna(0)
+        last = attempt.groupby([frame["run_id"], frame["case_id"]], dropna=False).transform("max")
+        frame = frame[attempt == last].reset_index(drop=True)
     frame.attrs["problems"] = problems
     frame.attrs["files"] = [source for source in sources if source not in replaced]
     return frame
