@@ -455,7 +455,7 @@ def measure_sustained(
     begin, budget = clock(), config.max_seconds * len(arms)
     cap: StopReason = "sample_cap"
     for name, run in session.live().items():
-        session.load(name, run, timer.back_to_back, 1, len(arms[name]))  # shows what a call takes
+        session.load(name, run, timer.back_to_back, 1, 1)  # shows what a call takes
     for round_index in range(config.sustained_rounds):
         for name, run in session.shuffled():
             turn = len(arms[name])

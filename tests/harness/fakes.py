@@ -1,0 +1,247 @@
+# ruff: noqa: N802 -- torch's and pynvml's own names
+"""Fakes on which the CUDA path runs without a GPU: host time, a device with one stream, and NVML.
+
+`FakeCuda` keeps the rules that timing depends on. Work is queued in order; a kernel starts when the one
+before it has ended and the host has launched it; events are stamped in that order; `synchronize` moves the
+host to the end of the queue. Launch gaps, cache state and late queueing therefore show as they would.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class FakeTime:
+    """A clock in seconds that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FakeEvent:
+    def __init__(self, cuda: FakeCuda) -> None:
+        self._cuda = cuda
+        self.stamp: float | None = None
+
+    def record(self) -> None:
+        self._cuda.time.sleep(self._cuda.record_s)
+        self.stamp = self._cuda.enqueue(0.0)
+
+    def query(self) -> bool:
+        assert self.stamp is not None, "query of an event that was not recorded"
+        return self.stamp <= self._cuda.time()
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.stamp is not None
+        assert end.stamp is not None
+        if not (self.query() and end.query()):
+            raise RuntimeError("device not ready: both events must be complete before elapsed_time")
+        return 1e3 * (end.stamp - self.stamp)
+
+
+class FakeCuda:
+    """What `torch.cuda` offers to CudaTimer and fingerprint, on a FakeTime."""
+
+    def __init__(self, time: FakeTime | None = None, l2_bytes: int = 50 * 2**20, arch: str = "") -> None:
+        self.time = time or FakeTime()
+        self.free_at = 0.0  # when the device has done all that is queued
+        self.cached = False  # whether the last kernel's operands are still in L2
+        self.allocated: list[int] = []
+        self.flushes = self.sleeps = self.syncs = 0
+        self.record_s = 1e-6
+        self.ranges: list[str] = []
+        self.pending: Exception | None = None  # of a kernel that failed; raised by the next synchronize
+        self.properties = SimpleNamespace(
+            name="NVIDIA H200",
+            uuid="1b2c3d4e-0000-1111-2222-333344445555",
+            total_memory=150_754_820_096,
+            multi_processor_count=132,
+            L2_cache_size=l2_bytes,
+            major=9,
+            minor=0,
+            gcnArchName=arch,
+        )
+        self.nvtx = SimpleNamespace(range=self._range)
+
+    def enqueue(self, device_s: float) -> float:
+        """Queues work of a length; returns when it ends."""
+        self.free_at = max(self.free_at, self.time()) + device_s
+        return self.free_at
+
+    def kernel(
+        self, device_s: float, host_s: float = 5e-6, cached_s: float | None = None
+    ) -> Callable[[], None]:
+        """A closure that launches one kernel; `cached_s`: its length when its operands are in L2."""
+
+        def launch() -> None:
+            self.time.sleep(host_s)
+            self.enqueue(cached_s if self.cached and cached_s is not None else device_s)
+            self.cached = True
+
+        return launch
+
+    def allocate(self, size: int) -> FakeCuda:
+        """A buffer whose `zero_` flushes the cache."""
+        self.allocated.append(size)
+        return self
+
+    def zero_(self) -> None:
+        self.time.sleep(5e-6)
+        self.enqueue(30e-6)
+        self.cached = False
+        self.flushes += 1
+
+    def Event(self, enable_timing: bool = False) -> FakeEvent:
+        assert enable_timing
+        return FakeEvent(self)
+
+    def _sleep(self, cycles: int) -> None:
+        self.time.sleep(5e-6)
+        self.enqueue(cycles / 1.98e9)
+        self.sleeps += 1
+
+    def synchronize(self) -> None:
+        self.time.now = max(self.time.now, self.free_at)
+        self.syncs += 1
+        if self.pending is not None:
+            error, self.pending = self.pending, None
+            raise error
+
+    def current_device(self) -> int:
+        return 0
+
+    def device_count(self) -> int:
+        return 1
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        assert device == 0
+        return self.properties
+
+    @contextmanager
+    def _range(self, name: str) -> Iterator[None]:
+        self.ranges.append(name)
+        yield
+
+
+class FakeNvml:
+    """The part of pynvml that GpuMonitor uses, for one H200, or for one MIG slice of it.
+
+    Args:
+        refused: names of functions that answer "Not Supported".
+        absent: names of functions that this version of the module lacks.
+        mig: the known UUID is that of a slice.
+    """
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLLibraryMismatchError(Exception):
+        pass
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    UUID = "1b2c3d4e-0000-1111-2222-333344445555"
+
+    def __init__(
+        self, refused: tuple[str, ...] = (), absent: tuple[str, ...] = (), mig: bool = False
+    ) -> None:
+        self.refused, self.absent, self.mig = set(refused), set(absent), mig
+        self.sm_clocks: Iterator[int] | None = None  # successive readings; 1980 forever by default
+        self.events = 0
+        self.pids: list[int] = []
+        self.opened = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml"):
+            if name in self.absent:
+                raise AttributeError(name)
+            if name in self.refused:
+                return self._refuse
+        return object.__getattribute__(self, name)
+
+    def _refuse(self, *_: object) -> Any:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlInit(self) -> None:
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        if index != 0:
+            raise self.NVMLError("Invalid Argument")
+        return "board"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != ("MIG-" if self.mig else "GPU-") + self.UUID:
+            raise self.NVMLError("Not Found")
+        return "slice" if self.mig else "board"
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        if handle != "slice":
+            raise self.NVMLError("Invalid Argument")
+        return "board"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, domain: int) -> int:
+        self._board_only(handle)
+        if domain == self.NVML_CLOCK_MEM:
+            return 3201
+        return 1980 if self.sm_clocks is None else next(self.sm_clocks)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, domain: int) -> int:
+        self._board_only(handle)
+        return 1980 if domain == self.NVML_CLOCK_SM else 3201
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        self._board_only(handle)
+        return 612_345
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        self._board_only(handle)
+        return 700_000
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        self._board_only(handle)
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 61
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        total = 18 if handle == "slice" else 140
+        return SimpleNamespace(used=2 * 2**30, total=total * 2**30)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+        self._board_only(handle)
+        return self.events
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        self._board_only(handle)
+        return self.events
+
+    def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
+        self._board_only(handle)
+        return [1, 1]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        self._board_only(handle)
+        return [int(self.mig), int(self.mig)]
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.159.03"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def _board_only(self, handle: str) -> None:
+        if handle != "board":
+            raise self.NVMLError("Not Supported")

@@ -1,0 +1,240 @@
+"""Environment. Oracles: the interpreter's own answers on CPU, fakes with known facts for the GPU path."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from fakes import FakeCuda, FakeNvml
+
+from harness import environment
+from harness.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
+from harness.gpu_monitor import GpuMonitor, NullMonitor
+
+
+def test_importing_it_leaves_torch_alone() -> None:
+    code = "import sys, harness.environment, harness.timing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_cpu_fingerprint_states_this_machine() -> None:
+    facts = fingerprint("cpu")
+    assert facts["device"] == "cpu"
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["cpu_threads"] == psutil.cpu_count()
+    assert facts["omp_num_threads"] == os.environ.get("OMP_NUM_THREADS")
+    assert facts["cpu"]
+    assert "gpu" not in facts
+    assert json.loads(json.dumps(facts)) == facts, "plain JSON values only"
+
+
+def test_gpu_fingerprint_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) -> None:
+    with GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml) as monitor:
+        facts = fingerprint("cuda", monitor, fake_cuda)
+    expected = {
+        "device": "cuda",
+        "gpu": "NVIDIA H200",
+        "gpu_count": 1,
+        "gpu_memory_gib": 140.4,
+        "gpu_sm_count": 132,
+        "gpu_l2_mib": 50.0,
+        "gpu_capability": "9.0",
+        "driver": "580.159.03",
+        "power_limit_w": 700.0,
+        "max_sm_clock_mhz": 1980.0,
+        "ecc": True,
+        "mig": False,
+        "nvml_problem": None,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_names_of_machine_and_chip_are_hashed(
+    fake_cuda: FakeCuda, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "very-secret-host")
+    with GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml) as monitor:
+        text = json.dumps(fingerprint("cuda", monitor, fake_cuda))
+    assert "very-secret-host" not in text
+    assert fake_nvml.UUID not in text
+    assert fake_nvml.UUID[:8] not in text
+
+
+def test_a_gpu_without_nvml_keeps_what_torch_knows(fake_cuda: FakeCuda) -> None:
+    broken = FakeNvml(refused=("nvmlInit",))
+    with GpuMonitor(index=0, nvml=broken) as monitor:
+        facts = fingerprint("cuda", monitor, fake_cuda)
+    assert facts["gpu"] == "NVIDIA H200"
+    assert facts["power_limit_w"] is None
+    assert facts["driver"] is None
+    assert facts["nvml_problem"] == "NVML: Not Supported"
+    assert "driver" not in fingerprint("cuda", NullMonitor(), fake_cuda)
+
+
+def test_an_older_torch_without_uuid_is_no_obstacle(fake_cuda: FakeCuda) -> None:
+    del fake_cuda.properties.uuid
+    assert fingerprint("cuda", NullMonitor(), fake_cuda)["gpu_uuid_hash"] is None
+
+
+def test_a_monitor_is_opened_and_closed_where_none_is_given(
+    monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda, fake_nvml: FakeNvml
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
+    for name in ("get_device_properties", "current_device", "device_count"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake_cuda, name))
+    monkeypatch.setattr(
+        environment, "monitor_for", lambda device: GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml)
+    )
+    assert fingerprint("cuda")["power_limit_w"] == 700.0
+    assert fake_nvml.opened == 0
+
+
+def test_env_id_moves_with_every_field_it_names_and_with_no_other() -> None:
+    facts = fingerprint("cpu")
+    base = env_id(facts)
+    assert len(base) == 10
+    for name in ENV_ID_FIELDS:
+        assert env_id({**facts, name: "something else"}) != base, name
+    for name in ("git_commit", "git_dirty", "host_hash", "gpu_uuid_hash", "memory_gib", "numpy", "os"):
+        assert name not in ENV_ID_FIELDS
+        assert env_id({**facts, name: "something else"}) == base
+    assert env_id(dict(reversed(facts.items()))) == base, "order of the mapping does not count"
+
+
+def test_every_field_of_env_id_is_one_that_a_fingerprint_has(
+    fake_cuda: FakeCuda, fake_nvml: FakeNvml
+) -> None:
+    """A misspelt field would silently count as None for ever."""
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert set(ENV_ID_FIELDS) <= set(fingerprint("cuda", monitor, fake_cuda))
+
+
+def test_snapshot_holds_load_memory_and_the_monitors_readings(fake_nvml: FakeNvml) -> None:
+    bare = snapshot()
+    assert bare["time_utc"].endswith("+00:00")
+    assert 0 < bare["memory_available_gib"] <= psutil.virtual_memory().total / 2**30
+    assert bare["load_average_1min"] >= 0
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        full = snapshot(monitor)
+    assert full["sm_clock_mhz"] == 1980.0
+    assert full["throttle_reasons"] == []
+    assert set(full) == set(bare) | {
+        *("sm_clock_mhz", "memory_clock_mhz", "power_w", "power_limit_w", "temperature_c"),
+        *("throttle_reasons", "memory_used_gib", "contended"),
+    }
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_auto_takes_the_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, has_gpu: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert device_kind("auto") == expected
+    assert device_kind("cpu") == "cpu"
+
+
+def test_cuda_without_a_gpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(
+        ValueError, match=r"torch .* \(a CPU build\) sees no GPU; use device=cpu or device=auto"
+    ):
+        device_kind("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ValueError, match=r"built for CUDA 13\.0"):
+        device_kind("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_kind("cuda") == "cuda"
+
+
+@pytest.mark.parametrize("word", ["gpu", "CUDA", "", "mps"])
+def test_another_device_word_is_refused(word: str) -> None:
+    with pytest.raises(ValueError, match=r"must be auto, cpu or cuda$"):
+        device_kind(word)
+
+
+def test_a_device_index_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match="choose a GPU with CUDA_VISIBLE_DEVICES"):
+        device_kind("cuda:1")
+
+
+X86 = "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t\t: fpu sse2 avx2 avx512f amx_bf16 f16c\n\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "isa"),
+    [
+        (X86, "AMD EPYC 9654", ["f16c", "avx2", "avx512f", "amx_bf16"]),
+        (ARM, None, ["asimd", "bf16", "sve"]),
+        ("", None, []),
+    ],
+)
+def test_cpu_model_and_instruction_sets(tmp_path: Path, text: str, model: str | None, isa: list[str]) -> None:
+    """Oracle: excerpts of /proc/cpuinfo of an x86 and an Arm kernel; without a model name the platform's own."""
+    (tmp_path / "cpuinfo").write_text(text)
+    fallback = platform.processor() or platform.machine()
+    assert environment._cpu_model(tmp_path / "cpuinfo") == (model or fallback, isa)
+
+
+def test_no_cpuinfo_is_no_obstacle(tmp_path: Path) -> None:
+    assert environment._cpu_model(tmp_path / "absent") == (platform.processor() or platform.machine(), [])
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+def test_git_state(tmp_path: Path) -> None:
+    """Outside of a repository, before and after a commit, changed, and with an untracked file only."""
+
+    def state() -> tuple[object, object]:
+        facts = fingerprint("cpu", root=tmp_path)
+        return facts["git_commit"], facts["git_dirty"]
+
+    assert state() == (None, None)
+    git(tmp_path, "init", "-q")
+    assert state() == (None, None)
+    (tmp_path / "file").write_text("1")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    commit, dirty = state()
+    assert isinstance(commit, str)
+    assert len(commit) == 40
+    assert dirty is False
+    (tmp_path / "results.parquet").write_text("untracked")
+    assert state() == (commit, False)
+    (tmp_path / "file").write_text("2")
+    assert state() == (commit, True)
+
+
+def test_a_git_that_breaks_half_way_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        if "status" in command:
+            raise subprocess.TimeoutExpired(command, 10)
+        return SimpleNamespace(stdout="abc\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert environment._git(tmp_path) == {"git_commit": "abc", "git_dirty": None}
+
+
+def test_the_project_is_the_checkout_or_else_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = tmp_path / "site-packages" / "harness" / "environment.py"
+    monkeypatch.setattr(environment, "__file__", str(module))
+    assert environment._project() == Path.cwd()
+    (tmp_path / "site-packages" / ".git").mkdir(parents=True)
+    assert environment._project() == tmp_path.resolve() / "site-packages"

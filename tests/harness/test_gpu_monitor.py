@@ -1,0 +1,243 @@
+"""GPU monitor. Oracle: `fakes.FakeNvml`, whose readings are known; bit names as in nvml.h through pynvml."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+import torch
+from fakes import FakeNvml
+
+from harness.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, NullMonitor, monitor_for
+
+READINGS = {
+    "sm_clock_mhz": 1980.0,
+    "memory_clock_mhz": 3201.0,
+    "max_sm_clock_mhz": 1980.0,
+    "power_w": 612.345,
+    "power_limit_w": 700.0,
+    "temperature_c": 61.0,
+    "ecc": True,
+    "mig": False,
+    "driver": "580.159.03",
+}
+
+
+def test_readings_come_in_the_units_of_their_names(fake_nvml: FakeNvml) -> None:
+    with GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml) as monitor:
+        assert {name: getattr(monitor, name)() for name in READINGS} == pytest.approx(READINGS)
+        assert monitor.memory_gib() == (2.0, 140.0)
+        assert not monitor.is_mig_slice
+        assert monitor.problem == ""
+
+
+@pytest.mark.parametrize("prefix", ["", "GPU-"])
+def test_a_uuid_is_found_with_and_without_its_prefix(fake_nvml: FakeNvml, prefix: str) -> None:
+    with GpuMonitor(uuid=prefix + fake_nvml.UUID, nvml=fake_nvml) as monitor:
+        assert monitor.sm_clock_mhz() == 1980.0
+
+
+def test_an_index_will_do(fake_nvml: FakeNvml) -> None:
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.power_w() == pytest.approx(612.345)
+
+
+@pytest.mark.parametrize("which", [{}, {"uuid": "x", "index": 0}])
+def test_one_way_to_name_the_device_is_needed(which: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="give one of the two"):
+        GpuMonitor(**which)  # type: ignore[arg-type]
+
+
+def test_a_mig_slice_reads_board_figures_from_its_parent() -> None:
+    """NVML refuses clocks, power and heat of a slice; memory and processes are the slice's own."""
+    nvml = FakeNvml(mig=True)
+    with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
+        assert monitor.is_mig_slice
+        assert monitor.sm_clock_mhz() == 1980.0
+        assert monitor.memory_gib() == (2.0, 18.0)
+        assert monitor.mig() is True
+
+
+FUNCTIONS = {
+    "sm_clock_mhz": "nvmlDeviceGetClockInfo",
+    "memory_clock_mhz": "nvmlDeviceGetClockInfo",
+    "max_sm_clock_mhz": "nvmlDeviceGetMaxClockInfo",
+    "power_w": "nvmlDeviceGetPowerUsage",
+    "power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
+    "temperature_c": "nvmlDeviceGetTemperature",
+    "ecc": "nvmlDeviceGetEccMode",
+    "mig": "nvmlDeviceGetMigMode",
+    "driver": "nvmlSystemGetDriverVersion",
+    "memory_gib": "nvmlDeviceGetMemoryInfo",
+    "contended": "nvmlDeviceGetComputeRunningProcesses",
+}
+
+
+@pytest.mark.parametrize(("reading", "function"), FUNCTIONS.items())
+def test_a_refused_or_missing_reading_is_none_and_the_others_stay(reading: str, function: str) -> None:
+    for nvml in (FakeNvml(refused=(function,)), FakeNvml(absent=(function,))):
+        with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
+            assert getattr(monitor, reading)() is None
+            others = [n for n, f in FUNCTIONS.items() if f != function]
+            assert all(getattr(monitor, other)() is not None for other in others)
+
+
+def test_a_driver_older_than_the_module_is_none_too(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mismatch(handle: str) -> None:
+        raise fake_nvml.NVMLLibraryMismatchError
+
+    monkeypatch.setattr(fake_nvml, "nvmlDeviceGetComputeRunningProcesses", mismatch, raising=False)
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.contended() is None
+
+
+def test_throttle_reasons_have_names(fake_nvml: FakeNvml) -> None:
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.throttle_reasons() == frozenset()
+        fake_nvml.events = 0x4 | 0x40 | 0x10000
+        assert monitor.throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown", "bit_0x10000"}
+
+
+def test_throttle_reasons_fall_back_to_the_older_name_of_the_function() -> None:
+    nvml = FakeNvml(absent=("nvmlDeviceGetCurrentClocksEventReasons",))
+    nvml.events = 0x8
+    with GpuMonitor(index=0, nvml=nvml) as monitor:
+        assert monitor.throttle_reasons() == {"hw_slowdown"}
+        nvml.refused.add("nvmlDeviceGetCurrentClocksThrottleReasons")
+        assert monitor.throttle_reasons() is None
+
+
+def test_bit_names_are_those_of_nvml() -> None:
+    """Against the constants of pynvml, spelled in its words."""
+    words = {
+        "gpu_idle": "GpuIdle",
+        "applications_clocks": "ApplicationsClocksSetting",
+        "sw_power_cap": "SwPowerCap",
+        "hw_slowdown": "HwSlowdown",
+        "sync_boost": "SyncBoost",
+        "sw_thermal_slowdown": "SwThermalSlowdown",
+        "hw_thermal_slowdown": "HwThermalSlowdown",
+        "hw_power_brake_slowdown": "HwPowerBrakeSlowdown",
+        "display_clock": "DisplayClockSetting",
+        "board_limit": "BoardLimit",
+        "reliability": "Reliability",
+    }
+    for bit, name in CLOCK_EVENT_REASONS.items():
+        constant = getattr(pynvml, f"nvmlClocksThrottleReason{words[name]}", None)
+        assert constant in (bit, None), "older pynvml lacks the last two"
+    assert set(CLOCK_EVENT_REASONS.values()) > THROTTLING
+
+
+@pytest.mark.parametrize(
+    ("pids", "foreign_namespace", "expected"),
+    [
+        ([], False, False),
+        (["own"], False, False),
+        ([41], False, True),
+        (["own", 41], False, True),
+        ([41], True, None),
+        ([41, 42], True, True),
+        (["own", 41], True, True),
+    ],
+)
+def test_contention(
+    fake_nvml: FakeNvml, pids: list[int | str], foreign_namespace: bool, expected: bool | None
+) -> None:
+    """In a container NVML's ids are the host's: a single unknown one may be this process itself."""
+    fake_nvml.pids = [os.getpid() if pid == "own" else int(pid) for pid in pids]
+    with GpuMonitor(index=0, nvml=fake_nvml, pid_exists=lambda pid: not foreign_namespace) as monitor:
+        assert monitor.contended() is expected
+
+
+def test_state_holds_every_volatile_reading(fake_nvml: FakeNvml) -> None:
+    fake_nvml.events = 0x4
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.state() == {
+            "sm_clock_mhz": 1980.0,
+            "memory_clock_mhz": 3201.0,
+            "power_w": pytest.approx(612.345),
+            "power_limit_w": 700.0,
+            "temperature_c": 61.0,
+            "throttle_reasons": ["sw_power_cap"],
+            "memory_used_gib": 2.0,
+            "contended": False,
+        }
+
+
+@pytest.mark.parametrize("nvml", [FakeNvml(refused=("nvmlInit",)), FakeNvml(mig=True, refused=("nvmlInit",))])
+def test_without_the_library_nothing_is_read_and_the_reason_is_kept(nvml: FakeNvml) -> None:
+    with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
+        assert monitor.problem == "NVML: Not Supported"
+        assert set(monitor.state().values()) == {None}
+    assert nvml.opened == 0, "what was not opened is not closed"
+
+
+@pytest.mark.parametrize("which", [{"uuid": "no-such-device"}, {"index": 7}])
+def test_an_unknown_device_is_a_problem_and_not_another_device(
+    fake_nvml: FakeNvml, which: dict[str, object]
+) -> None:
+    with GpuMonitor(nvml=fake_nvml, **which) as monitor:  # type: ignore[arg-type]
+        assert monitor.problem.startswith("NVML: ")
+        assert monitor.sm_clock_mhz() is None
+    assert fake_nvml.opened == 0
+
+
+def test_the_library_is_closed_also_after_an_error(fake_nvml: FakeNvml) -> None:
+    monitor = GpuMonitor(index=0, nvml=fake_nvml)
+    assert monitor.problem == "not opened; use `with`"
+    opened: list[int] = []
+    with contextlib.suppress(KeyError), monitor:
+        opened.append(fake_nvml.opened)
+        raise KeyError
+    assert opened == [1]
+    assert fake_nvml.opened == 0
+    assert monitor.problem == "closed"
+    assert monitor.sm_clock_mhz() is None
+
+
+def test_a_missing_pynvml_is_a_problem_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with GpuMonitor(index=0) as monitor:
+        assert monitor.problem.startswith("pynvml: ")
+        assert monitor.contended() is None
+
+
+def test_pynvml_is_the_default(monkeypatch: pytest.MonkeyPatch, fake_nvml: FakeNvml) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
+    with GpuMonitor(index=0) as monitor:
+        assert monitor.sm_clock_mhz() == 1980.0
+
+
+def test_a_cpu_has_the_null_monitor() -> None:
+    with monitor_for("cpu") as monitor:
+        assert isinstance(monitor, NullMonitor)
+        assert monitor.sm_clock_mhz() is None
+        assert monitor.throttle_reasons() is None
+        assert monitor.contended() is None
+        assert monitor.state() == {}
+
+
+def test_a_gpu_is_watched_by_its_uuid(monkeypatch: pytest.MonkeyPatch, fake_nvml: FakeNvml) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=fake_nvml.UUID)
+    )
+    with monitor_for("cuda") as monitor:
+        assert monitor.sm_clock_mhz() == 1980.0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_readings_are_plausible() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA or ROCm device")
+    with monitor_for("cuda") as monitor:
+        if isinstance(monitor, GpuMonitor) and monitor.problem:
+            pytest.skip(monitor.problem)
+        clock = monitor.sm_clock_mhz()
+        assert clock is None or 100 < clock < 4000

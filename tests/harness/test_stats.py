@@ -1,0 +1,218 @@
+"""Statistics. Oracles: scipy, brute force over all sign patterns, and properties (hypothesis)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import stats
+
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+times = st.floats(1e-3, 1e3, allow_nan=False)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 9, 15, 19, 39, 63, 200, 5000])
+def test_t_quantiles_agree_with_scipy(degrees: int) -> None:
+    for p in (
+        1e-6,
+        0.001,
+        0.005,
+        0.025,
+        0.05,
+        0.3,
+        0.4999,
+        0.5 - 1e-16,
+        0.5,
+        0.6,
+        0.9,
+        0.975,
+        0.99,
+        0.9995,
+        1 - 1e-6,
+    ):
+        assert stats.t_quantile(p, degrees) == pytest.approx(
+            scipy.stats.t.ppf(p, degrees), rel=1e-6, abs=1e-9
+        )
+
+
+@given(st.floats(1e-4, 1 - 1e-4), st.integers(1, 300))
+def test_t_quantile_inverts_scipys_distribution_function(p: float, degrees: int) -> None:
+    assert scipy.stats.t.cdf(stats.t_quantile(p, degrees), degrees) == pytest.approx(p, abs=1e-9)
+
+
+@pytest.mark.parametrize(("p", "degrees"), [(0.0, 3), (1.0, 3), (math.nan, 3), (0.5, 0)])
+def test_t_quantile_refuses_what_has_none(p: float, degrees: int) -> None:
+    with pytest.raises(ValueError, match="needs 0 < probability < 1 and degrees >= 1"):
+        stats.t_quantile(p, degrees)
+
+
+@given(
+    st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=40), st.sampled_from([0.5, 0.9, 0.95, 0.99])
+)
+def test_t_interval_agrees_with_scipy(values: list[float], confidence: float) -> None:
+    low, high = stats.t_interval(values, confidence)
+    spread = float(np.std(values, ddof=1))
+    if spread == 0:
+        assert low == high == pytest.approx(values[0])
+        return
+    oracle = scipy.stats.t.interval(confidence, len(values) - 1, np.mean(values), scipy.stats.sem(values))
+    assert (low, high) == pytest.approx(tuple(oracle), rel=1e-9, abs=1e-9)
+
+
+def test_t_interval_of_one_value_says_nothing() -> None:
+    assert stats.t_interval([3.0]) == (-math.inf, math.inf)
+
+
+def test_t_interval_covers_what_it_claims() -> None:
+    """4,000 draws of 8 normal log ratios: 95 % intervals hold the truth in 95 % of them (binomial sd 0.34)."""
+    draws = np.random.default_rng(0).normal(0.02, 0.01, size=(4000, 8))
+    held = [low <= 0.02 <= high for low, high in map(stats.t_interval, draws)]
+    assert abs(np.mean(held) - 0.95) < 3 * 0.0034
+
+
+@given(st.lists(finite, min_size=1, max_size=60))
+def test_median_and_quantiles_agree_with_scipy(values: list[float]) -> None:
+    assert stats.median(values) == pytest.approx(scipy.stats.mstats.mquantiles(values, 0.5, 1, 1)[0])
+    probabilities = (0.0, 0.2, 0.25, 0.5, 0.75, 0.8, 1.0)
+    oracle = scipy.stats.mstats.mquantiles(values, probabilities, alphap=1, betap=1)
+    assert stats.quantiles(values, probabilities) == pytest.approx(tuple(oracle), rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(finite, min_size=1, max_size=60))
+def test_summary_is_ordered_and_ignores_order(values: list[float]) -> None:
+    s = stats.summarize(values)
+    assert s == stats.summarize(values[::-1])
+    assert s.count == len(values)
+    assert s.minimum == min(values)
+    assert s.minimum <= s.p20 <= s.q1 <= s.median <= s.q3 <= s.p80 <= max(values)
+
+
+def test_an_outlier_stays_in() -> None:
+    """Never trimmed: one sample of 100 moves the maximum quantile all the way."""
+    assert stats.quantiles([1.0] * 99 + [50.0], [1.0]) == (50.0,)
+
+
+@given(st.lists(times, min_size=2, max_size=30))
+def test_geometric_mean_agrees_with_scipy_and_lies_in_its_interval(ratios: list[float]) -> None:
+    e = stats.geometric_mean(ratios)
+    assert e.value == pytest.approx(scipy.stats.gmean(ratios), rel=1e-9)
+    assert e.low <= e.value * (1 + 1e-12)
+    assert e.high >= e.value * (1 - 1e-12)
+    inverse = stats.geometric_mean([1 / r for r in ratios])
+    assert (inverse.value, inverse.low, inverse.high) == pytest.approx(
+        (1 / e.value, 1 / e.high, 1 / e.low), rel=1e-6
+    )
+
+
+def test_geometric_mean_of_one_ratio_has_no_interval() -> None:
+    assert stats.geometric_mean([2.0]) == stats.Estimate(pytest.approx(2.0), 0.0, math.inf, 1)  # type: ignore[arg-type]
+
+
+def test_a_ratio_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ratio 0\.0 has no logarithm"):
+        stats.geometric_mean([1.0, 0.0])
+
+
+def test_ratios_are_paired_by_round() -> None:
+    """Worked by hand: round 2 is missing on one side and round 5 on the other."""
+    ratios = stats.paired_log_ratios(
+        [1.0, 3.0, 2.0, 7.0, 4.0], [0, 0, 0, 2, 1], [8.0, 4.0, 4.0, 9.0, 100.0], [1, 0, 0, 5, 0]
+    )
+    assert ratios.tolist() == pytest.approx([math.log(4 / 2), math.log(8 / 4)])
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=20), st.floats(0.01, 100))
+def test_paired_ratios_swap_sign_with_the_arms_and_cancel_what_strikes_both(
+    pairs: list[tuple[float, float]], drift: float
+) -> None:
+    rounds = list(range(len(pairs)))
+    a, b = zip(*pairs, strict=True)
+    forward = stats.paired_log_ratios(a, rounds, b, rounds)
+    assert stats.paired_log_ratios(b, rounds, a, rounds) == pytest.approx(-forward)
+    drifted = stats.paired_log_ratios([x * drift for x in a], rounds, [x * drift for x in b], rounds)
+    assert drifted == pytest.approx(forward, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("a", "ra", "b", "rb", "message"),
+    [
+        ([1.0], [0], [1.0], [1], r"no common round: baseline has \[0\], candidate \[1\]"),
+        ([1.0, 2.0], [0], [1.0], [0], "2 samples but 1 rounds"),
+        ([1.0], [0], [-1.0], [0], r"sample -1\.0 has no logarithm"),
+        ([], [], [1.0], [0], "no values"),
+        ([math.nan], [0], [1.0], [0], "values must be finite, found nan"),
+    ],
+)
+def test_unpairable_input_is_refused(
+    a: list[float], ra: list[int], b: list[float], rb: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        stats.paired_log_ratios(a, ra, b, rb)
+
+
+def brute_force(differences: list[float]) -> float:
+    signs = itertools.product([1.0, -1.0], repeat=len(differences))
+    sums = [sum(s * abs(d) for s, d in zip(pattern, differences, strict=True)) for pattern in signs]
+    return sum(s >= sum(differences) - 1e-9 for s in sums) / len(sums)
+
+
+@given(st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=11))
+def test_sign_flips_agree_with_brute_force(differences: list[float]) -> None:
+    assert stats.sign_flip_p(differences) == brute_force(differences)
+
+
+def test_sign_flips_agree_with_scipys_permutation_test() -> None:
+    values = np.random.default_rng(1).normal(0.3, 1.0, 12)
+    oracle = scipy.stats.permutation_test(
+        (values,), np.mean, permutation_type="samples", alternative="greater", n_resamples=np.inf
+    )
+    assert stats.sign_flip_p(values) == pytest.approx(oracle.pvalue, abs=1e-12)
+
+
+def test_the_smallest_p_is_two_to_the_minus_n() -> None:
+    for n in (1, 2, 8, 10, 21, 40):
+        assert stats.sign_flip_p(np.arange(1.0, n + 1)) == 2.0**-n
+
+
+def test_p_of_both_directions_covers_everything() -> None:
+    """P(mean >= m) + P(mean <= m) = 1 + P(mean = m)."""
+    values = [0.5, -0.25, 1.5, 0.75]
+    assert stats.sign_flip_p(values) + stats.sign_flip_p([-v for v in values]) == 1 + 1 / 16
+
+
+def test_many_rounds_are_sampled_close_to_the_normal_limit() -> None:
+    """Above 40 values: within the Monte-Carlo error (sd 0.0016) of the sum's normal limit, and repeatable."""
+    values = np.random.default_rng(2).normal(0.0, 1.0, 60)
+    p = stats.sign_flip_p(values)
+    limit = scipy.stats.norm.sf(values.sum() / np.sqrt((values**2).sum()))
+    assert p == pytest.approx(limit, abs=0.01)
+    assert stats.sign_flip_p(values) == p
+    assert stats.sign_flip_p(np.ones(60)) == 1 / 100_001
+
+
+def test_false_alarms_against_a_tolerance_stay_at_alpha() -> None:
+    """At exactly the tolerated slowdown, p < 0.05 comes up in 5 % of 2,000 trials at most (sd 0.5 points)."""
+    generator = np.random.default_rng(3)
+    limit = math.log1p(0.03)
+    alarms = [stats.sign_flip_p(generator.normal(limit, 0.01, 10) - limit) < 0.05 for _ in range(2000)]
+    assert np.mean(alarms) < 0.05 + 3 * 0.005
+
+
+@pytest.mark.parametrize("call", [stats.median, stats.summarize, stats.t_interval, stats.sign_flip_p])
+@pytest.mark.parametrize(
+    ("values", "message"), [([], "no values"), ([1.0, math.inf], "must be finite, found inf")]
+)
+def test_nothing_and_infinity_are_refused(call: object, values: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(values)  # type: ignore[operator]
+
+
+def test_a_confidence_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"confidence=1\.0 must lie between 0 and 1"):
+        stats.t_interval([1.0, 2.0], 1.0)

@@ -1,0 +1,185 @@
+"""Timers. Oracle: a simulated device (`fakes.FakeCuda`) whose kernel lengths and host costs are set by the test."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fakes import FakeCuda, FakeTime
+
+from harness.timers import CpuTimer, CudaTimer, gc_paused, last_level_cache_bytes, timer_for
+
+
+def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:
+    return CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, **options)  # type: ignore[arg-type]
+
+
+def test_cpu_samples_are_milliseconds_per_call(fake_time: FakeTime) -> None:
+    timer = CpuTimer(fake_time)
+    assert timer.block(lambda: fake_time.sleep(0.002), 3) == pytest.approx([2.0] * 3)
+    assert timer.back_to_back(lambda: fake_time.sleep(0.002), 2, calls=5) == pytest.approx([2.0] * 2)
+
+
+def test_cpu_probe_is_called_once_after_the_last_call(fake_time: FakeTime) -> None:
+    seen: list[str] = []
+    CpuTimer(fake_time).block(lambda: seen.append("call"), 2, 2, lambda: seen.append("probe"))
+    assert seen == ["call"] * 4 + ["probe"]
+
+
+def test_cpu_timer_pauses_cycle_collection_and_restores_it(fake_time: FakeTime) -> None:
+    states: list[bool] = []
+    CpuTimer(fake_time).block(lambda: states.append(gc.isenabled()), 1)
+    assert states == [False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with gc_paused():
+            pass
+        assert not gc.isenabled(), "it was off before, so it stays off"
+    finally:
+        gc.enable()
+
+
+def test_cpu_timer_has_nothing_to_wait_for_and_no_ranges(fake_time: FakeTime) -> None:
+    timer = CpuTimer(fake_time)
+    timer.synchronize()
+    with timer.annotate("arm"):
+        assert fake_time() == 100.0
+
+
+@pytest.mark.parametrize("host_us", [5, 40, 300])
+def test_cuda_samples_are_device_time_without_launch_gaps(fake_cuda: FakeCuda, host_us: float) -> None:
+    """A 20 us kernel reads as 20 us, though the host takes up to 300 us to launch it."""
+    timer = cuda_timer(fake_cuda)
+    samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 30)
+    assert samples == pytest.approx([0.020] * 30)
+    assert timer.late == 0
+
+
+def test_back_to_back_counts_launch_gaps(fake_cuda: FakeCuda) -> None:
+    """The same kernel, launched every 300 us: throughput is bound by the host."""
+    samples = cuda_timer(fake_cuda).back_to_back(fake_cuda.kernel(20e-6, 300e-6), 10, calls=50)
+    assert samples == pytest.approx([0.3] * 10, rel=0.01)
+    assert fake_cuda.flushes == fake_cuda.sleeps == 0
+
+
+def test_a_call_that_cannot_be_queued_in_time_is_counted_as_late(fake_cuda: FakeCuda) -> None:
+    """20 ms of host work in one call outlast any hold; the sample holds a gap, and says so."""
+    timer = cuda_timer(fake_cuda)
+    launch = fake_cuda.kernel(20e-6, 10e-3)
+
+    def two_launches() -> None:
+        launch()
+        launch()
+
+    samples = timer.block(two_launches, 4)
+    assert timer.late == 4
+    assert min(samples) > 5
+    timer.block(fake_cuda.kernel(20e-6), 4)
+    assert timer.late == 0, "the count is of the last block"
+
+
+def test_l2_is_flushed_before_each_sample_and_outside_of_it(fake_cuda: FakeCuda) -> None:
+    """A kernel of 20 us cold and 8 us warm: cold with flush, warm without; the 30 us flush never counts."""
+    launch = fake_cuda.kernel(20e-6, cached_s=8e-6)
+    cold = cuda_timer(fake_cuda)
+    assert cold.l2 == "cold"
+    assert cold.block(launch, 10) == pytest.approx([0.020] * 10)
+    assert fake_cuda.flushes == 10
+    warm = cuda_timer(fake_cuda, flush=False)
+    assert warm.l2 == "warm"
+    assert warm.block(launch, 10) == pytest.approx([0.008] * 10)
+    assert fake_cuda.flushes == 10
+
+
+@pytest.mark.parametrize(
+    ("l2_mib", "arch", "expected_mib"),
+    [(50, "", 100), (4, "gfx942:sramecc+:xnack-", 512), (4, "gfx90a", 8)],
+)
+def test_flush_buffer_is_twice_the_last_cache_level(l2_mib: int, arch: str, expected_mib: int) -> None:
+    """The device's own size; on CDNA 3 the 256 MB Infinity Cache behind L2."""
+    cuda = FakeCuda(l2_bytes=l2_mib * 2**20, arch=arch)
+    cuda_timer(cuda)
+    assert cuda.allocated == [expected_mib * 2**20]
+
+
+def test_a_stated_cache_size_is_used_as_it_is(fake_cuda: FakeCuda) -> None:
+    cuda_timer(fake_cuda, l2_bytes=1000)
+    assert fake_cuda.allocated == [2000]
+
+
+def test_a_device_without_a_reported_cache_is_refused_by_name() -> None:
+    with pytest.raises(
+        ValueError, match=r"Mystery GPU reports no L2 size; pass CudaTimer\(l2_bytes=\.\.\.\)"
+    ):
+        last_level_cache_bytes(SimpleNamespace(name="Mystery GPU", L2_cache_size=0))
+
+
+def test_calls_per_sample_divide_on_cuda(fake_cuda: FakeCuda) -> None:
+    timer = cuda_timer(fake_cuda, flush=False)
+    assert timer.block(fake_cuda.kernel(10e-6), 3, calls=7) == pytest.approx([0.010] * 3)
+
+
+def test_cuda_probe_runs_while_work_is_in_flight(fake_cuda: FakeCuda) -> None:
+    """A clock read on an idle device would not be the clock that the kernel ran at."""
+    in_flight: list[bool] = []
+
+    def probe() -> None:
+        in_flight.append(fake_cuda.free_at > fake_cuda.time())
+
+    timer = cuda_timer(fake_cuda)
+    timer.block(fake_cuda.kernel(1e-3), 10, probe=probe)
+    timer.back_to_back(fake_cuda.kernel(1e-3), 2, 5, probe)
+    assert in_flight == [True, True]
+
+
+def test_one_synchronisation_per_block(fake_cuda: FakeCuda) -> None:
+    cuda_timer(fake_cuda).block(fake_cuda.kernel(20e-6), 100)
+    assert fake_cuda.syncs == 1
+
+
+def test_a_failed_kernel_raises_in_its_own_block(fake_cuda: FakeCuda) -> None:
+    timer = cuda_timer(fake_cuda)
+
+    def broken() -> None:
+        fake_cuda.pending = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        timer.block(broken, 2)
+
+
+def test_cuda_ranges_are_nvtx(fake_cuda: FakeCuda) -> None:
+    with cuda_timer(fake_cuda).annotate("bf16"):
+        pass
+    assert fake_cuda.ranges == ["bf16"]
+
+
+def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, fake_cuda: FakeCuda) -> None:
+    assert isinstance(timer_for("cpu"), CpuTimer)
+    for wrong in ("gpu", "cuda:", "cuda:x", "cpu:0", ""):
+        with pytest.raises(ValueError, match="use 'cpu', 'cuda' or 'cuda:<index>'"):
+            timer_for(wrong)
+    chosen: list[int] = []
+    for name in ("Event", "synchronize", "_sleep", "current_device", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake_cuda, name))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr("harness.timers._device_buffer", fake_cuda.allocate)
+    assert isinstance(timer_for("cuda"), CudaTimer)
+    assert isinstance(timer_for("cuda:1"), CudaTimer)
+    assert chosen == [0, 1]
+    assert fake_cuda.allocated == [100 * 2**20] * 2
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_known_busy_kernel_reads_as_its_length() -> None:
+    """Oracle: `torch.cuda._sleep` of twice the cycles takes twice the time, launch gaps not included."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA or ROCm device")
+    timer = timer_for("cuda")
+    timer.block(lambda: torch.cuda._sleep(2_000_000), 50)  # brings the clock up
+    one = sorted(timer.block(lambda: torch.cuda._sleep(1_000_000), 20))[10]
+    two = sorted(timer.block(lambda: torch.cuda._sleep(2_000_000), 20))[10]
+    assert two / one == pytest.approx(2.0, rel=0.05)
+    assert timer.late == 0
