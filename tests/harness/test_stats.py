@@ -41,6 +41,12 @@ def test_t_quantiles_agree_with_scipy(degrees: int) -> None:
         )
 
 
+def test_t_quantiles_next_to_the_middle_stay_next_to_zero() -> None:
+    """Below 1e-8, t squared is lost against the degrees of freedom: 1e-7 is what can be asked."""
+    for degrees in (1, 7, 200):
+        assert stats.t_quantile(0.5 - 1e-16, degrees) == pytest.approx(0.0, abs=1e-7)
+
+
 @given(st.floats(1e-4, 1 - 1e-4), st.integers(1, 300))
 def test_t_quantile_inverts_scipys_distribution_function(p: float, degrees: int) -> None:
     assert scipy.stats.t.cdf(stats.t_quantile(p, degrees), degrees) == pytest.approx(p, abs=1e-9)
