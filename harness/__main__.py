@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report

@@ -13,8 +13,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 Scalar = str | int | float | bool | None
 
@@ -37,7 +40,9 @@ class Case:
         for name, value in self.axes:
             if name == axis:
                 return value
-        raise KeyError(f"case of suite {self.suite!r} has no axis {axis!r}; it has {[n for n, _ in self.axes]}")
+        raise KeyError(
+            f"case of suite {self.suite!r} has no axis {axis!r}; it has {[n for n, _ in self.axes]}"
+        )
 
     def integer(self, axis: str) -> int:
         """The value of an axis that counts something (a size, a number of tokens)."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra import compose, initialize
@@ -25,6 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.errors import UsageError, unknown
 from harness.timing import TimingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @dataclass
@@ -116,7 +118,7 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         OmegaConf.register_new_resolver(
             "on_device", lambda cpu, gpu: gpu if device == "cuda" else cpu, replace=True
         )
-        plain: dict[str, Any] = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+        plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
     except OverrideParseException as error:
         raise UsageError(f"cannot read {error.override!r}: {_first_line(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -130,7 +132,7 @@ def _register(known: dict[str, Path]) -> None:
     store.store(name="harness", node=SweepConfig)
     for name, path in known.items():
         try:
-            node = OmegaConf.load(path)
+            node: Any = OmegaConf.load(path)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
         # The sweep's own values win over what it extends, so name and question are set here.
@@ -145,7 +147,10 @@ def _normalise(word: str) -> str:
     if not equals and not word.startswith("~"):
         raise UsageError(f"{word!r} is not key=value")
     root, *rest = key.split(".")
-    fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {"sweep", "hydra"}
+    fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {
+        "sweep",
+        "hydra",
+    }
     if root not in fields:
         raise _unknown_key(key, fields)
     if root == "timing" and rest:
@@ -159,7 +164,11 @@ def _normalise(word: str) -> str:
 def _unknown_key(key: str, fields: set[str]) -> UsageError:
     error = unknown("key", key, fields)
     # `M=512` is the most likely slip; axes are written axes.M.
-    if "." not in key and key not in fields and (len(key) == 1 or key in {"tokens", "dtype", "granularity", "bytes"}):
+    if (
+        "." not in key
+        and key not in fields
+        and (len(key) == 1 or key in {"tokens", "dtype", "granularity", "bytes"})
+    ):
         return UsageError(f"unknown key {key!r}; an axis is written axes.{key}=...")
     return error
 

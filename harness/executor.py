@@ -10,17 +10,20 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import compiling, store
 from harness.errors import UsageError
 from harness.measurement import Measurement
-from harness.plan import Plan, PlannedCase
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained
-from harness.workload import Numerics, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from harness.plan import Plan, PlannedCase
+    from harness.workload import Numerics, Workload
 
 BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
 AGAIN = ":again"  # the baseline timed a second time in the same rounds
@@ -101,14 +104,14 @@ class Executor:
             outcome.message = "interrupted; the finished cases are stored"
         except OSError as error:
             outcome.state = "failed"
-            outcome.message = f"could not write to {writer.folder}: {error.strerror}; the earlier rows are intact"
+            outcome.message = (
+                f"could not write to {writer.folder}: {error.strerror}; the earlier rows are intact"
+            )
         return outcome
 
     def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
         """All rows of one case."""
-        rows = [
-            _row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()
-        ]
+        rows = [_row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
         compiling.reset()
         arms: dict[str, _Arm] = {}
         for name in planned.runnable:
@@ -144,11 +147,15 @@ class Executor:
             numerics = workload.check()
             resolved.update(workload.resolved)  # a check may learn what really ran
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
-            rows.append(_row(planned, name, "failed", resolved=resolved | _trace(error), reason=_one_line(error)))
+            rows.append(
+                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=_one_line(error))
+            )
             return None
         rows += _numerics_rows(planned, arm, numerics)
         if not numerics.ok:
-            rows.append(_row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}"))
+            rows.append(
+                _row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
+            )
             return None
         return arm
 
@@ -181,7 +188,13 @@ def _time_row(planned: PlannedCase, arm: _Arm, timing: Timing, recompiled: str) 
         return _row(planned, arm.name, "failed", work.metric, arm.resolved, fault, regime=timing.regime)
     return replace(
         _row(
-            planned, arm.name, "ok", work.metric, arm.resolved, samples=tuple(timing.samples_ms), regime=timing.regime
+            planned,
+            arm.name,
+            "ok",
+            work.metric,
+            arm.resolved,
+            samples=tuple(timing.samples_ms),
+            regime=timing.regime,
         ),
         rounds=tuple(timing.rounds),
         sample_clock_mhz=tuple(timing.sample_clock_mhz),
@@ -204,7 +217,9 @@ def stored_cases(folder: Path, env_id: str) -> set[str]:
             f"{folder.name} was measured in environment {sorted(others)[0]}, this one is {env_id}; "
             "start a new run (leave resume= out)"
         )
-    unfinished = rows[rows["reason"].str.startswith(BUDGET) | rows["reason"].str.startswith("the device was lost")]
+    unfinished = rows[
+        rows["reason"].str.startswith(BUDGET) | rows["reason"].str.startswith("the device was lost")
+    ]
     return set(rows["case_id"]) - set(unfinished["case_id"])
 
 

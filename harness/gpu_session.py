@@ -72,7 +72,11 @@ class Session:
     """
 
     def __init__(
-        self, results_dir: Path, out: Path, runner: Runner = run_command, clock: Callable[[], float] = time.monotonic
+        self,
+        results_dir: Path,
+        out: Path,
+        runner: Runner = run_command,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.results_dir, self.out, self._run, self._clock = results_dir, out, runner, clock
         self._path = results_dir / "gpu-session.json"
@@ -136,7 +140,9 @@ class Session:
         files.append(log)
         for path in files:
             if path.stat().st_size > MAX_FILE_BYTES:
-                raise UsageError(f"{path} is {path.stat().st_size / 2**20:.1f} MiB, over 16 MiB; run fewer shapes")
+                raise UsageError(
+                    f"{path} is {path.stat().st_size / 2**20:.1f} MiB, over 16 MiB; run fewer shapes"
+                )
         return files
 
 
@@ -161,7 +167,9 @@ def main(argv: Sequence[str]) -> int:
     for stage in STAGES:
         entry = session.state.get(stage.name, {})
         state = "done" if entry.get("done") else "unfinished" if entry.get("seconds") else "not started"
-        out.write(f"{stage.name:<9} {state:<12} exit {entry.get('exit', '-')}  {entry.get('seconds', 0):.0f} s\n")
+        out.write(
+            f"{stage.name:<9} {state:<12} exit {entry.get('exit', '-')}  {entry.get('seconds', 0):.0f} s\n"
+        )
     for path in files:
         out.write(f"{path}  {path.stat().st_size / 2**20:.2f} MiB\n")
     if left:

@@ -34,8 +34,15 @@ class Metric:
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        Metric("time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"),
-        Metric("compile_s", "s", "lower", "first call of a compiled arm; `resolved.compile_cache` says cold or warm"),
+        Metric(
+            "time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"
+        ),
+        Metric(
+            "compile_s",
+            "s",
+            "lower",
+            "first call of a compiled arm; `resolved.compile_cache` says cold or warm",
+        ),
         Metric("sqnr_db", "dB", "higher", "20 log10(|ref| / |ref - x|) over the whole result"),
         Metric("sqnr_row_min_db", "dB", "higher", "smallest SQNR of any row of the result"),
         Metric("grad_input_sqnr_db", "dB", "higher", "SQNR of the gradient of a layer's input"),
@@ -45,8 +52,18 @@ METRICS: dict[str, Metric] = {
         Metric("accum_sqnr_db", "dB", "higher", "SQNR of an FP8 GEMM against the exact product of its codes"),
         Metric("rel_err_max", "1", "lower", "largest |x - ref| over the largest |ref|"),
         Metric("underflow_frac", "1", "lower", "share of nonzero inputs that the cast turned into zero"),
-        Metric("saturated_frac", "1", "lower", "share of scaled inputs that would round beyond the largest FP8 value"),
-        Metric("mismatches", "count", "lower", "codes that differ from the reference cast; NaN compared as a class"),
+        Metric(
+            "saturated_frac",
+            "1",
+            "lower",
+            "share of scaled inputs that would round beyond the largest FP8 value",
+        ),
+        Metric(
+            "mismatches",
+            "count",
+            "lower",
+            "codes that differ from the reference cast; NaN compared as a class",
+        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 }
@@ -78,9 +95,13 @@ class Measurement:
         if self.metric not in METRICS:
             raise ValueError(f"unknown metric {self.metric!r}; known: {', '.join(sorted(METRICS))}")
         if self.status == "ok" and not self.samples:
-            raise ValueError(f"{self.metric} of {self.suite}/{self.arm}: status 'ok' needs at least one sample")
+            raise ValueError(
+                f"{self.metric} of {self.suite}/{self.arm}: status 'ok' needs at least one sample"
+            )
         if self.status != "ok" and (self.samples or not self.reason):
-            raise ValueError(f"{self.metric} of {self.suite}/{self.arm}: {self.status!r} needs a reason and no samples")
+            raise ValueError(
+                f"{self.metric} of {self.suite}/{self.arm}: {self.status!r} needs a reason and no samples"
+            )
         if self.rounds and len(self.rounds) != len(self.samples):
             raise ValueError(f"{len(self.rounds)} rounds for {len(self.samples)} samples")
 

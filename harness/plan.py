@@ -6,13 +6,16 @@ Everything that can be refused is refused here, before a folder is made or a ten
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.case import Case, Scalar, expand
 from harness.errors import UsageError, unknown
-from harness.workload import Axis, Suite, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from harness.workload import Axis, Suite, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,11 @@ def _plan_part(
     name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Suite]
 ) -> tuple[list[PlannedCase], str]:
     suite = suites[part["suite"]]
-    axes = {axis: _axis_values(axis, values, suite.AXES) for axis, values in part["axes"].items() if values is not None}
+    axes = {
+        axis: _axis_values(axis, values, suite.AXES)
+        for axis, values in part["axes"].items()
+        if values is not None
+    }
     arms = tuple(part["arms"]) or tuple(suite.ARMS)
     for arm in arms:
         if arm not in suite.ARMS:
@@ -140,7 +147,7 @@ def _plan_part(
 def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[Scalar]:
     if axis not in known:
         raise unknown("axis", axis, known)
-    given = list(values) if isinstance(values, list | tuple) else [values]
+    given: list[Any] = list(values) if isinstance(values, list | tuple) else [values]
     if not given:
         raise UsageError(f"axes.{axis} is empty; expected {_expectation(known[axis])}")
     for value in given:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from harness import environment, report, store
 from harness.config import Request, command_line, load
@@ -21,6 +26,10 @@ from harness.executor import Executor, Outcome, stored_cases
 from harness.plan import Plan, PlannedCase, describe, make_plan
 from harness.suites import SUITES
 from harness.timing import timer_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
@@ -55,14 +64,19 @@ def run_sweep(overrides: Sequence[str]) -> int:
     with _interruptible():
         outcome = _measure(request, plan, writer, done, console)
     writer.close(outcome.state)
-    return _finish(outcome, folder, Path(config["reports_dir"]) / f"{run_id}.html", time.perf_counter() - started)
+    return _finish(
+        outcome, folder, Path(config["reports_dir"]) / f"{run_id}.html", time.perf_counter() - started
+    )
 
 
 def _measure(
     request: Request, plan: Plan, writer: store.RunWriter, done: set[str], console: Console
 ) -> Outcome:
     config = request.config
-    with environment.monitor_for(config["device"]) as monitor, _progress(console, len(plan.cases) - len(done)) as tell:
+    with (
+        environment.monitor_for(config["device"]) as monitor,
+        _progress(console, len(plan.cases) - len(done)) as tell,
+    ):
         executor = Executor(
             device=config["device"],
             timer=timer_for(config["device"]),
@@ -78,7 +92,9 @@ def _measure(
 
 def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     """Writes the report and prints where everything lies; the last lines name both paths."""
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
+    counts = (
+        ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
+    )
     out = sys.stdout
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
     paths = [f"results  {folder}"]
@@ -114,7 +130,9 @@ def _writable(folder: Path, key: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UsageError(f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR") from error
+        raise UsageError(
+            f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR"
+        ) from error
 
 
 @contextmanager

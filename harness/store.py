@@ -17,18 +17,21 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import UsageError
 from harness.measurement import SCHEMA_VERSION, Measurement, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import pandas as pd
 
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 
@@ -63,7 +66,6 @@ SCHEMA = pa.schema(
         ("created_at", pa.string()),
     ]
 )
-
 
 
 def new_run_id(git_sha: str | None) -> str:
@@ -129,7 +131,8 @@ class RunWriter:
     def append(self, measurements: Iterable[Measurement]) -> None:
         """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over)."""
         rows = [
-            {**m.as_row(), **self._constant, "attempt": self._attempt, "created_at": _now()} for m in measurements
+            {**m.as_row(), **self._constant, "attempt": self._attempt, "created_at": _now()}
+            for m in measurements
         ]
         if rows:
             name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
@@ -195,7 +198,9 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
             problems.append(Problem(path, str(error).splitlines()[0]))
             warnings.warn(f"skipped an unreadable file: {problems[-1]}", RuntimeWarning, stacklevel=2)
             continue
-        replaced.update(path.parent / name for name in json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]")))
+        replaced.update(
+            path.parent / name for name in json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
+        )
         tables.append(table)
         sources.append(path)
     kept = [_conform(t) for t, source in zip(tables, sources, strict=True) if source not in replaced]

@@ -6,11 +6,13 @@ only prepares or checks lies outside of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from harness.case import Case, Scalar
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.case import Case, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,9 @@ class Suite(Protocol):
     AXES: Mapping[str, Axis]
     ARMS: Mapping[str, ArmInfo]
 
-    def points(self, shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any) -> list[dict[str, Scalar]]:
+    def points(
+        self, shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+    ) -> list[dict[str, Scalar]]:
         """Linked axis values for named shape sets; `[{}]` for a suite without linked axes."""
         ...
 

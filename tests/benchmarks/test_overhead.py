@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy import ToySuite
+
 from harness import store
 from harness.executor import Executor
 from harness.plan import make_plan
 from harness.timing import TimingConfig, timer_for
-from toy import ToySuite
 
 pytestmark = pytest.mark.benchmark_bar
 

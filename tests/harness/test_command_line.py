@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from toy import ToySuite
+
 from harness import run, store
 from harness.__main__ import main
 from harness.workload import Numerics, Unsupported, Workload
-from toy import ToySuite
 
 SWEEP = """\
 # Does the toy pay?
@@ -52,7 +53,9 @@ def test_a_sweep_writes_rows_and_a_report_and_names_both_last(
     assert store.read_about(Path(results))["command"] == "python -m harness sweep=toy device=cpu"
 
 
-def test_a_failed_case_is_exit_1_and_still_reported(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_case_is_exit_1_and_still_reported(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
     toy.behaviour = {"other": lambda case: Workload(run=int, check=lambda: Numerics({}, False, "wrong"))}
     assert main(["sweep=toy", "device=cpu"]) == 1
     assert lines(capsys)[0][-1].startswith("report")
@@ -105,7 +108,7 @@ def test_a_folder_that_cannot_be_written_is_exit_2(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     assert main(["sweep=toy", "device=cpu", f"{key}=file/below"]) == 2
-    out, err = lines(capsys)
+    _out, err = lines(capsys)
     assert len(err) == 1
     assert f"{key}=DIR" in err[0]
     assert not list(tmp_path.rglob("*.parquet"))
@@ -119,7 +122,9 @@ def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "results").exists()
 
 
-def test_ctrl_c_keeps_finished_cases_and_reports_them(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_finished_cases_and_reports_them(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
     def build(case: object) -> Workload:
         if case["n"] == 2:  # type: ignore[index]
             raise KeyboardInterrupt
@@ -190,7 +195,9 @@ sys.exit(main(["sweep=toy", "device=cpu"]))
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_stopped_from_outside_loses_only_the_case_under_way(how: signal.Signals, tmp_path: Path) -> None:
+def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
+    how: signal.Signals, tmp_path: Path
+) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from harness.config import command_line, load, question, sweeps
 from harness.errors import UsageError
 

@@ -10,6 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from toy import ToySuite, nothing
+
 from harness import compiling, store
 from harness.case import Case
 from harness.errors import UsageError
@@ -17,7 +19,6 @@ from harness.executor import Executor, Outcome, stored_cases
 from harness.plan import Plan, make_plan
 from harness.timing import TimingConfig, timer_for
 from harness.workload import Numerics, Unsupported, Workload
-from toy import ToySuite, nothing
 
 QUICK = TimingConfig(
     min_rounds=3,
@@ -98,7 +99,9 @@ def test_an_arm_that_breaks_while_it_is_timed_fails_alone(tmp_path: Path) -> Non
 
 def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     ran: list[int] = []
-    suite = other(lambda: ran.append(1), check=lambda: Numerics({"sqnr_db": 3.0}, False, "SQNR 3 dB, bound 28.3 dB"))
+    suite = other(
+        lambda: ran.append(1), check=lambda: Numerics({"sqnr_db": 3.0}, False, "SQNR 3 dB, bound 28.3 dB")
+    )
     _, frame = execute(tmp_path, suite)
     rows = time_rows(frame)
     assert rows.loc["other", "status"] == "failed"
@@ -199,7 +202,11 @@ def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path
     culprit = made.cases[1].case.case_id
     lost = frame[frame["status"] == "failed"]
     assert set(lost["case_id"]) == {made.cases[2].case.case_id, made.cases[3].case.case_id}
-    assert lost["reason"].str.startswith(f"the device was lost in case {culprit}: RuntimeError: CUDA error").all()
+    assert (
+        lost["reason"]
+        .str.startswith(f"the device was lost in case {culprit}: RuntimeError: CUDA error")
+        .all()
+    )
     assert outcome.statuses["failed"] == 4
     assert len(stored_cases(tmp_path, "e")) == 2
 
@@ -250,5 +257,3 @@ def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) 
     row = time_rows(frame).loc["other"]
     assert row["status"] == "failed"
     assert "ran eager" in row["reason"]
-
-

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from harness import gpu_session, store
 from harness.errors import UsageError
 from harness.executor import BUDGET
@@ -36,7 +37,9 @@ class Fake:
         self.short -= 1
         row = Measurement("cast", "c1", "eager", "{}", "time_ms", "ok", samples=(1.0,))
         missing = Measurement("cast", "c2", "eager", "{}", "time_ms", "skipped", reason=f"{BUDGET} of 1 s")
-        writer.append([row, missing] if unfinished else [row, Measurement(**{**as_dict(row), "case_id": "c2"})])
+        writer.append(
+            [row, missing] if unfinished else [row, Measurement(**{**as_dict(row), "case_id": "c2"})]
+        )
         writer.close("finished")
         return 0, f"finished\nresults  {folder}\nreport   x.html\n"
 
@@ -108,7 +111,5 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_command_that_runs_too_long_is_stopped() -> None:
     import sys
 
-    code, _ = gpu_session.run_command(
-        [sys.executable, "-c", "import time; time.sleep(600)"], 0.3
-    )
+    code, _ = gpu_session.run_command([sys.executable, "-c", "import time; time.sleep(600)"], 0.3)
     assert code == 124

@@ -8,6 +8,7 @@ import statistics
 from typing import Any
 
 import pytest
+
 from harness.measurement import METRICS, Measurement, to_json
 
 

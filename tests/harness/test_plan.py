@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from toy import ToySuite
+
 from harness.errors import UsageError
 from harness.plan import Plan, describe, make_plan
 from harness.workload import Unsupported
-from toy import ToySuite
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -73,7 +74,9 @@ def test_an_arm_that_this_device_lacks_is_kept_as_skipped() -> None:
 
 def test_asking_only_for_arms_that_cannot_run_is_refused_with_the_reason() -> None:
     suite = ToySuite(refuses={"other": Unsupported("device", "no FP8 here")})
-    with pytest.raises(UsageError, match=r"none of the arms asked for can run on this device \(cpu\).*no FP8 here"):
+    with pytest.raises(
+        UsageError, match=r"none of the arms asked for can run on this device \(cpu\).*no FP8 here"
+    ):
         plan(suite, arms=["other"])
 
 
@@ -95,9 +98,7 @@ def test_sweep_wide_axes_that_no_part_knows_are_refused() -> None:
 def test_sweep_wide_arms_choose_the_parts_that_have_them() -> None:
     special = ToySuite()
     special.ARMS = {"special": special.ARMS["base"]}
-    made = make_plan(
-        config(parts=parts(), axes={}, arms=["special"]), {"toy": ToySuite(), "toy2": special}
-    )
+    made = make_plan(config(parts=parts(), axes={}, arms=["special"]), {"toy": ToySuite(), "toy2": special})
     assert [(c.part, c.arms) for c in made.cases] == [("two", ("special",))]
 
 

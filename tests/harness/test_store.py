@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from harness import store
 from harness.errors import UsageError
 from harness.measurement import Measurement
@@ -20,7 +21,13 @@ def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:
 
 
 def writer(folder: Path, **changes: Any) -> store.RunWriter:
-    given: dict[str, Any] = {"run_id": folder.name, "sweep": "w", "env_id": "e1", "env": {"gpu": None}, "about": {}}
+    given: dict[str, Any] = {
+        "run_id": folder.name,
+        "sweep": "w",
+        "env_id": "e1",
+        "env": {"gpu": None},
+        "about": {},
+    }
     return store.RunWriter(folder, **(given | changes))
 
 
@@ -82,7 +89,9 @@ def test_a_truncated_part_is_named(tmp_path: Path, keep: int) -> None:
         assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
 
 
-def test_a_full_disk_leaves_earlier_rows_and_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = writer(tmp_path / "r1")
     run.append(rows("c1"))
 

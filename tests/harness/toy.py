@@ -26,7 +26,10 @@ class ToySuite:
         }
     )
     ARMS: Mapping[str, ArmInfo] = field(
-        default_factory=lambda: {"base": ArmInfo("the baseline"), "other": ArmInfo("the candidate", baseline="base")}
+        default_factory=lambda: {
+            "base": ArmInfo("the baseline"),
+            "other": ArmInfo("the candidate", baseline="base"),
+        }
     )
     behaviour: Mapping[str, Callable[[Case], Workload]] = field(default_factory=dict)
     refuses: Mapping[str, Unsupported] = field(default_factory=dict)
