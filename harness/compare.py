@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from harness import stats
-from harness.environment import ENV_ID_FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = ("time_ms", "launch_us")  # metrics sampled in rounds
@@ -33,8 +34,24 @@ PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 MODES = ("eager", "compile")
 FP8_DTYPES = ("e4m3", "e5m2")
 
+# They tell two machines or commits apart, but a time does not depend on them.
+_NEVER_COMPARED = frozenset({"git_commit", "git_dirty", "host_hash", "gpu_uuid_hash"})
+
 _COLUMNS = [
-    *("run_id", "sweep", "suite", "case_id", "axes", "seed", "env_id", "arm", "baseline", "regime", "metric", "unit"),
+    *(
+        "run_id",
+        "sweep",
+        "suite",
+        "case_id",
+        "axes",
+        "seed",
+        "env_id",
+        "arm",
+        "baseline",
+        "regime",
+        "metric",
+        "unit",
+    ),
     *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
 ]
 
@@ -62,7 +79,7 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     timed = frame[frame["metric"].isin(TIMES)]
     out: list[dict[str, object]] = []
     for _, group in timed.groupby(["run_id", "case_id", "metric"], sort=False):
-        rows = [_Row(r) for r in group.to_dict("records")]
+        rows = [_Row(r) for r in rows_of(group)]
         for regime, arms in _by_regime(rows):
             floor = _noise_floor(arms.values(), arms)
             out += [
@@ -92,11 +109,15 @@ def summary(ratios: pd.DataFrame) -> pd.DataFrame:
             {
                 **dict(zip(keys, names, strict=True)),
                 "pairs": len(compared),
-                "geometric_mean": stats.geometric_mean(compared.tolist()).value if len(compared) else math.nan,
+                "geometric_mean": stats.geometric_mean(compared.tolist()).value
+                if len(compared)
+                else math.nan,
                 **{v: int(counts.get(v, 0)) for v in ("faster", "slower", "same", "unclear", "missing")},
             }
         )
-    return pd.DataFrame(out, columns=[*keys, "pairs", "geometric_mean", "faster", "slower", "same", "unclear", "missing"])
+    return pd.DataFrame(
+        out, columns=[*keys, "pairs", "geometric_mean", "faster", "slower", "same", "unclear", "missing"]
+    )
 
 
 def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
@@ -112,10 +133,10 @@ def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
     """
     rows = frame[(frame["suite"] == suite) & (frame["metric"] == "time_ms")]
     ratios = paired_ratios(rows)
-    ratio_of = {(r["run_id"], r["case_id"], r["regime"], r["arm"]): r for r in ratios.to_dict("records")}
+    ratio_of = {(r["run_id"], r["case_id"], r["regime"], r["arm"]): r for r in rows_of(ratios)}
     out: list[dict[str, object]] = []
     for (run_id, case_id), group in rows.groupby(["run_id", "case_id"], sort=False):
-        cells = [_Row(r) for r in group.to_dict("records")]
+        cells = [_Row(r) for r in rows_of(group)]
         for regime, arms in _by_regime(cells):
             for precision in PRECISIONS:
                 line: dict[str, object] = {"run_id": run_id, "case_id": case_id, "regime": regime}
@@ -143,14 +164,21 @@ def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
     seconds = frame["value"] * frame["unit"].map(SECONDS).astype(float)
     seconds = seconds.where(frame["metric"].isin(TIMES) & (frame["status"] == "ok"))
     work = frame["flops"].map(lambda text: sum(_json(text).values())).astype(float)
-    return frame.assign(tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9)
+    return frame.assign(
+        tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9
+    )
 
 
 def environment_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The fields of `ENV_ID_FIELDS` in which two environments differ, as "driver: 570.1 != 575.3, torch: ..."."""
-    return ", ".join(
-        f"{field}: {one.get(field)} != {other.get(field)}" for field in ENV_ID_FIELDS if one.get(field) != other.get(field)
-    )
+    """The fields in which two environments differ, as "driver: 570.1 != 575.3, torch: ..."; at most six."""
+    fields = (one.keys() | other.keys()) - _NEVER_COMPARED
+    differing = [f"{f}: {one.get(f)} != {other.get(f)}" for f in sorted(fields) if one.get(f) != other.get(f)]
+    return ", ".join(differing[:6]) + (f" and {len(differing) - 6} more" if len(differing) > 6 else "")
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as dictionaries."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 class _Row:
@@ -185,7 +213,9 @@ class _Row:
         mine, theirs = self.record, arm.record
         if not set(mine["rounds"]) & set(theirs["rounds"]):
             return []
-        return stats.paired_log_ratios(theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"]).tolist()
+        return stats.paired_log_ratios(
+            theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"]
+        ).tolist()
 
 
 def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
@@ -251,12 +281,17 @@ def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, 
     away = f"{size - 1:.1%} apart"
     if size <= floor:
         if floor > LOUD_FLOOR:
-            return "unclear", f"{away}, but two copies of the baseline seem up to {floor - 1:.0%} apart: too noisy"
+            return (
+                "unclear",
+                f"{away}, but two copies of the baseline seem up to {floor - 1:.0%} apart: too noisy",
+            )
         return "same", f"{away}: within the A/A noise floor of {floor - 1:.1%}"
     known = "no A/A control in this regime" if math.isnan(floor) else f"A/A noise floor {floor - 1:.1%}"
     if low <= 1 <= high:
         return "unclear", f"the interval {low:.3f} to {high:.3f} holds 1; {known}"
-    return ("faster" if speedup > 1 else "slower"), f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"
+    return (
+        "faster" if speedup > 1 else "slower"
+    ), f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"
 
 
 def _json(text: object) -> dict[str, Any]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
 from harness.store import find_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,21 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness report", description="HTML report and markdown twin from stored runs."
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, folder of runs, Parquet file, or run id")
-    parser.add_argument("-o", "--output", type=Path, help="HTML file to write (default: reports/<run_id>.html)")
-    parser.add_argument("--results-dir", default="results", help="where run ids are looked up (default: results)")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folder, folder of runs, Parquet file, or run id"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="HTML file to write (default: reports/<run_id>.html)"
+    )
+    parser.add_argument(
+        "--results-dir", default="results", help="where run ids are looked up (default: results)"
+    )
     parser.add_argument("--static", action="store_true", help="no JavaScript: smaller, tables do not sort")
     options = parser.parse_args(argv)
     folders = [find_run(name, options.results_dir) for name in options.runs]
-    output = options.output or Path("reports") / f"{folders[0].name if len(folders) == 1 else 'comparison'}.html"
+    output = (
+        options.output or Path("reports") / f"{folders[0].name if len(folders) == 1 else 'comparison'}.html"
+    )
     written = write_report(folders, output, static=options.static)
     for problem in written.problems:
         sys.stderr.write(f"warning: {problem}\n")
@@ -65,5 +76,7 @@ def write_report(run_dirs: Sequence[Path], out_path: Path, static: bool = False)
         for path, content in ((out_path, html), (twin, markdown)):
             path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write {out_path} ({error.strerror}); choose another place with -o FILE.html") from error
+        raise UsageError(
+            f"cannot write {out_path} ({error.strerror}); choose another place with -o FILE.html"
+        ) from error
     return ReportPaths(out_path, twin, material.problems)

@@ -9,20 +9,26 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from harness.compare import rows_of
 from harness.report import text
-from harness.report.runs import Machine
+from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.tables import arm_records, copy_curve
-from harness.report.verdicts import fp8_pairs, numerics_by_arm
+from harness.report.verdicts import fp8_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    from harness.report.runs import Machine
 
 INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
@@ -32,7 +38,7 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"} | {
 MARKERS = "osD^vPX*"
 MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fp8-harness",
     "figure.facecolor": "none",
@@ -78,7 +84,9 @@ def speedups(machine: Machine) -> list[Chart]:
     pairs = pairs[pairs["speedup"].notna()]
     charts = []
     order = {"linear": 0, "gemm": 1}
-    groups = sorted(pairs.groupby(["suite", "regime"]), key=lambda item: (order.get(item[0][0], 2), item[0]))
+    groups = sorted(
+        pairs.groupby(["suite", "regime"]), key=lambda item: (order.get(str(item[0][0]), 2), item[0])
+    )
     for (suite, regime), own in groups:
         modes = {
             "eager": own[own["arm"].str.endswith("_eager")],
@@ -92,7 +100,9 @@ def speedups(machine: Machine) -> list[Chart]:
 @mpl.rc_context(STYLE)
 def rates(machine: Machine) -> list[Chart]:
     """TFLOP/s of every GEMM arm by shape, with the matmul rates that this device reached in the ceilings."""
-    records = [r for r in arm_records(machine, "gemm") if r["tflops"] == r["tflops"] and r["regime"] == "isolated"]
+    records = [
+        r for r in arm_records(machine, "gemm") if r["tflops"] == r["tflops"] and r["regime"] == "isolated"
+    ]
     if not records:
         return []
     cases = _largest(records, machine.constant_axes("gemm"))
@@ -108,7 +118,11 @@ def rates(machine: Machine) -> list[Chart]:
     axes.set_xlabel("TFLOP/s (2MNK / median time)")
     _legend(figure, axes)
     caption = f"{_count(cases, records)} Isolated regime. Lines: matmul rates reached by this device in the ceilings."
-    return [Chart(f"rates-{machine.env_id}", "GEMM rate by shape", _svg(figure, "rates"), caption)]
+    return [
+        Chart(
+            f"rates-{machine.env_id}", "GEMM rate by shape", _svg(figure, f"rates-{machine.env_id}"), caption
+        )
+    ]
 
 
 @mpl.rc_context(STYLE)
@@ -128,14 +142,18 @@ def casts(machine: Machine) -> list[Chart]:
         for r in records:
             if r["arm"] == arm:
                 named = {k: v for k, v in text.axes_of(r["axes"]).items() if not isinstance(v, int)}
-                series.setdefault(text.case_label(named, constant), []).append((r["bytes_moved"], r["gb_per_s"]))
+                series.setdefault(text.case_label(named, constant), []).append(
+                    (r["bytes_moved"], r["gb_per_s"])
+                )
         for i, (label, points) in enumerate(series.items()):
             xs, ys = zip(*sorted(points), strict=True)
             style = {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linewidth": 1.1}
             # Series can lie on each other; an open marker leaves the one below visible.
             axes.plot(xs, ys, fillstyle="none", label=label or arm, **style)
         if copy:
-            axes.plot(*zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy")
+            axes.plot(
+                *zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy"
+            )
         axes.set_title(arm)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
@@ -147,38 +165,58 @@ def casts(machine: Machine) -> list[Chart]:
         axes.set_xlabel("bytes moved")
     panels[0].set_ylabel("GB/s")
     _legend(figure, panels[0])
-    note = "" if copy else " The copy bandwidth of this machine was not measured in these runs (suite ceilings)."
+    note = (
+        "" if copy else " The copy bandwidth of this machine was not measured in these runs (suite ceilings)."
+    )
     caption = f"Logical bytes (read and written) over the median time, 1e9 bytes a second.{note}"
-    return [Chart(f"casts-{machine.env_id}", "Cast bandwidth by size", _svg(figure, "casts"), caption)]
+    return [
+        Chart(
+            f"casts-{machine.env_id}",
+            "Cast bandwidth by size",
+            _svg(figure, f"casts-{machine.env_id}"),
+            caption,
+        )
+    ]
 
 
 @mpl.rc_context(STYLE)
 def soundness(machine: Machine) -> list[Chart]:
-    """SQNR of every checked result by arm, with the bound of the suite as a bar."""
+    """SQNR of every checked result by arm, with the bound where the suite stores one."""
     frame = machine.frame
-    rows = frame[(frame["metric"] == "sqnr_db") & (frame["status"] == "ok")]
-    stats = [w for w in numerics_by_arm(machine) if math.isfinite(w["sqnr"])]
-    if not stats:
+    rows = frame[frame["metric"].isin(SQNR) & (frame["status"] == "ok") & frame["value"].map(math.isfinite)]
+    worst = [w for w in numerics_by_arm(machine) if w.fp8 and any(map(math.isfinite, w.sqnr.values()))]
+    if not worst:
         return []
-    figure, axes = _rows_figure([f"{w['suite']}: {w['arm']}" for w in stats])
-    suites = list(dict.fromkeys(w["suite"] for w in stats))
-    for y, w in enumerate(stats):
-        own = rows[(rows["suite"] == w["suite"]) & (rows["arm"] == w["arm"])]["value"]
-        own = own[own.map(math.isfinite)]
-        i = suites.index(w["suite"]) % 8
-        axes.plot(own, [y] * len(own), MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9)
-        if math.isfinite(w["bound"]):
-            axes.plot([w["bound"]] * 2, [y - 0.36, y + 0.36], color=INK, linewidth=1.6)
+    figure, axes = _rows_figure([f"{w.suite}: {w.arm}" for w in worst])
+    bounded = False
+    for i, (metric, name) in enumerate(SQNR.items()):
+        drawn = rows[rows["metric"] == metric]
+        for y, w in enumerate(worst):
+            own = drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)]
+            axes.plot(own, [y] * len(own), MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9)
+            if len(own) and metric in w.bounds:
+                axes.plot([w.bounds[metric]] * 2, [y - 0.36, y + 0.36], color=SERIES[i], linewidth=1.6)
+                bounded = True
+        if len(drawn):
+            axes.plot([], [], MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9, label=name)
     axes.set_xlabel("SQNR (dB), higher is better")
     axes.margins(x=0.06)
-    bound = " Bars: least SQNR that the suite accepts." if any(math.isfinite(w["bound"]) for w in stats) else ""
+    _legend(figure, axes)
+    bound = " Bars: the least SQNR that the suite accepts." if bounded else ""
     caption = f"A mark a case, against a high-precision reference of the same operands.{bound}"
-    return [Chart(f"sqnr-{machine.env_id}", "Numerical quality by arm", _svg(figure, "sqnr"), caption)]
+    return [
+        Chart(
+            f"sqnr-{machine.env_id}",
+            "Numerical quality by arm",
+            _svg(figure, f"sqnr-{machine.env_id}"),
+            caption,
+        )
+    ]
 
 
 @mpl.rc_context(STYLE)
 def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]) -> Chart:
-    everything = [r for g in panels.values() for r in g.to_dict("records")]
+    everything = [r for g in panels.values() for r in rows_of(g)]
     cases = _largest(everything, machine.constant_axes(suite))
     arms = list(dict.fromkeys(re.sub("_(eager|compile)$", "", r["arm"]) for r in everything))
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
@@ -187,14 +225,16 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
     ends = [1.0]
     for axes, (title, group) in zip(columns, panels.items(), strict=True):
         axes.axvline(1, color=INK, linewidth=0.9)
-        for r in group.to_dict("records"):
+        for r in rows_of(group):
             if r["case_id"] not in cases:
                 continue
             row = list(cases).index(r["case_id"])
             i = arms.index(re.sub("_(eager|compile)$", "", r["arm"]))
             y = row + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2)
             if r["floor"] == r["floor"] and i == 0:
-                axes.fill_betweenx([row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0)
+                axes.fill_betweenx(
+                    [row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0
+                )
             if r["low"] == r["low"]:
                 axes.plot([r["low"], r["high"]], [y, y], color=SERIES[i % 8], linewidth=1.3)
                 ends += [r["low"], r["high"]]
@@ -214,9 +254,9 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
     columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
     _legend(figure, columns[0])
     caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."
-    key = f"speedup-{suite}-{regime}"
+    key = f"speedup-{suite}-{regime}-{machine.env_id}"
     load = " under sustained load" if regime == "sustained" else ""
-    return Chart(f"{key}-{machine.env_id}", f"Speedup by shape: {suite}{load}", _svg(figure, key), caption)
+    return Chart(key, f"Speedup by shape: {suite}{load}", _svg(figure, key), caption)
 
 
 def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
@@ -232,7 +272,9 @@ def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
 
 def _ratio_axis(axes: Axes) -> None:
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7)))
+    axes.xaxis.set_major_locator(
+        LogLocator(base=10, subs=(0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7))
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
@@ -240,7 +282,14 @@ def _ratio_axis(axes: Axes) -> None:
 
 def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6), borderpad=0, labelcolor=INK)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside upper left",
+        ncols=len(labels) if len(labels) < 6 else 4,
+        borderpad=0,
+        labelcolor=INK,
+    )
 
 
 def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:
@@ -256,20 +305,23 @@ def _count(cases: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> st
     return f"The {len(cases)} largest of {total} cases; the table has all." if len(cases) < total else ""
 
 
-def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, str]]:
+def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, Any]]:
+    """Best rate of each kind of matmul in the ceilings, with a line style each."""
     found: dict[str, float] = {}
     for r in arm_records(machine, "ceilings"):
-        what = text.axes_of(r["axes"]).get("what")
-        if what in ("mm_bf16", "mm_fp8") and r["tflops"] == r["tflops"]:
-            found[str(what)] = max(found.get(str(what), 0.0), r["tflops"])
-    styles = {"mm_bf16": ":", "mm_fp8": "--"}
-    return [(f"{what} ceiling", value, styles[what]) for what, value in sorted(found.items())]
+        what = str(text.axes_of(r["axes"]).get("what"))
+        if what.startswith("mm_") and r["tflops"] == r["tflops"]:
+            found[what] = max(found.get(what, 0.0), r["tflops"])
+    styles = (":", "--", "-.", (0, (1, 3)))
+    return [(f"{what} ceiling", found[what], styles[i % 4]) for i, what in enumerate(sorted(found))]
 
 
 def _svg(figure: Figure, key: str) -> str:
     """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    FigureCanvasSVG(figure).print_svg(
+        buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -277,4 +329,9 @@ def _svg(figure: Figure, key: str) -> str:
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var({variable})")
     # Size comes from the page: the width of its column, the height from viewBox.
-    return re.sub(r'(<svg [^>]*?)width="[^"]*" ', r"\1", re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", svg, count=1), count=1)
+    return re.sub(
+        r'(<svg [^>]*?)width="[^"]*" ',
+        r"\1",
+        re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", svg, count=1),
+        count=1,
+    )

@@ -65,7 +65,10 @@ def conditions(machine: Machine) -> str:
         parts.append(f"power limit {env['power_limit_w']:g} W")
     parts += [f"{name} {env[name]}" for name in ("driver", "torch", "triton") if env.get(name)]
     if env.get("git_commit"):
-        parts.append(f"commit {str(env['git_commit'])[:7]}" + (" with uncommitted changes" if env.get("git_dirty") else ""))
+        parts.append(
+            f"commit {str(env['git_commit'])[:7]}"
+            + (" with uncommitted changes" if env.get("git_dirty") else "")
+        )
     return " · ".join(parts)
 
 
@@ -75,14 +78,21 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
     timings = [json.loads(t or "{}") for t in rows["timing"]]
     clocks = [c for own in rows["sample_clock_mhz"] for c in own if math.isfinite(c)]
     out = []
-    for key, name in (("method", "timing method"), ("l2", "L2 before a sample"), ("stop_reason", "stopped because")):
+    for key, name in (
+        ("method", "timing method"),
+        ("l2", "L2 before a sample"),
+        ("stop_reason", "stopped because"),
+    ):
         seen = Counter(str(t[key]) for t in timings if t.get(key) is not None)
         if seen:
             out.append((name, ", ".join(f"{value} ({count})" for value, count in seen.most_common())))
     if clocks:
         low, middle, high = (text.number(float(q), 4) for q in np.quantile(clocks, (0, 0.5, 1)))
         out.append(("SM clock while timed", f"median {middle} MHz, {low} to {high} MHz"))
-    for key, name in (("throttled", "rows timed while throttled"), ("contended", "rows timed beside another process")):
+    for key, name in (
+        ("throttled", "rows timed while throttled"),
+        ("contended", "rows timed beside another process"),
+    ):
         if timings:
             known = [t[key] for t in timings if t.get(key) is not None]
             out.append((name, f"{sum(map(bool, known))} of {len(known)}" if known else text.NONE))

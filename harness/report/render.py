@@ -7,17 +7,23 @@ import gzip
 import hashlib
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 from itables.utils import find_package_file
 
-from harness.report import charts, tables, text, verdicts
+from harness.report import charts, numerics, tables, text, verdicts
 from harness.report.facts import conditions, facts
-from harness.report.runs import Machine, Material
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.report.charts import Chart
+    from harness.report.runs import Machine, Material
+    from harness.report.tables import Table
 
 HERE = Path(__file__).parent
 
@@ -29,15 +35,15 @@ class Section:
     key: str
     title: str
     intro: str = ""
-    first: Sequence[tables.Table] = ()
-    charts: Sequence[charts.Chart] = ()
-    squares: Sequence[tuple[str, tables.Table]] = ()
-    tables: Sequence[tables.Table] = ()
+    first: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    squares: Sequence[tuple[str, Table]] = ()
+    tables: Sequence[Table] = ()
     folded: bool = False
     in_markdown: bool = True
 
     @property
-    def all_tables(self) -> tuple[tables.Table, ...]:
+    def all_tables(self) -> tuple[Table, ...]:
         """Short and long tables that have rows."""
         return tuple(t for t in (*self.first, *self.tables) if t.rows)
 
@@ -104,9 +110,9 @@ def _sections(machine: Machine) -> list[Section]:
     known = ("linear", "gemm", "cast", "ceilings")
     key = machine.env_id
 
-    def suite(name: str, title: str, intro: str, figures: Sequence[charts.Chart] = (), **more: object) -> Section:
+    def suite(name: str, title: str, intro: str, figures: Sequence[Chart] = ()) -> Section:
         found = [tables.suite_table(machine, name)] if name in suites else []
-        return Section(f"{name}-{key}", f"{label}{title}", intro, charts=figures, tables=found, folded=cpu, **more)  # type: ignore[arg-type]
+        return Section(f"{name}-{key}", label + title, intro, charts=figures, tables=found, folded=cpu)
 
     return [
         Section(
@@ -129,12 +135,14 @@ def _sections(machine: Machine) -> list[Section]:
             "Numerical quality",
             "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
             charts=charts.soundness(machine),
-            tables=[verdicts.numerics_table(machine)],
+            tables=[numerics.numerics_table(machine)],
         ),
         suite("linear", "Layers", "All arms of the layer cases."),
         suite("gemm", "GEMMs by role", "D = A @ B with A [M, K] and B [K, N].", charts.rates(machine)),
         suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
-        suite("ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."),
+        suite(
+            "ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."
+        ),
         *(suite(name, name.capitalize(), "") for name in suites if name not in known),
         Section(
             f"compile-{key}",
@@ -168,7 +176,7 @@ def _dates(material: Material) -> str:
 def _jinja() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
-        autoescape=lambda name: bool(name) and name.endswith(".html.j2"),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )

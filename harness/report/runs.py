@@ -10,11 +10,10 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pandas as pd
@@ -23,6 +22,9 @@ from harness import store
 from harness.compare import paired_ratios, with_rates
 from harness.errors import UsageError
 from harness.report import text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
             parts.append((_run(folder, frame, out_folder), frame))
     if not parts:
         named = ", ".join(str(p) for p in paths)
-        raise UsageError(f"no rows in {named}" + (f" ({problems[0]})" if problems else ": measure first, sweep=NAME"))
+        raise UsageError(
+            f"no rows in {named}" + (f" ({problems[0]})" if problems else ": measure first, sweep=NAME")
+        )
     return Material(_machines(parts), tuple(problems))
 
 
@@ -175,7 +179,11 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
 def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
     machines = []
     for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):
-        own = [(run, frame[frame["env_id"] == env_id]) for run, frame in parts if (frame["env_id"] == env_id).any()]
+        own = [
+            (run, frame[frame["env_id"] == env_id])
+            for run, frame in parts
+            if (frame["env_id"] == env_id).any()
+        ]
         whole = pd.concat([frame for _, frame in own], ignore_index=True)
         env = json.loads(whole["env"].iloc[0] or "{}")
         machines.append(Machine(str(env_id), env, tuple(run for run, _ in own), with_rates(whole)))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import pandas as pd
 
-from harness.compare import AGAIN, MODES, TIMES, square
+from harness.compare import AGAIN, MODES, SECONDS, TIMES, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
-from harness.report.runs import Machine
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
 
 Record = Mapping[str, Any]
 
@@ -74,7 +75,9 @@ def suite_table(machine: Machine, suite: str) -> Table:
     specs = [_axis_spec(name) for name in varying]
     specs += [s for s in _SUITE_COLUMNS if not s.needs or any(_known(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
-        specs.insert(len(varying) + 1, _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False))
+        specs.insert(
+            len(varying) + 1, _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
+        )
     said = ", ".join(f"{n} {text.axis_value(v)}" for n, v in fixed.items() if v not in (None, ""))
     return _table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
 
@@ -83,15 +86,15 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
     """Time rows of a suite joined with their ratio, numerics and compile time; A/A controls left out."""
     frame = machine.frame[machine.frame["suite"] == suite]
     ratios = {
-        (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r for r in machine.ratios.to_dict("records")
+        (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r for r in rows_of(machine.ratios)
     }
     others = frame[~frame["metric"].isin(TIMES)]
     figures: dict[tuple[str, str, str], dict[str, float]] = {}
-    for r in others[others["status"] == "ok"].to_dict("records"):
+    for r in rows_of(others[others["status"] == "ok"]):
         figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
     copy = copy_curve(machine)
     records = []
-    for row in frame[frame["metric"].isin(TIMES)].to_dict("records"):
+    for row in rows_of(frame[frame["metric"].isin(TIMES)]):
         if row["arm"].endswith(AGAIN):
             continue
         pair = ratios.get((row["run_id"], row["case_id"], row["arm"], row["regime"] or "", row["metric"]), {})
@@ -127,9 +130,11 @@ def squares(machine: Machine) -> list[tuple[str, Table]]:
     out = []
     if len(found):
         for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
-            records = group.to_dict("records")
+            records = rows_of(group)
             axes = text.axes_of(records[0]["axes"])
-            name = text.case_label(axes, machine.constant_axes("linear")) + (f", {regime}" if regime == "sustained" else "")
+            name = text.case_label(axes, machine.constant_axes("linear")) + (
+                f", {regime}" if regime == "sustained" else ""
+            )
             rows = tuple((Cell(r["precision"]), *(_square_cell(r, mode) for mode in MODES)) for r in records)
             columns = (Column("precision"), *(Column(f"{mode} (ms)", numeric=True) for mode in MODES))
             out.append((name, Table(f"square-{run_id}-{case_id}-{regime}", columns, rows, sortable=False)))
@@ -140,7 +145,7 @@ def troubles(machine: Machine) -> Table:
     """Every row that failed or was skipped, gathered by reason: nothing is hidden."""
     bad = machine.frame[machine.frame["status"] != "ok"]
     groups: dict[tuple[str, ...], list[Record]] = {}
-    for r in bad.to_dict("records"):
+    for r in rows_of(bad):
         groups.setdefault((r["status"], r["suite"], r["arm"], r["metric"], r["reason"]), []).append(r)
     rows = []
     for (status, suite, arm, metric, reason), members in sorted(groups.items()):
@@ -163,7 +168,7 @@ def troubles(machine: Machine) -> Table:
 def compile_times(machine: Machine) -> Table:
     """First call of each compiled arm, apart from every other time."""
     frame = machine.frame
-    records = frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")].to_dict("records")
+    records = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
     specs = [
         _Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
         _Spec("case", _case_cell, numeric=False),
@@ -191,7 +196,7 @@ def every_row(machine: Machine) -> Table:
         _Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
         _Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
     ]
-    return _table(f"rows-{machine.env_id}", specs, machine.frame.to_dict("records"))
+    return _table(f"rows-{machine.env_id}", specs, rows_of(machine.frame))
 
 
 def _table(key: str, specs: Sequence[_Spec], records: Sequence[Record], caption: str = "") -> Table:
@@ -202,14 +207,17 @@ def _table(key: str, specs: Sequence[_Spec], records: Sequence[Record], caption:
 def _axis_spec(name: str) -> _Spec:
     def make(record: Record) -> Cell:
         value = text.axes_of(record["axes"]).get(name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return Cell(text.axis_value(value), value if number else str(value))  # type: ignore[arg-type]
+        shown = "" if value is None else text.axis_value(value)
+        return Cell(shown, value if _known(value) else str(value))
 
-    return _Spec(name, make, numeric=name in ("M", "K", "N", "bytes", "size", "tokens"))
+    return _Spec(name, make, numeric=name in (*text.SIZES, "tokens", "mib", "cube"))
 
 
 def _time_cell(record: Record) -> Cell:
-    return _number(record["value"], 4) if record["status"] == "ok" else _status(record)
+    if record["status"] != "ok":
+        return _status(record)
+    shown = text.number(record["value"], 4) + ("" if record["unit"] == "ms" else f" {record['unit']}")
+    return Cell(shown, record["value"] * SECONDS[record["unit"]])
 
 
 def _gain_cell(record: Record) -> Cell:
@@ -219,7 +227,10 @@ def _gain_cell(record: Record) -> Cell:
     if not _known(speedup):
         return Cell(text.NONE, None, "muted")
     return Cell(
-        text.ratio(speedup), speedup, verdict, "" if not _known(record["low"]) else _span(record["low"], record["high"])
+        text.ratio(speedup),
+        speedup,
+        verdict,
+        "" if not _known(record["low"]) else _span(record["low"], record["high"]),
     )
 
 
@@ -250,11 +261,19 @@ def _status(record: Record) -> Cell:
 
 
 def _number(value: float | None, digits: int = 3) -> Cell:
-    return Cell(text.number(value, digits), value, "" if _known(value) else "muted") if _known(value) else Cell("", None)
+    return Cell(text.number(value, digits), value) if _known(value) else Cell("", None)
+
+
+def _share(value: float | None) -> Cell:
+    return Cell(text.percent(value), value) if _known(value) else Cell("", None)
 
 
 def _word(value: object) -> Cell:
-    return Cell("", None) if value is None else Cell(str(value), value if isinstance(value, int | float) else str(value))
+    return (
+        Cell("", None)
+        if value is None
+        else Cell(str(value), value if isinstance(value, int | float) else str(value))
+    )
 
 
 def _resolved(record: Record) -> dict[str, Any]:
@@ -265,8 +284,8 @@ def _quantile(samples: Sequence[float], q: float) -> float | None:
     return float(np.quantile(samples, q)) if len(samples) else None
 
 
-def _known(value: object) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value)
+def _known(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _some(items: Sequence[str], most: int = 4) -> str:
@@ -274,31 +293,42 @@ def _some(items: Sequence[str], most: int = 4) -> str:
     return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def _figure_spec(metric: str, title: str) -> _Spec:
+    return _Spec(title, lambda r: _number(r.get(metric)), METRICS[metric].meaning, needs=metric)
+
+
 _SUITE_COLUMNS = (
     _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
     _Spec("time (ms)", _time_cell, "median of all samples"),
     _Spec("TFLOP/s", lambda r: _number(r["tflops"]), "declared FLOPs / median time", needs="tflops"),
-    _Spec("GB/s", lambda r: _number(r["gb_per_s"]), "logical bytes / median time, 1e9 a second", needs="gb_per_s"),
+    _Spec(
+        "GB/s",
+        lambda r: _number(r["gb_per_s"]),
+        "logical bytes / median time, 1e9 a second",
+        needs="gb_per_s",
+    ),
     _Spec(
         "of copy",
-        lambda r: Cell(text.percent(r.get("copy_share")), r.get("copy_share")),
+        lambda r: _share(r.get("copy_share")),
         "share of the copy bandwidth measured on this machine at that size",
         needs="copy_share",
     ),
-    _Spec("speedup", _gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"),
-    _Spec("SQNR (dB)", lambda r: _number(r.get("sqnr_db")), METRICS["sqnr_db"].meaning, needs="sqnr_db"),
     _Spec(
-        "worst row (dB)",
-        lambda r: _number(r.get("sqnr_row_min_db")),
-        METRICS["sqnr_row_min_db"].meaning,
-        needs="sqnr_row_min_db",
+        "speedup",
+        _gain_cell,
+        "baseline time / this time, with its 95 % interval over rounds",
+        needs="speedup",
     ),
+    _figure_spec("sqnr_db", "SQNR (dB)"),
+    _figure_spec("grad_input_sqnr_db", "grad_input (dB)"),
+    _figure_spec("grad_weight_sqnr_db", "grad_weight (dB)"),
+    _figure_spec("sqnr_row_min_db", "worst row (dB)"),
     _Spec(
         "underflow",
-        lambda r: Cell(text.percent(r.get("underflow_frac")), r.get("underflow_frac")),
+        lambda r: _share(r.get("underflow_frac")),
         METRICS["underflow_frac"].meaning,
         needs="underflow_frac",
     ),
-    _Spec("mismatches", lambda r: _number(r.get("mismatches"), 6), METRICS["mismatches"].meaning, needs="mismatches"),
+    _figure_spec("mismatches", "mismatches"),
     _Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
 )

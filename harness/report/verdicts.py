@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from harness.compare import AGAIN, FP8_DTYPES, MODES, TIMES, summary
+from harness.compare import MODES, TIMES, rows_of, summary
 from harness.report import text
-from harness.report.runs import Machine
+from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
 from harness.report.tables import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from harness.report.runs import Machine
 
 Verdict = Literal["yes", "partly", "no", "can't tell"]
 
@@ -27,7 +31,7 @@ WHAT = {
     "gemm": "single GEMMs (operands already cast)",
 }
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
-NUMERICS = ("sqnr_db", "sqnr_row_min_db", "rel_err_max", "underflow_frac", "saturated_frac", "mismatches")
+NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short (suite linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +71,31 @@ def is_faster(machine: Machine) -> Answer:
 
 
 def is_sound(machine: Machine) -> Answer:
-    """Every figure that was checked is inside its bound, or the ones that are not are named."""
+    """Every FP8 result passed the check that precedes its timing, or the ones that did not are named."""
     question = "Is it numerically sound?"
-    bad = _numerics_failures(machine)
     worst = numerics_by_arm(machine)
-    fp8 = [w for w in worst if w["fp8"] and not math.isnan(w["sqnr"])]
-    evidence = [_worst_of(suite, [w for w in fp8 if w["suite"] == suite]) for suite in dict.fromkeys(w["suite"] for w in fp8)]
-    wrong = [w for w in worst if w["mismatches"] > 0]
-    below = [w for w in fp8 if w["sqnr"] < w["bound"]]
-    if bad or wrong or below:
-        named = [f"{suite} {arm}: {reason}" for suite, arm, reason in bad]
-        named += [f"{w['suite']} {w['arm']}: {text.number(w['mismatches'])} codes differ" for w in wrong]
-        named += [f"{w['suite']} {w['arm']}: SQNR below its bound" for w in below]
-        sentence = f"{text.plural(len(named), 'result')} outside of what the format allows; each is named below."
-        return Answer(question, "no", sentence, (*_shortened(named, 6), *evidence))
-    exact = sum(w["checked_codes"] for w in worst)
+    fp8 = [w for w in worst if w.fp8 and w.sqnr]
+    evidence = [
+        _worst_of(suite, [w for w in fp8 if w.suite == suite])
+        for suite in dict.fromkeys(w.suite for w in fp8)
+    ]
+    bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _numerics_failures(machine)]
+    bad += [f"{w.suite} {w.arm}: {text.number(w.mismatches)} codes differ" for w in worst if w.mismatches]
+    bad += [
+        f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.sqnr if w.below(m)
+    ]
+    if bad:
+        sentence = f"{text.plural(len(bad), 'result')} outside of what the format allows."
+        return Answer(question, "no", sentence, (*_shortened(bad, 6), *evidence))
+    exact = sum(w.checked_codes for w in worst)
     if not fp8 and not exact:
         return Answer(question, "can't tell", "No FP8 result was checked in these runs.", _reasons(machine))
     said = []
     if fp8:
-        low = min(fp8, key=lambda w: w["sqnr"])
-        said.append(f"Every FP8 result passed its check; the worst SQNR is {text.number(low['sqnr'])} dB ({low['arm']}).")
+        low = min(fp8, key=lambda w: w.worst[1])
+        said.append(
+            f"Every FP8 result passed its check; the worst SQNR is {text.number(low.worst[1])} dB ({low.arm})."
+        )
     if exact:
         said.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
     return Answer(question, "yes", " ".join(said), tuple(evidence))
@@ -101,16 +109,25 @@ def did_fp8_run(machine: Machine) -> Answer:
     question = "Did FP8 really run?"
     tally: dict[str, Counter[str]] = {}
     short: list[str] = []
-    for row in _fp8_rows(machine).to_dict("records"):
+    frame = machine.frame
+    fell_short = frame[
+        (frame["status"] == "failed") & frame["reason"].str.contains(NOT_FP8) & frame["metric"].isin(TIMES)
+    ]
+    short += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(fell_short)]
+    for row in rows_of(fp8_rows(machine)):
         resolved = json.loads(row["resolved"] or "{}")
-        counted, expected = resolved.get("fp8_gemms"), resolved.get("fp8_gemms_expected")
+        counted = resolved.get("fp8_gemms")
+        # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
+        expected = resolved.get("fp8_gemms_expected", counted)
         count = tally.setdefault(row["suite"], Counter())
-        if counted is None or expected is None:
+        if counted is None:
             count["direct" if "float8" in str(resolved.get("a_dtype")) else "unproven"] += 1
             continue
         count.update(arms=1, counted=counted, expected=expected)
         if counted < expected:
-            short.append(f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8")
+            short.append(
+                f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
+            )
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
     evidence += _reasons(machine)
@@ -119,13 +136,17 @@ def did_fp8_run(machine: Machine) -> Answer:
         sentence = f"{text.plural(len(short), 'measured arm')} ran fewer FP8 GEMMs than the recipe has."
         return Answer(question, "no", sentence, (*_shortened(short, 6), *evidence))
     if not total["arms"] and not total["direct"]:
-        sentence = "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
+        sentence = (
+            "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
+        )
         return Answer(question, "can't tell", sentence, tuple(evidence))
     said = []
     if total["arms"]:
         said.append(f"The profiler saw {total['counted']} of {total['expected']} expected FP8 GEMMs.")
     if total["direct"]:
-        said.append(f"{text.plural(total['direct'], 'measured arm')} passed float8 operands to the GEMM directly.")
+        said.append(
+            f"{text.plural(total['direct'], 'measured arm')} passed float8 operands to the GEMM directly."
+        )
     return Answer(question, "yes", " ".join(said), tuple(evidence))
 
 
@@ -139,7 +160,7 @@ def gains(machine: Machine) -> Table:
     )
     keys = ["suite", "arm", "baseline", "regime"]
     rows = []
-    for s in summary(pairs).to_dict("records"):
+    for s in rows_of(summary(pairs)):
         own = pairs[(pairs[keys] == [s[k] for k in keys]).all(axis=1)]
         low, high = _extremes(own, machine.constant_axes(s["suite"]))
         mean = s["geometric_mean"]
@@ -155,68 +176,10 @@ def fp8_pairs(machine: Machine) -> pd.DataFrame:
     ratios = machine.ratios
     arms = set(zip(ratios["suite"][ratios["fp8"]], ratios["arm"][ratios["fp8"]], strict=True))
     same_arm = [(s, a) in arms for s, a in zip(ratios["suite"], ratios["arm"], strict=True)]
-    return ratios[ratios["fp8"] | (pd.Series(same_arm, index=ratios.index, dtype=bool) & (ratios["verdict"] == "missing"))]
-
-
-def numerics_by_arm(machine: Machine) -> list[dict[str, Any]]:
-    """Worst figures of each arm of each suite, with the bound that its suite stored for them."""
-    frame = machine.frame
-    checked = frame[frame["metric"].isin(NUMERICS) & (frame["status"] == "ok")]
-    fp8 = {(s, a) for s, a in zip(_fp8_rows(machine)["suite"], _fp8_rows(machine)["arm"], strict=True)}
-    out = []
-    for (suite, arm), group in checked.groupby(["suite", "arm"], sort=False):
-        values = {metric: g["value"] for metric, g in group.groupby("metric")}
-        bounds = [json.loads(r or "{}").get("sqnr_bound_db") for r in group["resolved"]]
-        out.append(
-            {
-                "suite": suite,
-                "arm": arm,
-                "fp8": (suite, arm) in fp8,
-                "cases": group["case_id"].nunique(),
-                "sqnr": float(values["sqnr_db"].min()) if "sqnr_db" in values else math.nan,
-                "row_min": float(values["sqnr_row_min_db"].min()) if "sqnr_row_min_db" in values else math.nan,
-                "underflow": float(values["underflow_frac"].max()) if "underflow_frac" in values else math.nan,
-                "bound": max((float(b) for b in bounds if b is not None), default=math.nan),
-                "mismatches": float(values["mismatches"].max()) if "mismatches" in values else 0.0,
-                "checked_codes": len(values["mismatches"]) if "mismatches" in values else 0,
-            }
-        )
-    return out
-
-
-def numerics_table(machine: Machine) -> Table:
-    """Worst figures by arm against the bound."""
-    columns = (
-        *(Column(t) for t in ("suite", "arm")),
-        *(Column(t, numeric=True) for t in ("cases", "worst SQNR (dB)", "bound (dB)", "worst row (dB)", "underflow", "codes that differ")),
-    )
-    rows = tuple(
-        (
-            Cell(w["suite"], w["suite"]),
-            Cell(w["arm"], w["arm"]),
-            Cell(str(w["cases"]), w["cases"]),
-            Cell(text.number(w["sqnr"]), w["sqnr"], "bad" if w["sqnr"] < w["bound"] else ""),
-            Cell(text.number(w["bound"]), w["bound"]),
-            Cell(text.number(w["row_min"]), w["row_min"]),
-            Cell(text.percent(w["underflow"]), w["underflow"]),
-            Cell(text.number(w["mismatches"]) if w["checked_codes"] else text.NONE, w["mismatches"]),
-        )
-        for w in numerics_by_arm(machine)
-    )
-    kept = [i for i in range(len(columns)) if any(row[i].text != text.NONE for row in rows)]
-    return Table(
-        f"numerics-{machine.env_id}",
-        tuple(columns[i] for i in kept),
-        tuple(tuple(row[i] for i in kept) for row in rows),
-        sortable=False,
-    )
-
-
-def _fp8_rows(machine: Machine) -> pd.DataFrame:
-    frame = machine.frame
-    timed = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok") & ~frame["arm"].str.endswith(AGAIN)]
-    fp8 = timed["flops"].map(lambda t: any(str(k).startswith(FP8_DTYPES) for k in json.loads(t or "{}")))
-    return timed[fp8.astype(bool)].drop_duplicates(["run_id", "case_id", "arm"])
+    return ratios[
+        ratios["fp8"]
+        | (pd.Series(same_arm, index=ratios.index, dtype=bool) & (ratios["verdict"] == "missing"))
+    ]
 
 
 def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
@@ -225,8 +188,15 @@ def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     parts = []
     for (suite, how, regime), group in pairs.groupby([pairs["suite"], mode, pairs["regime"]]):
         if group["speedup"].notna().any():
-            said = [*([f"{how} against {how}"] if how else []), *(["sustained load"] if regime == "sustained" else [])]
-            rank = (list(WHAT).index(suite) if suite in WHAT else len(WHAT), regime == "sustained", how != "compile")
+            said = [
+                *([f"{how} against {how}"] if how else []),
+                *(["sustained load"] if regime == "sustained" else []),
+            ]
+            rank = (
+                list(WHAT).index(suite) if suite in WHAT else len(WHAT),
+                regime == "sustained",
+                how != "compile",
+            )
             parts.append((rank, str(suite), ", ".join(said), group))
     return [(suite, how, group) for _, suite, how, group in sorted(parts, key=lambda part: part[:3])]
 
@@ -263,15 +233,17 @@ def _spread(suite: str, how: str, pairs: pd.DataFrame, constant: Collection[str]
 
 
 def _extremes(pairs: pd.DataFrame, constant: Collection[str]) -> tuple[Cell, Cell]:
-    known = pairs[pairs["speedup"].notna()]
-    if not len(known):
+    known = rows_of(pairs[pairs["speedup"].notna()])
+    if not known:
         return Cell(text.NONE, None, "muted"), Cell(text.NONE, None, "muted")
-    first, last = (known.loc[i] for i in (known["speedup"].idxmin(), known["speedup"].idxmax()))
-    return _pair_cell(first, constant), _pair_cell(last, constant)
+    known.sort(key=lambda pair: pair["speedup"])
+    return _pair_cell(known[0], constant), _pair_cell(known[-1], constant)
 
 
-def _pair_cell(pair: pd.Series[Any], constant: Collection[str]) -> Cell:
-    note = f"{text.interval(pair['low'], pair['high'])}, {text.case_label(text.axes_of(pair['axes']), constant)}"
+def _pair_cell(pair: Mapping[str, Any], constant: Collection[str]) -> Cell:
+    note = (
+        f"{text.interval(pair['low'], pair['high'])}, {text.case_label(text.axes_of(pair['axes']), constant)}"
+    )
     return Cell(text.ratio(pair["speedup"]), float(pair["speedup"]), str(pair["verdict"]), note)
 
 
@@ -295,25 +267,25 @@ def _proof(suite: str, count: Counter[str]) -> Iterable[str]:
         yield f"{suite}: {text.plural(count['unproven'], 'measured arm')} without a count"
 
 
-def _worst_of(suite: str, worst: Sequence[dict[str, Any]]) -> str:
-    low = min(worst, key=lambda w: w["sqnr"])
-    checks = sum(w["cases"] for w in worst)
-    bound = "" if math.isnan(low["bound"]) else f", bound {text.number(low['bound'])} dB"
-    return f"{suite}: worst SQNR {text.number(low['sqnr'])} dB ({low['arm']}{bound}) of {text.plural(checks, 'result')}"
+def _worst_of(suite: str, worst: Sequence[Worst]) -> str:
+    low = min(worst, key=lambda w: w.worst[1])
+    metric, value = low.worst
+    bound = f", bound {text.number(low.bounds[metric], 4)} dB" if metric in low.bounds else ""
+    checks = text.plural(sum(w.cases for w in worst), "check")
+    return f"{suite}: worst SQNR {text.number(value)} dB ({low.arm}, {SQNR[metric]}{bound}) in {checks}"
 
 
 def _what_ran(machine: Machine) -> Iterable[tuple[str, list[str]]]:
-    resolved = [json.loads(r or "{}") for r in _fp8_rows(machine)["resolved"]]
-    for key, name in (("backend", "backend"), ("kernels", "kernels")):
-        values: list[str] = []
-        for r in resolved:
-            value = r.get(key, [])
-            values += [str(v) for v in value] if isinstance(value, list) else [str(value)]
-        yield name, list(dict.fromkeys(values))
+    """Backends and kernels that the FP8 arms report; of the kernels those whose name says FP8, if any does."""
+    resolved = [json.loads(r or "{}") for r in fp8_rows(machine)["resolved"]]
+    yield "backend", list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend")))
+    kernels = list(dict.fromkeys(str(k) for r in resolved for k in r.get("kernels") or ()))
+    named = [k for k in kernels if re.search("e4m3|e5m2|fp8|f8", k, re.IGNORECASE)]
+    yield ("FP8 kernels" if named else "kernels"), _shortened([k[:72] for k in named or kernels], 3)
 
 
 def _no_pairs(machine: Machine) -> str:
-    if len(_fp8_rows(machine)):
+    if len(fp8_rows(machine)):
         return "FP8 ran, but no arm could be paired with its bf16 baseline."
     return "No FP8 arm was timed in these runs."
 
@@ -323,10 +295,13 @@ def _reasons(machine: Machine, most: int = 4) -> tuple[str, ...]:
     frame = machine.frame
     bad = frame[(frame["status"] != "ok") & frame["metric"].isin(TIMES)]
     counts = Counter(zip(bad["status"], bad["suite"], bad["reason"], strict=True))
-    lines = [f"{status}, {suite}, {text.plural(n, 'arm')}: {why}" for (status, suite, why), n in counts.most_common()]
+    lines = [
+        f"{status}, {suite}, {text.plural(n, 'arm')}: {why}"
+        for (status, suite, why), n in counts.most_common()
+    ]
     return tuple(_shortened(lines, most))
 
 
 def _shortened(lines: Sequence[str], most: int) -> list[str]:
     more = len(lines) - most
-    return [*lines[:most], *([f"and {more} more; see Failed and skipped."] if more > 0 else [])]
+    return [*lines[:most], *([f"and {more} more in the tables below"] if more > 0 else [])]

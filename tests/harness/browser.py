@@ -13,15 +13,24 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # The browser's own calls (updates, safe browsing) are off; page requests are what a test judges.
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-extensions"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-extensions",
+    ),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"),
     *("--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
@@ -104,20 +113,30 @@ class Browser:
         deadline = time.monotonic() + seconds
         while not self.evaluate(expression):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{expression} stayed false for {seconds} s; the page said {self.complaints}")
+                raise TimeoutError(
+                    f"{expression} stayed false for {seconds} s; the page said {self.complaints}"
+                )
             time.sleep(0.05)
 
     def emulate(self, width: int, height: int = 900, scheme: str = "light", media: str = "") -> None:
         """Sets the size of the window, the colour scheme and the medium ("print" or "")."""
         self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._call("Emulation.setEmulatedMedia", media=media, features=features)
 
     def screenshot(self, path: Path, clip: Sequence[float] | None = None) -> None:
         """PNG of the whole page, or of (x, y, width, height) of it."""
-        area = {} if clip is None else {"clip": dict(zip(("x", "y", "width", "height"), clip, strict=True), scale=1)}
+        area = (
+            {}
+            if clip is None
+            else {"clip": dict(zip(("x", "y", "width", "height"), clip, strict=True), scale=1)}
+        )
         shot = self._call("Page.captureScreenshot", captureBeyondViewport=True, **area)
         path.write_bytes(base64.b64decode(shot["data"]))
 
@@ -141,7 +160,9 @@ class Browser:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return answer["result"]
 
-    def _receive_until(self, done: Any, seconds: float, wanted: int = -1, answer: dict[str, Any] | None = None) -> None:
+    def _receive_until(
+        self, done: Any, seconds: float, wanted: int = -1, answer: dict[str, Any] | None = None
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not done():
             ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
@@ -166,6 +187,8 @@ class Browser:
             details = params["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description") or details["text"])
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert", "warning"):
-            self.complaints.append(" ".join(str(a.get("value", a.get("description"))) for a in params["args"]))
+            self.complaints.append(
+                " ".join(str(a.get("value", a.get("description"))) for a in params["args"])
+            )
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")

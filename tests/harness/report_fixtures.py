@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from harness import store
 from harness.case import Case, Scalar
 from harness.measurement import Measurement
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+
 H200 = {
     "device": "cuda",
     "gpu": "NVIDIA H200",
-    "gpu_capability": "9.0", "gpu_memory_gib": 139.8, "hip": None, "torchao": None,
+    "gpu_capability": "9.0",
+    "gpu_memory_gib": 139.8,
+    "hip": None,
+    "torchao": None,
     "power_limit_w": 700.0,
     "driver": "570.124.06",
     "cuda": "12.8",
@@ -41,12 +47,24 @@ CPU = {
     "git_commit": "0123456789abcdef0123456789abcdef01234567",
     "git_dirty": True,
 }
-TIMING = {"method": "cuda_events", "l2": "cold", "stop_reason": "converged", "throttled": False, "contended": False}
+TIMING = {
+    "method": "cuda_events",
+    "l2": "cold",
+    "stop_reason": "converged",
+    "throttled": False,
+    "contended": False,
+}
 GEMM_ARMS = ("bf16", "fp8_tensorwise", "fp8_tensorwise_fast", "fp8_rowwise", "fp8_rowwise_fast")
 LINEAR_ARMS = tuple(
     f"{p}_{m}" for m in ("eager", "compile") for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 )
-SHAPES = (("qkv", 4096, 6144), ("o", 4096, 4096), ("gate+up", 4096, 14336), ("down", 14336, 4096), ("k+v", 4096, 1024))
+SHAPES = (
+    ("qkv", 4096, 6144),
+    ("o", 4096, 4096),
+    ("gate+up", 4096, 14336),
+    ("down", 14336, 4096),
+    ("k+v", 4096, 1024),
+)
 
 
 @dataclass
@@ -63,7 +81,9 @@ class Invented:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    def times(self, case: Case, arms: Mapping[str, Mapping[str, object]], regime: str = "isolated") -> list[Measurement]:
+    def times(
+        self, case: Case, arms: Mapping[str, Mapping[str, object]], regime: str = "isolated"
+    ) -> list[Measurement]:
         """Time rows of the arms of a case. An arm is {ms, baseline, flops, bytes, resolved, rounds}."""
         drift = [self.random.gauss(0, 0.02) for _ in range(64)]
         rows = []
@@ -100,9 +120,13 @@ def figure(case: Case, arm: str, metric: str, value: float, **more: object) -> M
     return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, "ok", samples=(value,), **more)  # type: ignore[arg-type]
 
 
-def absent(case: Case, arm: str, status: str, reason: str, baseline: str = "", metric: str = "time_ms") -> Measurement:
+def absent(
+    case: Case, arm: str, status: str, reason: str, baseline: str = "", metric: str = "time_ms"
+) -> Measurement:
     """A row of an arm that failed or was skipped."""
-    return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, status, baseline=baseline, reason=reason)  # type: ignore[arg-type]
+    return Measurement(
+        case.suite, case.case_id, arm, case.axes_json, metric, status, baseline=baseline, reason=reason
+    )  # type: ignore[arg-type]
 
 
 def write_run(
@@ -140,7 +164,7 @@ def frame(tmp_path: Path, rows: Sequence[Measurement], **more: object) -> pd.Dat
 def cast_cases(invented: Invented, peak_gb_s: float, skip_compile: str = "") -> list[list[Measurement]]:
     """Casts of four sizes; small ones are bound by launch."""
     out = []
-    for dtype in ("e4m3", "e5m2"):
+    for dtype in ("e4m3fn", "e5m2"):
         for granularity in ("tensorwise", "rowwise"):
             for m in (1024, 4096, 8192, 16384):
                 case = Case.of("cast", {"dtype": dtype, "granularity": granularity, "M": m, "K": 4096})
@@ -158,7 +182,11 @@ def cast_cases(invented: Invented, peak_gb_s: float, skip_compile: str = "") -> 
                 if skip_compile:
                     rows.append(absent(case, "compile", "skipped", skip_compile, "eager"))
                 else:
-                    rows.append(figure(case, "compile", "compile_s", 2.1, resolved={"compile_cache": "cold", "graphs": 1}))
+                    rows.append(
+                        figure(
+                            case, "compile", "compile_s", 2.1, resolved={"compile_cache": "cold", "graphs": 1}
+                        )
+                    )
                 out.append(rows)
     return out
 
@@ -172,7 +200,14 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
             "grad_input": (8192, n, k),
             "grad_weight": (n, 8192, k),
         }.items():
-            axes: dict[str, Scalar] = {"shape_set": "llama3_8b", "layer": layer, "role": role, "M": m_, "K": k_, "N": n_}
+            axes: dict[str, Scalar] = {
+                "shape_set": "llama3_8b",
+                "layer": layer,
+                "role": role,
+                "M": m_,
+                "K": k_,
+                "N": n_,
+            }
             case = Case.of("gemm", axes)
             flops = 2.0 * m_ * k_ * n_
             base = 0.012 + flops / (bf16_tflops * 1e9)
@@ -183,13 +218,15 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
             if fp8:
                 for arm, gain in zip(GEMM_ARMS[1:], (1.55, 1.78, 1.32, 1.52), strict=True):
                     ms = 0.015 + flops / (gain * bf16_tflops * 1e9)
-                    resolved = {"backend": "torch", "kernels": ["cutlass_90_fp8"], "fp8_gemms": 1, "fp8_gemms_expected": 1}
+                    resolved = {"backend": "torch", "a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}
                     arms[arm] = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
             rows = invented.times(case, arms)
             for arm in GEMM_ARMS[1:]:
                 if fp8:
                     resolved = {"sqnr_bound_db": 28.3}
-                    rows.append(figure(case, arm, "sqnr_db", 28.5 + invented.random.gauss(0, 0.03), resolved=resolved))
+                    rows.append(
+                        figure(case, arm, "sqnr_db", 28.5 + invented.random.gauss(0, 0.03), resolved=resolved)
+                    )
                     rows.append(figure(case, arm, "sqnr_row_min_db", 27.2, resolved=resolved))
                 else:
                     rows.append(absent(case, arm, "skipped", "compute capability 8.0 has no FP8", "bf16"))
@@ -197,7 +234,9 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
     return out
 
 
-def linear_cases(invented: Invented, bf16_tflops: float, skip: Mapping[str, str] | None = None) -> list[list[Measurement]]:
+def linear_cases(
+    invented: Invented, bf16_tflops: float, skip: Mapping[str, str] | None = None
+) -> list[list[Measurement]]:
     """Forward and backward of five layers, the whole square; FP8 eager loses to its casts on small layers."""
     skip = skip or {}
     out = []
@@ -213,11 +252,23 @@ def linear_cases(invented: Invented, bf16_tflops: float, skip: Mapping[str, str]
                 rows.append(absent(case, arm, "skipped", skip[arm], baseline))
                 continue
             gain = {"bf16": 1.0, "tensorwise": 1.62, "rowwise": 1.36, "rowwise_with_gw_hp": 1.2}[precision]
-            casts = 0.0 if precision == "bf16" else (0.55 if mode == "eager" else 0.12) * (8192 * (k + n)) / (8192 * 12000)
+            casts = (
+                0.0
+                if precision == "bf16"
+                else (0.55 if mode == "eager" else 0.12) * (8192 * (k + n)) / (8192 * 12000)
+            )
             fp8 = 0.0 if precision == "bf16" else (2 / 3 if precision.endswith("hp") else 1.0) * flops
             split = {d: f for d, f in (("bf16", flops - fp8), ("e4m3", fp8)) if f}
             expected = 0 if precision == "bf16" else 2 if precision.endswith("hp") else 3
-            resolved = {"fp8_gemms": expected, "fp8_gemms_expected": expected, "backend": "torch"} if expected else {}
+            resolved = (
+                {
+                    "fp8_gemms": expected,
+                    "backend": "torch",
+                    "kernels": ["sm90_gemm_e4m3_e4m3_bf16", "vectorized_elementwise"],
+                }
+                if expected
+                else {}
+            )
             arms[arm] = {
                 "ms": 0.03 + flops / (gain * bf16_tflops * 1e9) + casts,
                 "baseline": baseline,
@@ -227,12 +278,33 @@ def linear_cases(invented: Invented, bf16_tflops: float, skip: Mapping[str, str]
             if arm == "bf16_eager":
                 arms["bf16_eager:again"] = {**arms[arm], "baseline": "bf16_eager"}
             if expected:
-                rows.append(figure(case, arm, "sqnr_db", 28.4 if precision != "tensorwise" else 24.6, resolved={"sqnr_bound_db": 28.2 if precision != "tensorwise" else 24.4}))
+                bound = {
+                    "sqnr_bound_db": {
+                        "sqnr_db": 28.3,
+                        "grad_input_sqnr_db": 24.37 if precision == "tensorwise" else 28.3,
+                    }
+                }
+                for metric, value in (
+                    ("sqnr_db", 28.5),
+                    ("grad_input_sqnr_db", 24.6 if precision == "tensorwise" else 28.5),
+                ):
+                    value += invented.random.gauss(0, 0.03)
+                    rows.append(figure(case, arm, metric, value, resolved=bound))
             if mode == "compile":
-                rows.append(figure(case, arm, "compile_s", 6.5, resolved={"compile_cache": "cold", "graphs": 1}))
+                rows.append(
+                    figure(case, arm, "compile_s", 6.5, resolved={"compile_cache": "cold", "graphs": 1})
+                )
         rows += invented.times(case, arms)
         if layer == "gate+up":
-            rows += invented.times(case, {a: {**v, "ms": float(str(v["ms"])) * 1.07, "rounds": 4} for a, v in arms.items() if ":" not in a}, "sustained")
+            rows += invented.times(
+                case,
+                {
+                    a: {**v, "ms": float(str(v["ms"])) * 1.07, "rounds": 4}
+                    for a, v in arms.items()
+                    if ":" not in a
+                },
+                "sustained",
+            )
         out.append(rows)
     return out
 
@@ -242,14 +314,20 @@ def ceiling_cases(invented: Invented, peak_gb_s: float, bf16_tflops: float) -> l
     out = []
     for power in range(20, 33, 2):
         for what, share in (("copy", 0.88), ("read", 0.93), ("transpose", 0.55)):
-            case = Case.of("ceilings", {"what": what, "bytes": 2**power})
+            case = Case.of("ceilings", {"what": what, "mib": 2 ** (power - 20)})
             ms = 0.003 + 2**power / (share * peak_gb_s * 1e6)
             out.append(invented.times(case, {"torch": {"ms": ms, "bytes": float(2**power)}}))
-    for what, gain in (("mm_bf16", 1.02), ("mm_fp8", 1.9)):
-        case = Case.of("ceilings", {"what": what, "size": 8192})
+    for what, gain in (("mm_bf16", 1.02), ("mm_fp8_tensorwise", 1.9)):
+        case = Case.of("ceilings", {"what": what, "cube": 8192})
         flops = 2.0 * 8192**3
-        dtype = "e4m3" if what == "mm_fp8" else "bf16"
-        out.append(invented.times(case, {"torch": {"ms": flops / (gain * bf16_tflops * 1e9), "flops": {dtype: flops}}}))
+        dtype = "e4m3" if what == "mm_fp8_tensorwise" else "bf16"
+        out.append(
+            invented.times(
+                case, {"torch": {"ms": flops / (gain * bf16_tflops * 1e9), "flops": {dtype: flops}}}
+            )
+        )
+    launch = Case.of("ceilings", {"what": "launch"})
+    out.append([figure(launch, "torch", "launch_us", 3.2)])
     return out
 
 
@@ -258,17 +336,24 @@ def gpu_run(folder: Path, **more: object) -> Path:
     invented = Invented()
     cases = cast_cases(invented, 4200.0) + gemm_cases(invented, 720.0) + linear_cases(invented, 690.0)
     cases += ceiling_cases(invented, 4200.0, 740.0)
-    odd = Case.of("gemm", {"shape_set": "custom", "layer": "odd", "role": "output", "M": 8192, "K": 4104, "N": 4096})
+    odd = Case.of(
+        "gemm", {"shape_set": "custom", "layer": "odd", "role": "output", "M": 8192, "K": 4104, "N": 4096}
+    )
     cases.append(
         invented.times(odd, {"bf16": {"ms": 0.4, "flops": {"bf16": 1e11}}})
-        + [absent(odd, arm, "skipped", "K=4104 is no multiple of 16, which FP8 GEMMs need", "bf16") for arm in GEMM_ARMS[1:]]
+        + [
+            absent(odd, arm, "skipped", "K=4104 is no multiple of 16, which FP8 GEMMs need", "bf16")
+            for arm in GEMM_ARMS[1:]
+        ]
     )
     return write_run(folder, cases, **more)  # type: ignore[arg-type]
 
 
 def cpu_run(folder: Path, **more: object) -> Path:
     """A whole quick run on an invented CPU without a C++ compiler."""
-    invented = Invented(seed=1, spread=0.03, clock_mhz=None, timing={**TIMING, "method": "perf_counter", "l2": "none"})
+    invented = Invented(
+        seed=1, spread=0.03, clock_mhz=None, timing={**TIMING, "method": "perf_counter", "l2": "none"}
+    )
     why = "no C++ compiler: torch.compile needs one"
     cases = cast_cases(invented, 12.0, skip_compile=why) + linear_cases(
         invented, 0.02, {a: why for a in LINEAR_ARMS if a.endswith("_compile")}

@@ -1,0 +1,140 @@
+"""Numerics: the worst figures of each arm against the bounds that its suite stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.compare import AGAIN, FP8_DTYPES, TIMES
+from harness.report import text
+from harness.report.tables import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pandas as pd
+
+    from harness.report.runs import Machine
+
+SQNR = {"sqnr_db": "output", "grad_input_sqnr_db": "grad_input", "grad_weight_sqnr_db": "grad_weight"}
+ROW_SQNR = ("sqnr_row_min_db", "grad_input_sqnr_row_min_db", "grad_weight_sqnr_row_min_db")
+NUMERICS = (
+    *SQNR,
+    *ROW_SQNR,
+    "accum_sqnr_db",
+    "rel_err_max",
+    "underflow_frac",
+    "saturated_frac",
+    "mismatches",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """Worst figures of one arm of one suite over its cases."""
+
+    suite: str
+    arm: str
+    fp8: bool
+    cases: int
+    sqnr: dict[str, float]  # metric of SQNR -> dB
+    bounds: dict[str, float]  # metric of SQNR -> least dB that the suite accepts, where it stores one
+    row_min: float
+    accumulation: float
+    underflow: float
+    mismatches: float
+    checked_codes: int
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The result (metric) with the smallest SQNR, and that SQNR in dB."""
+        return min(self.sqnr.items(), key=lambda item: item[1])
+
+    def below(self, metric: str) -> bool:
+        """Whether a figure lies below the bound stored for it."""
+        return self.sqnr[metric] < self.bounds.get(metric, -math.inf)
+
+
+def numerics_by_arm(machine: Machine) -> list[Worst]:
+    """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
+    frame = machine.frame
+    checked = frame[frame["metric"].isin(NUMERICS) & (frame["status"] == "ok")]
+    rows = fp8_rows(machine)
+    fp8 = set(zip(rows["suite"], rows["arm"], strict=True))
+    # A cast does no FLOPs; what it makes is FP8 all the same.
+    fp8 |= {
+        (s, a)
+        for s, a, m in zip(checked["suite"], checked["arm"], checked["metric"], strict=True)
+        if m == "mismatches"
+    }
+    out = []
+    for (suite, arm), group in checked.groupby(["suite", "arm"], sort=False):
+        low = group.groupby("metric")["value"].min()
+        high = group.groupby("metric")["value"].max()
+        out.append(
+            Worst(
+                str(suite),
+                str(arm),
+                (suite, arm) in fp8,
+                group["case_id"].nunique(),
+                {m: float(low[m]) for m in SQNR if m in low},
+                _bounds(group["resolved"]),
+                float(low.reindex(ROW_SQNR).min()),
+                float(low.get("accum_sqnr_db", math.nan)),
+                float(high.get("underflow_frac", math.nan)),
+                float(high.get("mismatches", 0.0)),
+                int((group["metric"] == "mismatches").sum()),
+            )
+        )
+    return out
+
+
+def _bounds(resolved: Iterable[str]) -> dict[str, float]:
+    """The tightest bound stored for each SQNR: a number for `sqnr_db`, or a mapping from metric to dB."""
+    found: dict[str, float] = {}
+    for stored in dict.fromkeys(resolved):
+        bound = json.loads(stored or "{}").get("sqnr_bound_db")
+        for metric, value in (bound if isinstance(bound, dict) else {"sqnr_db": bound}).items():
+            if value is not None:
+                found[metric] = max(float(value), found.get(metric, -math.inf))
+    return found
+
+
+def numerics_table(machine: Machine) -> Table:
+    """Worst figures by arm; columns that nobody fills are left out."""
+    titles = [f"{name} (dB)" for name in SQNR.values()]
+    titles += ["bound (dB)", "worst row (dB)", "accumulation (dB)", "underflow", "codes that differ"]
+    columns = (Column("suite"), Column("arm"), *(Column(t, numeric=True) for t in ("cases", *titles)))
+    rows = []
+    for w in numerics_by_arm(machine):
+        figures = [
+            Cell(text.number(w.sqnr.get(m)), w.sqnr.get(m), "bad" if m in w.sqnr and w.below(m) else "")
+            for m in SQNR
+        ]
+        bounds = [text.number(w.bounds[m], 4) for m in SQNR if m in w.bounds]
+        rows.append(
+            (
+                Cell(w.suite, w.suite),
+                Cell(w.arm, w.arm),
+                Cell(str(w.cases), w.cases),
+                *figures,
+                Cell(" / ".join(bounds) or text.NONE, max(w.bounds.values(), default=None)),
+                Cell(text.number(w.row_min), w.row_min),
+                Cell(text.number(w.accumulation), w.accumulation),
+                Cell(text.percent(w.underflow), w.underflow),
+                Cell(text.number(w.mismatches) if w.checked_codes else text.NONE, w.mismatches),
+            )
+        )
+    kept = [i for i in range(len(columns)) if any(row[i].text != text.NONE for row in rows)]
+    cells = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(f"numerics-{machine.env_id}", tuple(columns[i] for i in kept), cells, sortable=False)
+
+
+def fp8_rows(machine: Machine) -> pd.DataFrame:
+    """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
+    frame = machine.frame
+    timed = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok") & ~frame["arm"].str.endswith(AGAIN)]
+    fp8 = timed["flops"].map(lambda t: any(str(k).startswith(FP8_DTYPES) for k in json.loads(t or "{}")))
+    return timed[fp8.astype(bool)].drop_duplicates(["run_id", "case_id", "arm"])
