@@ -10,6 +10,7 @@ counts what the compiler did meanwhile, so that a row can be refused if it is no
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
 import subprocess
@@ -155,6 +156,7 @@ class CompileWatch:
         return ""
 
 
+@functools.cache
 def _answers(compiler: str) -> bool:
     """Whether the program runs when asked for its version, which is how inductor finds its compiler."""
     if shutil.which(compiler) is None:

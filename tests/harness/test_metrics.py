@@ -28,7 +28,9 @@ def test_sqnr_and_error_against_numpy(shape: tuple[int, ...], dtype: torch.dtype
     assert metrics.sqnr_db(actual, reference) == pytest.approx(expected, rel=1e-12)
     by_row = 20 * np.log10(np.linalg.norm(r, axis=-1) / np.linalg.norm(r - a, axis=-1))
     assert metrics.sqnr_row_min_db(actual, reference) == pytest.approx(by_row.min(), rel=1e-12)
-    assert metrics.rel_err_max(actual, reference) == pytest.approx(np.abs(a - r).max() / np.abs(r).max(), rel=1e-12)
+    assert metrics.rel_err_max(actual, reference) == pytest.approx(
+        np.abs(a - r).max() / np.abs(r).max(), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("factor", [2.0**-500, 2.0**-30, 2.0**500])
@@ -117,7 +119,14 @@ def test_mismatches_refuses_what_is_not_one_float8_type() -> None:
 
 
 def test_every_figure_is_a_metric_with_a_meaning() -> None:
-    for name in ("sqnr_db", "sqnr_row_min_db", "rel_err_max", "underflow_frac", "saturated_frac", "mismatches"):
+    for name in (
+        "sqnr_db",
+        "sqnr_row_min_db",
+        "rel_err_max",
+        "underflow_frac",
+        "saturated_frac",
+        "mismatches",
+    ):
         assert METRICS[name].meaning
         assert callable(getattr(metrics, name))
     assert not math.isnan(metrics.sqnr_db(torch.ones(2), torch.ones(2)))

@@ -127,9 +127,9 @@ def test_a_layer_that_happens_to_be_a_cube_keeps_its_roles() -> None:
 def test_bad_requests_say_what_is_known() -> None:
     with pytest.raises(UsageError, match="nearest: llama3_8b"):
         linear_points(["lama3_8b"], {"tokens": [16]})
-    with pytest.raises(ValueError, match="axes.tokens"):
+    with pytest.raises(ValueError, match=r"axes\.tokens"):
         linear_points(["llama3_8b"], {})
-    with pytest.raises(ValueError, match="model._target_"):
+    with pytest.raises(ValueError, match=r"model\._target_"):
         linear_points([FROM_MODEL], {"tokens": [16]})
     with pytest.raises(ValueError, match="no shapes"):
         linear_points([], {})

@@ -1,0 +1,639 @@
+"""Oracles: ml_dtypes for casts, numpy for products, autograd's counts for FLOPs; faults are planted on purpose.
+
+A suite must accept what is right, on every arm, and refuse what is wrong: its check is what stands between a
+wrong kernel and a published speed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import model_for_tests
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fp8core.linear
+import harness.suites
+from fp8core.cast import scale_and_cast
+from fp8core.gemm import scaled_mm
+from fp8core.gemm.layout import Operand
+from fp8core.recipe import RECIPES
+from fp8core.tensor import Float8Tensor, quantize
+from harness.case import Case, expand
+from harness.compiling import CompileWatch, compile_unavailable
+from harness.measurement import METRICS
+from harness.suites import SUITES, cast, ceilings, common, gemm, linear, oracle
+from harness.workload import ArmInfo, Axis, Numerics, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HELPERS = {"common", "oracle"}
+# Dynamo's own imports and tracing use functions that torch itself deprecates.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+needs_compiler = pytest.mark.skipif(
+    compile_unavailable("cpu") is not None, reason=f"compile arms are off: {compile_unavailable('cpu')}"
+)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device")
+
+CAST = {"dtype": "e4m3fn", "granularity": "rowwise", "src": "bf16", "M": 33, "K": 48}
+GEMM = {
+    "shape_set": "custom",
+    "layer": "custom",
+    "role": "output",
+    "data": "randn",
+    "M": 33,
+    "K": 64,
+    "N": 48,
+}
+LINEAR = {"shape_set": "custom", "layer": "custom", "M": 48, "K": 64, "N": 80}
+
+
+def case(suite: str, axes: dict[str, Any], seed: int = 0, **changed: Any) -> Case:
+    return Case.of(suite, {**axes, **changed}, seed)
+
+
+def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Workload, Numerics]:
+    """As the executor does it: build, first call, check."""
+    assert suite.unsupported(which, arm, device) is None
+    workload = suite.build(which, arm, device)
+    workload.run()
+    return workload, workload.check()
+
+
+def runnable(suite: Any, which: Case, device: str = "cpu") -> list[str]:
+    return [arm for arm in suite.ARMS if suite.unsupported(which, arm, device) is None]
+
+
+# The contract
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_keeps_the_protocol(name: str) -> None:
+    suite = SUITES[name]
+    assert all(isinstance(axis, Axis) and axis.doc for axis in suite.AXES.values())
+    assert all(isinstance(arm, ArmInfo) and arm.doc for arm in suite.ARMS.values())
+    assert next(iter(suite.ARMS.values())).baseline == ""
+    for info in suite.ARMS.values():
+        assert info.baseline == "" or info.baseline in suite.ARMS
+    for function, parameters in {
+        "points": ["shapes", "axes", "model"],
+        "unsupported": ["case", "arm", "device"],
+        "work": ["case"],
+        "build": ["case", "arm", "device"],
+    }.items():
+        assert list(inspect.signature(getattr(suite, function)).parameters) == parameters
+
+
+def test_every_file_is_in_the_table() -> None:
+    folder = str(Path(str(harness.suites.__file__)).parent)
+    assert {m.name for m in pkgutil.iter_modules([folder])} == set(SUITES) | HELPERS
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("cast", {"M": [16], "K": [32]}),
+        ("gemm", {"M": [16], "K": [32], "N": [48]}),
+        ("linear", {"M": [16], "K": [32], "N": [48]}),
+        ("ceilings", {"mib": [1], "cube": [32]}),
+    ],
+)
+def test_axes_left_open_take_their_first_choice(name: str, axes: dict[str, list[Any]]) -> None:
+    suite = SUITES[name]
+    crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
+    for which in expand(name, crossed, suite.points([], axes, None)):
+        arm = next(iter(suite.ARMS))
+        _, numerics = checked(suite, which, arm)
+        assert numerics.ok, (which, numerics.reason)
+
+
+# What is right is accepted
+
+
+def assert_right(workload: Workload, numerics: Numerics) -> None:
+    assert numerics.ok, numerics.reason
+    assert numerics.reason == ""
+    assert set(numerics.values) <= set(METRICS)
+    assert workload.resolved["timed"]
+    assert all(flops > 0 for flops in workload.flops.values())
+
+
+@pytest.mark.parametrize("source", ["bf16", "fp32"])
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 17), (16, 1), (63, 65)])
+def test_cast(shape: tuple[int, int], dtype: str, granularity: str, source: str) -> None:
+    which = case("cast", CAST, M=shape[0], K=shape[1], dtype=dtype, granularity=granularity, src=source)
+    workload, numerics = checked(cast, which, "eager")
+    assert_right(workload, numerics)
+    assert numerics.values["mismatches"] == numerics.values["saturated_frac"] == 0
+    itemsize = {"bf16": 2, "fp32": 4}[source]
+    assert workload.bytes_moved == cast.work(which) == shape[0] * shape[1] * (2 * itemsize + 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
+@pytest.mark.parametrize("size", [(16, 16, 16), (33, 64, 48), (128, 96, 112)])
+def test_gemm(size: tuple[int, int, int], role: str, seed: int) -> None:
+    which = case("gemm", GEMM, seed, role=role, **dict(zip("MKN", size, strict=True)))
+    arms = runnable(gemm, which)
+    assert arms == ["bf16", "fp8_tensorwise", "fp8_rowwise"]
+    for arm in arms:
+        workload, numerics = checked(gemm, which, arm)
+        assert_right(workload, numerics)
+        assert sum(workload.flops.values()) == 2 * size[0] * size[1] * size[2]
+
+
+@pytest.mark.parametrize("data", [name for name in common.DATA if name != "randn"])
+def test_gemm_on_other_data(data: str) -> None:
+    for arm in ("bf16", "fp8_tensorwise", "fp8_rowwise"):
+        workload, numerics = checked(gemm, case("gemm", GEMM, data=data), arm)
+        assert_right(workload, numerics)
+
+
+def test_gemm_is_checked_on_some_rows_where_it_is_large() -> None:
+    which = case("gemm", GEMM, M=300, K=256, N=256)
+    workload, numerics = checked(gemm, which, "fp8_rowwise")
+    assert_right(workload, numerics)
+    assert workload.resolved["checked_rows"] == gemm.CHECKED_ROWS
+
+
+def test_the_role_chooses_the_formats_of_the_recipe() -> None:
+    """Recipe tensorwise: gradients in e5m2 on the left; rowwise: e4m3 throughout (torchao's recipes)."""
+    for role, left in {
+        "output": "float8_e4m3fn",
+        "grad_input": "float8_e5m2",
+        "grad_weight": "float8_e5m2",
+    }.items():
+        workload = gemm.build(case("gemm", GEMM, role=role), "fp8_tensorwise", "cpu")
+        assert (workload.resolved["a_dtype"], workload.resolved["b_dtype"]) == (left, "float8_e4m3fn")
+        assert set(workload.flops) == {"e4m3" if left == "float8_e4m3fn" else "e5m2"}
+        assert (
+            gemm.build(case("gemm", GEMM, role=role), "fp8_rowwise", "cpu").resolved["a_dtype"]
+            == "float8_e4m3fn"
+        )
+
+
+@pytest.mark.parametrize("size", [(16, 32, 48), (80, 64, 96)])
+@pytest.mark.parametrize("arm", [arm for arm in linear.ARMS if arm.endswith("_eager")])
+def test_linear(arm: str, size: tuple[int, int, int]) -> None:
+    which = case("linear", LINEAR, **dict(zip("MKN", size, strict=True)))
+    workload, numerics = checked(linear, which, arm)
+    assert_right(workload, numerics)
+    recipe = RECIPES.get(arm.removesuffix("_eager"))
+    assert workload.resolved["fp8_gemms"] == (recipe.fp8_gemms if recipe else 0)
+    assert sum(workload.flops.values()) == linear.work(which) == 6 * size[0] * size[1] * size[2]
+
+
+@needs_compiler
+def test_compiled_arms_are_whole_graphs_that_count_the_same_fp8_gemms() -> None:
+    """All compiled arms of one case, prepared in turn as the executor does, then called again: nothing recompiles."""
+    workloads = []
+    for arm in (arm for arm in linear.ARMS if arm.endswith("_compile")):
+        watch = CompileWatch()
+        workload, numerics = checked(linear, case("linear", LINEAR), arm)
+        assert workload.compiled
+        assert_right(workload, numerics)
+        assert watch.fault() == ""
+        workloads.append(workload)
+    watch, cast_watch = CompileWatch(), CompileWatch()
+    workload, numerics = checked(cast, case("cast", CAST), "compile")
+    assert_right(workload, numerics)
+    assert cast_watch.fault() == ""
+    workloads.append(workload)
+    watch.mark()
+    for workload in workloads * 2:
+        workload.run()
+        workload.variants[1]()
+    assert watch.fault_since_mark() == ""
+    assert [w.resolved.get("fp8_gemms") for w in workloads] == [0, 3, 3, 2, None]
+
+
+@pytest.mark.parametrize("what", ceilings.WHAT)
+def test_ceilings(what: str) -> None:
+    for point in ceilings.points([], {"what": [what], "mib": [1], "cube": [48]}, None):
+        which = Case.of("ceilings", point)
+        workload, numerics = checked(ceilings, which, "torch")
+        assert_right(workload, numerics)
+        expected = {"copy": 2**21, "read": 2**20, "transpose": 2**21}
+        if what in expected:
+            assert workload.bytes_moved == expected[what] == ceilings.work(which)
+        assert workload.metric == ("launch_us" if what == "launch" else "time_ms")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", SUITES)
+def test_every_arm_is_right_on_the_gpu(name: str) -> None:
+    """Each suite at a size that its kernels tile, every arm that the device has, operand sets rotating."""
+    axes = {
+        "cast": CAST | {"M": 256, "K": 512},
+        "gemm": GEMM | {"M": 512, "K": 1024, "N": 256},
+        "linear": LINEAR | {"M": 512, "K": 256, "N": 512},
+        "ceilings": {"what": "transpose", "mib": 16},
+    }[name]
+    suite, which = SUITES[name], case(name, axes)
+    for arm in runnable(suite, which, "cuda"):
+        workload, numerics = checked(suite, which, arm, "cuda")
+        assert_right(workload, numerics)
+        for variant in workload.variants:
+            variant()
+        if name == "linear":
+            assert workload.resolved["kernels"]
+    torch.cuda.synchronize()
+
+
+# What is wrong is refused
+
+
+def with_scales(a: Callable[[Tensor], Tensor], b: Callable[[Tensor], Tensor] = lambda s: s) -> Any:
+    """A product that uses other scales than it was given."""
+
+    def wrong(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+        return scaled_mm(Operand(x.qdata, a(x.scale_inv)), Operand(y.qdata, b(y.scale_inv)), *args, **kwargs)
+
+    return wrong
+
+
+def swap_first_rows(scale_inv: Tensor) -> Tensor:
+    swapped = scale_inv.clone()
+    swapped[0], swapped[1] = scale_inv[1], scale_inv[0]
+    return swapped
+
+
+def without_transpose(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    b = y.qdata.t().contiguous().t().contiguous()  # [K, N] row-major; read as if it were [N, K]
+    return scaled_mm(
+        x, Operand(b.t(), y.scale_inv.reshape(1, -1) if y.scale_inv.dim() else y.scale_inv), *args, **kwargs
+    )
+
+
+def last_block_missing(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    a = x.qdata.clone()
+    a.view(torch.uint8)[:, -16:] = 0
+    return scaled_mm(Operand(a, x.scale_inv), y, *args, **kwargs)
+
+
+def biased(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    return scaled_mm(x, y, *args, **kwargs) * 1.02
+
+
+def one_nan(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+    result = scaled_mm(x, y, *args, **kwargs)
+    result[0, 0] = float("nan")
+    return result
+
+
+ANY_SCALING = {
+    "scale missing": with_scales(torch.ones_like),
+    "scale twice": with_scales(lambda s: s * s),
+    "scale doubled": with_scales(lambda s: s * 2),
+    "scale instead of its inverse": with_scales(lambda s: 1 / s),
+    "no transpose": without_transpose,
+    "last block of K missing": last_block_missing,
+    "2 % too large": biased,
+    "one NaN": one_nan,
+}
+ROWWISE = {
+    "row scales rolled": with_scales(lambda s: s.roll(1, 0)),
+    "column scales rolled": with_scales(lambda s: s, lambda s: s.roll(1, 1)),
+    "two row scales swapped": with_scales(swap_first_rows),
+    "one scale for all rows": with_scales(lambda s: s.mean().expand_as(s).contiguous()),
+}
+
+
+@pytest.mark.parametrize("role", ["output", "grad_input"])
+@pytest.mark.parametrize(
+    ("arm", "fault"),
+    [("fp8_tensorwise", f) for f in ANY_SCALING] + [("fp8_rowwise", f) for f in (ANY_SCALING | ROWWISE)],
+)
+def test_a_wrong_product_is_refused(monkeypatch: pytest.MonkeyPatch, arm: str, fault: str, role: str) -> None:
+    which = case("gemm", GEMM, M=48, K=48, N=48, role=role)
+    assert checked(gemm, which, arm)[1].ok
+    monkeypatch.setattr(gemm, "scaled_mm", (ANY_SCALING | ROWWISE)[fault])
+    _, numerics = checked(gemm, which, arm)
+    assert not numerics.ok
+    assert "dB expected" in numerics.reason
+
+
+def test_a_product_that_ran_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closer to the truth than FP8 can be, which is how it is found."""
+    which = case("gemm", GEMM)
+
+    def honest_but_not_fp8(*args: Any, **kwargs: Any) -> Tensor:
+        return torch.mm(*gemm._operands(which, "cpu"))
+
+    monkeypatch.setattr(gemm, "scaled_mm", honest_but_not_fp8)
+    assert not checked(gemm, which, "fp8_tensorwise")[1].ok
+
+
+def test_an_operand_cast_without_scaling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics.md 4.2)."""
+
+    def unscaled(x: Tensor, fmt: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return (x.float() / 64).to(fmt.dtype), torch.tensor(64.0)
+
+    which = case("gemm", GEMM, M=256, K=256, N=64)
+    assert checked(gemm, which, "fp8_tensorwise")[1].ok
+    monkeypatch.setattr(gemm, "scale_and_cast", unscaled)
+    _, numerics = checked(gemm, which, "fp8_tensorwise")
+    assert not numerics.ok
+    assert "4.2" in numerics.reason
+
+
+def replaced(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Any:
+    """A cast whose codes and scale_inv are changed after the fact."""
+
+    def wrong(x: Tensor, *args: Any, **kwargs: Any) -> Float8Tensor:
+        right = quantize(x, *args, **kwargs)
+        codes, scale_inv = change(x, right.qdata, right.scale_inv)
+        return Float8Tensor(codes, scale_inv, x.dtype)
+
+    return wrong
+
+
+def truncated(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = (x.float() * (1 / scale_inv)).abs()
+    raw = codes.view(torch.uint8)
+    return torch.where(codes.float().abs() > scaled, raw - 1, raw).view(codes.dtype), scale_inv
+
+
+def nan_to_zero(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    raw = codes.view(torch.uint8)
+    return torch.where(codes.float().isnan(), torch.zeros_like(raw), raw).view(codes.dtype), scale_inv
+
+
+def ties_away(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    raw = codes.view(torch.uint8)
+    scaled = (x.float() * (1 / scale_inv)).abs().double()
+    value, above = codes.double().abs(), (raw + 1).view(codes.dtype).double().abs()
+    return torch.where(scaled * 2 == value + above, raw + 1, raw).view(codes.dtype), scale_inv
+
+
+def one_ulp_of_scale(x: Tensor, codes: Tensor, scale_inv: Tensor) -> tuple[Tensor, Tensor]:
+    return codes, scale_inv.nextafter(torch.tensor(float("inf")))
+
+
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("dtype", ["e4m3fn", "e5m2"])
+@pytest.mark.parametrize("change", [truncated, nan_to_zero, ties_away, one_ulp_of_scale])
+def test_a_wrong_cast_is_refused(
+    monkeypatch: pytest.MonkeyPatch, change: Any, dtype: str, granularity: str
+) -> None:
+    which = case("cast", CAST, M=40, K=300, dtype=dtype, granularity=granularity)
+    assert checked(cast, which, "eager")[1].ok
+    monkeypatch.setattr(cast, "quantize", replaced(change))
+    _, numerics = checked(cast, which, "eager")
+    assert not numerics.ok
+    assert numerics.values["mismatches"] > 0
+
+
+def test_a_cast_of_another_granularity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tensorwise(x: Tensor, dtype: Any, granularity: str, **kwargs: Any) -> Float8Tensor:
+        right = quantize(x, dtype, "tensorwise")
+        return Float8Tensor(right.qdata, right.scale_inv.expand(len(x), 1), x.dtype)
+
+    monkeypatch.setattr(cast, "quantize", tensorwise)
+    assert not checked(cast, case("cast", CAST), "eager")[1].ok
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "fault", ["scale doubled", "scale missing", "last block of K missing", "2 % too large"]
+)
+def test_a_wrong_product_in_the_layer_is_refused(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, fault: str
+) -> None:
+    monkeypatch.setattr(fp8core.linear, "scaled_mm", ANY_SCALING[fault])
+    _, numerics = checked(linear, case("linear", LINEAR), f"{recipe}_eager")
+    assert not numerics.ok
+    for name in [n for n, g in RECIPES[recipe].gemms.items() if g.is_fp8]:
+        assert name in numerics.reason
+
+
+def test_a_layer_that_stayed_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "convert_to_float8_training", lambda layer, config: layer)
+    workload, numerics = checked(linear, case("linear", LINEAR), "tensorwise_eager")
+    assert not numerics.ok
+    assert "0 FP8 GEMMs ran where 3 were due" in numerics.reason
+    assert workload.resolved["module"] == "Linear"
+
+
+def test_an_emulated_layer_is_refused_though_its_numbers_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dequantising before each product yields FP8's numbers and none of its speed; only the profiler can tell."""
+    emulate = fp8core.Float8LinearConfig(emulate=True)
+    convert = fp8core.convert_to_float8_training
+    monkeypatch.setattr(
+        linear, "convert_to_float8_training", lambda layer, config: convert(layer, config=emulate)
+    )
+    _, numerics = checked(linear, case("linear", LINEAR), "tensorwise_eager")
+    assert not numerics.ok
+    assert numerics.reason == "0 FP8 GEMMs ran where 3 were due: FP8 did not run as asked"
+
+
+def test_a_wrong_ceiling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Tensor.copy_
+    monkeypatch.setattr(Tensor, "copy_", lambda self, source: copy(self[:-1], source[:-1]))
+    for what in ("copy", "transpose"):
+        assert not checked(ceilings, Case.of("ceilings", {"what": what, "mib": 1}), "torch")[1].ok
+    monkeypatch.undo()
+    amax = torch.amax
+    monkeypatch.setattr(torch, "amax", lambda x, dim, out: amax(x[:-1], dim, out=out))
+    assert not checked(ceilings, Case.of("ceilings", {"what": "read", "mib": 1}), "torch")[1].ok
+
+
+# What can't run says why
+
+
+def test_sizes_that_fp8_cannot_take_name_the_way_out() -> None:
+    which = case("gemm", GEMM, K=100)
+    for arm in ("fp8_tensorwise", "fp8_rowwise", "fp8_tensorwise_fast", "fp8_rowwise_fast"):
+        why = gemm.unsupported(which, arm, "cpu")
+        assert why is not None
+        assert why.kind == "shape"
+        for part in ("K=100", "multiple of 16", "96 or 112", "pad_inner_dim", "arms=[bf16]"):
+            assert part in why.reason
+    assert gemm.unsupported(which, "bf16", "cpu") is None
+    why = gemm.unsupported(case("gemm", GEMM, N=8), "fp8_rowwise", "cpu")
+    assert why is not None
+    assert "nearest: N=16;" in why.reason
+
+
+def test_tokens_must_fit_where_grad_weight_is_fp8() -> None:
+    which = case("linear", LINEAR, M=33)
+    for recipe in ("tensorwise", "rowwise"):
+        why = linear.unsupported(which, f"{recipe}_eager", "cpu")
+        assert why is not None
+        assert why.kind == "shape"
+        assert "GEMM grad_weight: K=33" in why.reason
+    assert checked(linear, which, "rowwise_with_gw_hp_eager")[1].ok
+    assert checked(linear, which, "bf16_eager")[1].ok
+
+
+def test_fast_accumulation_is_no_arm_of_a_cpu() -> None:
+    why = gemm.unsupported(case("gemm", GEMM), "fp8_rowwise_fast", "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert "use_fast_accum" in why.reason
+
+
+def test_compiled_arms_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "compile_unavailable", lambda device: "no compiler here")
+    for suite, which in ((cast, case("cast", CAST)), (linear, case("linear", LINEAR))):
+        for arm in suite.ARMS:
+            why = suite.unsupported(which, arm, "cpu")
+            assert (why is not None) == arm.endswith("compile")
+            assert why is None or (why.kind, why.reason) == ("device", "no compiler here")
+
+
+def test_requests_that_a_suite_cannot_expand() -> None:
+    for suite, axes, shapes, said in (
+        (cast, {"M": [4]}, [], "axes.K"),
+        (cast, {"M": [4], "K": [4]}, ["tiny"], "shapes="),
+        (ceilings, {"what": ["copy"], "cube": [64]}, [], "axes.mib"),
+        (ceilings, {"mib": [1]}, [], "axes.cube"),
+        (ceilings, {"mib": [1], "cube": [16]}, ["tiny"], "shapes="),
+        (gemm, {"M": [4]}, [], "axes.K"),
+        (linear, {}, [], "no shapes"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            suite.points(shapes, axes, None)
+
+
+# Models
+
+
+def test_layers_of_a_model_on_meta() -> None:
+    spec = {"_target_": "model_for_tests.mlp", "width": 32, "blocks": 5}
+    for model in (spec, model_for_tests.mlp(32, 5)):
+        found = common.model_layers(["from_model"], model)
+        assert [(x.name, x.in_features, x.out_features, x.count) for x in found] == [
+            ("blocks.*.up", 32, 128, 5),
+            ("blocks.*.down", 128, 32, 5),
+        ]
+    assert common.model_layers(["tiny"], None) == []
+    assert common.model_layers(["from_model"], nn.Linear(3, 5))[0].name == "linear"
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (None, "model._target_="),
+        ({"width": 3}, "model._target_="),
+        ({"_target_": "no_such_module.make"}, "cannot be imported"),
+        ({"_target_": "model_for_tests.no_such"}, "cannot be imported"),
+        ({"_target_": "mlp"}, "cannot be imported"),
+        ({"_target_": "model_for_tests.mlp", "depth": 3}, "does not take"),
+        ({"_target_": "model_for_tests.not_a_model"}, "made a int"),
+        (nn.Conv2d(1, 1, 1), "no nn.Linear"),
+    ],
+)
+def test_a_model_that_cannot_be_had(model: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        common.model_layers(["from_model"], model)
+
+
+# The oracle and the data
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"), [("e4m3fn", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)]
+)
+def test_the_reference_cast_against_ml_dtypes(dtype: str, other: Any) -> None:
+    """All 65,536 bf16 patterns at scale 1 (amax = the largest value), ml_dtypes on the clipped input; 0 differ."""
+    torch_dtype = getattr(torch, f"float8_{dtype}")
+    top = float(torch.finfo(torch_dtype).max)
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    codes, scale_inv = oracle.reference_cast(x, torch_dtype, "tensorwise", amax=torch.tensor(top))
+    assert scale_inv == 1
+    nan = x.isnan().numpy()
+    expected = np.clip(x.float().nan_to_num(0.0).numpy(), -top, top).astype(other).view(np.uint8)
+    assert (codes.view(torch.uint8).numpy() == expected)[~nan].all()
+    assert codes.float().isnan().numpy()[nan].all()
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_reference_cast_agrees_with_the_library(dim: int, power_of_two: bool) -> None:
+    """Two implementations that share no code: codes and scales of rows from 2^-60 to 2^60."""
+    x = torch.randn(64, 64) * 2.0 ** torch.randint(-60, 60, (64, 64) if dim else (1, 64))
+    for fmt in ("e4m3fn", "e5m2"):
+        codes, scale_inv = scale_and_cast(x, fmt, "rowwise", dim=dim, power_of_two=power_of_two)
+        own, own_inv = oracle.reference_cast(x, codes.dtype, "rowwise", dim=dim, power_of_two=power_of_two)
+        assert torch.equal(own.view(torch.uint8), codes.view(torch.uint8))
+        assert torch.equal(own_inv, scale_inv)
+
+
+def test_the_exact_product_against_numpy() -> None:
+    a = Operand(*scale_and_cast(torch.randn(20, 32), "e5m2", "rowwise", dim=1))
+    b = Operand(*scale_and_cast(torch.randn(48, 32).t(), "e4m3fn", "rowwise", dim=0))
+    rows = torch.tensor([3, 7, 19])
+    wide = [(x.qdata.double() * x.scale_inv.double()).numpy() for x in (a, b)]
+    assert np.allclose(
+        oracle.product_of_codes(a, b, rows).numpy(), wide[0][rows.numpy()] @ wide[1], rtol=1e-13
+    )
+
+
+def test_rows_are_sampled_with_both_ends_and_the_same_for_one_seed() -> None:
+    assert oracle.sample_rows(5, 0, 64, "cpu").tolist() == [0, 1, 2, 3, 4]
+    rows = oracle.sample_rows(1000, 3, 64, "cpu")
+    assert len(set(rows.tolist())) == len(rows) <= 64
+    assert {0, 999} <= set(rows.tolist())
+    assert rows.tolist() == oracle.sample_rows(1000, 3, 64, "cpu").tolist()
+    assert rows.tolist() != oracle.sample_rows(1000, 4, 64, "cpu").tolist()
+
+
+def test_operands_depend_on_the_seed_and_not_on_the_arm() -> None:
+    first, second = (gemm._operands(case("gemm", GEMM, seed), "cpu") for seed in (0, 1))
+    again = gemm._operands(case("gemm", GEMM, 0), "cpu")
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[0][:, :48], first[1].t()[:33, :48])
+
+
+def test_the_distributions_are_what_they_say() -> None:
+    def random() -> torch.Generator:
+        return common.generator("cpu", 0, 0)
+
+    n = 2**16
+    assert common.draw("zeros", (n,), random()).abs().max() == 0
+    assert common.draw("ones", (n,), random()).min() == 1
+    uniform = common.draw("uniform", (n,), random(), torch.float32)
+    assert -1 <= uniform.min() < -0.99 < 0.99 < uniform.max() < 1
+    normal = common.draw("randn", (n,), random(), torch.float32)
+    assert abs(float(normal.mean())) < 0.02
+    assert abs(float(normal.std()) - 1) < 0.02
+    outliers = common.draw("outlier_1e-3", (n,), random(), torch.float32)
+    assert 30 < int((outliers != normal).sum()) < 110  # binomial, mean 65.5, sd 8.1
+    assert torch.equal(outliers[outliers != normal], normal[outliers != normal] * 100)
+    with pytest.raises(ValueError, match="randn, uniform"):
+        common.draw("cauchy", (n,), random())
+
+
+def test_rotating_operands_are_equal_copies_at_other_addresses() -> None:
+    codes = torch.randn(8, 16).to(torch.float8_e4m3fn).t()
+    grad = torch.randn(4, requires_grad=True)
+    seen: list[tuple[Tensor, Tensor]] = []
+    rotation = common.Rotation(lambda *x: seen.append(x), (codes, grad), "cpu")
+    assert len(rotation) == 16
+    for closure in rotation:
+        closure()
+    assert len({x.data_ptr() for x, _ in seen} | {codes.data_ptr()}) == 17
+    for x, y in seen:
+        assert torch.equal(x.view(torch.uint8), codes.view(torch.uint8))
+        assert x.stride() == codes.stride()
+        assert torch.equal(y, grad)
+        assert y.requires_grad
+        assert y.is_leaf
+    large = torch.empty(2**27, dtype=torch.uint8, device="meta")
+    assert len(common.Rotation(lambda x: x, (large,), "cpu")) == 3

@@ -1,0 +1,85 @@
+"""Oracle: the suites' own declarations; every sweep file must expand to valid cases on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.config import load, question, sweeps
+from harness.plan import Plan, make_plan
+from harness.suites import SUITES
+
+FOLDER = Path(__file__).parents[2] / "sweeps"
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def plan(name: str, device: str, *overrides: str) -> Plan:
+    return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
+
+
+def test_the_project_has_its_sweeps() -> None:
+    assert {f.stem for f in FILES} == {"cast", "ceilings", "gemm", "linear", "quick"}
+    assert {f.stem for f in FILES} <= set(sweeps())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_the_first_line_is_a_question(path: Path) -> None:
+    assert "?" in question(path)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_sweep_expands(path: Path, device: str) -> None:
+    """Axes, arms and shapes are valid (make_plan refuses others), no case is there twice, no shape is refused."""
+    planned = plan(path.stem, device).cases
+    assert planned
+    identities = [(p.part, p.case.case_id) for p in planned]
+    assert len(set(identities)) == len(identities)
+    for p in planned:
+        assert all(why.kind == "device" for why in p.unsupported.values()), p
+        assert set(dict(p.case.axes)) <= set(p.suite.AXES) | {"shape_set", "layer"}
+        assert p.suite.work(p.case) >= 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_cpu_sizes_are_small(path: Path) -> None:
+    """On a CPU without bf16 units a bf16 product runs at 0.5 GFLOP/s: 256^3 takes 70 ms, 1024^3 over 4 s."""
+    for p in plan(path.stem, "cpu").cases:
+        axes = dict(p.case.axes)
+        if p.case.suite in ("gemm", "linear") or "cube" in axes:
+            assert p.suite.work(p.case) <= 2 * 256**3
+        else:
+            assert p.suite.work(p.case) <= 2**28
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
+    """The largest case of each part must fill a large GPU: over 100 MB moved or over 10^11 operations."""
+    for part in {p.part for p in plan(path.stem, "cuda").cases}:
+        largest = max(p.suite.work(p.case) for p in plan(path.stem, "cuda").cases if p.part == part)
+        assert largest > 1e8, part
+
+
+def test_quick_measures_every_suite() -> None:
+    assert {p.case.suite for p in plan("quick", "cpu").cases} == set(SUITES)
+
+
+def test_sizes_by_number_replace_the_named_shapes() -> None:
+    planned = plan("gemm", "cpu", "axes.M=[16,32]", "axes.K=64", "axes.N=48").cases
+    assert {(p.case["M"], p.case["K"], p.case["N"]) for p in planned} == {(16, 64, 48), (32, 64, 48)}
+    assert {p.case["shape_set"] for p in planned} == {"custom"}
+
+
+def test_axes_and_shapes_can_be_chosen_on_the_command_line() -> None:
+    planned = plan(
+        "gemm", "cpu", "shapes=nanogpt", "axes.tokens=64", "axes.role=grad_input", "axes.data=uniform"
+    ).cases
+    assert {(p.case["role"], p.case["data"], p.case["M"]) for p in planned} == {("grad_input", "uniform", 64)}
+    model = plan(
+        "linear", "cpu", "shapes=from_model", "model._target_=model_for_tests.mlp", "+model.width=32"
+    ).cases
+    assert [(p.case["layer"], p.case["M"], p.case["K"], p.case["N"]) for p in model] == [
+        ("blocks.*.up", 64, 32, 128),
+        ("blocks.*.down", 64, 128, 32),
+    ]
