@@ -92,8 +92,9 @@ class Float8Linear(nn.Linear):
                 with an FP8 grad_weight.
             TypeError: dtype.
         """
-        if torch.is_autocast_enabled(input.device.type):
-            input = input.to(torch.get_autocast_dtype(input.device.type))
+        device = input.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            input = input.to(torch.get_autocast_dtype(device))
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {self.in_features}]")
         flat = input.reshape(-1, self.in_features)

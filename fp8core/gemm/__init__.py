@@ -86,6 +86,11 @@ def scaled_mm(
         ValueError: operands that do not fit each other, an unknown backend, or what the hardware refuses.
         TypeError: codes that are not FP8, or scales that are not float32.
     """
+    device = a.qdata.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
+        with torch.autocast(device, enabled=False):
+            return scaled_mm(a, b, out_dtype, use_fast_accum, backend)
     _check_operand(a, "a", reduced_dim=1)
     _check_operand(b, "b", reduced_dim=0)
     a_codes, b_codes = a.qdata, b.qdata

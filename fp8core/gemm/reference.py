@@ -25,6 +25,5 @@ def matmul(
     `use_fast_accum` has no meaning here: the sum is always formed in full precision.
     """
     compute = torch.float64 if out_dtype == torch.float64 else torch.float32
-    with torch.autocast(a.device.type, enabled=False):  # autocast would take a float32 matmul to bfloat16
-        product = torch.mm(a.to(compute), b.to(compute))
+    product = torch.mm(a.to(compute), b.to(compute))
     return (product * scale_inv_a.to(compute) * scale_inv_b.to(compute)).to(out_dtype)

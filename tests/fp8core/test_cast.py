@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gfloat
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2, format_info_p3109
 
 from fp8core import cast
 from fp8core.formats import E4M3FN, E5M2, ELEMENT_FORMATS, Format
 
+ml_dtypes = pytest.importorskip("ml_dtypes")
+gfloat = pytest.importorskip("gfloat")
+gfloat_formats = pytest.importorskip("gfloat.formats")
+
 FINITE = (gfloat.Signedness.Signed, gfloat.Domain.Finite)
 GFLOAT = {
-    "e4m3fn": format_info_ocp_e4m3,
-    "e5m2": format_info_ocp_e5m2,
-    "e4m3fnuz": format_info_p3109(8, 4, *FINITE),
-    "e5m2fnuz": format_info_p3109(8, 3, *FINITE),
+    "e4m3fn": gfloat_formats.format_info_ocp_e4m3,
+    "e5m2": gfloat_formats.format_info_ocp_e5m2,
+    "e4m3fnuz": gfloat_formats.format_info_p3109(8, 4, *FINITE),
+    "e5m2fnuz": gfloat_formats.format_info_p3109(8, 3, *FINITE),
 }
 SOURCES = ("bf16", "fp16", "fp32")
 
@@ -37,8 +38,12 @@ def hard_float32() -> torch.Tensor:
         finite = np.unique(np.array([v for v in fmt.values if np.isfinite(v)]))
         points += [finite, (finite[1:] + finite[:-1]) / 2, np.array([1.0, -1.0]) * fmt.overflow_threshold]
     exact = np.unique(np.concatenate(points)).astype(np.float32)
-    around = np.concatenate([exact, np.nextafter(exact, np.float32(-np.inf)), np.nextafter(exact, np.float32(np.inf))])
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 1e9], dtype=np.float32)
+    around = np.concatenate(
+        [exact, np.nextafter(exact, np.float32(-np.inf)), np.nextafter(exact, np.float32(np.inf))]
+    )
+    special = np.array(
+        [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 1e9], dtype=np.float32
+    )
     bits = np.random.default_rng(0).integers(0, 2**32, 2**17, dtype=np.uint32).view(np.float32)
     return torch.from_numpy(np.concatenate([around, special, bits]))
 
@@ -72,18 +77,25 @@ def ml_dtypes_codes(x: torch.Tensor, fmt: Format) -> np.ndarray:
 
 def gfloat_codes(x: torch.Tensor, fmt: Format) -> np.ndarray:
     info = GFLOAT[fmt.name]
-    rounded = gfloat.round_ndarray(info, to_numpy(x).astype(np.float64), gfloat.RoundMode.TiesToEven, sat=True)
+    rounded = gfloat.round_ndarray(
+        info, to_numpy(x).astype(np.float64), gfloat.RoundMode.TiesToEven, sat=True
+    )
     return gfloat.encode_ndarray(info, rounded).astype(np.uint8)
 
 
-ORACLES: dict[str, Callable[[torch.Tensor, Format], np.ndarray]] = {"ml_dtypes": ml_dtypes_codes, "gfloat": gfloat_codes}
+ORACLES: dict[str, Callable[[torch.Tensor, Format], np.ndarray]] = {
+    "ml_dtypes": ml_dtypes_codes,
+    "gfloat": gfloat_codes,
+}
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy on NaN input
-def test_eager_cast_is_bit_equal(inputs: dict[str, torch.Tensor], fmt: Format, source: str, oracle: str) -> None:
+def test_eager_cast_is_bit_equal(
+    inputs: dict[str, torch.Tensor], fmt: Format, source: str, oracle: str
+) -> None:
     """Oracles: ml_dtypes of the clipped input; gfloat with sat=True. Both take Inf to the largest value."""
     x = inputs[source]
     assert mismatches(cast.cast_saturating(x, fmt), ORACLES[oracle](x, fmt), fmt) == 0
@@ -101,7 +113,9 @@ def test_the_hard_inputs_are_hard(inputs: dict[str, torch.Tensor]) -> None:
     assert mismatches(x.to(torch.float8_e5m2), ml_dtypes_codes(x, E5M2), E5M2) > 1000
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)  # torch's own
 def test_compiled_casts_are_bit_equal_to_eager(inputs: dict[str, torch.Tensor]) -> None:
     """Oracle: the eager cast, itself checked above; one graph for 3 sources x 4 formats and the scaled casts."""
 
@@ -195,7 +209,7 @@ def test_why_float64_is_refused() -> None:
     """Oracle: gfloat on float64, which rounds once. The way through float32 lands on the wrong code."""
     midpoint = 1.0625  # between codes 1.0 and 1.125; ties to 1.0
     x = np.array([midpoint * (1 + 2**-40)])
-    assert gfloat.round_ndarray(format_info_ocp_e4m3, x)[0] == 1.125
+    assert gfloat.round_ndarray(gfloat_formats.format_info_ocp_e4m3, x)[0] == 1.125
     assert cast.cast_saturating(torch.from_numpy(x).float(), E4M3FN).float().item() == 1.0
 
 

@@ -73,7 +73,7 @@ def test_scales_along_dim_0_follow_a_transpose() -> None:
 @pytest.mark.parametrize("dim", [0, 1])
 def test_view_that_would_cut_scaling_groups_is_refused(dim: int) -> None:
     q = quantize(torch.randn(16, 48), E4M3FN, "rowwise", dim=dim)
-    with pytest.raises(NotImplementedError, match="would cut its scaling groups.*reshape before quantizing"):
+    with pytest.raises(NotImplementedError, match=r"would cut its scaling groups.*reshape before quantizing"):
         q.view(-1) if dim == 1 else q.view(4, 4, 48)
 
 
@@ -132,9 +132,9 @@ def test_bad_parts_are_refused() -> None:
     codes, scale = torch.zeros(4, 8).to(torch.float8_e4m3fn), torch.ones(())
     with pytest.raises(ValueError, match="is no FP8 format"):
         Float8Tensor(torch.zeros(4, 8), scale, torch.float32)
-    with pytest.raises(TypeError, match="scale_inv has dtype torch.float64; expected float32"):
+    with pytest.raises(TypeError, match=r"scale_inv has dtype torch.float64; expected float32"):
         Float8Tensor(codes, scale.double(), torch.float32)
-    with pytest.raises(TypeError, match="hp_dtype torch.float64"):
+    with pytest.raises(TypeError, match=r"hp_dtype torch.float64"):
         Float8Tensor(codes, scale, torch.float64)
     for shape in ((8,), (8, 1), (4, 2), (1, 4, 8)):
         with pytest.raises(ValueError, match="does not fit codes of shape"):

@@ -1,0 +1,97 @@
+"""torch.compile: one graph without breaks, and the numbers of eager."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from fp8core import E4M3FN, RECIPES, Float8Linear, Float8Tensor, convert_to_float8_training, quantize
+
+pytestmark = [  # both are torch's own, raised while it compiles anything at all
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def step(model: nn.Module, parameters: list[nn.Parameter], x: torch.Tensor) -> list[torch.Tensor]:
+    """Output and gradients."""
+    x = x.detach().requires_grad_()
+    output = model(x)
+    return [output.detach(), *torch.autograd.grad(output.square().mean(), [x, *parameters])]
+
+
+def assert_one_graph() -> None:
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_every_recipe_is_one_graph_and_equals_eager() -> None:
+    """Oracle: eager, bitwise: casts are bit-equal and both run the same `_scaled_mm`. float32, because fusion
+    skips roundings of bfloat16 intermediates. Only the bias gradients, plain sums, add in another order."""
+    layers = [Float8Linear(64, 64, config=name) for name in RECIPES]
+    padded = Float8Linear(64, 40, config=dataclasses.replace(RECIPES["rowwise"], pad_inner_dim=True))
+    model = nn.Sequential(*layers, padded)
+    x, parameters = torch.randn(2, 16, 64), list(model.parameters())
+    compiled = step(torch.compile(model, fullgraph=True, dynamic=False), parameters, x)
+    assert_one_graph()
+    for got, want in zip(compiled, step(model, parameters, x), strict=True):
+        if want.dim() == 1:
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(got, want)
+
+
+def test_converted_mlp_is_one_graph_in_bfloat16(sqnr_db: Callable[..., float]) -> None:
+    """Oracle: eager. An element may differ by a bfloat16 rounding that fusion skips, which may move a code:
+    the distance must stay below FP8's own error against high precision (28 dB) by a wide margin in signal."""
+    mlp = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).bfloat16()
+    mlp = convert_to_float8_training(mlp, config="rowwise")
+    x, parameters = torch.randn(4, 16, 64, dtype=torch.bfloat16), list(mlp.parameters())
+    compiled = step(torch.compile(mlp, fullgraph=True, dynamic=False), parameters, x)
+    assert_one_graph()
+    for got, want in zip(compiled, step(mlp, parameters, x), strict=True):
+        assert sqnr_db(want, got) > 25
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_emulation_autocast_and_no_grad_trace_without_breaks(name: str) -> None:
+    """Oracle: eager; aot_eager runs the traced graph without code generation, so it is cheap and bitwise."""
+    layer = Float8Linear(64, 48, config=dataclasses.replace(RECIPES[name], backend="reference"))
+    x, parameters = torch.randn(16, 64), list(layer.parameters())
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")
+    for got, want in zip(step(compiled, parameters, x), step(layer, parameters, x), strict=True):
+        assert torch.equal(got, want)
+    assert_one_graph()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert torch.equal(compiled(x), layer(x))
+
+
+def test_float8_tensor_crosses_the_graph_boundary_both_ways() -> None:
+    """Oracle: eager; the subclass is an output of one graph and an input of the next."""
+    make = torch.compile(
+        lambda x: quantize(x, E4M3FN, "rowwise", dim=1), fullgraph=True, dynamic=False, backend="aot_eager"
+    )
+    back = torch.compile(lambda q: q.t().dequantize(), fullgraph=True, dynamic=False, backend="aot_eager")
+    x = torch.randn(16, 48, dtype=torch.bfloat16)
+    got, want = make(x), quantize(x, E4M3FN, "rowwise", dim=1)
+    assert isinstance(got, Float8Tensor)
+    assert torch.equal(got.qdata.view(torch.uint8), want.qdata.view(torch.uint8))
+    assert torch.equal(got.scale_inv, want.scale_inv)
+    assert torch.equal(back(got), want.t().dequantize())
+
+
+def test_refusals_reach_the_user_through_compile() -> None:
+    layer = torch.compile(Float8Linear(64, 48), dynamic=False, backend="aot_eager")
+    with pytest.raises(Exception, match="GEMM grad_weight of Float8Linear\\(64, 48\\) with 17 tokens"):
+        layer(torch.randn(17, 64))

@@ -1,0 +1,106 @@
+"""config: the names of torchao.float8, resolved into one recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fp8core import RECIPES, Cast, Gemm
+from fp8core.config import (
+    CastConfig,
+    Float8GemmConfig,
+    Float8LinearConfig,
+    Float8LinearRecipeName,
+    ScalingGranularity,
+    ScalingType,
+    as_recipe,
+)
+from fp8core.formats import E4M3FN, E5M2
+
+DISABLED = CastConfig(ScalingType.DISABLED)
+ROW = CastConfig(scaling_granularity=ScalingGranularity.AXISWISE)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_configuration_of_a_recipe_resolves_to_it(name: str) -> None:
+    """Oracle: the table; by name, by enum, by configuration and by itself."""
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert recipe.doc
+    assert Float8LinearConfig.from_recipe_name(name).to_recipe() == recipe
+    assert Float8LinearConfig.from_recipe_name(Float8LinearRecipeName(name)).to_recipe() == recipe
+    for way in (name, Float8LinearRecipeName(name), recipe, Float8LinearConfig.from_recipe_name(name)):
+        assert as_recipe(way) == recipe
+
+
+def test_every_recipe_has_an_enum_member_and_the_default_is_tensorwise() -> None:
+    assert {member.value for member in Float8LinearRecipeName} == set(RECIPES)
+    assert as_recipe(None) == as_recipe(Float8LinearConfig()) == RECIPES["tensorwise"]
+    assert [RECIPES[n].fp8_gemms for n in ("tensorwise", "rowwise", "rowwise_with_gw_hp")] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_emulation_and_padding_keep_the_recipe(name: str) -> None:
+    """A torchtitan bug in reverse: `emulate` must not fall back to the default recipe."""
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(name), emulate=True, pad_inner_dim=True)
+    recipe = config.to_recipe()
+    assert recipe == dataclasses.replace(RECIPES[name], backend="reference", pad_inner_dim=True)
+    assert str(recipe) == f"{name}, backend=reference, pad_inner_dim"
+
+
+def test_custom_configuration_fills_overrides_from_the_operand_above() -> None:
+    """Oracle: torchao's rules for unset overrides and target dtypes, written out."""
+    config = Float8LinearConfig(
+        cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn),
+        cast_config_weight_for_grad_input=ROW,
+        gemm_config_grad_weight=Float8GemmConfig(use_fast_accum=True),
+        round_scales_to_power_of_2=True,
+    )
+    tensor, row = Cast(E4M3FN, power_of_two=True), Cast(E4M3FN, "rowwise", power_of_two=True)
+    recipe = config.to_recipe()
+    assert recipe.name == "custom"
+    assert recipe.output == Gemm(tensor, tensor, fast_accum=True)
+    assert recipe.grad_input == Gemm(tensor, row)
+    assert recipe.grad_weight == Gemm(tensor, tensor, fast_accum=True)
+    assert config.cast_config_input_for_grad_weight is None  # frozen means frozen
+    assert str(recipe.grad_input) == "e4m3_tensorwise_pow2 @ e4m3_rowwise_pow2"
+
+
+def test_default_gradient_format_is_e5m2() -> None:
+    assert Float8LinearConfig().to_recipe().grad_input.a == Cast(E5M2)
+
+
+def test_configurations_are_frozen_and_hashable() -> None:
+    config = Float8LinearConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.emulate = True
+    assert hash(config) == hash(Float8LinearConfig())
+    assert len({RECIPES["rowwise"], as_recipe("rowwise")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "gemm"),
+    [
+        ("cast_config_input", "output"),
+        ("cast_config_weight_for_grad_input", "grad_input"),
+        ("cast_config_input_for_grad_weight", "grad_weight"),
+    ],
+)
+def test_half_cast_gemm_is_refused_by_name(field: str, gemm: str) -> None:
+    with pytest.raises(ValueError, match=f"GEMM {gemm}: .*cast both operands or neither"):
+        Float8LinearConfig(**{field: DISABLED})
+
+
+def test_bad_values_name_the_value_and_the_way_out() -> None:
+    with pytest.raises(
+        ValueError, match="unknown recipe 'rowise'; known: tensorwise, rowwise, rowwise_with_gw_hp"
+    ):
+        Float8LinearConfig.from_recipe_name("rowise")
+    with pytest.raises(ValueError, match=r"comes with FSDP2 support.*use False"):
+        Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    with pytest.raises(ValueError, match="is no FP8 format"):
+        CastConfig(target_dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match="config is a dict; expected Float8LinearConfig, Recipe"):
+        as_recipe({})

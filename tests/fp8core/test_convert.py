@@ -1,0 +1,223 @@
+"""convert and audit: what is swapped, what is not and why, and the GEMMs that really run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from fp8core import RECIPES, Float8Linear, Float8LinearConfig, Recipe, audit, convert_to_float8_training
+
+
+class Block(nn.Module):
+    """A made-up layer with the cases that matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32, bias=False)
+        self.attention = nn.MultiheadAttention(32, 2)  # its out_proj is a subclass of nn.Linear
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.down(torch.relu(self.up(x)))))
+
+
+def reasons(model: nn.Module) -> dict[str, str]:
+    return {layer.fqn: layer.reason for layer in audit(model).layers}
+
+
+def test_swaps_what_it_can_and_says_why_not() -> None:
+    """Oracle: the list of layers, written out."""
+    model = Block()
+    up, state = model.up.weight, copy.deepcopy(model.state_dict())
+    assert convert_to_float8_training(model, config="rowwise") is model
+    assert [type(m).__name__ for m in (model.up, model.down, model.head)] == [
+        "Float8Linear",
+        "Float8Linear",
+        "Linear",
+    ]
+    assert model.up.weight is up
+    assert model.state_dict().keys() == state.keys()
+    got = reasons(model)
+    assert got["up"] == got["down"] == ""
+    assert got["head"].startswith("N=10 (columns of B) is not a multiple of 16")
+    assert got["attention.out_proj"].startswith(
+        "class NonDynamicallyQuantizableLinear is not exactly nn.Linear"
+    )
+
+
+def test_filter_sees_module_and_name_and_is_recorded() -> None:
+    """Oracle: torchao's call, module_filter_fn(module, fqn) of each Linear."""
+    seen: list[tuple[str, str]] = []
+
+    def only_up(module: nn.Module, fqn: str) -> bool:
+        seen.append((type(module).__name__, fqn))
+        return fqn == "up"
+
+    model = convert_to_float8_training(Block(), module_filter_fn=only_up)
+    assert ("Linear", "down") in seen
+    assert {fqn for _, fqn in seen} == {"up", "down", "attention.out_proj", "head"}
+    assert reasons(model) | {"attention.out_proj": ""} == {
+        "up": "",
+        "down": "left out by module_filter_fn",
+        "attention.out_proj": "",
+        "head": "left out by module_filter_fn",
+    }
+    assert set(reasons(Block()).values()) == {"never offered to convert_to_float8_training"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_expected_gemms_are_those_that_run(backend: str, name: str) -> None:
+    """Oracle: torch.profiler's count of `aten::_scaled_mm`; an emulated model counts 0."""
+    recipe = dataclasses.replace(RECIPES[name], backend=backend)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.Linear(32, 10))
+    convert_to_float8_training(model, config=recipe)
+    model[0].weight.requires_grad_(False)
+    x = torch.randn(16, 32, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        model(x).sum().backward()
+    counts = {event.key: event.count for event in trace.key_averages()}
+    expected = {"tensorwise": 5, "rowwise": 5, "rowwise_with_gw_hp": 4}[name] if backend == "torch" else 0
+    assert counts.get("aten::_scaled_mm", 0) == audit(model).fp8_gemms == expected
+
+
+def test_flop_share_and_table() -> None:
+    """Oracle: the arithmetic by hand: K x N of each layer times its FP8 GEMMs over all three."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16), nn.Linear(16, 10))
+    convert_to_float8_training(model, config="rowwise_with_gw_hp")
+    report = audit(model)
+    sizes = (32 * 64, 64 * 16, 16 * 10)
+    assert report.fp8_flop_share == pytest.approx(2 * sum(sizes[:2]) / (3 * sum(sizes)))
+    assert [len(report.converted), len(report.not_converted)] == [2, 1]
+    assert report.layers[0].flops_per_token == 2 * 3 * 32 * 64
+    table = str(report).splitlines()
+    assert table[0].split()[:2] == ["layer", "shape"]
+    assert table[1].split() == ["0", "32", "x", "64", "2/3", "rowwise_with_gw_hp"]
+    assert table[3].startswith("2      16 x 10        0/3        N=10 (columns of B)")
+    assert (
+        table[-1]
+        == "2 of 3 Linear layers converted; 4 FP8 GEMMs a forward and backward pass; 63.4 % of their FLOPs in FP8"
+    )
+    assert audit(nn.ReLU()).fp8_flop_share == 0.0
+
+
+def test_converting_nothing_is_an_error_that_explains_itself() -> None:
+    with pytest.raises(
+        ValueError, match=r"(?s)no layer was converted.*allow_no_conversion=True.*N=10.*0 of 1 Linear"
+    ):
+        convert_to_float8_training(nn.Sequential(nn.Linear(16, 10)))
+    with pytest.raises(ValueError, match="0 of 0 Linear layers"):
+        convert_to_float8_training(nn.ReLU())
+    untouched = nn.Sequential(nn.Linear(16, 10))
+    assert convert_to_float8_training(untouched, allow_no_conversion=True) is untouched
+
+
+def test_a_linear_as_root_is_returned_anew() -> None:
+    """As torchao does: there is no parent to change."""
+    linear = nn.Linear(32, 16)
+    converted = convert_to_float8_training(linear)
+    assert isinstance(converted, Float8Linear)
+    assert converted.weight is linear.weight
+    assert audit(converted).layers[0].fqn == ""
+    assert "(model)" in str(audit(converted))
+
+
+def test_padding_and_emulation_convert_odd_shapes() -> None:
+    for config in (Float8LinearConfig(pad_inner_dim=True), Float8LinearConfig(emulate=True)):
+        model = convert_to_float8_training(nn.Sequential(nn.Linear(30, 10)), config=config)
+        assert isinstance(model[0], Float8Linear)
+
+
+def test_shared_modules_and_parameters_stay_shared() -> None:
+    """Oracle: object identity, before and after."""
+    shared = nn.Linear(32, 32)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(32, 32)})
+    model["c"].weight = shared.weight
+    convert_to_float8_training(model)
+    assert isinstance(model["a"], Float8Linear)
+    assert model["a"] is model["b"][0]
+    assert model["c"].weight is model["a"].weight is shared.weight
+    assert len(audit(model).layers) == 2
+
+
+def test_converting_again_is_harmless_or_refused() -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), config="rowwise")
+    first = model[0]
+    assert convert_to_float8_training(model, config="rowwise")[0] is first
+    with pytest.raises(
+        ValueError, match="0 already runs recipe rowwise, not tensorwise; convert the original model"
+    ):
+        convert_to_float8_training(model)
+
+
+def test_two_recipes_in_one_model_by_two_filters() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    convert_to_float8_training(model, config="rowwise", module_filter_fn=lambda _, fqn: fqn == "0")
+    convert_to_float8_training(model, config="tensorwise", module_filter_fn=lambda _, fqn: fqn == "1")
+    assert [layer.recipe for layer in audit(model).layers] == ["rowwise", "tensorwise"]
+    assert set(reasons(model).values()) == {""}
+
+
+def test_meta_models_convert() -> None:
+    with torch.device("meta"):
+        model = convert_to_float8_training(Block(), config="rowwise")
+    assert model.up.weight.device.type == "meta"
+
+
+def test_a_device_without_fp8_is_refused_before_anything_is_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulation is the way out that the message names, and it works."""
+    monkeypatch.setattr("fp8core.gemm.layout.device_reason", lambda *_: "Fake GPU has compute capability 8.0")
+    model = Block()
+    with pytest.raises(ValueError, match=r"recipe tensorwise: Fake GPU has compute capability 8.0"):
+        convert_to_float8_training(model)
+    assert type(model.up) is nn.Linear
+    convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+
+
+def test_hooks_are_not_lost_silently() -> None:
+    model = Block()
+    model.up.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="register them after conversion"):
+        convert_to_float8_training(model)
+
+
+BAD: list[tuple[object, type[Exception], str]] = [
+    ("fast", ValueError, "unknown recipe 'fast'; known: tensorwise"),
+    (3, TypeError, "config is a int; expected Float8LinearConfig"),
+]
+
+
+@pytest.mark.parametrize(("config", "error", "message"), BAD)
+def test_bad_configuration(config: Recipe, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        convert_to_float8_training(Block(), config=config)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_converted_model_trains(name: str) -> None:
+    """Oracle: the same model in float32: a few optimiser steps lower the loss about as far."""
+
+    def train(prepare: Callable[[nn.Module], nn.Module]) -> float:
+        torch.manual_seed(0)
+        model = prepare(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16)))
+        x, y = torch.randn(64, 32), torch.randn(64, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(30):
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
+
+    plain = train(lambda m: m)
+    low = train(lambda m: convert_to_float8_training(m, config=name))
+    assert plain < 0.95
+    assert low == pytest.approx(plain, rel=0.02)

@@ -1,0 +1,270 @@
+"""linear: errors of all three GEMMs, any input shape, autocast, padding, and refusals before anything runs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from fp8core import RECIPES, Float8Linear, Float8LinearConfig, Recipe
+from fp8core.config import CastConfig
+from fp8core.recipe import GEMMS
+
+Measure = Callable[[torch.Tensor, torch.Tensor], float]
+
+# SQNR in dB of a GEMM contracting 256 and 4096 elements: the cells of test_gemm's table that each recipe runs
+E4M3 = {"tensorwise": (28.53, 28.53), "pow2": (28.48, 28.45)}
+E5M2_E4M3 = (24.61, 24.56)
+EXPECTED_DB: dict[str, dict[str, tuple[float, float] | None]] = {
+    "tensorwise": {"output": E4M3["tensorwise"], "grad_input": E5M2_E4M3, "grad_weight": E5M2_E4M3},
+    "rowwise": dict.fromkeys(GEMMS, E4M3["pow2"]),
+    "rowwise_with_gw_hp": {"output": E4M3["pow2"], "grad_input": E4M3["pow2"], "grad_weight": None},
+}
+
+
+def emulated(name: str) -> Recipe:
+    return dataclasses.replace(RECIPES[name], backend="reference")
+
+
+def run(layer: nn.Module, x: torch.Tensor, grad_output: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Output and gradients of one forward and backward pass."""
+    x = x.detach().requires_grad_()
+    layer.zero_grad()
+    output = layer(x)
+    output.backward(grad_output)
+    assert x.grad is not None
+    grads = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return {
+        "output": output.detach(),
+        "grad_input": x.grad,
+        **{f"grad_{n}": g.clone() for n, g in grads.items()},
+    }
+
+
+def problem(
+    M: int, K: int, N: int, seed: int = 0, bias: bool = False
+) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
+    """A float32 Linear, input and gradient, all of bfloat16 values."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(K, N, bias=bias)
+    with torch.no_grad():
+        layer.weight.copy_((0.02 * torch.randn(N, K, generator=generator)).bfloat16())
+    x = torch.randn(M, K, generator=generator).bfloat16().float()
+    return layer, x, (0.1 * torch.randn(M, N, generator=generator)).bfloat16().float()
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize(
+    "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str
+)
+@pytest.mark.parametrize("name", RECIPES)
+def test_sqnr_of_all_three_gemms(
+    name: str, shape: tuple[int, int, int], backend: str, sqnr_db: Measure
+) -> None:
+    """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics.md, section 4."""
+    M, K, N = shape
+    contracted = dict(zip(GEMMS, (K, N, M), strict=True))
+    for seed in (0, 1, 2) if backend == "torch" else (0,):
+        layer, x, g = problem(M, K, N, seed)
+        got = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], backend=backend)), x, g)
+        W, X, G = layer.weight.detach().double(), x.double(), g.double()
+        for gemm, want in zip(GEMMS, (X @ W.t(), G @ W, G.t() @ X), strict=True):
+            expected = EXPECTED_DB[name][gemm]
+            measured = sqnr_db(want, got[gemm])
+            if expected is None:
+                assert measured > 100  # a float32 GEMM
+            else:
+                assert measured == pytest.approx(expected[contracted[gemm] > 256], abs=0.2), gemm
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lead", [(), (1,), (16,), (2, 8), (2, 2, 4), (0,), (3, 0)], ids=str)
+def test_any_leading_dimensions(lead: tuple[int, ...], dtype: torch.dtype, name: str) -> None:
+    """Oracle: the same tokens as a matrix; no token gives an empty output and zero gradients."""
+    layer = Float8Linear(32, 48, dtype=dtype, config=dataclasses.replace(RECIPES[name], pad_inner_dim=True))
+    x, g = torch.randn(*lead, 32, dtype=dtype), torch.randn(*lead, 48, dtype=dtype)
+    got, want = run(layer, x, g), run(layer, x.reshape(-1, 32), g.reshape(-1, 48))
+    assert got["output"].shape == (*lead, 48)
+    assert got["output"].dtype == got["grad_input"].dtype == got["grad_weight"].dtype == dtype
+    assert got["grad_input"].shape == x.shape
+    assert torch.equal(got["output"].reshape(-1, 48), want["output"])
+    for key in ("grad_weight", "grad_bias"):
+        assert torch.equal(got[key], want[key])
+        assert got[key].isfinite().all()
+    if 0 in lead:
+        assert not got["grad_weight"].any()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_non_contiguous_input_and_gradient(name: str) -> None:
+    """Oracle: the same values, contiguous."""
+    layer = Float8Linear(32, 48, config=name)
+    x, g = torch.randn(32, 16).t(), torch.randn(1, 48).expand(16, 48)
+    got, want = run(layer, x, g), run(layer, x.contiguous(), g.contiguous())
+    assert all(torch.equal(got[k], want[k]) for k in want)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("M", "K", "N"), [(17, 63, 5), (1, 1, 1), (252, 50, 123)])
+def test_padding_makes_every_shape_run(M: int, K: int, N: int, name: str) -> None:
+    """Oracle: emulation of the same recipe, which needs no padding; equal but for half an ulp of bfloat16
+    (rowwise) and float32 sums of another order."""
+    layer, x, g = problem(M, K, N)
+    padded = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], pad_inner_dim=True)), x, g)
+    plain = run(Float8Linear.from_float(layer, emulated(name)), x, g)
+    for key, want in plain.items():
+        torch.testing.assert_close(padded[key], want, rtol=2**-8, atol=1e-6 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_frozen_parts_get_no_gradient_and_cost_no_gemm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: nn.Linear's behaviour; calls of the backend are counted."""
+    calls = []
+    real = torch._scaled_mm
+    monkeypatch.setattr(
+        torch, "_scaled_mm", lambda *a, **k: calls.append(k["use_fast_accum"]) or real(*a, **k)
+    )
+    layer = Float8Linear(32, 48, config=name)
+    layer(torch.randn(16, 32)).sum().backward()  # the input needs no gradient
+    assert layer.weight.grad is not None
+    assert calls == [True, False][: RECIPES[name].fp8_gemms - 1]
+    calls.clear()
+    layer.weight.requires_grad_(False)
+    x = torch.randn(7, 32, requires_grad=True)  # 7 tokens: only grad_weight would mind
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert calls == [True, False]
+
+
+def test_input_is_kept_in_fp8_where_one_cast_serves_twice() -> None:
+    """Oracle: bytes kept for the backward pass, seen through the saved-tensor hooks."""
+    kept: dict[str, int] = {}
+    for name in RECIPES:
+        layer, x = Float8Linear(64, 32, config=name), torch.randn(16, 64, requires_grad=True)
+        sizes: list[tuple[int, ...]] = []
+
+        def pack(t: torch.Tensor, sizes: list[tuple[int, ...]] = sizes) -> torch.Tensor:
+            sizes.append((t.numel(), getattr(t, "qdata", t).element_size()))
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            layer(x)
+        kept[name] = dict(sizes)[16 * 64]
+    assert kept == {"tensorwise": 1, "rowwise": 4, "rowwise_with_gw_hp": 4}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_autocast_decides_the_dtype(name: str) -> None:
+    """Oracle: the layer on a bfloat16 input by hand, and nn.Linear for the dtypes."""
+    layer = Float8Linear(32, 48, config=name)
+    x, g = torch.randn(16, 32), torch.randn(16, 48, dtype=torch.bfloat16)
+    want = run(layer, x.bfloat16(), g)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = run(layer, x, g)
+    assert got["output"].dtype == torch.bfloat16
+    assert (got["grad_input"].dtype, got["grad_weight"].dtype) == (torch.float32, torch.float32)
+    for key, value in want.items():
+        assert torch.equal(got[key], value.to(got[key].dtype)), key
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_non_finite_input_reaches_loss_and_gradients(name: str, bad: float) -> None:
+    """Oracle: the rule of scaling; a loss scaler must be able to see it."""
+    layer = Float8Linear(32, 48, config=name)
+    x = torch.randn(16, 32)
+    x[3, 4] = bad
+    got = run(layer, x, torch.randn(16, 48))
+    assert got["output"][3].isnan().all()
+    assert not got["grad_weight"].isfinite().all()
+
+
+def test_second_derivatives_are_refused() -> None:
+    layer, x = Float8Linear(32, 48), torch.randn(16, 32, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_from_float_shares_and_saves_plain_parameters(name: str) -> None:
+    """Oracle: the original module: same Parameter objects, same state_dict, same mode."""
+    layer = nn.Linear(32, 48).eval()
+    low = Float8Linear.from_float(layer, name)
+    assert low.weight is layer.weight
+    assert low.bias is layer.bias
+    assert not low.training
+    assert low.state_dict().keys() == layer.state_dict().keys()
+    assert type(low.state_dict()["weight"]) is torch.Tensor
+    assert copy.deepcopy(low).recipe == low.recipe
+    buffer = io.BytesIO()
+    torch.save(low, buffer)
+    buffer.seek(0)
+    again = torch.load(buffer, weights_only=False)
+    assert torch.equal(again(torch.ones(16, 32)), low(torch.ones(16, 32)))
+
+
+def test_repr_names_the_recipe() -> None:
+    assert repr(Float8Linear(32, 48, config="rowwise")) == (
+        "Float8Linear(in_features=32, out_features=48, bias=True, recipe=rowwise)"
+    )
+    custom = Float8LinearConfig(
+        cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn), emulate=True
+    )
+    assert "recipe=custom, backend=reference (output: e4m3_tensorwise @ e4m3_tensorwise; grad_input:" in repr(
+        Float8Linear(32, 48, config=custom)
+    )
+
+
+REFUSED = [
+    (
+        (16, 100, 48),
+        r"GEMM output of Float8Linear\(100, 48\): K=100 .* is not a multiple of 16.*pad_inner_dim=True",
+    ),
+    ((16, 32, 10), r"GEMM output of Float8Linear\(32, 10\): N=10"),
+    ((17, 32, 48), r"GEMM grad_weight of Float8Linear\(32, 48\) with 17 tokens: K=17"),
+]
+
+
+@pytest.mark.parametrize(("shape", "message"), REFUSED)
+def test_shapes_are_refused_in_the_forward_pass(shape: tuple[int, int, int], message: str) -> None:
+    """Even a backward GEMM's: an error an hour into a step is late. Emulation has no such rules."""
+    layer, x, g = problem(*shape)
+    with pytest.raises(ValueError, match=message):
+        Float8Linear.from_float(layer)(x)
+    assert run(Float8Linear.from_float(layer, emulated("tensorwise")), x, g)["output"].shape == g.shape
+
+
+def test_odd_token_counts_run_where_no_fp8_gemm_contracts_them() -> None:
+    x = torch.randn(17, 32)
+    with torch.no_grad():
+        assert Float8Linear(32, 48)(x).shape == (17, 48)
+    Float8Linear(32, 48, config="rowwise_with_gw_hp")(x).sum().backward()
+
+
+def test_bad_input() -> None:
+    layer = Float8Linear(32, 48)
+    with pytest.raises(ValueError, match=r"input has shape \[16, 31\]; expected \[\.\.\., 32\]"):
+        layer(torch.randn(16, 31))
+    with pytest.raises(ValueError, match=r"input has shape \[\]"):
+        layer(torch.tensor(1.0))
+    with pytest.raises(TypeError, match="float64; expected float32, bfloat16 or float16"):
+        layer(torch.randn(16, 32, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"from_float takes an nn.Linear, got ReLU"):
+        Float8Linear.from_float(nn.ReLU())
+    with pytest.raises(ValueError, match="unknown recipe 'delayed'"):
+        Float8Linear(32, 48, config="delayed")
+    with pytest.raises(ValueError, match="unknown GEMM backend 'cublas'"):
+        Float8Linear(32, 48, config=dataclasses.replace(RECIPES["rowwise"], backend="cublas"))
+    hooked = nn.Linear(32, 48)
+    hooked.register_forward_hook(lambda *_: None)
+    with pytest.raises(
+        ValueError, match="_forward_hooks that a new module would lose; register them after conversion"
+    ):
+        Float8Linear.from_float(hooked)
