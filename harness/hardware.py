@@ -155,7 +155,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 165.2, "fp8": 330.3, "fp8_fp16acc": 660.6},
         bandwidth_tb_s=1.008,
         source="NVIDIA Ada GPU architecture white paper, appendix A, through pages that quote it",
-        remark="660.6 TFLOP/s accumulates in fp16; cards boost well above 2520 MHz; limits up to 600 W are sold",
+        remark="660.6 TFLOP/s accumulates in fp16; cards boost well above 2520 MHz; limits go up to 600 W",
     ),
     Device(
         key="H100 SXM",
@@ -228,8 +228,8 @@ DEVICES: tuple[Device, ...] = (
         flop_per_clock_sm=_BLACKWELL,
         tflops={"bf16": 2250.0, "fp8": 4500.0},
         bandwidth_tb_s=8.0,
-        source="NVIDIA DGX B200 data sheet, https://www.nvidia.com/en-us/data-center/dgx-b200/ (72 PFLOP/s sparse, 8 GPUs)",
-        remark="the bus width that CUDA 13 reports gives 7.67 TB/s",
+        source="NVIDIA DGX B200 data sheet, https://www.nvidia.com/en-us/data-center/dgx-b200/",
+        remark="72 PFLOP/s sparse fp8 of 8 GPUs; the bus width that CUDA 13 reports gives 7.67 TB/s",
     ),
     Device(
         key="MI300X",
@@ -241,6 +241,6 @@ DEVICES: tuple[Device, ...] = (
         flop_per_clock_sm=_CDNA3,
         tflops={"bf16": 1307.4, "fp8": 2614.9},
         bandwidth_tb_s=5.3,
-        source="AMD Instinct MI300X data sheet, https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
+        source="https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
     ),
 )

@@ -207,7 +207,7 @@ class _Run:
         self.n = max(1, min(max(least, fitting), affordable))
 
     def calls_in(self, load_ms: float, turn: int) -> int:
-        """Calls that fill a time; from one turn of the closures on, a multiple, so that each runs equally often."""
+        """Calls that fill a time; from one turn of the closures on, whole turns: each runs equally often."""
         calls = load_ms / max(self.call_ms, _SHORTEST_CALL_MS)
         return max(1, round(calls)) if calls < turn else turn * round(calls / turn)
 

@@ -14,7 +14,7 @@ PEAKS = [(device, rate) for device in DEVICES for rate in device.tflops]
 
 @pytest.mark.parametrize(("device", "rate"), PEAKS, ids=[f"{d.key}-{r}" for d, r in PEAKS])
 def test_published_peaks_follow_from_the_silicon(device: Device, rate: str) -> None:
-    """Over 2.5 % apart one of the two is wrong: a sparse figure, another part's clock, or a slip of the pen."""
+    """Over 2.5 % apart one of the two is wrong: a sparse figure, another part's clock, or a slip."""
     assert device.derived_tflops(rate) == pytest.approx(device.peak_tflops(rate), rel=0.025)
 
 

@@ -1,4 +1,4 @@
-"""Timers. Oracle: a simulated device (`fakes.FakeCuda`) whose kernel lengths and host costs are set by the test."""
+"""Timers. Oracle: a simulated device (`fakes.FakeCuda`); the test sets kernel lengths and host costs."""
 
 from __future__ import annotations
 

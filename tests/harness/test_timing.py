@@ -1,4 +1,4 @@
-"""Timing policy. Oracles: a fake clock, a simulated device and fake NVML; no test waits or asserts a duration."""
+"""Timing policy. Oracles: a fake clock, a simulated device and fake NVML; no test asserts a real duration."""
 
 from __future__ import annotations
 

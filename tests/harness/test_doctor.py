@@ -1,0 +1,225 @@
+"""Doctor. Oracles: the tables that it must cover, and fakes that break in a known way."""
+
+from __future__ import annotations
+
+import io
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import FakeNvml
+from rich.console import Console
+
+from fp8core import BACKENDS, FORMATS, RECIPES
+from harness import doctor, environment
+from harness.doctor import Finding, Unavailable, main, probe, table
+from harness.errors import UsageError
+from harness.gpu_monitor import GpuMonitor, NullMonitor
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilation takes seconds and is tested elsewhere; here it passes the function through."""
+    monkeypatch.setattr(doctor, "compile_unavailable", lambda device: None)
+    monkeypatch.setattr(doctor, "fresh_compile", lambda fn: fn)
+
+
+@pytest.fixture
+def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PEERS", {"json": "json.decoder", "ghost": "no_such_peer.pytorch"})
+
+
+def by_name(findings: list[Finding], area: str) -> dict[str, Finding]:
+    return {f.name: f for f in findings if f.area == area}
+
+
+@pytest.mark.usefixtures("eager", "no_peers")
+def test_every_entry_of_every_table_has_a_line_and_works_on_cpu() -> None:
+    """A new format, backend or recipe is probed without a change here. CPU runs all."""
+    findings = probe("cpu")
+    assert set(by_name(findings, "dtype")) == set(FORMATS)
+    assert set(by_name(findings, "gemm")) == set(BACKENDS)
+    assert set(by_name(findings, "recipe")) == set(RECIPES)
+    for area in ("device", "dtype", "gemm", "recipe", "compile"):
+        assert all(f.works for f in by_name(findings, area).values()), by_name(findings, area)
+    assert all(f.detail for f in findings)
+    peers = by_name(findings, "peer")
+    assert peers["json"].works
+    assert not peers["ghost"].works
+    assert peers["ghost"].detail == "does not import: No module named 'no_such_peer'"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_an_overflow_becomes_is_looked_at(name: str) -> None:
+    """Oracle: the cast itself; torch 2.11 and 2.13 differ, so neither answer is expected by version."""
+    fmt = FORMATS[name]
+    value = torch.tensor([1e9]).to(fmt.dtype).float().item()
+    detail = doctor._dtype(fmt, "cpu")
+    if fmt.max >= 1e9:
+        assert detail == "casts"
+    elif value == fmt.max:
+        assert detail == f"casts; an overflow saturates at {fmt.max:g}"
+    else:
+        assert detail == f"casts; an overflow becomes {value} (fp8core clamps before)"
+
+
+def test_a_dtype_whose_cast_is_broken_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: torch.tensor([0.5, 448.0]))
+    with pytest.raises(Unavailable, match=r"a cast of 1\.0 comes back as 0\.5"):
+        doctor._dtype(FORMATS["e4m3fn"], "cpu")
+
+
+def test_a_wrong_product_is_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that runs and returns garbage must not be reported as working."""
+    monkeypatch.setattr(doctor, "scaled_mm", lambda a, b, backend: torch.ones(32, 48))
+    outcome = doctor._outcome("gemm", "torch", lambda: doctor._gemm("torch", "cpu"))
+    assert not outcome.works
+    assert outcome.detail.startswith("runs, but its result is wrong: SQNR ")
+
+
+def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = doctor.scaled_mm
+
+    def no_rowwise(a: Any, b: Any, backend: str) -> torch.Tensor:
+        if a.scale_inv.dim():
+            raise RuntimeError("Invalid scaling\nconfiguration.")
+        return real(a, b, backend=backend)
+
+    monkeypatch.setattr(doctor, "scaled_mm", no_rowwise)
+    seen = doctor._gemm("torch", "cpu")
+    assert seen.startswith("tensorwise ")
+    assert seen.endswith("rowwise refused: Invalid scaling configuration.")
+
+    def nothing(a: Any, b: Any, backend: str) -> torch.Tensor:
+        raise ValueError("not on this device")
+
+    monkeypatch.setattr(doctor, "scaled_mm", nothing)
+    with pytest.raises(Unavailable, match="tensorwise refused: not on this device; rowwise refused"):
+        doctor._gemm("torch", "cpu")
+
+
+def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        @staticmethod
+        def from_float(linear: torch.nn.Linear, config: str) -> None:
+            raise NotImplementedError(f"no {config}\nhere")
+
+    monkeypatch.setattr(doctor, "Float8Linear", Broken)
+    outcome = doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu"))
+    assert outcome == Finding("recipe", "rowwise", False, "NotImplementedError: no rowwise here")
+
+
+def test_compile_says_what_is_missing_and_compares_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "compile_unavailable", lambda device: "needs a C++ compiler")
+    with pytest.raises(Unavailable, match=r"needs a C\+\+ compiler"):
+        doctor._compile("cpu")
+    monkeypatch.setattr(doctor, "compile_unavailable", lambda device: None)
+    monkeypatch.setattr(doctor, "fresh_compile", lambda fn: torch.neg)
+    with pytest.raises(Unavailable, match="gives another result than the eager one"):
+        doctor._compile("cpu")
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """doctor's monitor and fingerprint as on an H200."""
+    nvml = FakeNvml()
+    facts = {
+        "gpu": "NVIDIA H200",
+        "gpu_memory_gib": 139.8,
+        "gpu_capability": "9.0",
+        "power_limit_w": 700.0,
+        "driver": "580.159.03",
+        "cuda": "13.0",
+        "hip": None,
+        "torch": "2.11.0",
+        "triton": "3.6.0",
+        "python": "3.12.3",
+    }
+    monkeypatch.setattr(environment, "monitor_for", lambda device: GpuMonitor(uuid=nvml.UUID, nvml=nvml))
+    monkeypatch.setattr(environment, "fingerprint", lambda device: facts)
+    return nvml
+
+
+def test_the_gpu_lines(fake_gpu: FakeNvml) -> None:
+    assert doctor._nvml() == "SM 1980.0 MHz, 612.345 W of 700.0 W"
+    assert doctor._peak() == "H200 SXM: bf16 989 TFLOP/s, fp8 1979 TFLOP/s, 4.8 TB/s (dense)"
+    assert doctor._device("cuda") == (
+        "NVIDIA H200, 139.8 GiB, capability 9.0, 700 W, driver 580.159.03, CUDA 13.0; "
+        "torch 2.11.0, triton 3.6.0, Python 3.12.3"
+    )
+    areas = [(area, name) for area, name, _ in doctor._probes("cuda")]
+    assert ("device", "NVML") in areas
+    assert ("device", "peak table") in areas
+
+
+def test_nvml_readings_that_are_refused_are_named(fake_gpu: FakeNvml) -> None:
+    fake_gpu.refused = {"nvmlDeviceGetTemperature", "nvmlDeviceGetComputeRunningProcesses"}
+    assert doctor._nvml().endswith("; not readable: temperature_c, contended")
+
+
+def test_no_nvml_is_a_reason(fake_gpu: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.refused = {"nvmlInit"}
+    with pytest.raises(
+        Unavailable, match=r"NVML: Not Supported; clocks, power and throttling will be missing"
+    ):
+        doctor._nvml()
+    monkeypatch.setattr(environment, "monitor_for", lambda device: NullMonitor())
+    with pytest.raises(Unavailable, match="every reading is refused"):
+        doctor._nvml()
+
+
+def test_an_unknown_gpu_reads_not_available(fake_gpu: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"gpu": "NVIDIA H200 MIG 1g.18gb", "gpu_memory_gib": 17.6}
+    monkeypatch.setattr(environment, "fingerprint", lambda device: facts)
+    with pytest.raises(Unavailable, match=r"no entry for 'NVIDIA H200 MIG 1g\.18gb'.*will read N/A"):
+        doctor._peak()
+
+
+def test_an_unreadable_power_limit_is_said(fake_gpu: FakeNvml) -> None:
+    environment.fingerprint("cuda").update(power_limit_w=None, driver=None, cuda=None, hip="7.1")
+    assert "power limit not readable, driver not readable, CUDA 7.1" in doctor._device("cuda")
+
+
+def rendered(findings: list[Finding]) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(findings, "cpu"))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_table_shows_text_from_libraries_as_it_is() -> None:
+    text = rendered([Finding("gemm", "torch", False, "expected shape [16, 1], got [/] [red]")])
+    assert "expected shape [16, 1], got [/] [red]" in text
+
+
+@pytest.mark.usefixtures("eager", "no_peers")
+def test_the_command_prints_and_succeeds_where_something_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["device=cpu"]) == 0
+    out = capsys.readouterr().out
+    for word in ("What this machine can do on cpu", "rowwise_with_gw_hp", "e4m3fn", "ghost", "no"):
+        assert word in out
+
+
+@pytest.mark.parametrize("words", [["--fast"], ["device"], ["device="], ["device=cpu", "x=1"]])
+def test_another_argument_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"usage: python -m harness doctor \[device=cpu\|cuda\]"):
+        main(words)
+
+
+def test_cuda_without_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="sees no GPU"):
+        main(["device=cuda"])
+
+
+def test_a_peer_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "somepeer", SimpleNamespace(__version__="1.2.3"))
+    monkeypatch.setitem(sys.modules, "somepeer.core", SimpleNamespace())
+    assert doctor._peer("somepeer.core") == "1.2.3; somepeer.core imports"
+    monkeypatch.setitem(sys.modules, "somepeer", SimpleNamespace())
+    assert doctor._peer("somepeer.core") == "version unknown; somepeer.core imports"
