@@ -124,7 +124,7 @@ def numerics_table(machine: Machine) -> Table:
                 Cell(text.number(w.row_min), w.row_min),
                 Cell(text.number(w.accumulation), w.accumulation),
                 Cell(text.percent(w.underflow), w.underflow),
-                Cell(text.number(w.mismatches) if w.checked_codes else text.NONE, w.mismatches),
+                Cell(text.count(w.mismatches) if w.checked_codes else text.NONE, w.mismatches),
             )
         )
     kept = [i for i in range(len(columns)) if any(row[i].text != text.NONE for row in rows)]

@@ -57,6 +57,16 @@ class Run:
         return str(self.about.get("command", ""))
 
     @property
+    def question(self) -> str:
+        """The question that the sweep answers."""
+        return str(self.about.get("question", ""))
+
+    @property
+    def started(self) -> str:
+        """When the run began, "2026-01-02 03:04:05"; empty where it is not known."""
+        return str(self.about.get("started_at", ""))[:19].replace("T", " ")
+
+    @property
     def state_note(self) -> str:
         """What a reader must know about a run that did not finish; empty for one that did."""
         return {

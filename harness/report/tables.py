@@ -264,6 +264,10 @@ def _number(value: float | None, digits: int = 3) -> Cell:
     return Cell(text.number(value, digits), value) if _known(value) else Cell("", None)
 
 
+def _count(value: float | None) -> Cell:
+    return Cell(text.count(value), value) if _known(value) else Cell("", None)
+
+
 def _share(value: float | None) -> Cell:
     return Cell(text.percent(value), value) if _known(value) else Cell("", None)
 
@@ -329,6 +333,8 @@ _SUITE_COLUMNS = (
         METRICS["underflow_frac"].meaning,
         needs="underflow_frac",
     ),
-    _figure_spec("mismatches", "mismatches"),
+    _Spec(
+        "mismatches", lambda r: _count(r.get("mismatches")), METRICS["mismatches"].meaning, needs="mismatches"
+    ),
     _Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
 )

@@ -33,6 +33,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{rounded:,.{max(decimals, 0)}f}"
 
 
+def count(value: float | None) -> str:
+    """A whole number: "1,234"."""
+    return NONE if value is None or math.isnan(value) else f"{value:,.0f}"
+
+
 def ratio(value: float | None) -> str:
     """A speedup: "1.32x"."""
     return NONE if value is None or math.isnan(value) else f"{number(value)}x"
@@ -48,12 +53,12 @@ def percent(value: float | None, digits: int = 2) -> str:
     return NONE if value is None or math.isnan(value) else f"{number(100 * value, digits)} %"
 
 
-def bytes_(count: float) -> str:
+def bytes_(size: float) -> str:
     """A size in binary units: "64 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.4g} {unit}"
-        count /= 1024
+        if size < 1024 or unit == "GiB":
+            return f"{size:.4g} {unit}"
+        size /= 1024
     raise AssertionError("unreachable: GiB takes the rest")
 
 
@@ -94,6 +99,6 @@ def constant_axes(axes: Iterable[str]) -> set[str]:
     return {n for n in names if len(every) > 1 and len({json.dumps(a.get(n)) for a in every}) == 1}
 
 
-def plural(count: int, one: str, many: str = "") -> str:
+def plural(number_of: int, one: str) -> str:
     """A count with its noun: "1 pair", "3 pairs"."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{number_of:,} {one}" + ("" if number_of == 1 else "s")

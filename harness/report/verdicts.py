@@ -80,7 +80,7 @@ def is_sound(machine: Machine) -> Answer:
         for suite in dict.fromkeys(w.suite for w in fp8)
     ]
     bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _numerics_failures(machine)]
-    bad += [f"{w.suite} {w.arm}: {text.number(w.mismatches)} codes differ" for w in worst if w.mismatches]
+    bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
     bad += [
         f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.sqnr if w.below(m)
     ]

@@ -7,11 +7,12 @@ is JSON followed by a NUL byte (chromium: content/browser/devtools/devtools_pipe
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
-import subprocess
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,15 @@ def find() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+def _pipe() -> tuple[int, int]:
+    """(reading end, writing end), both above the descriptors 3 and 4 that the browser's ends are moved to."""
+    low = os.pipe()
+    high = tuple(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in low)
+    for fd in low:
+        os.close(fd)
+    return high[0], high[1]
+
+
 class Browser:
     """One browser with one page.
 
@@ -59,25 +69,25 @@ class Browser:
         self._buffer = b""
         self._count = 0
         self._seen: set[str] = set()
-        to_child, self._write = os.pipe()
-        self._read, from_child = os.pipe()
-        # The shell places the pipe ends on descriptors 3 and 4, which is where Chromium expects them.
-        place = f'exec "$0" "$@" 3<&{to_child} 4>&{from_child}'
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", place, program, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(to_child, from_child),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._session = ""
+        to_child, self._write = _pipe()
+        self._read, from_child = _pipe()
+        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+        ends = [(os.POSIX_SPAWN_DUP2, to_child, 3), (os.POSIX_SPAWN_DUP2, from_child, 4)]
+        arguments = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        self._pid = os.posix_spawn(program, arguments, os.environ, file_actions=[*null, *ends])
         os.close(to_child)
         os.close(from_child)
-        targets = self._call("Target.getTargets", session="")["targetInfos"]
-        page = next(t["targetId"] for t in targets if t["type"] == "page")
-        attached = self._call("Target.attachToTarget", session="", targetId=page, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self._call(f"{domain}.enable")
+        try:
+            targets = self._call("Target.getTargets", browser=True)["targetInfos"]
+            page = next(t["targetId"] for t in targets if t["type"] == "page")
+            attached = self._call("Target.attachToTarget", browser=True, targetId=page, flatten=True)
+            self._session = attached["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self._call(f"{domain}.enable")
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Browser:
         return self
@@ -85,12 +95,16 @@ class Browser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._write)  # the browser ends when its pipe does
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Ends the browser, which it does by itself when its pipe closes; after 10 s it is killed."""
+        os.close(self._write)
+        deadline = time.monotonic() + 10
+        while os.waitpid(self._pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(self._pid, signal.SIGKILL)
+            time.sleep(0.02)
         os.close(self._read)
 
     def open(self, path: Path) -> None:
@@ -144,10 +158,10 @@ class Browser:
         """The page as it prints."""
         return base64.b64decode(self._call("Page.printToPDF", printBackground=True)["data"])
 
-    def _call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
+    def _call(self, method: str, browser: bool = False, **params: Any) -> dict[str, Any]:
         self._count += 1
         message: dict[str, Any] = {"id": self._count, "method": method, "params": params}
-        if session is None:
+        if not browser:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         answer: dict[str, Any] = {}
@@ -170,7 +184,7 @@ class Browser:
                 raise TimeoutError(f"the browser was silent for {seconds} s")
             chunk = os.read(self._read, 1 << 20)
             if not chunk:
-                raise RuntimeError(f"the browser ended (exit code {self._process.poll()})")
+                raise RuntimeError("the browser ended")
             *whole, self._buffer = (self._buffer + chunk).split(b"\0")
             for raw in whole:
                 message = json.loads(raw)

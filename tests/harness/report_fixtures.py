@@ -331,6 +331,11 @@ def ceiling_cases(invented: Invented, peak_gb_s: float, bf16_tflops: float) -> l
     return out
 
 
+def tiny_run(folder: Path, **more: object) -> Path:
+    """The three GEMMs of one layer on an invented H200: enough where the contents do not matter."""
+    return write_run(folder, gemm_cases(Invented(), 720.0)[:3], **more)  # type: ignore[arg-type]
+
+
 def gpu_run(folder: Path, **more: object) -> Path:
     """A whole quick run on an invented H200, with one wrong arm and one skipped one."""
     invented = Invented()

@@ -1,0 +1,610 @@
+"""Report: what it says, what it refuses, and that its bytes depend on the data alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_fixtures import (
+    GEMM_ARMS,
+    Invented,
+    absent,
+    cast_cases,
+    ceiling_cases,
+    cpu_run,
+    figure,
+    gemm_cases,
+    gpu_run,
+    linear_cases,
+    tiny_run,
+    write_run,
+)
+
+from harness import store
+from harness.__main__ import main as command_line
+from harness.case import Case
+from harness.errors import UsageError
+from harness.report import charts, tables, text, verdicts, write_report
+from harness.report.runs import load
+
+VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """Links, ids, visible words and nesting of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(source)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self._open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpu")
+    run = gpu_run(folder / "results")
+    return run, write_report([run], folder / "reports" / "gpu.html")
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cpu")
+    run = cpu_run(folder / "results")
+    return run, write_report([run], folder / "reports" / "cpu.html")
+
+
+def machine(*paths):
+    """The only machine of some runs."""
+    (found,) = load(paths, Path()).machines
+    return found
+
+
+def run_of(tmp_path, cases, **more):
+    return machine(write_run(tmp_path, cases, **more))
+
+
+# The three questions
+
+
+def test_a_gpu_run_answers_all_three_questions(gpu):
+    faster, sound, ran = verdicts.answers(machine(gpu[0]))
+    assert [faster.verdict, sound.verdict, ran.verdict] == ["yes", "yes", "yes"]
+    assert faster.sentence.startswith(
+        "Whole layers (forward and backward, casts included), compile against compile: "
+    )
+    assert "Best arm: tensorwise_compile" in faster.sentence
+    assert any("K=4104 is no multiple of 16" in line for line in ran.evidence)
+    assert "80 of 80" in ran.sentence
+
+
+def test_eager_layers_decide_where_nothing_was_compiled(tmp_path):
+    cases = linear_cases(Invented(), 690.0, dict.fromkeys(_arms("compile"), "no compiler"))
+    answer = verdicts.is_faster(run_of(tmp_path, cases))
+    assert "eager against eager" in answer.sentence
+    assert answer.verdict == "partly"
+
+
+def _arms(mode):
+    return [f"{p}_{mode}" for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")]
+
+
+@pytest.mark.parametrize(("fp8_ms", "verdict"), [(0.5, "yes"), (2.0, "no"), (1.0, "can't tell")])
+def test_verdict_of_speed(tmp_path, fp8_ms, verdict):
+    """Arms of half and double the time; equal arms are noise or ties, which is no gain (with 40 % noise: can't tell)."""
+    invented = Invented(spread=0.4 if verdict == "can't tell" else 0.004)
+    cases = []
+    for m in range(16, 64, 16):
+        case = Case.of("gemm", {"M": m})
+        arms = {
+            "bf16": {"ms": 1.0, "flops": {"bf16": 1.0}},
+            "fp8": {"ms": fp8_ms, "flops": {"e4m3": 1.0}, "baseline": "bf16"},
+        }
+        arms["bf16:again"] = {**arms["bf16"], "baseline": "bf16"}
+        cases.append(invented.times(case, arms))
+    assert verdicts.is_faster(run_of(tmp_path, cases)).verdict == verdict
+
+
+def test_a_device_without_fp8_cannot_tell_and_says_why(tmp_path):
+    found = run_of(tmp_path, gemm_cases(Invented(), 250.0, fp8=False))
+    for answer in verdicts.answers(found):
+        assert answer.verdict == "can't tell"
+        assert any("compute capability 8.0 has no FP8" in line for line in answer.evidence)
+
+
+def test_a_cpu_never_claims_speed(cpu):
+    """The notice stands before the first answer; every section of times is folded and labelled."""
+    page = Page(cpu[1].html.read_text()).text
+    assert verdicts.is_faster(machine(cpu[0])).verdict == "can't tell"
+    assert page.index(verdicts.CPU_NOTICE) < page.index("Is FP8 faster here?")
+    assert "the speed of bf16" not in page
+    source = cpu[1].html.read_text()
+    titles = re.findall(
+        r"<section id=\"[^\"]*\"( class=\"folded\")?>\s*(?:<details><summary>)?<h3>([^<]*)", source
+    )
+    timed = [
+        (fold, title)
+        for fold, title in titles
+        if re.search("FP8 against|Eager and|Layers|GEMM|Casts|Ceil|Compile", title)
+    ]
+    assert len(timed) >= 3
+    assert all(fold and title.startswith("CPU times: ") for fold, title in timed)
+    assert cpu[1].markdown.read_text().index(verdicts.CPU_NOTICE) < cpu[1].markdown.read_text().index(
+        "**Is FP8"
+    )
+
+
+def test_wrong_numerics_are_named(tmp_path):
+    case = Case.of("gemm", {"M": 16, "layer": "qkv"})
+    rows = Invented().times(case, {"bf16": {"ms": 1.0}})
+    rows += [
+        absent(case, "fp8_rowwise", "failed", "20.1; SQNR is 20.10 dB, 28.50 expected", "bf16", "sqnr_db"),
+        absent(case, "fp8_rowwise", "failed", "numerics: SQNR is 20.10 dB, 28.50 expected", "bf16"),
+    ]
+    answer = verdicts.is_sound(run_of(tmp_path, [rows]))
+    assert answer.verdict == "no"
+    assert answer.evidence[0].startswith("gemm fp8_rowwise: qkv 16: ")
+    assert "20.10 dB" in answer.evidence[0]
+    assert answer.sentence.startswith("1 result")
+
+
+def test_a_figure_below_its_stored_bound_is_a_no(tmp_path):
+    case = Case.of("gemm", {"M": 16})
+    arms = {"fp8": {"ms": 1.0, "flops": {"e4m3": 1.0}}}
+    low = figure(case, "fp8", "sqnr_db", 28.0, resolved={"sqnr_bound_db": {"sqnr_db": 28.3}})
+    answer = verdicts.is_sound(run_of(tmp_path, [[*Invented().times(case, arms), low]]))
+    assert (answer.verdict, answer.evidence[0]) == ("no", "gemm fp8: SQNR of output below its bound")
+
+
+def test_codes_that_differ_are_a_no(tmp_path):
+    case = Case.of("cast", {"M": 16})
+    answer = verdicts.is_sound(run_of(tmp_path, [[figure(case, "eager", "mismatches", 3.0)]]))
+    assert (answer.verdict, answer.evidence[0]) == ("no", "cast eager: 3 codes differ")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "verdict"),
+    [
+        ({"fp8_gemms": 3, "fp8_gemms_expected": 3}, "yes"),
+        ({"fp8_gemms": 2, "fp8_gemms_expected": 3}, "no"),
+        ({"a_dtype": "float8_e4m3fn"}, "yes"),
+        ({}, "can't tell"),
+    ],
+)
+def test_proof_that_fp8_ran(tmp_path, resolved, verdict):
+    case = Case.of("linear", {"M": 16})
+    arms = {"tensorwise_eager": {"ms": 1.0, "flops": {"e4m3": 1.0}, "resolved": resolved}}
+    answer = verdicts.did_fp8_run(run_of(tmp_path, [Invented().times(case, arms)]))
+    assert answer.verdict == verdict
+    if verdict == "no":
+        assert "2 of 3 GEMMs in FP8" in answer.evidence[0]
+
+
+def test_an_arm_that_fell_back_is_a_no(tmp_path):
+    case = Case.of("linear", {"M": 16})
+    good = {"tensorwise_eager": {"ms": 1.0, "flops": {"e4m3": 1.0}, "resolved": {"fp8_gemms": 3}}}
+    rows = Invented().times(case, good)
+    rows.append(
+        absent(
+            case,
+            "rowwise_eager",
+            "failed",
+            "numerics: 0 FP8 GEMMs ran where 3 were due: FP8 did not run as asked",
+        )
+    )
+    answer = verdicts.did_fp8_run(run_of(tmp_path, [rows]))
+    assert answer.verdict == "no"
+    assert "0 FP8 GEMMs ran where 3 were due" in answer.evidence[0]
+
+
+# What stands on the page
+
+
+def test_nothing_failed_or_skipped_is_hidden(gpu):
+    page = Page(gpu[1].html.read_text()).text
+    assert page.count("K=4104 is no multiple of 16, which FP8 GEMMs need") >= len(GEMM_ARMS) - 1
+    assert "odd output custom 8192x4104x4096" in page
+
+
+def test_every_row_and_every_case_is_there(gpu):
+    """Oracle: the store. Quartiles are numpy's, over all samples."""
+    rows = store.read(gpu[0])
+    table = tables.every_row(machine(gpu[0]))
+    assert len(table.rows) == len(rows)
+    titles = [c.title for c in table.columns]
+    for cells, samples in zip(table.rows, rows["samples"], strict=True):
+        got = dict(zip(titles, cells, strict=True))
+        assert got["samples"].order == len(samples)
+        if len(samples):
+            assert [got["q1"].order, got["q3"].order] == pytest.approx(
+                np.quantile(samples, [0.25, 0.75]).tolist()
+            )
+    page = gpu[1].html.read_text()
+    assert all(case_id in page for case_id in set(rows["case_id"]))
+
+
+def test_conditions_and_command_are_on_the_page(gpu):
+    page = Page(gpu[1].html.read_text()).text
+    for condition in (
+        "NVIDIA H200",
+        "power limit 700 W",
+        "570.124.06",
+        "2.13.0+cu128",
+        "3.7.1",
+        "commit 0123456",
+    ):
+        assert condition in page
+    assert "python -m harness sweep=quick" in page
+    assert "absent or unreadable HIP, torchao" in page
+    assert "median 1,755 MHz" in page
+
+
+def test_data_is_linked_by_relative_path_and_checksum(gpu):
+    """Oracle: hashlib over the file that the link leads to."""
+    report = gpu[1].html
+    found = re.findall(r'<a href="([^"]*\.parquet)">.*?sha256 ([0-9a-f]{64})', report.read_text())
+    assert len(found) == len(list(gpu[0].glob("*.parquet")))
+    for href, digest in found:
+        assert not Path(href).is_absolute()
+        assert hashlib.sha256((report.parent / unquote(href)).read_bytes()).hexdigest() == digest
+
+
+def test_cast_share_is_of_the_measured_copy(gpu):
+    """By hand: the invented copy takes 3 us + bytes / (0.88 * 4200 GB/s); the curve is read between its sizes."""
+    found = machine(gpu[0])
+    curve = tables.copy_curve(found)
+    assert [size for size, _ in curve] == [2.0**p for p in range(20, 33, 2)]
+    for size, rate in curve:
+        assert rate == pytest.approx(size / (0.003e-3 + size / (0.88 * 4200e9)) / 1e9, rel=0.05)
+    between = tables.copy_at([(2.0**20, 100.0), (2.0**22, 300.0)], 2.0**21)
+    assert between == pytest.approx(200.0)
+    shares = [r["copy_share"] for r in tables.arm_records(found, "cast") if r["arm"] == "eager"]
+    assert len(shares) == 16
+    assert all(0.1 < share < 0.5 for share in shares)
+
+
+def test_without_ceilings_there_is_no_share(tmp_path):
+    found = run_of(tmp_path, cast_cases(Invented(), 4200.0))
+    assert "of copy" not in [c.title for c in tables.suite_table(found, "cast").columns]
+    assert "was not measured in these runs" in charts.casts(found)[0].caption
+
+
+def test_a_suite_that_nobody_knew_gets_a_table(tmp_path):
+    case = Case.of("allgather", {"world": 8, "bytes": 1024, "dtype": "e4m3fn"})
+    run = write_run(tmp_path, [Invented().times(case, {"nccl": {"ms": 0.25, "bytes": 1e6}})])
+    page = Page(write_report([run], tmp_path / "r.html").html.read_text()).text
+    assert "Allgather" in page
+    assert "0.25" in page
+
+
+def test_squares_show_every_cell(gpu, cpu):
+    for folder in (gpu[0], cpu[0]):
+        for _, table in tables.squares(machine(folder)):
+            assert [len(row) for row in table.rows] == [3] * 4
+            assert all(cell.text for row in table.rows for cell in row)
+    without_compiler = tables.squares(machine(cpu[0]))
+    notes = [cell.note for _, table in without_compiler for row in table.rows for cell in row]
+    assert notes.count("no C++ compiler: torch.compile needs one") == 4 * len(without_compiler)
+
+
+def test_two_machines_stand_apart(tmp_path):
+    """The GPU first; each with its own answers and environment; no ratio crosses them."""
+    runs = [cpu_run(tmp_path / "c"), gpu_run(tmp_path / "g")]
+    written = write_report(runs, tmp_path / "both.html")
+    page = Page(written.html.read_text())
+    assert page.text.count("Is FP8 faster here?") == 2
+    assert page.text.index("NVIDIA H200") < page.text.index("AMD EPYC")
+    assert len(page.ids) == len(set(page.ids))
+    assert sum(len(m.frame) for m in load(runs, tmp_path).machines) >= 500
+    assert written.html.stat().st_size < 2e6
+
+
+def test_runs_of_one_machine_are_read_together(tmp_path):
+    """`make gpu` leaves a run a sweep; casts are then read against the ceilings of the other run."""
+    invented = Invented()
+    runs = [
+        write_run(
+            tmp_path,
+            ceiling_cases(invented, 4200.0, 740.0),
+            sweep="ceilings",
+            run_id="20260102T000000Z-0123456-aaaa",
+        ),
+        write_run(
+            tmp_path, cast_cases(invented, 4200.0), sweep="cast", run_id="20260102T000100Z-0123456-bbbb"
+        ),
+    ]
+    found = machine(*runs)
+    assert [r.sweep for r in found.runs] == ["ceilings", "cast"]
+    assert "of copy" in [c.title for c in tables.suite_table(found, "cast").columns]
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed", "running"])
+def test_an_unfinished_run_says_so(tmp_path, state):
+    run = tiny_run(tmp_path, state=state)
+    written = write_report([run], tmp_path / "r.html")
+    page = Page(written.html.read_text()).text
+    note = {"interrupted": "was interrupted", "failed": "ended early", "running": "has not ended"}[state]
+    assert page.index(note) < page.index("Is FP8 faster here?")
+    assert note in written.markdown.read_text()
+
+
+def test_a_corrupt_part_is_named_and_the_others_are_read(tmp_path):
+    run = tiny_run(tmp_path)
+    rows = len(store.read(run))
+    (run / "part-corrupt.parquet").write_bytes(b"PAR1 not really")
+    written = write_report([run], tmp_path / "r.html")
+    assert len(written.problems) == 1
+    assert "part-corrupt.parquet" in written.problems[0]
+    page = Page(written.html.read_text()).text
+    assert f"Every stored row ({rows})" in page
+    assert page.index("part-corrupt.parquet") < page.index("Is FP8 faster here?")
+
+
+def test_a_run_without_run_json_is_still_reported(tmp_path):
+    run = tiny_run(tmp_path)
+    (run / "run.json").unlink()
+    assert "has no readable run.json" in Page(write_report([run], tmp_path / "r.html").html.read_text()).text
+
+
+def test_reasons_cannot_inject_markup(tmp_path):
+    case = Case.of("gemm", {"layer": "<img src=x>|", "M": 16})
+    rows = [absent(case, "fp8", "failed", "<script>alert(1)</script> a|b\nc", "bf16")]
+    rows += Invented().times(case, {"bf16": {"ms": 1.0}})
+    written = write_report([write_run(tmp_path, [rows])], tmp_path / "r.html")
+    source = written.html.read_text()
+    assert "<script>alert(1)</script>" not in source
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in source
+    assert "<img src=x>" not in source
+    assert "a\\|b c" in written.markdown.read_text()
+
+
+# The file
+
+
+def test_page_is_well_formed_and_asks_for_nothing(gpu):
+    """Page() checks the nesting; no link leaves the folder; the policy forbids what the page does not hold."""
+    source = gpu[1].html.read_text()
+    page = Page(source)
+    assert len(page.ids) == len(set(page.ids))
+    assert all(re.match(r"#|(\.\./)*[\w./-]+\.parquet$", link) for link in page.links), page.links
+    assert not {"img", "iframe", "link", "object", "embed", "form"} & set(page.tags)
+    assert not re.search(r"url\((?!#)", re.sub(r"<script.*?</script>", "", source, flags=re.DOTALL))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', source)
+    assert policy is not None
+    assert policy[1].startswith("default-src 'none';")
+    assert "unsafe-eval" not in policy[1]
+    assert "http" not in policy[1]
+
+
+def test_static_page_has_no_script(gpu, tmp_path):
+    written = write_report([gpu[0]], tmp_path / "static.html", static=True)
+    source = written.html.read_text()
+    assert "<script" not in source
+    assert "script-src" not in source
+    assert source.count("<table") == gpu[1].html.read_text().count("<table")
+    assert written.html.stat().st_size < gpu[1].html.stat().st_size - 200_000
+
+
+def test_licences_of_the_embedded_script_are_listed(gpu, tmp_path):
+    """Oracle: the notices in the bundle that itables installs."""
+    page = Page(gpu[1].html.read_text()).text
+    for notice in (
+        "jQuery JavaScript Library",
+        "JSZip",
+        "SpryMedia Ltd",
+        "Marc Wouts",
+        "Lucide",
+        "Permission is hereby granted",
+    ):
+        assert notice in page
+    static = write_report([gpu[0]], tmp_path / "static.html", static=True)
+    assert "jQuery" not in static.html.read_text()
+
+
+RENDER = """
+import sys
+from pathlib import Path
+import harness.report
+assert not {"torch", "triton", "fp8core"} & set(sys.modules), "import"
+harness.report.write_report([Path(sys.argv[1])], Path(sys.argv[2]))
+assert not {"torch", "triton", "fp8core"} & set(sys.modules), "render"
+"""
+
+
+def test_same_bytes_from_the_same_data_and_no_torch(gpu, tmp_path):
+    """Two processes with different hash seeds, and this one, write the same file; none imports torch."""
+    expected = gpu[1].html.read_bytes(), gpu[1].markdown.read_bytes()
+    target = gpu[1].html.with_name("again.html")
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", RENDER, str(gpu[0]), str(target)],
+            check=True,
+            env=environment,
+        )
+        assert target.read_bytes() == expected[0]
+        assert target.with_suffix(".md").read_bytes() == expected[1]
+
+
+def test_markdown_tables_are_rectangular(gpu, cpu):
+    for _, written in (gpu, cpu):
+        blocks = re.findall(r"(?:^\|.*\n)+", written.markdown.read_text(), re.MULTILINE)
+        assert len(blocks) > 4
+        for block in blocks:
+            widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+            assert len(widths) == 1, block
+
+
+def test_numbers_in_charts_use_page_colours(gpu):
+    """No colour of a figure is fixed, so that it shows in both schemes; each variable is defined in all three."""
+    source = gpu[1].html.read_text()
+    drawn = "".join(re.findall(r"<svg.*?</svg>", source, re.DOTALL))
+    assert not re.search(r"#(?!000000)[0-9a-f]{6}\b", re.sub(r'(id|href)="[^"]*"|url\([^)]*\)', "", drawn))
+    used = set(re.findall(r"var\((--[\w-]+)\)", drawn))
+    assert {"--ink", "--muted", "--series-0", "--band"} <= used
+    for scheme in _schemes():
+        assert used <= scheme.keys()
+
+
+def _schemes():
+    css = (Path(charts.__file__).parent / "page.css").read_text()
+    light, dark, paper = (
+        dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", block))
+        for block in re.findall(r":root \{(.*?)\}", css, re.DOTALL)
+    )
+    return light, light | dark, light | paper
+
+
+def test_contrast_is_enough_in_every_scheme():
+    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for the marks of a figure."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        return np.dot(
+            [0.2126, 0.7152, 0.0722],
+            [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts],
+        )
+
+    for scheme in _schemes():
+        for name, colour in scheme.items():
+            least = (
+                4.5
+                if name in ("--ink", "--muted", "--link", "--yes", "--no", "--partly", "--unknown")
+                else 3.0
+            )
+            if name.startswith("--series") or least == 4.5:
+                light, dark = sorted((luminance(colour), luminance(scheme["--paper"])), reverse=True)
+                assert (light + 0.05) / (dark + 0.05) >= least, (name, colour)
+
+
+def test_series_differ_in_marker_as_well_as_colour():
+    assert len(set(charts.MARKERS)) == len(charts.MARKERS) == len(charts.SERIES)
+
+
+# Words and numbers
+
+
+@given(st.floats(min_value=1e-12, max_value=1e15), st.integers(min_value=1, max_value=6))
+def test_numbers_keep_their_digits(value, digits):
+    """Property: what is shown lies within half a unit of the last digit that was asked for."""
+    shown = float(text.number(value, digits).replace(",", ""))
+    assert abs(shown - value) <= 0.5 * 10.0 ** (np.floor(np.log10(value)) + 1 - digits) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "N/A"),
+        (float("nan"), "N/A"),
+        (float("inf"), "inf"),
+        (0, "0"),
+        (-1.234, "-1.23"),
+        (9.996, "10.0"),
+        (1e-7, "1.00e-07"),
+    ],
+)
+def test_special_numbers(value, shown):
+    assert text.number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(1, "1 B"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (5 * 2**40, "5120 GiB")]
+)
+def test_sizes(count, shown):
+    assert text.bytes_(count) == shown
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: p / "nowhere", "no run"),
+        (lambda p: _made(p / "empty"), "holds no *.parquet file"),
+        (lambda p: _file(p / "notes.txt", b"hello"), "expected a folder or a *.parquet file"),
+        (lambda p: _file(p / "bad" / "part-1.parquet", b"junk").parent, "no rows in"),
+    ],
+)
+def test_bad_runs_end_in_one_line_and_exit_2(tmp_path, capsys, make, says):
+    target = tmp_path / "out" / "r.html"
+    assert command_line(["report", str(make(tmp_path)), "-o", str(target)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not target.parent.exists()
+
+
+def _made(path):
+    path.mkdir()
+    return path
+
+
+def _file(path, content):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_an_output_folder_that_cannot_be_written(gpu, tmp_path, capsys):
+    """A file stands where the folder should be: refused for root too, unlike a permission."""
+    blocked = _file(tmp_path / "blocked", b"")
+    assert command_line(["report", str(gpu[0]), "-o", str(blocked / "r.html")]) == 2
+    error = capsys.readouterr().err
+    assert "cannot write" in error
+    assert "-o FILE.html" in error
+    assert error.count("\n") == 1
+
+
+def test_the_report_is_named_html(gpu, tmp_path):
+    with pytest.raises(UsageError, match=r"must be named \*\.html"):
+        write_report([gpu[0]], tmp_path / "r.md")
+
+
+def test_command_line_finds_a_run_by_its_id(tmp_path, capsys, monkeypatch):
+    run = tiny_run(tmp_path / "results")
+    (run / "part-corrupt.parquet").write_bytes(b"junk")
+    monkeypatch.chdir(tmp_path)
+    assert command_line(["report", run.name]) == 0
+    out, error = capsys.readouterr()
+    assert out.splitlines() == [f"report   reports/{run.name}.html", f"markdown reports/{run.name}.md"]
+    assert "part-corrupt.parquet" in error
+    assert (tmp_path / "reports" / f"{run.name}.html").exists()
