@@ -112,16 +112,15 @@ class _Counts:
 
 
 class CompileWatch:
-    """Counts what the compiler does from the making of the watch on.
+    """Counts what the compiler does from the making of the watch on. The counters are the process's, not an arm's.
 
-    Made before the first call of a compiled arm, it says whether that call compiled the arm whole (`fault`) and
-    where the code came from (`summary`). `mark` ends the preparation: call it once *every* arm of the case is
-    ready, since the counters are the process's and not an arm's. From then on nothing may compile
-    (`fault_since_mark`), or time spent in the compiler, or in eager code, would count as the arm's.
+    One watch made before the first call of a compiled arm says whether that call compiled it whole (`fault`) and
+    where the code came from (`summary`). Another made once *every* arm of the case is ready says whether anything
+    compiled since (`steady_fault`): time spent in the compiler, or in eager code, would count as the arm's.
     """
 
     def __init__(self) -> None:
-        self._start = self._marked = _Counts.now()
+        self._start = _Counts.now()
 
     def summary(self) -> dict[str, object]:
         """For `resolved`: graphs, graph breaks, and whether the code was compiled or came from the disk cache."""
@@ -142,21 +141,14 @@ class CompileWatch:
             return f"{seen.graph_breaks} graph break(s): part of the arm ran eager"
         return ""
 
-    def mark(self) -> None:
-        """Ends the preparation: from here on the compiled arms are in their steady state."""
-        self._marked = _Counts.now()
-
-    def fault_since_mark(self) -> str:
-        """What the compiler did since the mark, where nothing was to be done; "" if nothing."""
-        seen = _Counts.now() - self._marked
+    def steady_fault(self) -> str:
+        """What the compiler did where nothing was to be done; "" if nothing."""
+        seen = _Counts.now() - self._start
         if seen.graphs or seen.graph_breaks:
-            return (
-                f"{seen.graphs} graph(s) compiled and {seen.graph_breaks} graph break(s) while it was timed"
-            )
+            return f"{seen.graphs} graph(s) compiled and {seen.graph_breaks} graph break(s) while it was timed"
         return ""
 
 
-@functools.cache
 def _answers(compiler: str) -> bool:
     """Whether the program runs when asked for its version, which is how inductor finds its compiler."""
     if shutil.which(compiler) is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness import compiling, store
 from harness.errors import UsageError
 from harness.measurement import Measurement
-from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained
+from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -123,13 +123,15 @@ class Executor:
         if self.control and first is not None:
             closures[first + AGAIN] = arms[first].workload.run
             arms[first + AGAIN] = replace(arms[first], name=first + AGAIN, baseline=first)
+        # Events would see a launch cost only where the device waits for the host.
+        timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self.timer
         watch = compiling.CompileWatch()
-        timings = list(measure(closures, self.timer, self.timing, self.seed, self.monitor).items())
+        timings = list(measure(closures, timer, self.timing, self.seed, self.monitor).items())
         if sustained:
             rotating = {n: a.workload.variants or (a.workload.run,) for n, a in arms.items()}
-            timings += measure_sustained(rotating, self.timer, self.timing, self.seed, self.monitor).items()
+            timings += measure_sustained(rotating, timer, self.timing, self.seed, self.monitor).items()
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
-        recompiled = watch.fault_since_mark()
+        recompiled = watch.steady_fault()
         return rows + [_time_row(planned, arms[name], timing, recompiled) for name, timing in timings]
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:

@@ -50,6 +50,7 @@ class Workload:
         variants: closures over other operand sets of the same shapes, for the sustained regime, which rotates
             through them so that no operand stays in cache. Empty: `run` alone is repeated.
         metric: the name of the time that `run` yields.
+        on_host: time by the host's clock on every device; `run` then waits for the device itself.
     """
 
     run: Callable[[], object]
@@ -60,6 +61,7 @@ class Workload:
     compiled: bool = False
     variants: Sequence[Callable[[], object]] = ()
     metric: str = "time_ms"
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,8 @@ def _launch(device: str) -> Workload:
     def launch() -> None:
         for _ in range(LAUNCHES):
             counter.add_(1)
+        if counter.is_cuda:
+            torch.cuda.synchronize()
 
     def check() -> Numerics:
         before = int(counter)
@@ -168,8 +170,9 @@ def _launch(device: str) -> Workload:
     return Workload(
         run=launch,
         check=check,
-        resolved={"timed": f"{LAUNCHES} additions to one number, back to back", "backend": "torch"},
+        resolved={"timed": f"{LAUNCHES} additions to one number, back to back, until done", "backend": "torch"},
         metric="launch_us",
+        on_host=True,
     )
 
 
