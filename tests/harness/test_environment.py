@@ -112,6 +112,12 @@ def test_env_id_moves_with_every_field_it_names_and_with_no_other() -> None:
     assert env_id(dict(reversed(facts.items()))) == base, "order of the mapping does not count"
 
 
+def test_env_id_holds_what_a_stored_baseline_needs() -> None:
+    """The list of the measuring protocol: GPU, power limit, driver, CUDA, torch, triton, ECC, MIG."""
+    needed = {"gpu", "power_limit_w", "driver", "cuda", "torch", "triton", "ecc", "mig"}
+    assert needed <= set(ENV_ID_FIELDS)
+
+
 def test_every_field_of_env_id_is_one_that_a_fingerprint_has(
     fake_cuda: FakeCuda, fake_nvml: FakeNvml
 ) -> None:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import scipy.stats
 from fakes import FakeCuda, FakeNvml, FakeTime
 
 from harness.gpu_monitor import GpuMonitor, NullMonitor
@@ -125,15 +127,31 @@ def test_noisy_arms_end_at_the_time_cap_and_say_so() -> None:
     assert 2.0 <= spent <= 2.0 + 2 * one_round
 
 
-def test_each_arm_stores_its_own_reason(fake_time: FakeTime) -> None:
+@pytest.mark.parametrize(
+    ("config", "cap"),
+    [
+        (TimingConfig(max_rounds=20, max_seconds=100.0), "sample_cap"),
+        (TimingConfig(max_rounds=10_000, max_seconds=1.0), "time_cap"),
+    ],
+)
+def test_each_arm_stores_its_own_reason(fake_time: FakeTime, config: TimingConfig, cap: str) -> None:
     """A quiet arm beside a noisy one has converged, although the rounds went on."""
     noise = Noise(fake_time)
     arms = {"quiet": noise.arm("quiet", 2.0, 1e-4), "noisy": noise.arm("noisy", 2.0, 0.8)}
-    config = TimingConfig(max_rounds=20, max_seconds=100.0)
     timings = measure(arms, CpuTimer(fake_time), config, clock=fake_time)
     assert timings["quiet"].stop_reason == "converged"
-    assert timings["noisy"].stop_reason == "sample_cap"
-    assert max(timings["quiet"].rounds) == max(timings["noisy"].rounds) == 19
+    assert timings["noisy"].stop_reason == cap
+    assert max(timings["quiet"].rounds) == max(timings["noisy"].rounds)
+
+
+def test_half_width_is_that_of_the_t_interval_of_log_round_medians() -> None:
+    """Oracle: scipy on the stored samples."""
+    timings, _ = run_noisy(TimingConfig(max_rounds=9), spread=0.2)
+    t = timings["a"]
+    rounds = np.array(t.rounds)
+    logs = [np.log(np.median(np.array(t.samples_ms)[rounds == r])) for r in sorted(set(t.rounds))]
+    half = scipy.stats.t.ppf(0.975, len(logs) - 1) * scipy.stats.sem(logs)
+    assert t.rel_half_width == pytest.approx(np.expm1(half), rel=1e-9)
 
 
 def test_a_drift_between_rounds_is_not_mistaken_for_precision(fake_time: FakeTime) -> None:
