@@ -188,7 +188,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd sve bf16\n\n"
     ],
 )
 def test_cpu_model_and_instruction_sets(tmp_path: Path, text: str, model: str | None, isa: list[str]) -> None:
-    """Oracle: excerpts of /proc/cpuinfo of an x86 and an Arm kernel; without a model name the platform's own."""
+    """Oracle: excerpts of /proc/cpuinfo, x86 and Arm; without a model name the platform's own."""
     (tmp_path / "cpuinfo").write_text(text)
     fallback = platform.processor() or platform.machine()
     assert environment._cpu_model(tmp_path / "cpuinfo") == (model or fallback, isa)
