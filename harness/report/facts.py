@@ -53,7 +53,7 @@ def facts(machine: Machine) -> tuple[tuple[str, str], ...]:
     named = {k: NAMED.get(k, (k.replace("_", " "), "")) for k in ordered}
     known = [(named[k][0], _value(flat[k], named[k][1])) for k in ordered if flat[k] is not None]
     absent = [named[k][0] for k in ordered if flat[k] is None]
-    measured = [("measured on", machine.dates), *_how_timed(machine)]
+    measured = [*_peaks(machine), ("measured on", machine.dates), *_how_timed(machine)]
     return (*known, *([("absent or unreadable", ", ".join(absent))] if absent else []), *measured)
 
 
@@ -70,6 +70,18 @@ def conditions(machine: Machine) -> str:
             + (" with uncommitted changes" if env.get("git_dirty") else "")
         )
     return " · ".join(parts)
+
+
+def _peaks(machine: Machine) -> list[tuple[str, str]]:
+    if not machine.is_gpu:
+        return []
+    if machine.device is None:
+        return [("published peak", f"{text.NONE}: this device is not in harness/hardware.py")]
+    rates = [f"{dtype} {rate:g} TFLOP/s" for dtype, rate in machine.device.tflops.items()]
+    return [
+        ("published peak, dense", ", ".join([*rates, f"{machine.device.bandwidth_tb_s:g} TB/s"])),
+        ("source of the peak", machine.device.source),
+    ]
 
 
 def _how_timed(machine: Machine) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ import pandas as pd
 from harness import store
 from harness.compare import paired_ratios, with_rates
 from harness.errors import UsageError
+from harness.hardware import Device, lookup
 from harness.report import text
 
 if TYPE_CHECKING:
@@ -90,6 +91,12 @@ class Machine:
     def ratios(self) -> pd.DataFrame:
         """Paired ratios of all runs of this machine."""
         return paired_ratios(self.frame)
+
+    @cached_property
+    def device(self) -> Device | None:
+        """The entry of the table of peaks; None (N/A) for a CPU and for what is not in it."""
+        name, memory = self.env.get("gpu"), self.env.get("gpu_memory_gib")
+        return lookup(name, memory, self.env.get("power_limit_w")) if name and memory else None
 
     def constant_axes(self, suite: str) -> set[str]:
         """Axes that say nothing about a case of this suite, having one value in all of them."""

@@ -15,6 +15,7 @@ from harness.measurement import METRICS
 from harness.report import text
 
 if TYPE_CHECKING:
+    from harness.hardware import Device
     from harness.report.runs import Machine
 
 Record = Mapping[str, Any]
@@ -73,7 +74,7 @@ def suite_table(machine: Machine, suite: str) -> Table:
     fixed = {n: axes[0].get(n) for n in names if n in constant}
     varying = [n for n in names if n not in fixed]
     specs = [_axis_spec(name) for name in varying]
-    specs += [s for s in _SUITE_COLUMNS if not s.needs or any(_known(r.get(s.needs)) for r in records)]
+    specs += [s for s in _SUITE_COLUMNS if not s.needs or any(_given(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
         specs.insert(
             len(varying) + 1, _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
@@ -100,11 +101,33 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
         pair = ratios.get((row["run_id"], row["case_id"], row["arm"], row["regime"] or "", row["metric"]), {})
         gains = {name: pair.get(name) for name in ("speedup", "low", "high", "floor", "verdict")}
         record = {**row, **gains, **figures.get((row["run_id"], row["case_id"], row["arm"]), {})}
-        record["axes_label"] = text.case_label(text.axes_of(row["axes"]))
         if copy and suite != "ceilings" and _known(row["gb_per_s"]):
             record["copy_share"] = row["gb_per_s"] / copy_at(copy, row["bytes_moved"])
+        if machine.is_gpu and (_known(row["tflops"]) or _known(row["gb_per_s"])):
+            record |= _against_peak(machine.device, row)
         records.append(record)
     return records
+
+
+def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
+    """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
+
+    `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
+    """
+    seconds = row["value"] * SECONDS[row["unit"]]
+    work = {str(d): float(f) for d, f in json.loads(row["flops"] or "{}").items() if f}
+    if device is None:
+        return {"peak_share": math.nan, "peak_known": False}
+    if not work:
+        return {"peak_share": row["gb_per_s"] / (1e3 * device.bandwidth_tb_s), "peak_known": True}
+    peaks = {dtype: device.peak_tflops(dtype) for dtype in work}
+    if None in peaks.values():
+        return {"peak_share": math.nan, "peak_known": False}
+    share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
+    clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
+    clock = float(np.median(clocks)) if clocks else None
+    over = len(work) == 1 and bool(device.exceeds_peak(next(iter(work)), row["tflops"], clock))
+    return {"peak_share": share, "peak_known": True, "over_peak": over}
 
 
 def copy_curve(machine: Machine) -> list[tuple[float, float]]:
@@ -220,6 +243,14 @@ def _time_cell(record: Record) -> Cell:
     return Cell(shown, record["value"] * SECONDS[record["unit"]])
 
 
+def _peak_cell(record: Record) -> Cell:
+    if "peak_known" not in record:
+        return Cell("", None)
+    over = record.get("over_peak", False)
+    note = "above the peak at the measured clock" if over else ""
+    return Cell(text.percent(record["peak_share"]), record["peak_share"], "bad" if over else "", note)
+
+
 def _gain_cell(record: Record) -> Cell:
     verdict, speedup = record.get("verdict"), record.get("speedup")
     if not verdict:
@@ -292,6 +323,10 @@ def _known(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
+def _given(value: object) -> bool:
+    return isinstance(value, bool) or _known(value)
+
+
 def _some(items: Sequence[str], most: int = 4) -> str:
     more = len(items) - most
     return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
@@ -316,6 +351,12 @@ _SUITE_COLUMNS = (
         lambda r: _share(r.get("copy_share")),
         "share of the copy bandwidth measured on this machine at that size",
         needs="copy_share",
+    ),
+    _Spec(
+        "of peak",
+        _peak_cell,
+        "share of the published dense peak: FLOPs of each dtype against its own, else bytes against bandwidth",
+        needs="peak_known",
     ),
     _Spec(
         "speedup",

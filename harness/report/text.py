@@ -88,7 +88,12 @@ def case_label(axes: Mapping[str, object], without: Collection[str] = ()) -> str
     'mlp.up output 8192x4096x14336'
     """
     sizes = [axis_value(axes[name]) for name in SIZES if name in axes]
-    words = [axis_value(v) for n, v in axes.items() if n not in (*SIZES, *without) and v not in (None, "")]
+    # "custom" is the name of what has no name: sizes given by number.
+    words = [
+        axis_value(v)
+        for n, v in axes.items()
+        if n not in (*SIZES, *without) and v not in (None, "", "custom")
+    ]
     return " ".join([*words, *(["x".join(sizes)] if sizes else [])])
 
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_fixtures import (
     GEMM_ARMS,
+    H200,
     Invented,
     absent,
     cast_cases,
@@ -35,6 +36,7 @@ from harness.__main__ import main as command_line
 from harness.case import Case
 from harness.errors import UsageError
 from harness.report import charts, tables, text, verdicts, write_report
+from harness.report.facts import facts
 from harness.report.runs import load
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
@@ -241,7 +243,7 @@ def test_an_arm_that_fell_back_is_a_no(tmp_path):
 def test_nothing_failed_or_skipped_is_hidden(gpu):
     page = Page(gpu[1].html.read_text()).text
     assert page.count("K=4104 is no multiple of 16, which FP8 GEMMs need") >= len(GEMM_ARMS) - 1
-    assert "odd output custom 8192x4104x4096" in page
+    assert "odd output 8192x4104x4096" in page
 
 
 def test_every_row_and_every_case_is_there(gpu):
@@ -299,6 +301,42 @@ def test_cast_share_is_of_the_measured_copy(gpu):
     shares = [r["copy_share"] for r in tables.arm_records(found, "cast") if r["arm"] == "eager"]
     assert len(shares) == 16
     assert all(0.1 < share < 0.5 for share in shares)
+
+
+def test_share_of_peak_by_hand(tmp_path):
+    """By hand from the data sheet: 989 bf16 and 1979 FP8 TFLOP/s dense, 4.8 TB/s; drift of the rounds divided out."""
+    case = Case.of("linear", {"M": 16})
+    arms = {
+        "bf16": {"ms": 2.0, "flops": {"bf16": 0.989e12}},
+        "mixed": {"ms": 4.0, "flops": {"bf16": 1e12, "e4m3": 1.5e12, "e5m2": 0.5e12}},
+        "copy": {"ms": 1.0, "bytes": 2.4e9},
+        "unknown": {"ms": 1.0, "flops": {"int8": 1e12}},
+        "impossible": {"ms": 1.0, "flops": {"bf16": 5e12}},
+    }
+    run = run_of(tmp_path, [Invented(spread=0.0).times(case, arms)])
+    table = tables.suite_table(run, "linear")
+    column = [c.title for c in table.columns].index("of peak")
+    records = tables.arm_records(run, "linear")
+    share = {r["arm"]: r["peak_share"] * r["value"] / float(arms[r["arm"]]["ms"]) for r in records}
+    assert share["bf16"] == pytest.approx(0.5)
+    assert share["mixed"] == pytest.approx((1 / 989 + 2 / 1979) * 1e3 / 4)
+    assert share["copy"] == pytest.approx(0.5)
+    cells = {r["arm"]: row[column] for r, row in zip(records, table.rows, strict=True)}
+    assert cells["unknown"].text == "N/A"
+    assert (cells["impossible"].style, cells["impossible"].note) == (
+        "bad",
+        "above the peak at the measured clock",
+    )
+    assert cells["bf16"].style == ""
+
+
+def test_an_unknown_device_has_no_peak(tmp_path):
+    """N/A, never a fallback: a name that only contains a known one is another device."""
+    run = run_of(tmp_path, gemm_cases(Invented(), 720.0)[:1], env=H200 | {"gpu": "NVIDIA H200 Imitation"})
+    table = tables.suite_table(run, "gemm")
+    column = [c.title for c in table.columns].index("of peak")
+    assert {row[column].text for row in table.rows} == {"N/A"}
+    assert dict(facts(run))["published peak"].startswith("N/A")
 
 
 def test_without_ceilings_there_is_no_share(tmp_path):
