@@ -33,7 +33,7 @@ format: $(READY)
 	$(PY) -m ruff check --fix .
 
 bench: $(READY)
-	$(PY) -m pytest -q -m benchmark_bar --override-ini testpaths=tests/benchmarks $(ARGS)
+	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 gpu: $(READY)
 	$(PY) -m harness gpu $(ARGS)

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import compiling, store
+from harness import compiling, environment, store
 from harness.errors import UsageError
 from harness.measurement import Measurement
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
@@ -125,6 +125,7 @@ class Executor:
             arms[first + AGAIN] = replace(arms[first], name=first + AGAIN, baseline=first)
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self.timer
+        before = environment.snapshot(self.monitor)
         watch = compiling.CompileWatch()
         timings = list(measure(closures, timer, self.timing, self.seed, self.monitor).items())
         if sustained:
@@ -132,7 +133,8 @@ class Executor:
             timings += measure_sustained(rotating, timer, self.timing, self.seed, self.monitor).items()
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
         recompiled = watch.steady_fault()
-        return rows + [_time_row(planned, arms[name], timing, recompiled) for name, timing in timings]
+        state = {"before": before, "after": environment.snapshot(self.monitor)}
+        return rows + [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
@@ -183,7 +185,9 @@ class Executor:
         return ""
 
 
-def _time_row(planned: PlannedCase, arm: _Arm, timing: Timing, recompiled: str) -> Measurement:
+def _time_row(
+    planned: PlannedCase, arm: _Arm, timing: Timing, recompiled: str, state: Mapping[str, object]
+) -> Measurement:
     work = arm.workload
     fault = timing.failure or (recompiled if work.compiled else "")
     if fault:
@@ -202,7 +206,7 @@ def _time_row(planned: PlannedCase, arm: _Arm, timing: Timing, recompiled: str) 
         sample_clock_mhz=tuple(timing.sample_clock_mhz),
         flops=work.flops,
         bytes_moved=work.bytes_moved,
-        timing=timing.as_json_dict(),
+        timing={**timing.as_json_dict(), **state},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def test_every_arm_and_the_control_end_as_paired_rows(tmp_path: Path) -> None:
     for _, rows in times.groupby("case_id"):
         assert rows["rounds"].map(lambda r: sorted(set(r))).map(tuple).nunique() == 1
     assert set(frame["metric"]) == {"time_ms", "sqnr_db"}
+    for text in times["timing"]:
+        assert json.loads(text)["before"]["time_utc"] <= json.loads(text)["after"]["time_utc"]
 
 
 def test_an_arm_that_cannot_be_built_fails_alone(tmp_path: Path) -> None:
