@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 
+_NUMBERS = (*text.SIZES, "tokens", "mib", "cube")  # axes that are sizes: right-aligned, after the names
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -69,7 +71,9 @@ def suite_table(machine: Machine, suite: str) -> Table:
     """
     records = arm_records(machine, suite)
     axes = [text.axes_of(r["axes"]) for r in records]
-    names = sorted({name for a in axes for name in a}, key=lambda n: (n in text.SIZES, "MKN".find(n), n))
+    names = sorted(
+        {name for a in axes for name in a}, key=lambda n: (n in _NUMBERS, n in text.SIZES, "MKN".find(n), n)
+    )
     constant = machine.constant_axes(suite)
     fixed = {n: axes[0].get(n) for n in names if n in constant}
     varying = [n for n in names if n not in fixed]
@@ -233,7 +237,7 @@ def _axis_spec(name: str) -> _Spec:
         shown = "" if value is None else text.axis_value(value)
         return Cell(shown, value if _known(value) else str(value))
 
-    return _Spec(name, make, numeric=name in (*text.SIZES, "tokens", "mib", "cube"))
+    return _Spec(name, make, numeric=name in _NUMBERS)
 
 
 def _time_cell(record: Record) -> Cell:
