@@ -207,9 +207,10 @@ def _reason_against(linear: nn.Linear, recipe: Recipe) -> str:
             reason = layout.device_reason(linear.weight.device, gemm.a.format, gemm.b.format)
             if reason:
                 raise ValueError(f"recipe {recipe}: {reason}")
-        reason = None if recipe.pad_inner_dim else layout.shape_reason(0, k, n, gemm.a.format, gemm.b.format)
-        if reason:
-            return reason
+        if not recipe.pad_inner_dim:
+            reason = layout.shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
+            if reason:
+                return reason
     return ""
 
 

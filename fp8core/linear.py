@@ -25,6 +25,7 @@ from torch import nn
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
+from fp8core.scaling import check_hp
 from fp8core.tensor import Float8Tensor, quantize
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Float8Linear(nn.Linear):
         device = input.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             input = input.to(torch.get_autocast_dtype(device))
+        check_hp(input, "input")
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {self.in_features}]")
         flat = input.reshape(-1, self.in_features)
@@ -109,19 +111,18 @@ class Float8Linear(nn.Linear):
         if recipe.pad_inner_dim or not backend_named(recipe.backend).is_fp8:
             return
         M, K, N = flat.shape[0], self.in_features, self.out_features
-        backward = torch.is_grad_enabled()
-        sizes = {
-            "output": (M, K, N) if recipe.output.is_fp8 else None,
-            "grad_input": (M, N, K) if recipe.grad_input.is_fp8 and backward and flat.requires_grad else None,
-            "grad_weight": (N, M, K)
-            if recipe.grad_weight.is_fp8 and backward and self.weight.requires_grad
-            else None,
-        }
-        for name, size in sizes.items():
+        trains = torch.is_grad_enabled()
+        for name, will_run, size in (
+            ("output", True, (M, K, N)),
+            ("grad_input", trains and flat.requires_grad, (M, N, K)),
+            ("grad_weight", trains and self.weight.requires_grad, (N, M, K)),
+        ):
             gemm = recipe.gemms[name]
-            if size is None or gemm.a is None or gemm.b is None:
+            if not will_run or gemm.a is None or gemm.b is None:
                 continue
-            reason = layout.shape_reason(*size, gemm.a.format, gemm.b.format)
+            reason = layout.shape_reason(
+                *size, gemm.a.format, gemm.b.format, gemm.granularity, _result_dtype(gemm, flat.dtype)
+            )
             if reason is not None:
                 tokens = f" with {M} tokens" if name == "grad_weight" else ""
                 raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
@@ -192,7 +193,10 @@ def _matmul(
         return scaled_mm(a, b, out_dtype, gemm.fast_accum, recipe.backend)
     columns = b.shape[1]
     left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
-    granularity = "rowwise" if "rowwise" in (a.granularity, b.granularity) else "tensorwise"
-    mm_dtype = layout.runnable_out_dtype(granularity, out_dtype)
-    product = scaled_mm(left, right, mm_dtype, gemm.fast_accum, recipe.backend)
+    product = scaled_mm(left, right, _result_dtype(gemm, out_dtype), gemm.fast_accum, recipe.backend)
     return product[:, :columns].to(out_dtype)
+
+
+def _result_dtype(gemm: Gemm, out_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the hardware can yield a result that is then converted to `out_dtype`."""
+    return torch.bfloat16 if gemm.granularity == "rowwise" else out_dtype

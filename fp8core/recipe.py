@@ -75,6 +75,12 @@ class Gemm:
         """False for a GEMM left in high precision."""
         return self.a is not None
 
+    @property
+    def granularity(self) -> Granularity:
+        """Of the multiplication: rowwise if either operand is, since no kernel mixes the two."""
+        rowwise = any(cast is not None and cast.granularity == "rowwise" for cast in (self.a, self.b))
+        return "rowwise" if rowwise else "tensorwise"
+
     def __str__(self) -> str:
         return f"{self.a} @ {self.b}" if self.is_fp8 else "high precision"
 

@@ -173,11 +173,6 @@ def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return None
 
 
-def runnable_out_dtype(granularity: str, wanted: torch.dtype) -> torch.dtype:
-    """The dtype in which the hardware can yield a result that is then converted to `wanted`."""
-    return torch.bfloat16 if granularity == "rowwise" else wanted
-
-
 def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
     """Copies where needed, so that A lies row-major and B column-major; optionally pads K and N.
 
@@ -196,7 +191,7 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         a_codes = _pad_codes(a_codes, 0, extra_k)
         b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
         if b_scale_inv.dim():
-            b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n), value=1.0)
+            b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n))
     if not is_row_major(a_codes):
         a_codes = a_codes.clone(memory_format=torch.contiguous_format)
     if not is_column_major(b_codes):

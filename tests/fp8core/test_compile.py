@@ -77,6 +77,17 @@ def test_emulation_autocast_and_no_grad_trace_without_breaks(name: str) -> None:
         assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_gradient_in_another_layout_than_traced(name: str) -> None:
+    """Oracle: eager. Dynamo traces the backward pass before it has seen a gradient's strides."""
+    layer, x, g = Float8Linear(64, 48, bias=False, config=name), torch.randn(16, 64), torch.randn(48, 16).t()
+    grads = []
+    for run in (layer, torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")):
+        inputs = x.clone().requires_grad_()
+        grads.append(torch.autograd.grad(run(inputs), [inputs, layer.weight], g))
+    assert all(torch.equal(*pair) for pair in zip(*grads, strict=True))
+
+
 def test_float8_tensor_crosses_the_graph_boundary_both_ways() -> None:
     """Oracle: eager; the subclass is an output of one graph and an input of the next."""
     make = torch.compile(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fp8core import RECIPES, Float8Linear, Float8LinearConfig, Recipe
-from fp8core.config import CastConfig
+from fp8core.config import CastConfig, ScalingGranularity
 from fp8core.recipe import GEMMS
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
@@ -241,6 +241,18 @@ def test_shapes_are_refused_in_the_forward_pass(shape: tuple[int, int, int], mes
     assert run(Float8Linear.from_float(layer, emulated("tensorwise")), x, g)["output"].shape == g.shape
 
 
+def test_custom_recipes_that_hardware_lacks_are_refused_in_the_forward_pass() -> None:
+    e5m2 = CastConfig(target_dtype=torch.float8_e5m2)
+    e4m3 = CastConfig(target_dtype=torch.float8_e4m3fn)
+    row = CastConfig(scaling_granularity=ScalingGranularity.AXISWISE, target_dtype=torch.float8_e5m2)
+    x = torch.randn(16, 32, requires_grad=True)
+    with pytest.raises(ValueError, match=r"GEMM output.*e5m2 @ e5m2 has no kernel"):
+        Float8Linear(32, 48, config=Float8LinearConfig(cast_config_input=e5m2, cast_config_weight=e5m2))(x)
+    right_e5m2 = Float8LinearConfig(cast_config_grad_output=e4m3, cast_config_weight_for_grad_input=row)
+    with pytest.raises(ValueError, match=r"GEMM grad_input.*takes e4m3 as right operand"):
+        Float8Linear(32, 48, config=right_e5m2)(x)
+
+
 def test_odd_token_counts_run_where_no_fp8_gemm_contracts_them() -> None:
     x = torch.randn(17, 32)
     with torch.no_grad():
@@ -254,7 +266,9 @@ def test_bad_input() -> None:
         layer(torch.randn(16, 31))
     with pytest.raises(ValueError, match=r"input has shape \[\]"):
         layer(torch.tensor(1.0))
-    with pytest.raises(TypeError, match="float64; expected float32, bfloat16 or float16"):
+    with pytest.raises(
+        TypeError, match=r"input has dtype torch.float64; expected float32, bfloat16 or float16"
+    ):
         layer(torch.randn(16, 32, dtype=torch.float64))
     with pytest.raises(TypeError, match=r"from_float takes an nn.Linear, got ReLU"):
         Float8Linear.from_float(nn.ReLU())
