@@ -10,7 +10,6 @@ counts what the compiler did meanwhile, so that a row can be refused if it is no
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import shutil
 import subprocess
@@ -145,7 +144,9 @@ class CompileWatch:
         """What the compiler did where nothing was to be done; "" if nothing."""
         seen = _Counts.now() - self._start
         if seen.graphs or seen.graph_breaks:
-            return f"{seen.graphs} graph(s) compiled and {seen.graph_breaks} graph break(s) while it was timed"
+            return (
+                f"{seen.graphs} graph(s) compiled and {seen.graph_breaks} graph break(s) while it was timed"
+            )
         return ""
 
 

@@ -130,6 +130,7 @@ class Session:
         for run in runs:
             target = self.out / f"{run.parent.name}.parquet"
             frame = store.read(run)
+            frame.attrs.clear()  # they hold paths, which Parquet's metadata cannot
             pq.write_table(pa.Table.from_pandas(frame, schema=store.SCHEMA, preserve_index=False), target)
             files.append(target)
         if runs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,9 +127,8 @@ def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, P
 def _writable(folder: Path, key: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise UsageError(
             f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR"

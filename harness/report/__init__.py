@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from harness.errors import UsageError
 from harness.store import find_run
@@ -26,7 +26,7 @@ class ReportPaths:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness report RUN... [-o FILE.html]`; returns the exit code, 2 by way of UsageError."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m harness report", description="HTML report and markdown twin from stored runs."
     )
     parser.add_argument(
@@ -49,6 +49,13 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"warning: {problem}\n")
     sys.stdout.write(f"report   {written.html}\nmarkdown {written.markdown}\n")
     return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as every other command does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m harness report --help")
 
 
 def write_report(run_dirs: Sequence[Path], out_path: Path, static: bool = False) -> ReportPaths:

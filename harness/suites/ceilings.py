@@ -170,7 +170,10 @@ def _launch(device: str) -> Workload:
     return Workload(
         run=launch,
         check=check,
-        resolved={"timed": f"{LAUNCHES} additions to one number, back to back, until done", "backend": "torch"},
+        resolved={
+            "timed": f"{LAUNCHES} additions to one number, back to back, until done",
+            "backend": "torch",
+        },
         metric="launch_us",
         on_host=True,
     )

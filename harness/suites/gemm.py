@@ -105,20 +105,20 @@ def build(case: Case, arm: str, device: str) -> Workload:
 
     operands = (qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)
     formats = oracle.short(qa.qdata.dtype), oracle.short(qb.qdata.dtype)
+    resolved |= {
+        "a_dtype": str(qa.qdata.dtype).removeprefix("torch."),
+        "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
+        "a_cast": str(casts[0]),
+        "b_cast": str(casts[1]),
+        "backend": "torch._scaled_mm",
+        "use_fast_accum": fast,
+    }
     return Workload(
         run=lambda: multiply(*operands),
-        check=lambda: _check_fp8(multiply, case, qa, qb, rows, fast),
+        check=lambda: _check_fp8(multiply, case, qa, qb, rows, resolved),
         flops={"e5m2" if "e5m2" in formats else "e4m3": work(case)},
         bytes_moved=1.0 * (M * K + K * N) + 2.0 * M * N + 4.0 * (qa.scale_inv.numel() + qb.scale_inv.numel()),
-        resolved={
-            **resolved,
-            "a_dtype": str(qa.qdata.dtype).removeprefix("torch."),
-            "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
-            "a_cast": str(casts[0]),
-            "b_cast": str(casts[1]),
-            "backend": "torch._scaled_mm",
-            "use_fast_accum": fast,
-        },
+        resolved=resolved,
         variants=Rotation(multiply, operands, device),
     )
 
@@ -159,7 +159,7 @@ def _check_bf16(actual: Tensor, a: Tensor, b: Tensor, rows: Tensor) -> Numerics:
 
 
 def _check_fp8(
-    multiply: Multiply, case: Case, qa: Operand, qb: Operand, rows: Tensor, fast: bool
+    multiply: Multiply, case: Case, qa: Operand, qb: Operand, rows: Tensor, resolved: dict[str, object]
 ) -> Numerics:
     """The timed product on the timed operands, and on the same codes with scales that differ from line to line."""
     judgement = Judgement()
@@ -168,7 +168,7 @@ def _check_fp8(
     judgement.values = metrics.figures(part, oracle.product(a[rows], b))
 
     bound, source = oracle.ROUNDED_DB, oracle.ROUNDED
-    if fast:
+    if resolved["use_fast_accum"]:
         bound = oracle.FAST_ACCUM_POSITIVE_DB if case["data"] == "ones" else oracle.FAST_ACCUM_DB
         source = oracle.FAST_ACCUM
     accumulation = judgement.rounded(
@@ -178,7 +178,8 @@ def _check_fp8(
     if case["data"] == "randn":
         formats = oracle.short(qa.qdata.dtype), oracle.short(qb.qdata.dtype)
         size = (len(rows), case.integer("K"), case.integer("N"))
-        judgement.gaussian("SQNR", judgement.values["sqnr_db"], formats, size, accumulation)
+        judgement.gaussian("sqnr_db", formats, size, accumulation)
+        resolved["sqnr_bound_db"] = judgement.bounds
 
     if qa.scale_inv.dim():
         # Rows of like data have like scales; only a probe with unlike ones tells a scale from its neighbour's.

@@ -192,18 +192,20 @@ def _check(
             torch.cuda.synchronize()
     events = profiler.function_events or []
     ran = sum(event.name in SCALED_MM for event in events)
-    resolved["fp8_gemms"] = ran
+    casts = _fp8_gemms(recipe)
+    resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": len(casts)}
     if on_gpu:
         resolved["kernels"] = sorted({e.name[:160] for e in events if e.device_type == DeviceType.CUDA})
 
     judgement = Judgement()
     pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}
-    casts = _fp8_gemms(recipe)
     for (name, (a, b)), result in zip(pairs.items(), results, strict=True):
         fast = recipe is not None and recipe.gemms[name].fast_accum and on_gpu
         _judge(judgement, name, a, b, result, casts.get(name), fast, case.seed)
     if ran != len(casts):
         judgement.reasons.append(f"{ran} FP8 GEMMs ran where {len(casts)} were due: FP8 did not run as asked")
+    if judgement.bounds:
+        resolved["sqnr_bound_db"] = judgement.bounds
     return judgement.verdict()
 
 
@@ -241,6 +243,6 @@ def _judge(
     )
     formats = casts[0].format.short, casts[1].format.short
     size = (len(rows), a.shape[1], len(columns))
-    judgement.gaussian(f"SQNR of {name}", figures["sqnr_db"], formats, size, accumulation)
+    judgement.gaussian(f"{prefix}sqnr_db", formats, size, accumulation)
     low = judgement.values.get("accum_sqnr_db", accumulation)
     judgement.values["accum_sqnr_db"] = min(low, accumulation)

@@ -156,6 +156,7 @@ class Judgement:
 
     values: dict[str, float] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    bounds: dict[str, float] = field(default_factory=dict)  # metric -> dB that a right result has at least
 
     def at_least(self, what: str, figure: float, bound: float, source: str) -> None:
         """A figure below its bound, or NaN, is a reason."""
@@ -184,8 +185,7 @@ class Judgement:
 
     def gaussian(
         self,
-        what: str,
-        sqnr_db: float,
+        metric: str,
         formats: tuple[str, str],
         size: tuple[int, int, int],
         accumulation_db: float,
@@ -193,8 +193,7 @@ class Judgement:
         """Judges the quantisation noise of a GEMM of Gaussian operands.
 
         Args:
-            what: named in the reason.
-            sqnr_db: against the product of the high-precision inputs.
+            metric: key of `values`: the SQNR against the product of the high-precision inputs.
             formats: short names of the operands' formats, in any order.
             size: M, K, N of the part that was compared.
             accumulation_db: SQNR against the product of the codes; that noise comes on top.
@@ -202,9 +201,9 @@ class Judgement:
         first, second = sorted(formats)
         table = GAUSSIAN_SQNR_DB[first, second]
         expected = -10 * math.log10(10 ** (-table / 10) + 10 ** (-accumulation_db / 10))
-        self.near(
-            what, sqnr_db, expected, gaussian_margin_db(*size), f"{first} x {second}, docs/numerics.md 4.2"
-        )
+        margin = gaussian_margin_db(*size)
+        self.bounds[metric] = round(expected - margin, 2)
+        self.near(metric, self.values[metric], expected, margin, f"{first} x {second}, docs/numerics.md 4.2")
 
     def verdict(self) -> Numerics:
         """All figures; ok where nothing was found."""
