@@ -202,7 +202,7 @@ def soundness(machine: Machine) -> list[Chart]:
     axes.set_xlabel("SQNR (dB), higher is better")
     axes.margins(x=0.06)
     _legend(figure, axes)
-    bound = " Bars: the least SQNR that the suite accepts." if bounded else ""
+    bound = " A bar: the least SQNR that the suite accepts in the case nearest to it." if bounded else ""
     caption = f"A mark a case, against a high-precision reference of the same operands.{bound}"
     return [
         Chart(

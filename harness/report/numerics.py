@@ -12,8 +12,6 @@ from harness.report import text
 from harness.report.tables import Cell, Column, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pandas as pd
 
     from harness.report.runs import Machine
@@ -39,8 +37,8 @@ class Worst:
     arm: str
     fp8: bool
     cases: int
-    sqnr: dict[str, float]  # metric of SQNR -> dB
-    bounds: dict[str, float]  # metric of SQNR -> least dB that the suite accepts, where it stores one
+    sqnr: dict[str, float]  # metric of SQNR -> dB of the case that comes nearest to its bound
+    bounds: dict[str, float]  # metric of SQNR -> that case's bound in dB, where its suite stores one
     row_min: float
     accumulation: float
     underflow: float
@@ -71,6 +69,7 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
     }
     out = []
     for (suite, arm), group in checked.groupby(["suite", "arm"], sort=False):
+        sqnr, bounds = _nearest_to_bound(group)
         low = group.groupby("metric")["value"].min()
         high = group.groupby("metric")["value"].max()
         out.append(
@@ -79,8 +78,8 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
                 str(arm),
                 (suite, arm) in fp8,
                 group["case_id"].nunique(),
-                {m: float(low[m]) for m in SQNR if m in low},
-                _bounds(group["resolved"]),
+                sqnr,
+                bounds,
                 float(low.reindex(ROW_SQNR).min()),
                 float(low.get("accum_sqnr_db", math.nan)),
                 float(high.get("underflow_frac", math.nan)),
@@ -91,15 +90,23 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
     return out
 
 
-def _bounds(resolved: Iterable[str]) -> dict[str, float]:
-    """The tightest bound stored for each SQNR: a number for `sqnr_db`, or a mapping from metric to dB."""
-    found: dict[str, float] = {}
-    for stored in dict.fromkeys(resolved):
-        bound = json.loads(stored or "{}").get("sqnr_bound_db")
-        for metric, value in (bound if isinstance(bound, dict) else {"sqnr_db": bound}).items():
-            if value is not None:
-                found[metric] = max(float(value), found.get(metric, -math.inf))
-    return found
+def _nearest_to_bound(group: pd.DataFrame) -> tuple[dict[str, float], dict[str, float]]:
+    """Of each SQNR, the figure and bound of the case with the least margin; the lowest figure without bounds.
+
+    Every case has a bound of its own (`resolved.sqnr_bound_db`: a number for `sqnr_db`, or a mapping from metric to
+    dB): that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3.
+    """
+    found: dict[str, tuple[float, float, float | None]] = {}
+    for metric, value, resolved in zip(group["metric"], group["value"], group["resolved"], strict=True):
+        if metric not in SQNR:
+            continue
+        stored = json.loads(resolved or "{}").get("sqnr_bound_db")
+        bound = stored.get(metric) if isinstance(stored, dict) else stored if metric == "sqnr_db" else None
+        margin = float(value) if bound is None else float(value) - float(bound)
+        if metric not in found or margin < found[metric][0]:
+            found[metric] = (margin, float(value), bound)
+    sqnr = {metric: found[metric][1] for metric in SQNR if metric in found}
+    return sqnr, {metric: float(found[metric][2] or 0) for metric in sqnr if found[metric][2] is not None}
 
 
 def numerics_table(machine: Machine) -> Table:

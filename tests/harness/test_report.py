@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ from harness import store
 from harness.__main__ import main as command_line
 from harness.case import Case
 from harness.errors import UsageError
-from harness.report import charts, tables, text, verdicts, write_report
+from harness.report import charts, numerics, tables, text, verdicts, write_report
 from harness.report.facts import facts
 from harness.report.runs import load
 
@@ -646,3 +647,16 @@ def test_command_line_finds_a_run_by_its_id(tmp_path, capsys, monkeypatch):
     assert out.splitlines() == [f"report   reports/{run.name}.html", f"markdown reports/{run.name}.md"]
     assert "part-corrupt.parquet" in error
     assert (tmp_path / "reports" / f"{run.name}.html").exists()
+
+
+def test_each_case_is_held_to_its_own_bound() -> None:
+    """Oracle: docs/numerics.md 4.2; e4m3 x e5m2 has 4 dB less than e4m3 x e4m3, and both are sound."""
+    rows = [
+        ("sqnr_db", 28.5, '{"sqnr_bound_db":{"sqnr_db":27.8}}'),
+        ("sqnr_db", 24.5, '{"sqnr_bound_db":{"sqnr_db":24.0}}'),
+        ("rel_err_max", 0.1, "{}"),
+    ]
+    frame = pd.DataFrame(rows, columns=["metric", "value", "resolved"])
+    assert numerics._nearest_to_bound(frame) == ({"sqnr_db": 24.5}, {"sqnr_db": 24.0})
+    unbounded = frame.assign(resolved="{}")
+    assert numerics._nearest_to_bound(unbounded) == ({"sqnr_db": 24.5}, {})
