@@ -49,6 +49,12 @@ METRICS: dict[str, Metric] = {
         Metric("grad_input_sqnr_row_min_db", "dB", "higher", "smallest SQNR of any of its rows"),
         Metric("grad_weight_sqnr_db", "dB", "higher", "SQNR of the gradient of a layer's weight"),
         Metric("grad_weight_sqnr_row_min_db", "dB", "higher", "smallest SQNR of any of its rows"),
+        Metric(
+            "bulk_sqnr_db",
+            "dB",
+            "higher",
+            "SQNR of a product of the elements that are no outliers, cast together with those that are",
+        ),
         Metric("accum_sqnr_db", "dB", "higher", "SQNR of an FP8 GEMM against the exact product of its codes"),
         Metric("rel_err_max", "1", "lower", "largest |x - ref| over the largest |ref|"),
         Metric("underflow_frac", "1", "lower", "share of nonzero inputs that the cast turned into zero"),
@@ -63,6 +69,18 @@ METRICS: dict[str, Metric] = {
             "count",
             "lower",
             "codes that differ from the reference cast; NaN compared as a class",
+        ),
+        Metric(
+            "cast_bytes_per_elem",
+            "byte",
+            "lower",
+            "bytes that fused casts of a layer's input, weight and output gradient must move, per bfloat16 element",
+        ),
+        Metric(
+            "saved_bytes_per_elem",
+            "byte",
+            "lower",
+            "bytes that a layer keeps for its backward pass beside the weight itself, per element of its input",
         ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )

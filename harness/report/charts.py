@@ -111,7 +111,7 @@ def rates(machine: Machine) -> list[Chart]:
     figure, axes = _rows_figure(list(cases.values()))
     for i, arm in enumerate(arms):
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
-        axes.plot(*zip(*own, strict=True), MARKERS[i], color=SERIES[i % 8], label=arm)
+        axes.plot(*zip(*own, strict=True), MARKERS[i % 8], color=SERIES[i % 8], label=arm)
     for label, value, style in _matmul_ceilings(machine):
         axes.axvline(value, color=MUTED, linewidth=0.9, linestyle=style, label=label)
     axes.set_xlim(left=0)

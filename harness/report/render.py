@@ -107,12 +107,16 @@ def _sections(machine: Machine) -> list[Section]:
     # On a CPU times are kept, folded and labelled, since they check the harness and nothing else.
     cpu = not machine.is_gpu
     label = "CPU times: " if cpu else ""
-    known = ("linear", "gemm", "cast", "ceilings")
+    known = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers")
     key = machine.env_id
 
-    def suite(name: str, title: str, intro: str, figures: Sequence[Chart] = ()) -> Section:
+    def suite(
+        name: str, title: str, intro: str, figures: Sequence[Chart] = (), numeric: bool = False
+    ) -> Section:
+        """`numeric`: a suite whose figures mean the same on a CPU, and which therefore is not folded there."""
         found = [tables.suite_table(machine, name)] if name in suites else []
-        return Section(f"{name}-{key}", label + title, intro, charts=figures, tables=found, folded=cpu)
+        said = title if numeric else label + title
+        return Section(f"{name}-{key}", said, intro, charts=figures, tables=found, folded=cpu and not numeric)
 
     return [
         Section(
@@ -142,6 +146,20 @@ def _sections(machine: Machine) -> list[Section]:
         suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
         suite(
             "ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."
+        ),
+        suite(
+            "recipes",
+            "Recipes",
+            "One layer; bytes an element are what fused casts must move and what is kept for the backward pass."
+            + (" Times are a CPU's." if cpu else ""),
+            numeric=True,
+        ),
+        suite(
+            "outliers",
+            "Where each recipe breaks",
+            "Casts alone, products summed in float64. The whole result's SQNR is the outliers'; the bulk is the rest. "
+            "Times are the emulation's.",
+            numeric=True,
         ),
         *(suite(name, name.capitalize(), "") for name in suites if name not in known),
         Section(

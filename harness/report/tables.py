@@ -320,6 +320,9 @@ def _resolved(record: Record) -> dict[str, Any]:
 
 
 def _quantile(samples: Sequence[float], q: float) -> float | None:
+    # A figure that is the same throughout may be infinite (an exact result), which interpolation can't take.
+    if len(samples) and len(set(samples)) == 1:
+        return float(samples[0])
     return float(np.quantile(samples, q)) if len(samples) else None
 
 
@@ -372,12 +375,21 @@ _SUITE_COLUMNS = (
     _figure_spec("grad_input_sqnr_db", "grad_input (dB)"),
     _figure_spec("grad_weight_sqnr_db", "grad_weight (dB)"),
     _figure_spec("sqnr_row_min_db", "worst row (dB)"),
+    _figure_spec("bulk_sqnr_db", "bulk (dB)"),
     _Spec(
         "underflow",
         lambda r: _share(r.get("underflow_frac")),
         METRICS["underflow_frac"].meaning,
         needs="underflow_frac",
     ),
+    _Spec(
+        "saturated",
+        lambda r: _share(r.get("saturated_frac")),
+        METRICS["saturated_frac"].meaning,
+        needs="saturated_frac",
+    ),
+    _figure_spec("cast_bytes_per_elem", "cast (B/element)"),
+    _figure_spec("saved_bytes_per_elem", "saved (B/element)"),
     _Spec(
         "mismatches", lambda r: _count(r.get("mismatches")), METRICS["mismatches"].meaning, needs="mismatches"
     ),

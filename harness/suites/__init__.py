@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, gemm, linear
+from harness.suites import cast, ceilings, gemm, linear, outliers, recipes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,4 +16,6 @@ SUITES: Mapping[str, Suite] = {
     "ceilings": ceilings,
     "gemm": gemm,
     "linear": linear,
+    "outliers": outliers,
+    "recipes": recipes,
 }

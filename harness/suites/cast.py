@@ -1,7 +1,7 @@
 """Suite `cast`: bringing a tensor [M, K] to FP8, as a layer does it before each GEMM.
 
 Timed is all of `fp8core.tensor.quantize`: amax, scale, multiply, clamp and rounding. Rowwise, a scale is shared
-along K.
+along K. Arms of peers (`harness.peers`) do the same to the same input.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from fp8core.formats import as_element_format
+from fp8core.gemm.layout import Operand
 from fp8core.recipe import GRANULARITIES, Granularity
 from fp8core.tensor import Float8Tensor, quantize
 from harness import metrics
 from harness.compiling import fresh_compile
+from harness.peers import PEERS, Peer
 from harness.suites import oracle
 from harness.suites.common import Rotation, compile_missing, draw, generator, with_defaults
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
@@ -24,7 +26,7 @@ from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 if TYPE_CHECKING:
     from harness.case import Case, Scalar
 
-Quantise = Callable[[Tensor], Float8Tensor]
+Quantise = Callable[[Tensor], Float8Tensor | Operand]
 
 SOURCES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 AXES: Mapping[str, Axis] = {
@@ -37,6 +39,12 @@ AXES: Mapping[str, Axis] = {
 ARMS: Mapping[str, ArmInfo] = {
     "eager": ArmInfo("PyTorch operators, one kernel each"),
     "compile": ArmInfo("the same under torch.compile, fused", baseline="eager"),
+    **{
+        f"{peer.arm}_{mode}": ArmInfo(f"{peer.doc}, {mode}", baseline=mode)
+        for peer in PEERS.values()
+        if peer.cast is not None
+        for mode in peer.modes
+    },
 }
 CHECKED = 2**24  # elements of the timed tensor that are compared with the reference
 
@@ -58,8 +66,11 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """Any device casts; compiled arms need a compiler."""
-    return compile_missing(device) if arm == "compile" else None
+    """Any device casts; peers must be there, and compiled arms need a compiler."""
+    peer, compiled = _parse(arm)
+    if peer is not None and (reason := peer.missing(device)):
+        return Unsupported("device", reason)
+    return compile_missing(device) if compiled else None
 
 
 def work(case: Case) -> float:
@@ -75,22 +86,49 @@ def build(case: Case, arm: str, device: str) -> Workload:
     shape = (case.integer("M"), case.integer("K"))
     x = draw("randn", shape, generator(device, case.seed, 0), SOURCES[str(case["src"])])
 
-    def cast(x: Tensor) -> Float8Tensor:
-        return quantize(x, dtype, granularity, dim=-1)
-
-    function = fresh_compile(cast) if arm == "compile" else cast
+    peer, compiled = _parse(arm)
+    function = (
+        _ours(dtype, granularity, compiled) if peer is None else _theirs(peer, dtype, granularity, compiled)
+    )
+    resolved: dict[str, object] = {
+        "timed": "amax, scale and cast" + ("" if peer else " (fp8core.tensor.quantize)"),
+        "bytes": "input read twice, codes written once",
+        "backend": f"{peer.doc}, {arm.removeprefix(peer.arm + '_')}" if peer else arm,
+    }
+    if peer is not None:
+        resolved |= {"peer": peer.arm, "peer_version": peer.version()}
     return Workload(
         run=lambda: function(x),
         check=lambda: _check(function, x, dtype, granularity, case.seed),
         bytes_moved=work(case),
-        resolved={
-            "timed": "amax, scale and cast (fp8core.tensor.quantize)",
-            "bytes": "input read twice, codes written once",
-            "backend": arm,
-        },
-        compiled=arm == "compile",
+        resolved=resolved,
+        compiled=compiled,
         variants=Rotation(function, (x,), device),
     )
+
+
+def _parse(arm: str) -> tuple[Peer | None, bool]:
+    """Whose cast an arm is (None for ours), and whether it is compiled."""
+    peer = next((peer for peer in PEERS.values() if arm.startswith(f"{peer.arm}_")), None)
+    return peer, arm.endswith("compile")
+
+
+def _ours(dtype: torch.dtype, granularity: Granularity, compiled: bool) -> Quantise:
+    def cast(x: Tensor) -> Float8Tensor:
+        return quantize(x, dtype, granularity, dim=-1)
+
+    return fresh_compile(cast) if compiled else cast
+
+
+def _theirs(peer: Peer, dtype: torch.dtype, granularity: Granularity, compiled: bool) -> Quantise:
+    offered = peer.cast
+    assert offered is not None
+
+    def cast(x: Tensor) -> tuple[Tensor, Tensor]:
+        return offered(x, dtype, granularity)
+
+    function = fresh_compile(cast) if compiled else cast
+    return lambda x: Operand(*function(x))
 
 
 def _check(
@@ -115,7 +153,7 @@ def _check(
 
 
 def _mismatches(
-    actual: Float8Tensor, x: Tensor, rows: Tensor, dtype: torch.dtype, granularity: Granularity
+    actual: Float8Tensor | Operand, x: Tensor, rows: Tensor, dtype: torch.dtype, granularity: Granularity
 ) -> int:
     """Codes and scales of the chosen rows that differ from the reference; NaN is one class."""
     amax = x.abs().max() if granularity == "tensorwise" else None

@@ -2,7 +2,8 @@
 
 D [M, N] = A [M, K] @ B [K, N] with A row-major and B column-major, D in bfloat16. The role of the GEMM in a
 training step chooses the formats as the recipes `tensorwise` and `rowwise` do; it is `output` for sizes given by
-number.
+number. Arms of peers (`harness.peers`) are compared with ours on the same operands: what our call costs beside
+theirs, its checks of sizes and layouts included.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fp8core.gemm import layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast
 from harness import metrics
+from harness.peers import PEERS, Peer
 from harness.shapes import ROLES, gemm_points
 from harness.suites import oracle
 from harness.suites.common import DATA, SIZES, Rotation, draw, generator, model_layers, way_out, with_defaults
@@ -38,6 +40,14 @@ ARMS: Mapping[str, ArmInfo] = {
     "fp8_tensorwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
     "fp8_rowwise": ArmInfo("a power-of-two scale for each row of A and column of B", baseline="bf16"),
     "fp8_rowwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
+    **{
+        f"{peer.arm}_{recipe}": ArmInfo(
+            f"{peer.doc}, same operands and scales as fp8_{recipe}", baseline=f"fp8_{recipe}"
+        )
+        for peer in PEERS.values()
+        if peer.gemm is not None
+        for recipe in peer.recipes
+    },
 }
 Multiply = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # codes of A and B, scale_inv of A and B -> D
 
@@ -65,6 +75,9 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     reason = layout.device_reason(device, *formats)
     if not reason and arm.endswith("_fast") and torch.device(device).type == "cpu":
         reason = "a CPU ignores use_fast_accum: this arm would repeat the one without it"
+    peer = _peer(arm)
+    if not reason and peer is not None:
+        reason = peer.missing(device)
     return Unsupported("device", reason) if reason else None
 
 
@@ -97,8 +110,11 @@ def build(case: Case, arm: str, device: str) -> Workload:
         )
     qa, qb = (_quantised(x, c, d) for x, c, d in zip(_operands(case, device), casts, (-1, 0), strict=True))
     fast = arm.endswith("_fast")
+    peer = _peer(arm)
 
     def multiply(a_codes: Tensor, b_codes: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor) -> Tensor:
+        if peer is not None and peer.gemm is not None:
+            return peer.gemm(a_codes, b_codes, a_scale_inv, b_scale_inv, fast)
         return scaled_mm(
             Operand(a_codes, a_scale_inv), Operand(b_codes, b_scale_inv), torch.bfloat16, use_fast_accum=fast
         )
@@ -110,9 +126,11 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
         "a_cast": str(casts[0]),
         "b_cast": str(casts[1]),
-        "backend": "torch._scaled_mm",
+        "backend": peer.doc if peer else "torch._scaled_mm",
         "use_fast_accum": fast,
     }
+    if peer is not None:
+        resolved |= {"peer": peer.arm, "peer_version": peer.version()}
     return Workload(
         run=lambda: multiply(*operands),
         check=lambda: _check_fp8(multiply, case, qa, qb, rows, resolved),
@@ -131,10 +149,17 @@ def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
     """How the operands are cast; None for bf16."""
     if arm == "bf16":
         return None
-    gemm = RECIPES[arm.removeprefix("fp8_").removesuffix("_fast")].gemms[str(case["role"])]
+    peer = _peer(arm)
+    recipe = arm.removeprefix(f"{peer.arm if peer else 'fp8'}_").removesuffix("_fast")
+    gemm = RECIPES[recipe].gemms[str(case["role"])]
     assert gemm.a is not None
     assert gemm.b is not None
     return gemm.a, gemm.b
+
+
+def _peer(arm: str) -> Peer | None:
+    """Whose product an arm is; None for ours and for bf16."""
+    return next((peer for peer in PEERS.values() if arm.startswith(f"{peer.arm}_")), None)
 
 
 def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,8 @@
     grad_weight [N, K] = grad_output.T @ x
 
 Everything that the layer does is timed: casts, the three GEMMs, autograd. FP8 is compared with bf16 of the same
-mode and compiled bf16 with eager bf16, so that no ratio mixes the gain of FP8 with that of the compiler.
+mode and compiled bf16 with eager bf16, so that no ratio mixes the gain of FP8 with that of the compiler. Arms of
+peers (`harness.peers`) are `<peer>_<recipe>_<mode>`: the same weight, inputs and checks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 from fp8core.convert import convert_to_float8_training
-from fp8core.gemm import layout
+from fp8core.gemm import backend_named, layout
 from fp8core.recipe import RECIPES, Cast, Recipe
 from harness import metrics
 from harness.compiling import fresh_compile
+from harness.peers import PEERS, Peer
 from harness.shapes import linear_points
 from harness.suites import oracle
 from harness.suites.common import SIZES, Rotation, compile_missing, draw, generator, model_layers, way_out
@@ -52,6 +54,15 @@ ARMS: Mapping[str, ArmInfo] = {
         for recipe in RECIPES
         for mode in ("eager", "compile")
     },
+    **{
+        f"{peer.arm}_{recipe}_{mode}": ArmInfo(
+            f"{peer.doc}, recipe {recipe}, {mode}", baseline=f"bf16_{mode}"
+        )
+        for peer in PEERS.values()
+        if peer.linear is not None
+        for recipe in peer.recipes
+        for mode in peer.modes
+    },
 }
 WEIGHT_STD = 0.02  # GPT-2's initialisation
 GRADIENT_STD = (
@@ -70,18 +81,28 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """FP8's sizes and this device's FP8 units for each FP8 GEMM of the recipe; a compiler for compiled arms."""
-    recipe, compiled = _parse(arm)
+    """FP8's sizes and this device's kernels for each FP8 GEMM of the recipe; the peer; a compiler."""
+    recipe, peer, compiled = _parse(arm)
+    why = gemms_unsupported(case, recipe, device)
+    if why is None and peer is not None and (reason := peer.missing(device)):
+        why = Unsupported("device", reason)
+    return why or (compile_missing(device) if compiled else None)
+
+
+def gemms_unsupported(case: Case, recipe: Recipe | None, device: str) -> Unsupported | None:
+    """The first FP8 GEMM of the recipe that no device, or not this one, has a kernel for."""
     for name, (a, b) in _fp8_gemms(recipe).items():
         M, K, N = _gemm_sizes(case)[name]
         reason = layout.shape_reason(M, K, N, a.format, b.format)
         if reason:
             why = f"GEMM {name}: {reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16_eager')}"
             return Unsupported("shape", why)
-        reason = layout.device_reason(device, a.format, b.format)
+        assert recipe is not None
+        granularity = recipe.gemms[name].granularity
+        reason = layout.unsupported_reason(M, K, N, a.format, b.format, granularity, torch.bfloat16, device)
         if reason:
             return Unsupported("device", reason)
-    return compile_missing(device) if compiled else None
+    return None
 
 
 def work(case: Case) -> float:
@@ -91,37 +112,63 @@ def work(case: Case) -> float:
 
 def build(case: Case, arm: str, device: str) -> Workload:
     """Makes the layer, converts and compiles it as the arm says, and times forward and backward."""
-    recipe, compiled = _parse(arm)
-    x, weight, grad = _operands(case, device)
-    layer: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    layer.weight = nn.Parameter(weight)
-    if recipe is not None:
-        layer = convert_to_float8_training(layer, config=recipe)
-    step = _step(layer, compiled)
+    recipe, peer, compiled = _parse(arm)
+    x, weight, grad = operands(case, device)
+    layer = make_layer(weight, recipe, peer)
+    step = step_of(layer, compiled)
     resolved: dict[str, object] = {
         "timed": "forward and backward of one linear layer, casts included",
         "module": type(layer).__name__,
         "recipe": recipe.name if recipe else "bf16",
-        "backend": recipe.backend if recipe else "torch.mm",
+        "backend": (peer.doc if peer else recipe.backend) if recipe else "torch.mm",
         "compile": "fullgraph, static shapes" if compiled else "eager",
     }
+    if peer is not None:
+        resolved |= {"peer": peer.arm, "peer_version": peer.version()}
+    return workload(case, recipe, step, (x, weight, grad), resolved)
+
+
+def workload(
+    case: Case,
+    recipe: Recipe | None,
+    step: Step,
+    operands: tuple[Tensor, Tensor, Tensor],
+    resolved: dict[str, object],
+) -> Workload:
+    """The timed step over `operands` (x, weight, grad_output), with what it is checked against and declares."""
+    x, _, grad = operands
     return Workload(
         run=lambda: step(x, grad),
-        check=lambda: _check(step, recipe, case, (x, weight, grad), resolved),
+        check=lambda: _check(step, recipe, case, operands, resolved),
         flops=_flops(case, recipe),
         resolved=resolved,
-        compiled=compiled,
-        variants=Rotation(step, (x, grad), device),
+        compiled=resolved["compile"] != "eager",
+        variants=Rotation(step, (x, grad), str(x.device)),
     )
 
 
-def _parse(arm: str) -> tuple[Recipe | None, bool]:
-    """The recipe (None for bf16) of an arm, and whether it is compiled."""
+def _parse(arm: str) -> tuple[Recipe | None, Peer | None, bool]:
+    """The recipe (None for bf16) of an arm, whose layer it is (None for ours), and whether it is compiled."""
     name, _, mode = arm.rpartition("_")
-    return (None if name == "bf16" else RECIPES[name]), mode == "compile"
+    peer = next((p for p in PEERS.values() if name.startswith(f"{p.arm}_")), None)
+    if peer is not None:
+        name = name.removeprefix(f"{peer.arm}_")
+    return (None if name == "bf16" else RECIPES[name]), peer, mode == "compile"
 
 
-def _step(layer: nn.Module, compiled: bool) -> Step:
+def make_layer(weight: Tensor, recipe: Recipe | None, peer: Peer | None = None) -> nn.Module:
+    """A layer without bias over weight [N, K]: nn.Linear, Float8Linear of the recipe, or the peer's."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight)
+    if recipe is None:
+        return layer
+    if peer is None:
+        return convert_to_float8_training(layer, config=recipe)
+    assert peer.linear is not None
+    return peer.linear(layer, recipe.name)
+
+
+def step_of(layer: nn.Module, compiled: bool = False) -> Step:
     """One forward and backward pass; only the forward needs compiling, its backward comes with it."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
@@ -139,7 +186,7 @@ def _step(layer: nn.Module, compiled: bool) -> Step:
     return step
 
 
-def _operands(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def operands(case: Case, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """x [M, K], weight [N, K] and grad_output [M, N] in bfloat16, Gaussian of the sizes met in training."""
     M, K, N = _gemm_sizes(case)["output"]
     x = draw("randn", (M, K), generator(device, case.seed, 0)).requires_grad_()
@@ -167,7 +214,11 @@ def _fp8_gemms(recipe: Recipe | None) -> dict[str, tuple[Cast, Cast]]:
 
 
 def _flops(case: Case, recipe: Recipe | None) -> dict[str, float]:
-    """By the dtype of each GEMM; one with an e5m2 operand counts as e5m2."""
+    """By the dtype of each GEMM; one with an e5m2 operand counts as e5m2, an emulated one as fp32."""
+    if recipe is not None and not backend_named(recipe.backend).is_fp8:
+        count = len(_fp8_gemms(recipe))
+        flops = {"fp32": count * _gemm_flops(case), "bf16": (3 - count) * _gemm_flops(case)}
+        return {dtype: amount for dtype, amount in flops.items() if amount}
     fp8 = [{a.format.short, b.format.short} for a, b in _fp8_gemms(recipe).values()]
     dtypes = Counter("e5m2" if "e5m2" in formats else "e4m3" for formats in fp8)
     dtypes["bf16"] = 3 - len(fp8)
@@ -193,17 +244,18 @@ def _check(
     events = profiler.function_events or []
     ran = sum(event.name in SCALED_MM for event in events)
     casts = _fp8_gemms(recipe)
-    resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": len(casts)}
+    due = len(casts) if recipe is not None and backend_named(recipe.backend).is_fp8 else 0
+    resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due}
     if on_gpu:
         resolved["kernels"] = sorted({e.name[:160] for e in events if e.device_type == DeviceType.CUDA})
 
     judgement = Judgement()
     pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}
     for (name, (a, b)), result in zip(pairs.items(), results, strict=True):
-        fast = recipe is not None and recipe.gemms[name].fast_accum and on_gpu
+        fast = due > 0 and recipe is not None and recipe.gemms[name].fast_accum and on_gpu
         _judge(judgement, name, a, b, result, casts.get(name), fast, case.seed)
-    if ran != len(casts):
-        judgement.reasons.append(f"{ran} FP8 GEMMs ran where {len(casts)} were due: FP8 did not run as asked")
+    if ran != due:
+        judgement.reasons.append(f"{ran} FP8 GEMMs ran where {due} were due: FP8 did not run as asked")
     if judgement.bounds:
         resolved["sqnr_bound_db"] = judgement.bounds
     return judgement.verdict()
@@ -234,13 +286,10 @@ def _judge(
     if casts is None:
         judgement.rounded(name, part, exact, oracle.BF16_MATMUL_DB, oracle.BF16_MATMUL)
         return
-    lp_a = oracle.reference_operand(a_part, casts[0], dim=1, whole=a)
-    lp_b = oracle.reference_operand(b_part, casts[1], dim=0, whole=b)
-    every_row = torch.arange(len(rows), device=device)
+    lp_a = oracle.values(*oracle.reference_operand(a, casts[0], 1, rows))
+    lp_b = oracle.values(*oracle.reference_operand(b, casts[1], 0, columns))
     bound, source = (oracle.FAST_ACCUM_DB, oracle.FAST_ACCUM) if fast else (oracle.ROUNDED_DB, oracle.ROUNDED)
-    accumulation = judgement.rounded(
-        name, part, oracle.product_of_codes(lp_a, lp_b, every_row), bound, source
-    )
+    accumulation = judgement.rounded(name, part, oracle.product(lp_a, lp_b), bound, source)
     formats = casts[0].format.short, casts[1].format.short
     size = (len(rows), a.shape[1], len(columns))
     judgement.gaussian(f"{prefix}sqnr_db", formats, size, accumulation)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fp8core.formats import as_element_format
-from fp8core.gemm.layout import Operand
 from harness import metrics
 from harness.workload import Numerics
 
 if TYPE_CHECKING:
+    from fp8core.gemm.layout import Operand
     from fp8core.recipe import Cast
 
 AMAX_FLOOR = 1e-12  # the documented floor of fp8core.scaling
@@ -57,21 +57,20 @@ def reference_cast(
     Args:
         x: [.., ..] of any floating dtype whose values float32 holds.
         dtype: float8_e4m3fn or float8_e5m2.
-        granularity: "tensorwise" or "rowwise".
-        dim: the dimension over which "rowwise" shares a scale.
-        power_of_two: round scales down to powers of two.
-        amax: the largest magnitude where x is only a part of what shares a scale.
+        granularity: "tensorwise", "rowwise" or one of `BLOCKS`.
+        dim: the contracted dimension, along which the others than "tensorwise" share scales.
+        power_of_two: round scales down to powers of two; of "1x32" they always are, which is MX's rounding RCEIL.
+        amax: of `group_amax`, where x is only a part of what shares a scale.
 
     Returns:
-        (codes of x's shape, scale_inv float32: 0-dimensional, or x's shape with `dim` reduced to 1).
+        (codes of x's shape, scale_inv float32: 0-dimensional, x's shape with `dim` reduced to 1, or x's shape).
     """
     if amax is None:
-        magnitude = x.detach().abs()
-        amax = magnitude.max() if granularity == "tensorwise" else magnitude.max(dim, keepdim=True).values
+        amax = group_amax(x, granularity, dim)
     decoded = torch.arange(128, dtype=torch.uint8, device=x.device).view(dtype).double()
     values = decoded[decoded.isfinite()]  # non-negative codes in order, hence values in order
     scale = (values[-1] / amax.double().clamp(min=AMAX_FLOOR)).float()
-    if power_of_two:
+    if power_of_two or granularity == "1x32":
         exponent = torch.frexp(scale.double()).exponent - 1
         scale = torch.where(
             scale.isfinite() & (scale > 0), torch.ldexp(torch.ones_like(scale), exponent), scale
@@ -101,21 +100,62 @@ _CHUNK = (
 )  # elements looked up at a time: 8-byte indices of a whole operand would take its memory tenfold
 
 
-def reference_operand(part: Tensor, cast: Cast, dim: int, whole: Tensor) -> Operand:
-    """`reference_cast` of some lines of a GEMM's operand.
+def group_amax(x: Tensor, granularity: str, dim: int) -> Tensor:
+    """For each element the largest magnitude among those that share its scale; broadcastable to x.
+
+    Raises:
+        ValueError: a granularity without a reference, so that no arm is timed unchecked.
+    """
+    magnitude = x.detach().abs()
+    if granularity == "tensorwise":
+        return magnitude.max()
+    if granularity == "rowwise":
+        return magnitude.max(dim, keepdim=True).values
+    if granularity not in BLOCKS:
+        known = ", ".join(("tensorwise", "rowwise", *BLOCKS))
+        raise ValueError(
+            f"granularity {granularity!r} has no reference in harness/suites/oracle.py; known: {known}"
+        )
+    across, along = BLOCKS[granularity]
+    if across > 1:
+        magnitude = _block_max(magnitude, across, 1 - dim % 2)
+    return _block_max(magnitude, along, dim)
+
+
+def _block_max(x: Tensor, size: int, dim: int) -> Tensor:
+    """Each element replaced by the largest of its block; the last block may be shorter."""
+    return torch.cat([part.amax(dim, keepdim=True).expand_as(part) for part in x.split(size, dim)], dim)
+
+
+# Elements that share a scale: across and along the contracted dimension.
+BLOCKS = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}
+
+
+def reference_operand(whole: Tensor, cast: Cast, dim: int, lines: Tensor) -> tuple[Tensor, Tensor]:
+    """`reference_cast` of some lines of a GEMM's operand, scaled as a part of the whole.
 
     Args:
-        part: the lines, complete along the contracted dimension.
-        cast: the recipe's choice for this operand.
+        whole: the operand, a matrix.
+        cast: the recipe's choice for it.
         dim: the contracted dimension.
-        whole: the operand that `part` was taken from; its largest magnitude is a tensorwise scale's.
+        lines: indices along the other dimension.
+
+    Returns:
+        (codes, scale_inv) of the lines; scale_inv broadcasts to the codes.
     """
-    amax = whole.detach().abs().max() if cast.granularity == "tensorwise" else None
-    return Operand(
-        *reference_cast(
-            part, cast.format.dtype, cast.granularity, dim=dim, power_of_two=cast.power_of_two, amax=amax
-        )
+    part = whole.index_select(1 - dim, lines)
+    shared = cast.granularity == "tensorwise" or BLOCKS.get(cast.granularity, (1, 1))[0] > 1
+    amax = group_amax(whole if shared else part, cast.granularity, dim)
+    if shared and amax.dim():
+        amax = amax.index_select(1 - dim, lines)
+    return reference_cast(
+        part, cast.format.dtype, cast.granularity, dim=dim, power_of_two=cast.power_of_two, amax=amax
     )
+
+
+def values(codes: Tensor, scale_inv: Tensor) -> Tensor:
+    """What codes and scales stand for, in float64, exact."""
+    return codes.double() * scale_inv.double()
 
 
 def sample_rows(rows: int, seed: int, most: int, device: str) -> Tensor:

@@ -28,7 +28,7 @@ from fp8core.tensor import Float8Tensor, quantize
 from harness.case import Case, expand
 from harness.compiling import CompileWatch, compile_unavailable
 from harness.measurement import METRICS
-from harness.suites import SUITES, cast, ceilings, common, gemm, linear, oracle
+from harness.suites import SUITES, cast, ceilings, common, gemm, linear, oracle, outliers, recipes
 from harness.workload import ArmInfo, Axis, Numerics, Workload
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def test_every_file_is_in_the_table() -> None:
         ("cast", {"M": [16], "K": [32]}),
         ("gemm", {"M": [16], "K": [32], "N": [48]}),
         ("linear", {"M": [16], "K": [32], "N": [48]}),
+        ("recipes", {"M": [16], "K": [32], "N": [48]}),
+        ("outliers", {"M": [16], "K": [32], "N": [48]}),
         ("ceilings", {"mib": [1], "cube": [32]}),
     ],
 )
@@ -147,7 +149,9 @@ def test_cast(shape: tuple[int, int], dtype: str, granularity: str, source: str)
 def test_gemm(size: tuple[int, int, int], role: str, seed: int) -> None:
     which = case("gemm", GEMM, seed, role=role, **dict(zip("MKN", size, strict=True)))
     arms = runnable(gemm, which)
-    assert arms == ["bf16", "fp8_tensorwise", "fp8_rowwise"]
+    assert arms == [
+        "bf16", "fp8_tensorwise", "fp8_rowwise", "scaled_mm_tensorwise", "scaled_mm_rowwise",
+    ]  # fmt: skip
     for arm in arms:
         workload, numerics = checked(gemm, which, arm)
         assert_right(workload, numerics)
@@ -188,9 +192,13 @@ def test_the_role_chooses_the_formats_of_the_recipe() -> None:
 @pytest.mark.parametrize("arm", [arm for arm in linear.ARMS if arm.endswith("_eager")])
 def test_linear(arm: str, size: tuple[int, int, int]) -> None:
     which = case("linear", LINEAR, **dict(zip("MKN", size, strict=True)))
+    why = linear.unsupported(which, arm, "cpu")
+    if why is not None:
+        pytest.skip(why.reason)
     workload, numerics = checked(linear, which, arm)
     assert_right(workload, numerics)
-    recipe = RECIPES.get(arm.removesuffix("_eager"))
+    recipe = RECIPES.get(str(workload.resolved["recipe"]))
+    assert (recipe is None) == (arm == "bf16_eager")
     assert workload.resolved["fp8_gemms"] == (recipe.fp8_gemms if recipe else 0)
     assert sum(workload.flops.values()) == linear.work(which) == 6 * size[0] * size[1] * size[2]
 
@@ -199,24 +207,24 @@ def test_linear(arm: str, size: tuple[int, int, int]) -> None:
 def test_compiled_arms_are_whole_graphs_that_count_the_same_fp8_gemms() -> None:
     """All compiled arms of one case, prepared in turn as the executor does, then called again: nothing recompiles."""
     workloads = []
-    for arm in (arm for arm in linear.ARMS if arm.endswith("_compile")):
-        watch = CompileWatch()
-        workload, numerics = checked(linear, case("linear", LINEAR), arm)
-        assert workload.compiled
-        assert_right(workload, numerics)
-        assert watch.fault() == ""
-        workloads.append(workload)
-    watch, cast_watch = CompileWatch(), CompileWatch()
-    workload, numerics = checked(cast, case("cast", CAST), "compile")
-    assert_right(workload, numerics)
-    assert cast_watch.fault() == ""
-    workloads.append(workload)
+    for suite, which in ((linear, case("linear", LINEAR)), (cast, case("cast", CAST))):
+        arms = [arm for arm in runnable(suite, which) if arm.endswith("compile")]
+        for arm in arms:
+            watch = CompileWatch()
+            workload, numerics = checked(suite, which, arm)
+            assert workload.compiled
+            assert_right(workload, numerics)
+            assert watch.fault() == ""
+            workloads.append(workload)
+            if suite is linear:
+                recipe = RECIPES.get(str(workload.resolved["recipe"]))
+                assert workload.resolved["fp8_gemms"] == (recipe.fp8_gemms if recipe else 0)
     watch = CompileWatch()
     for workload in workloads * 2:
         workload.run()
         workload.variants[1]()
     assert watch.steady_fault() == ""
-    assert [w.resolved.get("fp8_gemms") for w in workloads] == [0, 3, 3, 2, None]
+    assert len(workloads) >= 2 + 2 * len(("tensorwise", "rowwise"))
 
 
 @pytest.mark.parametrize("what", ceilings.WHAT)
@@ -241,6 +249,8 @@ def test_every_arm_is_right_on_the_gpu(name: str) -> None:
         "gemm": GEMM | {"M": 512, "K": 1024, "N": 256},
         "linear": LINEAR | {"M": 512, "K": 256, "N": 512},
         "ceilings": {"what": "transpose", "mib": 16},
+        "recipes": LINEAR | {"M": 512, "K": 256, "N": 512},
+        "outliers": {"data": "outliers_1e5", "role": "output", "M": 128, "K": 4096, "N": 128},
     }[name]
     suite, which = SUITES[name], case(name, axes)
     for arm in runnable(suite, which, "cuda"):
@@ -490,7 +500,8 @@ def test_fast_accumulation_is_no_arm_of_a_cpu() -> None:
 def test_compiled_arms_need_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "compile_unavailable", lambda device: "no compiler here")
     for suite, which in ((cast, case("cast", CAST)), (linear, case("linear", LINEAR))):
-        for arm in suite.ARMS:
+        own = [arm for arm in suite.ARMS if not arm.startswith(("torchao_", "nocompile_"))]
+        for arm in own:
             why = suite.unsupported(which, arm, "cpu")
             assert (why is not None) == arm.endswith("compile")
             assert why is None or (why.kind, why.reason) == ("device", "no compiler here")
@@ -505,6 +516,9 @@ def test_requests_that_a_suite_cannot_expand() -> None:
         (ceilings, {"mib": [1], "cube": [16]}, ["tiny"], "shapes="),
         (gemm, {"M": [4]}, [], "axes.K"),
         (linear, {}, [], "no shapes"),
+        (recipes, {}, [], "no shapes"),
+        (outliers, {"M": [4], "N": [4]}, [], "axes.K"),
+        (outliers, {"M": [4], "K": [4], "N": [4]}, ["tiny"], "shapes="),
     ):
         with pytest.raises(ValueError, match=said):
             suite.points(shapes, axes, None)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import load, question, sweeps
+from harness.peers import PEERS
 from harness.plan import Plan, make_plan
 from harness.suites import SUITES
 
@@ -19,7 +20,9 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 
 def test_the_project_has_its_sweeps() -> None:
-    assert {f.stem for f in FILES} == {"cast", "ceilings", "gemm", "linear", "quick"}
+    assert {f.stem for f in FILES} == {
+        "cast", "ceilings", "gemm", "linear", "outliers", "peers", "quick", "recipes",
+    }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
 
 
@@ -61,8 +64,24 @@ def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
         assert largest > 1e8, part
 
 
-def test_quick_measures_every_suite() -> None:
-    assert {p.case.suite for p in plan("quick", "cpu").cases} == set(SUITES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_measures_every_suite_of_speed_and_no_peer(device: str) -> None:
+    """Peers and further recipes have sweeps of their own, so that quick stays quick whatever is added."""
+    planned = plan("quick", device).cases
+    assert {p.case.suite for p in planned} == set(SUITES) - {"outliers", "recipes"}
+    peers = tuple(f"{peer.arm}_" for peer in PEERS.values())
+    assert not [arm for p in planned for arm in p.arms if arm.startswith(peers)]
+    assert {p.case.suite: len(p.arms) for p in planned} == {"linear": 8, "gemm": 5, "cast": 2, "ceilings": 1}
+
+
+def test_peers_measures_every_arm() -> None:
+    planned = plan("peers", "cpu").cases
+    assert {p.case.suite for p in planned} == {"linear", "gemm", "cast"}
+    assert all(set(p.arms) == set(p.suite.ARMS) for p in planned)
+
+
+def test_arms_can_be_widened_on_the_command_line() -> None:
+    assert len(plan("linear", "cpu", "arms=[]").cases[0].arms) == len(SUITES["linear"].ARMS)
 
 
 def test_sizes_by_number_replace_the_named_shapes() -> None:

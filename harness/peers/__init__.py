@@ -1,0 +1,25 @@
+"""The peers by name: other implementations, measured in the same rounds on the same operands, none required.
+
+To add one: its file in this folder, which ends in `PEER = Peer(...)`, and its line in `PEERS`. The suites make an
+arm of each recipe and mode that it offers, and check it like every other arm: a peer that is wrong gets no speed.
+A peer that is not there is a skipped row whose reason is the pip line that brings it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.peers import nanochat_style, scaled_mm, torchao, torchao_nocompile
+from harness.peers.peer import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["PEERS", "Peer"]
+
+PEERS: Mapping[str, Peer] = {
+    "torchao": torchao.PEER,
+    "torchao_nocompile": torchao_nocompile.PEER,
+    "nanochat_style": nanochat_style.PEER,
+    "scaled_mm": scaled_mm.PEER,
+}

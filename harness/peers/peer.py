@@ -1,0 +1,70 @@
+"""Peer: what an adapter says about one other implementation of FP8, and which of its parts it offers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One other implementation; a part that it lacks is None.
+
+    Attributes:
+        arm: first word of its arms ("torchao" of `torchao_rowwise_eager`).
+        doc: what it is, in a few words.
+        missing: device -> why it can't run here, with the way to get it; None where it can.
+        version: of what is installed; called only where nothing is missing.
+        recipes: of `fp8core.recipe.RECIPES`, those that `linear` or `gemm` offers under the same name.
+        modes: how `linear` is meant to be run.
+        linear: (layer, recipe name) -> a module that shares the layer's parameters.
+        cast: (x, FP8 dtype, granularity) -> (codes, scale_inv); amax, scale and rounding, the contracted dimension
+            last.
+        gemm: (codes of A and B, scale_inv of A and B, use_fast_accum) -> D in bfloat16; layouts as the suite `gemm`.
+    """
+
+    arm: str
+    doc: str
+    missing: Callable[[str], str | None]
+    version: Callable[[], str]
+    recipes: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    linear: Callable[[nn.Linear, str], nn.Module] | None = None
+    cast: Callable[[Tensor, torch.dtype, str], tuple[Tensor, Tensor]] | None = None
+    gemm: Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor] | None = None
+
+
+def import_missing(module: str, pip: str) -> str | None:
+    """Why a module can't be imported, and the pip line that brings it; None where it can.
+
+    Args:
+        module: dotted name; its top-level package decides whether it is installed.
+        pip: what to hand to `pip install`.
+    """
+    package = module.partition(".")[0]
+    way_out = f"pip install '{pip}'"
+    if importlib.util.find_spec(package) is None:
+        return f"{package} is not installed: {way_out}"
+    try:
+        importlib.import_module(module)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        # A release made for another torch fails in one of these ways, and in the middle of its own imports.
+        return (
+            f"{module} cannot be imported with torch {torch.__version__} ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); another release may fit: {way_out}"
+        )
+    return None
+
+
+def torch_version() -> str:
+    """Of peers that consist of torch alone."""
+    return str(torch.__version__)

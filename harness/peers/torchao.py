@@ -1,0 +1,80 @@
+"""torchao: `torchao.float8`, the training library whose names and recipes the field uses.
+
+Its float8 training is plain Python over torch; eager it moves far more bytes than it must, since it is meant to be
+compiled, so that both modes are arms.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from harness.peers.peer import Peer, import_missing
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+PIP = "torchao>=0.18"
+
+
+def load(module: str) -> str | None:
+    """Imports one of torchao's modules; why that fails, or None."""
+    # The wheel's C++ libraries serve other parts of torchao; with another torch they fail to load, loudly, and to
+    # leave them out is logged as a warning.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
+    return import_missing(module, PIP)
+
+
+def missing(device: str) -> str | None:
+    """Any device will do."""
+    return load("torchao.float8")
+
+
+def version() -> str:
+    """Of the installed wheel."""
+    return importlib.metadata.version("torchao")
+
+
+def linear(layer: nn.Linear, recipe: str) -> nn.Module:
+    """`torchao.float8.float8_linear.Float8Linear` of the recipe.
+
+    Made by `from_float`, since `convert_to_float8_training` also changes how Inductor writes `minimum` and `maximum`
+    for the whole process, and with it every other compiled arm.
+    """
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    return Float8Linear.from_float(layer, config=Float8LinearConfig.from_recipe_name(recipe))
+
+
+def cast(x: Tensor, dtype: torch.dtype, granularity: str) -> tuple[Tensor, Tensor]:
+    """The dynamic cast of its Float8Linear. It keeps the scale and inverts it at the GEMM; both are timed here."""
+    from torchao.float8.config import ScalingGranularity
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import LinearMMConfig
+
+    rowwise = granularity == "rowwise"
+    result = hp_tensor_to_float8_dynamic(
+        x,
+        dtype,
+        LinearMMConfig(),
+        scaling_granularity=ScalingGranularity.AXISWISE if rowwise else ScalingGranularity.TENSORWISE,
+        axiswise_dim=-1 if rowwise else None,
+    )
+    return result._data, result._scale.reciprocal()
+
+
+PEER = Peer(
+    arm="torchao",
+    doc="torchao.float8",
+    missing=missing,
+    version=version,
+    recipes=("tensorwise", "rowwise", "rowwise_with_gw_hp"),
+    modes=("eager", "compile"),
+    linear=linear,
+    cast=cast,
+)

@@ -1,0 +1,53 @@
+"""torchao_nocompile: `torchao.prototype.float8nocompile`, Triton casts that make eager FP8 pay.
+
+A prototype of tensorwise scaling only: it ignores every other configuration. Its kernels need Triton on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.peers import torchao
+from harness.peers.peer import Peer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MODULE = "torchao.prototype.float8nocompile.float8nocompile_linear"
+
+
+def missing(device: str) -> str | None:
+    """A GPU with Triton, and a torchao that still has the prototype."""
+    if torch.device(device).type != "cuda":
+        return f"torchao.prototype.float8nocompile consists of Triton kernels, which {device} can't run"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install triton"
+    return torchao.load(MODULE)
+
+
+def linear(layer: nn.Linear, recipe: str) -> nn.Module:
+    """`Float8LinearNoCompile` with its own defaults.
+
+    Raises:
+        ValueError: a recipe other than tensorwise, which it would silently ignore.
+    """
+    if recipe != "tensorwise":
+        raise ValueError(f"float8nocompile ignores recipe {recipe!r}; it offers tensorwise only")
+    from torchao.float8 import Float8LinearConfig
+    from torchao.prototype.float8nocompile.float8nocompile_linear import Float8LinearNoCompile
+
+    return Float8LinearNoCompile.from_float(layer, config=Float8LinearConfig())
+
+
+PEER = Peer(
+    arm="nocompile",
+    doc="torchao.prototype.float8nocompile",
+    missing=missing,
+    version=torchao.version,
+    recipes=("tensorwise",),
+    modes=("eager",),
+    linear=linear,
+)

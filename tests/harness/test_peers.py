@@ -1,0 +1,276 @@
+"""Oracles: fp8core's bit-exact layer and casts, the suites' own checks; an absent or broken package is simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import pkgutil
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import harness.peers
+from fp8core.convert import convert_to_float8_training
+from fp8core.recipe import RECIPES
+from fp8core.tensor import quantize
+from harness.case import Case
+from harness.compare import MODES
+from harness.peers import PEERS, Peer, nanochat_style, scaled_mm, torchao, torchao_nocompile
+from harness.peers.peer import import_missing
+from harness.suites import cast, gemm, linear
+
+HELPERS = {"peer"}
+LINEAR = Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 48, "K": 64, "N": 80})
+GEMM = Case.of(
+    "gemm",
+    {
+        "shape_set": "custom", "layer": "custom", "role": "output", "data": "randn", "M": 33, "K": 64, "N": 48,
+    },
+)  # fmt: skip
+CAST = Case.of("cast", {"dtype": "e4m3fn", "granularity": "rowwise", "src": "bf16", "M": 33, "K": 48})
+needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
+
+
+def step(layer: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    x = x.detach().requires_grad_()
+    output = layer(x)
+    return output.detach(), *torch.autograd.grad(output, [x, layer.weight], grad)  # type: ignore[list-item]
+
+
+# The table
+
+
+def test_every_file_is_in_the_table() -> None:
+    folder = str(Path(str(harness.peers.__file__)).parent)
+    assert {m.name for m in pkgutil.iter_modules([folder])} == set(PEERS) | HELPERS
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_keeps_the_protocol(name: str) -> None:
+    peer = PEERS[name]
+    assert peer.doc
+    assert peer.linear or peer.cast or peer.gemm
+    assert set(peer.recipes) <= set(RECIPES)
+    assert set(peer.modes) <= set(MODES)
+    assert bool(peer.modes) == bool(peer.linear or peer.cast)
+    if peer.missing("cpu") is None:
+        assert peer.version()
+
+
+def test_arms_of_peers_cannot_be_taken_for_others() -> None:
+    """An arm's owner is found by its first word, so that no word may begin another arm's name."""
+    words = [f"{peer.arm}_" for peer in PEERS.values()]
+    own = [*(f"{name}_" for name in RECIPES), "bf16_", "fp8_", "eager_", "compile_"]
+    assert not [(a, b) for a in words for b in [*words, *own] if a is not b and b.startswith(a)]
+
+
+def test_each_part_has_its_arms() -> None:
+    assert {a for a in linear.ARMS if a.startswith(("torchao", "nanochat", "nocompile"))} == {
+        *(f"torchao_{recipe}_{mode}" for recipe in torchao.PEER.recipes for mode in MODES),
+        "nanochat_tensorwise_eager",
+        "nanochat_tensorwise_compile",
+        "nocompile_tensorwise_eager",
+    }
+    assert {a: gemm.ARMS[a].baseline for a in gemm.ARMS if a.startswith("scaled_mm")} == {
+        "scaled_mm_tensorwise": "fp8_tensorwise",
+        "scaled_mm_rowwise": "fp8_rowwise",
+    }
+    assert {a: cast.ARMS[a].baseline for a in cast.ARMS if a.startswith("torchao")} == {
+        "torchao_eager": "eager",
+        "torchao_compile": "compile",
+    }
+
+
+# Absent
+
+
+def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+
+
+def test_an_absent_peer_is_skipped_with_its_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "torchao")
+    for suite, case in ((linear, LINEAR), (cast, CAST)):
+        for arm in suite.ARMS:
+            why = suite.unsupported(case, arm, "cpu")
+            if arm.startswith("torchao_"):
+                assert why is not None
+                assert why.kind == "device"
+                assert why.reason == "torchao is not installed: pip install 'torchao>=0.18'"
+            else:
+                assert why is None or "torchao is not installed" not in why.reason
+
+
+@pytest.mark.parametrize("error", [ImportError, AttributeError, RuntimeError])
+def test_a_peer_made_for_another_torch_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[Exception]
+) -> None:
+    name = f"stale_peer_{error.__name__.lower()}"
+    (tmp_path / f"{name}.py").write_text(f"raise {error.__name__}('no such\\n operator')")
+    monkeypatch.syspath_prepend(tmp_path)
+    reason = import_missing(name, "stale>=2")
+    assert reason is not None
+    for part in (torch.__version__, f"{error.__name__}: no such operator", "pip install 'stale>=2'"):
+        assert part in reason
+
+
+def test_what_is_there_is_not_missing() -> None:
+    assert import_missing("torch.nn", "torch") is None
+
+
+def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for suite_reason in (
+        torchao_nocompile.missing("cpu"),
+        getattr(linear.unsupported(LINEAR, "nocompile_tensorwise_eager", "cpu"), "reason", ""),
+    ):
+        assert suite_reason is not None
+        assert "Triton kernels, which cpu can't run" in suite_reason
+    without(monkeypatch, "triton")
+    assert torchao_nocompile.missing("cuda") == "triton is not installed: pip install triton"
+
+
+def test_nocompile_is_torchaos_layer_over_the_same_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the module, whose import needs a GPU's Triton."""
+    made: list[tuple[nn.Linear, Any]] = []
+
+    class Float8LinearNoCompile:
+        @staticmethod
+        def from_float(layer: nn.Linear, config: Any) -> nn.Linear:
+            made.append((layer, config))
+            return layer
+
+    float8, prototype = types.ModuleType("torchao.float8"), types.ModuleType(torchao_nocompile.MODULE)
+    float8.Float8LinearConfig = lambda: "default"  # type: ignore[attr-defined]
+    prototype.Float8LinearNoCompile = Float8LinearNoCompile  # type: ignore[attr-defined]
+    for name in ("torchao", "torchao.prototype", "torchao.prototype.float8nocompile"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torchao.float8", float8)
+    monkeypatch.setitem(sys.modules, torchao_nocompile.MODULE, prototype)
+    layer = nn.Linear(16, 32, bias=False)
+    assert torchao_nocompile.linear(layer, "tensorwise") is layer
+    assert made == [(layer, "default")]
+    with pytest.raises(ValueError, match="ignores recipe 'rowwise'"):
+        torchao_nocompile.linear(layer, "rowwise")
+
+
+# Right
+
+
+@pytest.mark.parametrize("size", [(16, 32, 48), (80, 64, 16), (16, 16, 16)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_hand_written_layer_equals_fp8core_bit_for_bit(
+    size: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    M, K, N = size
+    layer = nn.Linear(K, N, bias=False, dtype=dtype)
+    x, grad = torch.randn(M, K, dtype=dtype), torch.randn(M, N, dtype=dtype) * 2.0**-14
+    theirs = nanochat_style.linear(layer, "tensorwise")
+    assert theirs.weight is layer.weight
+    results = step(theirs, x, grad)
+    ours = step(convert_to_float8_training(layer, config="tensorwise"), x, grad)
+    assert all(torch.equal(a, b) for a, b in zip(results, ours, strict=True))
+
+
+def test_the_hand_written_layer_computes_only_the_gradients_that_are_needed() -> None:
+    layer = nanochat_style.linear(nn.Linear(32, 48, bias=False, dtype=torch.bfloat16), "tensorwise")
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    layer.weight.requires_grad_(False)
+    x.requires_grad_()
+    layer(x).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize(("recipe", "bias"), [("rowwise", False), ("tensorwise", True)])
+def test_the_hand_written_layer_refuses_what_it_lacks(recipe: str, bias: bool) -> None:
+    with pytest.raises(ValueError, match="nanochat_style offers tensorwise without bias"):
+        nanochat_style.linear(nn.Linear(16, 16, bias=bias), recipe)
+
+
+@needs_torchao
+@pytest.mark.parametrize("recipe", torchao.PEER.recipes)
+def test_torchaos_layer_shares_the_weight_and_leaves_inductor_alone(
+    monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    """`convert_to_float8_training` would rewrite Inductor's minimum and maximum for our compiled arms too."""
+    patch = importlib.import_module("torchao.float8._inductor_patch")
+    monkeypatch.setattr(patch, "_PATCHED", False)
+    layer = nn.Linear(32, 48, bias=False, dtype=torch.bfloat16)
+    new = torchao.linear(layer, recipe)
+    assert type(new).__module__ == "torchao.float8.float8_linear"
+    assert new.weight is layer.weight
+    assert patch._PATCHED is False
+
+
+@needs_torchao
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_torchaos_cast_against_ours(dtype: torch.dtype, granularity: Any, source: torch.dtype) -> None:
+    x = torch.randn(17, 33, dtype=source)
+    codes, scale_inv = torchao.cast(x, dtype, granularity)
+    ours = quantize(x, dtype, granularity)
+    assert torch.equal(codes.view(torch.uint8), ours.qdata.view(torch.uint8))
+    assert torch.equal(scale_inv, ours.scale_inv)
+
+
+@pytest.mark.parametrize(
+    ("suite", "case", "arm"),
+    [
+        (linear, LINEAR, "nanochat_tensorwise_eager"),
+        (gemm, GEMM, "scaled_mm_rowwise"),
+        pytest.param(cast, CAST, "torchao_eager", marks=needs_torchao),
+        pytest.param(linear, LINEAR, "torchao_rowwise_with_gw_hp_eager", marks=needs_torchao),
+    ],
+)
+def test_a_peers_row_names_it_and_its_version(suite: Any, case: Case, arm: str) -> None:
+    workload = suite.build(case, arm, "cpu")
+    peer = next(p for p in PEERS.values() if arm.startswith(p.arm))
+    assert workload.check().ok
+    assert workload.resolved["peer"] == peer.arm
+    assert workload.resolved["peer_version"] == peer.version()
+    assert peer.doc in str(workload.resolved["backend"])
+
+
+# Wrong
+
+
+def replace_peer(monkeypatch: pytest.MonkeyPatch, name: str, **changed: Any) -> None:
+    peers = {**PEERS, name: dataclasses.replace(PEERS[name], **changed)}
+    for suite in (linear, gemm, cast):
+        monkeypatch.setattr(suite, "PEERS", peers)
+
+
+def test_a_wrong_peer_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product 2 % too large, codes truncated, a layer that stayed in bf16."""
+    replace_peer(monkeypatch, "scaled_mm", gemm=lambda *operands: scaled_mm.gemm(*operands) * 1.02)
+    numerics = gemm.build(GEMM, "scaled_mm_tensorwise", "cpu").check()
+    assert not numerics.ok
+    assert "dB expected" in numerics.reason
+
+    def unscaled(x: Tensor, dtype: torch.dtype, granularity: str) -> tuple[Tensor, Tensor]:
+        return x.to(dtype), torch.ones(x.shape[0], 1)
+
+    stand_in: dict[str, Any] = {"missing": lambda device: None, "version": lambda: "0"}
+    replace_peer(monkeypatch, "torchao", cast=unscaled, **stand_in)
+    numerics = cast.build(CAST, "torchao_eager", "cpu").check()
+    assert not numerics.ok
+    assert "differ from the reference cast" in numerics.reason
+
+    replace_peer(monkeypatch, "torchao", linear=lambda layer, recipe: layer, **stand_in)
+    numerics = linear.build(LINEAR, "torchao_tensorwise_eager", "cpu").check()
+    assert not numerics.ok
+    assert "0 FP8 GEMMs ran where 3 were due" in numerics.reason
+
+
+def test_a_peer_is_one_entry() -> None:
+    """The promise of docs/howto-add.md: nothing but these fields, each part optional."""
+    least = Peer("new", "new library", missing=lambda device: None, version=lambda: "1")
+    assert (least.linear, least.cast, least.gemm, least.recipes, least.modes) == (None, None, None, (), ())
