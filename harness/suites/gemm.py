@@ -8,6 +8,7 @@ theirs, its checks of sizes and layouts included.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +163,7 @@ def _peer(arm: str) -> Peer | None:
     return next((peer for peer in PEERS.values() if arm.startswith(f"{peer.arm}_")), None)
 
 
+@functools.lru_cache(maxsize=1)  # every arm of a case has the same operands, not copies of them
 def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:
     """A [M, K] row-major and B [K, N] column-major in bfloat16; the same for every arm, and for its check."""
     M, K, N = _sizes(case)
@@ -192,10 +194,9 @@ def _check_fp8(
     part = multiply(qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)[rows]
     judgement.values = metrics.figures(part, oracle.product(a[rows], b))
 
-    bound, source = oracle.ROUNDED_DB, oracle.ROUNDED
+    bound, source = oracle.rounded_bound(str(part.device))
     if resolved["use_fast_accum"]:
-        bound = oracle.FAST_ACCUM_POSITIVE_DB if case["data"] == "ones" else oracle.FAST_ACCUM_DB
-        source = oracle.FAST_ACCUM
+        bound, source = oracle.fast_accum_bound(case.integer("K"), positive=case["data"] == "ones")
     accumulation = judgement.rounded(
         "the product", part, oracle.product_of_codes(qa, qb, rows), bound, source
     )
