@@ -8,7 +8,8 @@
     torch.Size([16, 64])
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
-Read bottom-up: formats, recipe, config, scaling, cast, gemm, tensor, operands, history, linear, microbatch, convert.
+Read bottom-up: formats, recipe, config, scaling, cast, gemm, tensor, operands, history,
+microbatch, linear, convert, verify.
 """
 
 from fp8core.config import (
@@ -27,6 +28,7 @@ from fp8core.linear import CastInput, Float8Linear, cast_input
 from fp8core.microbatch import microbatches
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.tensor import Float8Tensor, quantize
+from fp8core.verify import Proof, verify
 
 __all__ = [
     "BACKENDS",
@@ -50,6 +52,7 @@ __all__ = [
     "Format",
     "Gemm",
     "LayerAudit",
+    "Proof",
     "Recipe",
     "ScalingGranularity",
     "ScalingType",
@@ -60,4 +63,5 @@ __all__ = [
     "quantize",
     "scaled_mm",
     "update_scales",
+    "verify",
 ]

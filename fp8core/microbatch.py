@@ -115,14 +115,20 @@ class _Scope:
         self.depth += 1
         if self.depth > 1:
             return
-        entries = [(cache, cache.entry) for cache in self.caches if cache.entry is not None]
-        checked = [
-            (cache, e.digest.differs(_digest(e.weight))) for cache, e in entries if e.digest is not None
-        ]
-        if checked:
-            changed = torch.stack([differs.to(checked[0][1].device) for _, differs in checked]).tolist()
-            for (cache, _), differs in zip(checked, changed, strict=True):
-                if differs:
+        differs: dict[WeightCache, torch.Tensor] = {}
+        for cache in self.caches:
+            entry = cache.entry
+            if entry is None or entry.digest is None:
+                continue
+            if entry.weight.shape == entry.alias.shape:
+                differs[cache] = entry.digest.differs(_digest(entry.weight))
+            else:
+                cache.entry = None
+        if differs:
+            device = next(iter(differs.values())).device
+            together = torch.stack([flag.to(device) for flag in differs.values()]).tolist()
+            for cache, changed in zip(differs, together, strict=True):
+                if changed:
                     cache.entry = None
 
     def leave_model(self, *_: Any) -> None:
@@ -145,7 +151,7 @@ def microbatches(model: nn.Module, check_content: bool = True) -> Iterator[None]
         RuntimeError: a layer is already in such a block.
     """
     scope = _Scope(check_content)
-    layers = [m for m in model.modules() if hasattr(m, "weight_cache")]
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "weight_cache")]  # Float8Linear
     if any(layer.weight_cache is not None for layer in layers):
         raise RuntimeError("a layer of this model is already inside of a microbatches block; don't nest them")
     for layer in layers:

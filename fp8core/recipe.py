@@ -209,7 +209,13 @@ class Recipe:
         if unknown:
             raise ValueError(f"unknown GEMM {', '.join(unknown)}; expected some of {', '.join(GEMMS)}")
         kept = {name: Gemm(None, None) if name in gemms else gemm for name, gemm in self.gemms.items()}
-        return replace(self, name="-".join((self.name, *(f"{name}_hp" for name in gemms))), **kept)
+        return replace(
+            self,
+            name="-".join((self.name, *(f"{name}_hp" for name in gemms))),
+            output=kept["output"],
+            grad_input=kept["grad_input"],
+            grad_weight=kept["grad_weight"],
+        )
 
     def with_gradient_format(self, fmt: Format) -> Recipe:
         """The same recipe with `grad_output` cast to another format, in both GEMMs that take it."""

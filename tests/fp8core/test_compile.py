@@ -40,7 +40,9 @@ def assert_one_graph() -> None:
 def test_every_recipe_is_one_graph_and_equals_eager() -> None:
     """Oracle: eager, bitwise: casts are bit-equal and both run the same `_scaled_mm`. float32, because fusion
     skips roundings of bfloat16 intermediates. Only the bias gradients, plain sums, add in another order."""
-    names = [name for name in RECIPES if name != "mxfp8"]  # torch 2.13's CPU code generator has no float8_e8m0fnu
+    names = [
+        name for name in RECIPES if name != "mxfp8"
+    ]  # torch 2.13's CPU code generator has no float8_e8m0fnu
     layers = [Float8Linear(64, 64, config=on_cpu(name)) for name in names]
     padded = Float8Linear(64, 40, config=dataclasses.replace(RECIPES["rowwise"], pad_inner_dim=True))
     model = nn.Sequential(*layers, padded)
