@@ -19,10 +19,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.formats import Format, as_element_format
-from fp8core.scaling import amax, check_hp, compute_scale
+from fp8core.scaling import (
+    BLOCK,
+    MX_BLOCK,
+    amax,
+    check_hp,
+    compute_scale,
+    mx_scale,
+    mx_scale_code,
+    spread,
+)
 
 if TYPE_CHECKING:
-    from fp8core.recipe import Granularity
+    from fp8core.recipe import Granularity, MxMode
 
 
 def cast_saturating(x: torch.Tensor, fmt: Format | torch.dtype | str) -> torch.Tensor:
@@ -52,26 +61,66 @@ def scale_and_cast(
     *,
     dim: int = -1,
     power_of_two: bool = False,
+    mx_mode: MxMode = "rceil",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Dynamic quantisation: scales each group so that its largest magnitude meets fp8_max, then casts.
 
     Args:
-        x: float32, bfloat16 or float16, any shape and layout.
+        x: float32, bfloat16 or float16, any shape and layout; a matrix for "128x128".
         fmt: the target format.
-        granularity: "tensorwise" or "rowwise".
-        dim: for "rowwise", the contracted dimension, over which a scale is shared.
+        granularity: see `fp8core.recipe`.
+        dim: the contracted dimension, along which "rowwise", "1x128" and "1x32" share a scale.
         power_of_two: round scales down to powers of two.
+        mx_mode: how "1x32" rounds them instead, see `fp8core.scaling.mx_scale_code`.
 
     Returns:
-        (codes, scale_inv): codes with x's shape and strides; scale_inv float32, 0-dimensional or x's shape
-        with `dim` reduced to 1. A group that holds Inf or NaN comes back as NaN throughout.
+        (codes, scale_inv): codes with x's shape and strides; scale_inv 0-dimensional or of x's rank, as
+        `amax`: float32, for "1x32" float8_e8m0fnu. A group that holds Inf or NaN comes back as NaN throughout.
 
     Raises:
         TypeError, ValueError: as `amax` and `compute_scale`.
     """
     fmt = as_element_format(fmt)
-    scale, scale_inv = compute_scale(amax(x, granularity, dim), fmt, power_of_two)
-    return cast_saturating(x.float() * scale, fmt), scale_inv
+    group_amax = amax(x, granularity, dim)
+    if granularity == "1x32":
+        scale_inv = mx_scale_code(group_amax, fmt, mx_mode)
+        scale = mx_scale(scale_inv)
+    else:
+        scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
+    block = MX_BLOCK if granularity == "1x32" else BLOCK
+    return cast_saturating(x.float() * spread(scale, x.shape, block), fmt), scale_inv
+
+
+def cast_with_amax(
+    x: torch.Tensor,
+    fmt: Format | torch.dtype | str,
+    expected_amax: torch.Tensor,
+    *,
+    margin: int = 0,
+    power_of_two: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantisation by an amax that is already known: delayed and static scaling, one pass over x.
+
+        scale = fp8_max / (expected_amax * 2**margin)
+
+    Args:
+        x: float32, bfloat16 or float16, any shape and layout.
+        fmt: the target format.
+        expected_amax: float32, 0-dimensional; larger magnitudes than it (times 2**margin) saturate.
+        margin: binades left free.
+        power_of_two: round scales down to powers of two.
+
+    Returns:
+        (codes, scale_inv, amax of x). Where x holds Inf or NaN, scale_inv is NaN and all of x comes back as
+        NaN: saturation must not hide it.
+
+    Raises:
+        TypeError, ValueError: as `amax` and `compute_scale`.
+    """
+    scale, scale_inv = compute_scale(expected_amax * 2.0**margin, fmt, power_of_two)
+    seen = amax(x)
+    codes = cast_saturating(x.float() * scale, fmt)
+    return codes, torch.where(seen.isfinite(), scale_inv, torch.nan), seen
 
 
 def dequantize(
@@ -81,7 +130,7 @@ def dequantize(
 
     Args:
         codes: an FP8 dtype, any shape.
-        scale_inv: float32, broadcastable to codes.
+        scale_inv: float32, broadcastable to codes or one for each block of 128; float8_e8m0fnu for blocks of 32.
         dtype: of the result.
 
     Returns:
@@ -92,4 +141,4 @@ def dequantize(
     """
     as_element_format(codes.dtype)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    return (codes.to(compute) * scale_inv.to(compute)).to(dtype)
+    return (codes.to(compute) * spread(scale_inv, codes.shape).to(compute)).to(dtype)

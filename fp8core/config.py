@@ -7,8 +7,8 @@ A configuration is what a user writes; a `Recipe` is the one truth that the rest
 - Bad values raise ValueError, also under `python -O`.
 - `emulate=True` keeps the recipe and changes only the backend.
 - `pad_inner_dim` also pads the columns of B, so that it is enough for all three GEMMs of any layer.
-- `force_recompute_fp8_weight_in_bwd` is accepted without effect: the weight is always cast anew in the
-  backward pass and never kept in FP8 between the two.
+- `force_recompute_fp8_weight_in_bwd` is accepted without effect: a weight cast that serves both passes is kept
+  between them, any other is made in the pass that needs it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ScalingGranularity(enum.Enum):
 
 
 class Float8LinearRecipeName(enum.Enum):
-    """The published recipes; `fp8core.RECIPES` documents each."""
+    """torchao's recipes; `fp8core.RECIPES` documents these and the others, which go by their names."""
 
     TENSORWISE = "tensorwise"
     ROWWISE = "rowwise"
@@ -114,10 +114,16 @@ class Float8LinearConfig:
         """The configuration of a published recipe.
 
         Raises:
-            ValueError: unknown name; the message lists the known ones.
+            ValueError: unknown name, or a recipe that torchao's configuration has no words for.
         """
         name = recipe_name.value if isinstance(recipe_name, Float8LinearRecipeName) else recipe_name
         recipe = recipe_named(name)
+        known = [member.value for member in Float8LinearRecipeName]
+        if name not in known:
+            raise ValueError(
+                f"recipe {name!r} can't be written as a Float8LinearConfig, which knows {', '.join(known)}; pass the "
+                f"recipe itself: config={name!r}, or fp8core.RECIPES[{name!r}]"
+            )
         casts = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b) if cast is not None]
         return Float8LinearConfig(
             cast_config_input=_cast_config(recipe.output.a),

@@ -205,6 +205,9 @@ def _reason_against(linear: nn.Linear, recipe: Recipe) -> str:
             continue
         if linear.weight.device.type != "meta":
             reason = layout.device_reason(linear.weight.device, gemm.a.format, gemm.b.format)
+            reason = reason or layout.granularity_reason(
+                linear.weight.device, gemm.granularity, recipe.nearest
+            )
             if reason:
                 raise ValueError(f"recipe {recipe}: {reason}")
         if not recipe.pad_inner_dim:

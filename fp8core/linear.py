@@ -4,32 +4,96 @@
     grad_input  [M, K] = grad_output   [M, N] @ weight   [N, K]
     grad_weight [N, K] = grad_output.T [N, M] @ input    [M, K]
 
-M counts tokens: all leading dimensions of the input, flattened. Each operand is cast as the recipe says, right
-before the GEMM that needs it; parameters, gradients and state_dict stay in high precision. One
-`autograd.Function` holds all three GEMMs, since an FP8 operand that crossed autograd into `torch.mm` would
-meet a high-precision gradient in the backward pass.
+M counts tokens: all leading dimensions of the input, flattened. Each tensor is cast as the recipe says, once where
+the codes don't depend on the axis (tensorwise, 128x128), else once for each axis; parameters and gradients stay in
+high precision. One `autograd.Function` holds all three GEMMs, since an FP8 operand that crossed autograd into
+`torch.mm` would meet a high-precision gradient in the backward pass.
 
-What is kept for the backward pass: the weight as it is (no copy), and the input either in FP8, where the
-same cast serves grad_weight (tensorwise: one byte an element instead of two or four), or as it is.
+What is kept for the backward pass: the input as FP8 operand of grad_weight, one byte an element instead of two or
+four, unless that GEMM is in high precision; the weight in FP8 where the forward pass's cast serves again (one byte
+an element more than no copy; saves the second cast), else as it is.
 
-The result has the dtype of the (autocast) input, whatever the weight's. Rowwise GEMMs yield bfloat16 on
-hardware, so a float32 or float16 rowwise layer is rounded to bfloat16 once for each GEMM.
+Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
+be kept across microbatches, see `fp8core.microbatches`.
+
+The result has the dtype of the (autocast) input, whatever the weight's. Rowwise and blockwise GEMMs yield bfloat16
+on hardware, so a float32 or float16 layer is rounded to bfloat16 once for each such GEMM.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
+from fp8core.history import AmaxMemory
+from fp8core.operands import cast_both, cast_one, serves_both
 from fp8core.scaling import check_hp
-from fp8core.tensor import Float8Tensor, quantize
+from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
+
+
+class CastInput(NamedTuple):
+    """A tensor and its casts, to be given to several Float8Linear in its place; made by `cast_input`.
+
+    Attributes:
+        hp: the tensor itself, [..., K], after autocast; gradients flow through it.
+        for_output: its tokens [M, K] as operand of the output GEMM.
+        for_grad_weight: as operand of grad_weight; None if no layer needs it.
+        casts: what the two were cast with.
+    """
+
+    hp: torch.Tensor
+    for_output: torch.Tensor
+    for_grad_weight: torch.Tensor | None
+    casts: tuple[Cast | None, Cast | None]
+
+
+def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
+    """Casts a tensor once for all layers that read it.
+
+        shared = cast_input(x, attention.q, attention.k, attention.v)
+        q, k, v = attention.q(shared), attention.k(shared), attention.v(shared)
+
+    Results and gradients equal those of calling each layer on x, bit for bit.
+
+    Args:
+        x: float32, bfloat16 or float16, [..., K]; converted first under autocast.
+        layers: at least one; their recipes must cast the input alike. Delayed scaling takes the first one's
+            amaxes and records what it saw in all.
+
+    Raises:
+        ValueError: no layer, or layers whose recipes cast the input differently.
+    """
+    if not layers:
+        raise ValueError("cast_input takes the layers that will read the tensor; got none")
+    casts = _input_casts(layers[0].recipe)
+    for layer in layers[1:]:
+        if _input_casts(layer.recipe) != casts:
+            raise ValueError(
+                f"recipes {layers[0].recipe} and {layer.recipe} cast their input differently; cast it for each"
+            )
+    x = _after_autocast(x)
+    check_hp(x, "input")
+    flat = x.detach().reshape(-1, layers[0].in_features)
+    trains = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
+    with torch.no_grad():
+        memory = layers[0].amaxes
+        if trains:
+            lp, lp_gw = cast_both(flat, *casts, memory, "input")
+        else:
+            lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input"), None
+        if memory is not None:
+            for layer in layers[1:]:
+                assert layer.amaxes is not None
+                layer.amaxes.record("input", memory.pending[0])
+    return CastInput(x, lp, lp_gw, casts)
 
 
 class Float8Linear(nn.Linear):
@@ -37,9 +101,13 @@ class Float8Linear(nn.Linear):
 
     Attributes:
         recipe: what is cast and how.
+        amaxes: what delayed or static scaling remembers; None for dynamic recipes.
+        weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
     """
 
     recipe: Recipe
+    amaxes: AmaxMemory | None
+    weight_cache: WeightCache | None
 
     def __init__(
         self,
@@ -55,6 +123,8 @@ class Float8Linear(nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.recipe = as_recipe(config)
         backend_named(self.recipe.backend)
+        self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
+        self.weight_cache = None
 
     @classmethod
     def from_float(
@@ -75,35 +145,65 @@ class Float8Linear(nn.Linear):
             )
         new = cls(mod.in_features, mod.out_features, bias=False, device="meta", config=config)
         new.weight, new.bias = mod.weight, mod.bias
+        if new.amaxes is not None:
+            new.amaxes = AmaxMemory(new.recipe, mod.weight.device)
         return new.train(mod.training)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor | CastInput) -> torch.Tensor:
         """`input @ weight.T + bias`.
 
         Args:
             input: float32, bfloat16 or float16, [..., in_features]; any number of leading dimensions, none
-                and sizes of 0 included. Under autocast it is first converted to the autocast dtype.
+                and sizes of 0 included. Under autocast it is first converted to the autocast dtype. Or its
+                casts by `cast_input`; or a Float8Tensor that was cast as the recipe casts it.
 
         Returns:
             [..., out_features] of the (converted) input's dtype.
 
         Raises:
-            ValueError: last dimension is not in_features, or a GEMM that this call leads to would break a
-                rule of the hardware (see `fp8core.gemm.layout`); tokens must be a multiple of 16 to train
-                with an FP8 grad_weight.
+            ValueError: last dimension is not in_features; a cast that is not the recipe's; or a GEMM that this
+                call leads to would break a rule of the hardware (see `fp8core.gemm.layout`): tokens must be a
+                multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        device = input.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            input = input.to(torch.get_autocast_dtype(device))
+        given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+        if isinstance(input, CastInput):
+            given = (input.for_output, input.for_grad_weight)
+            if input.casts != _input_casts(self.recipe):
+                raise ValueError(
+                    f"input was cast for another recipe than {self.recipe}; cast it for this layer"
+                )
+            input = input.hp
+        else:
+            input = _after_autocast(input)
         check_hp(input, "input")
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {self.in_features}]")
         flat = input.reshape(-1, self.in_features)
         self._check_shapes(flat)
-        output = _ScaledLinear.apply(flat, self.weight, self.recipe)
+        if isinstance(flat, Float8Tensor):
+            self._check_cast(flat)
+        cache = None if torch.compiler.is_compiling() else self.weight_cache
+        plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled())
+        output = _ScaledLinear.apply(flat, self.weight, *given, plan)
         output = output.reshape(*input.shape[:-1], self.out_features)
         return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def _check_cast(self, flat: Float8Tensor) -> None:
+        """A Float8Tensor as input must be what the recipe would have made, for each GEMM that will read it."""
+        for_output, for_grad_weight = _input_casts(self.recipe)
+        found = f"{flat.format.short}_{flat.granularity}"
+        if for_output is None or (flat.format, flat.granularity) != (
+            for_output.format,
+            for_output.granularity,
+        ):
+            raise ValueError(f"input is a Float8Tensor {found}; recipe {self.recipe} wants {for_output}")
+        trains = torch.is_grad_enabled() and self.weight.requires_grad
+        if trains and not serves_both(for_output, for_grad_weight):
+            raise ValueError(
+                f"input is a Float8Tensor {found}, but grad_weight wants {for_grad_weight} along the tokens, which "
+                "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
+            )
 
     def _check_shapes(self, flat: torch.Tensor) -> None:
         """Refuses, before anything runs, the GEMMs that this call leads to and the hardware can't do."""
@@ -111,6 +211,7 @@ class Float8Linear(nn.Linear):
         if recipe.pad_inner_dim or not backend_named(recipe.backend).is_fp8:
             return
         M, K, N = flat.shape[0], self.in_features, self.out_features
+        device = self.weight.device
         trains = torch.is_grad_enabled()
         for name, will_run, size in (
             ("output", True, (M, K, N)),
@@ -123,6 +224,7 @@ class Float8Linear(nn.Linear):
             reason = layout.shape_reason(
                 *size, gemm.a.format, gemm.b.format, gemm.granularity, _result_dtype(gemm, flat.dtype)
             )
+            reason = layout.granularity_reason(device, gemm.granularity, recipe.nearest) or reason
             if reason is not None:
                 tokens = f" with {M} tokens" if name == "grad_weight" else ""
                 raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
@@ -136,51 +238,94 @@ class Float8Linear(nn.Linear):
         return f"{super().extra_repr()}, recipe={recipe}{detail}"
 
 
+class _Plan(NamedTuple):
+    """What the three GEMMs need besides tensors. `trains`: a backward pass can follow."""
+
+    recipe: Recipe
+    amaxes: AmaxMemory | None
+    cache: WeightCache | None
+    trains: bool
+
+
 class _ScaledLinear(torch.autograd.Function):
-    """The three GEMMs; input [M, K], weight [N, K]."""
+    """The three GEMMs; input [M, K] with its casts if they are there already, weight [N, K]."""
 
     @staticmethod
-    def forward(ctx: Any, input_hp: torch.Tensor, weight_hp: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-        gemm = recipe.output
-        input_lp = _cast(input_hp, gemm.a, dim=1)
-        weight_lp = _cast(weight_hp.t(), gemm.b, dim=0)
-        kept = input_lp if _serves_both(gemm.a, recipe.grad_weight.b) else input_hp
-        ctx.save_for_backward(kept, weight_hp)
-        ctx.recipe = recipe
-        return _matmul(input_lp, weight_lp, gemm, recipe, input_hp.dtype)
+    def forward(
+        ctx: Any,
+        input_hp: torch.Tensor,
+        weight_hp: torch.Tensor,
+        given: torch.Tensor | None,
+        given_for_grad_weight: torch.Tensor | None,
+        plan: _Plan,
+    ) -> torch.Tensor:
+        recipe, amaxes = plan.recipe, plan.amaxes
+        casts = _input_casts(recipe)
+        input_lp, kept = given, given_for_grad_weight
+        needs_kept = plan.trains and ctx.needs_input_grad[1]
+        if input_lp is None and needs_kept:
+            input_lp, kept = cast_both(input_hp, *casts, amaxes, "input")
+        elif input_lp is None:
+            input_lp = cast_one(input_hp, casts[0], 1, amaxes, "input")
+        elif kept is None and needs_kept:  # the shared casts were made where nothing trained
+            kept = cast_one(input_hp, casts[1], 0, amaxes, "input")
+        weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0])
+        ctx.save_for_backward(kept if needs_kept else None, weight_kept)
+        ctx.plan = plan
+        return _matmul(input_lp, weight_lp.t(), recipe.output, recipe, input_hp.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        kept, weight_hp = ctx.saved_tensors
-        recipe: Recipe = ctx.recipe
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+        kept, weight_kept = ctx.saved_tensors
+        recipe, amaxes = ctx.plan.recipe, ctx.plan.amaxes
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
         grad_input = grad_weight = None
-        grad: torch.Tensor = grad_output
-        if ctx.needs_input_grad[0]:
-            gemm = recipe.grad_input
-            grad_lp = _cast(grad_output, gemm.a, dim=1)
-            grad_input = _matmul(grad_lp, _cast(weight_hp, gemm.b, dim=0), gemm, recipe, grad_output.dtype)
-            if _serves_both(gemm.a, recipe.grad_weight.a):
-                grad = grad_lp
-        if ctx.needs_input_grad[1]:
-            gemm = recipe.grad_weight
-            grad_lp, input_lp = _cast(grad.t(), gemm.a, dim=1), _cast(kept, gemm.b, dim=0)
-            grad_weight = _matmul(grad_lp, input_lp, gemm, recipe, grad_output.dtype)
-        return grad_input, grad_weight, None
+        if needs_input and needs_weight:
+            grad, grad_gw = cast_both(grad_output, for_input, for_weight, amaxes, "grad_output")
+        elif needs_input:
+            grad = cast_one(grad_output, for_input, 1, amaxes, "grad_output")
+        else:
+            grad_gw = cast_one(grad_output, for_weight, 0, amaxes, "grad_output")
+        if needs_input:
+            weight = cast_one(weight_kept, recipe.grad_input.b, 0, amaxes, "weight")
+            grad_input = _matmul(grad, weight, recipe.grad_input, recipe, grad_output.dtype)
+        if needs_weight:
+            grad_weight = _matmul(grad_gw.t(), kept, recipe.grad_weight, recipe, grad_output.dtype)
+        return grad_input, grad_weight, None, None, None
 
 
-def _cast(x: torch.Tensor, cast: Cast | None, dim: int) -> torch.Tensor:
-    """One operand as its GEMM wants it: in FP8 scaled along `dim`, or as it is (None, or cast before)."""
-    if cast is None or isinstance(x, Float8Tensor):
-        return x
-    return quantize(x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two)
+def _weight_operands(
+    weight: torch.Tensor, plan: _Plan, needed_again: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """weight [N, K] for the output GEMM, and what grad_input's operand will be made from.
+
+    That is the same cast where it serves both; else the weight itself, cast in the backward pass, or within
+    `microbatches` its second cast, made here so that it is made once.
+    """
+    recipe, amaxes = plan.recipe, plan.amaxes
+    first, second = recipe.output.b, recipe.grad_input.b
+    again = plan.trains and needed_again
+    if plan.cache is not None and not isinstance(weight, Float8Tensor):
+        lp, lp_again = plan.cache.operands(weight, lambda: cast_both(weight, first, second, amaxes, "weight"))
+        return lp, lp_again if again else None
+    lp = cast_one(weight, first, 1, amaxes, "weight")
+    return lp, (lp if serves_both(first, second) else weight) if again else None
 
 
-def _serves_both(first: Cast | None, second: Cast | None) -> bool:
-    """Whether one cast of a tensor can serve two GEMMs that contract it over different axes."""
-    return first is not None and first == second and first.axis_free
+def _input_casts(recipe: Recipe) -> tuple[Cast | None, Cast | None]:
+    """Of the input, in the output and in the grad_weight GEMM."""
+    return recipe.output.a, recipe.grad_weight.b
+
+
+def _after_autocast(x: torch.Tensor) -> torch.Tensor:
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return x.to(torch.get_autocast_dtype(device))
+    return x
 
 
 def _matmul(
@@ -199,4 +344,4 @@ def _matmul(
 
 def _result_dtype(gemm: Gemm, out_dtype: torch.dtype) -> torch.dtype:
     """The dtype in which the hardware can yield a result that is then converted to `out_dtype`."""
-    return torch.bfloat16 if gemm.granularity == "rowwise" else out_dtype
+    return out_dtype if gemm.granularity == "tensorwise" else torch.bfloat16

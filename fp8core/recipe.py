@@ -7,23 +7,66 @@ A Linear layer is three GEMMs (`input` [M, K], `weight` [N, K], `grad_output` [M
     grad_weight [N, K] = grad_output.T [N, M] @ input    [M, K]     contracts over M, the tokens
 
 Each has a left operand `a` and a right operand `b`. `None` in place of a `Cast` leaves the operand in high
-precision. *tensorwise* = one scale for the whole operand; *rowwise* = one scale for each row of `a` and each
-column of `b`, that is, along the contracted axis, so that every scale can be taken out of the sum.
+precision. How many elements share a scale:
 
-The three published recipes equal those of `torchao.float8` 0.18 (`config.py`, `from_recipe_name`). To add a
+    tensorwise   the whole operand
+    rowwise      each row of `a`, each column of `b`: the contracted axis, so scales can leave the sum
+    1x128        128 neighbours along the contracted axis
+    128x128      a square of 128 by 128
+    1x32         32 neighbours along the contracted axis, the scale an E8M0 code (MX)
+
+and where the scale comes from: *dynamic* = the tensor's own amax; *delayed* = the amax of earlier steps
+(`AmaxHistory`); *static* = an amax that was measured once and then stays (`fp8core.update_scales`).
+
+The first three recipes equal those of `torchao.float8` 0.18 (`config.py`, `from_recipe_name`). To add a
 recipe, add a literal to `RECIPES`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from fp8core.formats import Format, native_pair
 
-Granularity = Literal["tensorwise", "rowwise"]
+Granularity = Literal["tensorwise", "rowwise", "1x128", "128x128", "1x32"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
+Scaling = Literal["dynamic", "delayed", "static"]
+SCALINGS: tuple[str, ...] = get_args(Scaling)
+MxMode = Literal["floor", "ceil", "rceil", "even"]
+MX_MODES: tuple[str, ...] = get_args(MxMode)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
+
+# The granularities that one multiplication may mix: one scale can be repeated, a block can't
+_FAMILIES: tuple[frozenset[str], ...] = (
+    frozenset({"tensorwise", "rowwise"}),
+    frozenset({"1x128", "128x128"}),
+    frozenset({"1x32"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AmaxHistory:
+    """How delayed scaling turns the amax of earlier steps into a scale.
+
+        amax  = max(history)  or  history[0], the last step's
+        scale = fp8_max / amax / 2**margin
+
+    Attributes:
+        length: steps remembered.
+        algorithm: "max" over the history, or "most_recent".
+        margin: binades left free above amax, against a tensor that grows.
+    """
+
+    length: int = 1024
+    algorithm: Literal["max", "most_recent"] = "max"
+    margin: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"an amax history of length {self.length} remembers nothing; expected >= 1")
+        if self.algorithm not in ("max", "most_recent"):
+            raise ValueError(f"amax algorithm {self.algorithm!r} is unknown; expected max or most_recent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +76,42 @@ class Cast:
     Attributes:
         format: the element format.
         granularity: how many elements share a scale; see the module docstring.
-        power_of_two: round each scale down to a power of two, which makes scaling itself exact.
+        power_of_two: round each scale down to a power of two, which makes scaling itself exact. "1x32" scales
+            are powers of two whatever it says.
+        scaling: where the scale comes from; only tensorwise scales can be delayed or static.
+        mx_mode: how a "1x32" scale is rounded to a power of two; see `fp8core.scaling.mx_scale_code`.
     """
 
     format: Format
     granularity: Granularity = "tensorwise"
     power_of_two: bool = False
+    scaling: Scaling = "dynamic"
+    mx_mode: MxMode = "rceil"
 
     def __post_init__(self) -> None:
-        if self.granularity not in GRANULARITIES:
+        for what, value, known in (
+            ("granularity", self.granularity, GRANULARITIES),
+            ("scaling", self.scaling, SCALINGS),
+            ("MX rounding mode", self.mx_mode, MX_MODES),
+        ):
+            if value not in known:
+                raise ValueError(f"{what} {value!r} is unknown; expected one of {', '.join(known)}")
+        if self.scaling != "dynamic" and self.granularity != "tensorwise":
             raise ValueError(
-                f"granularity {self.granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}"
+                f"{self.scaling} scaling is defined for tensorwise scales, not {self.granularity}: the history of "
+                "a row or a block says nothing about the next batch's; use granularity='tensorwise'"
             )
 
     @property
     def axis_free(self) -> bool:
         """True when codes and scale are the same whichever axis is contracted, so one cast serves two GEMMs."""
-        return self.granularity == "tensorwise"
+        return self.granularity in ("tensorwise", "128x128")
 
     def __str__(self) -> str:
-        return f"{self.format.short}_{self.granularity}" + ("_pow2" if self.power_of_two else "")
+        scaling = "" if self.scaling == "dynamic" else f"_{self.scaling}"
+        if self.granularity == "1x32":
+            return f"{self.format.short}_1x32_{self.mx_mode}"
+        return f"{self.format.short}_{self.granularity}{scaling}" + ("_pow2" if self.power_of_two else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +123,18 @@ class Gemm:
     fast_accum: bool = False
 
     def __post_init__(self) -> None:
-        if (self.a is None) != (self.b is None):
+        if self.a is None or self.b is None:
+            if self.a is not self.b:
+                raise ValueError(
+                    f"operand a is {self.a}, operand b is {self.b}: no kernel multiplies FP8 by high precision; "
+                    "cast both operands or neither"
+                )
+            return
+        mixed = {self.a.granularity, self.b.granularity}
+        if not any(mixed <= family for family in _FAMILIES):
+            known = "; ".join(" with ".join(sorted(family, reverse=True)) for family in _FAMILIES)
             raise ValueError(
-                f"operand a is {self.a}, operand b is {self.b}: no kernel multiplies FP8 by high precision; "
-                "cast both operands or neither"
+                f"operand a is {self.a}, operand b is {self.b}: no kernel mixes these; pairs that exist: {known}"
             )
 
     @property
@@ -77,9 +144,10 @@ class Gemm:
 
     @property
     def granularity(self) -> Granularity:
-        """Of the multiplication: rowwise if either operand is, since no kernel mixes the two."""
-        rowwise = any(cast is not None and cast.granularity == "rowwise" for cast in (self.a, self.b))
-        return "rowwise" if rowwise else "tensorwise"
+        """Of the multiplication: the finer of its operands', since no kernel mixes rowwise and tensorwise."""
+        found = {cast.granularity for cast in (self.a, self.b) if cast is not None}
+        finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
+        return next((granularity for granularity in finest if granularity in found), "tensorwise")
 
     def __str__(self) -> str:
         return f"{self.a} @ {self.b}" if self.is_fp8 else "high precision"
@@ -95,6 +163,8 @@ class Recipe:
         output, grad_input, grad_weight: the three GEMMs.
         backend: who multiplies, a key of `fp8core.gemm.BACKENDS`; "reference" emulates in high precision.
         pad_inner_dim: fill dimensions up to the next multiple of 16 with zeros, which changes no result.
+        history: of delayed scaling; no meaning without it.
+        nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
     """
 
     name: str
@@ -104,6 +174,8 @@ class Recipe:
     grad_weight: Gemm
     backend: str = "torch"
     pad_inner_dim: bool = False
+    history: AmaxHistory = AmaxHistory()
+    nearest: str = ""
 
     @property
     def gemms(self) -> dict[str, Gemm]:
@@ -115,6 +187,47 @@ class Recipe:
         """How many of the three GEMMs take FP8 operands."""
         return sum(gemm.is_fp8 for gemm in self.gemms.values())
 
+    @property
+    def scaling(self) -> Scaling:
+        """ "delayed" or "static" if any cast is, so that a layer must remember amaxes; else "dynamic"."""
+        found = {c.scaling for gemm in self.gemms.values() for c in (gemm.a, gemm.b) if c is not None}
+        if {"delayed", "static"} <= found:
+            raise ValueError(f"recipe {self.name} mixes delayed and static casts; take one of the two")
+        return next((s for s in found if s != "dynamic"), "dynamic")
+
+    def emulated(self) -> Recipe:
+        """The same recipe multiplied in high precision: the same codes and scales, on any device."""
+        return replace(self, backend="reference")
+
+    def in_high_precision(self, *gemms: str) -> Recipe:
+        """The same recipe with the named GEMMs left uncast.
+
+        Raises:
+            ValueError: a name that is none of `GEMMS`.
+        """
+        unknown = [name for name in gemms if name not in GEMMS]
+        if unknown:
+            raise ValueError(f"unknown GEMM {', '.join(unknown)}; expected some of {', '.join(GEMMS)}")
+        kept = {name: Gemm(None, None) if name in gemms else gemm for name, gemm in self.gemms.items()}
+        return replace(
+            self,
+            name="-".join((self.name, *(f"{name}_hp" for name in gemms))),
+            output=kept["output"],
+            grad_input=kept["grad_input"],
+            grad_weight=kept["grad_weight"],
+        )
+
+    def with_gradient_format(self, fmt: Format) -> Recipe:
+        """The same recipe with `grad_output` cast to another format, in both GEMMs that take it."""
+
+        def changed(gemm: Gemm) -> Gemm:
+            return gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
+
+        name = f"{self.name}-{fmt.short}_grad"
+        return replace(
+            self, name=name, grad_input=changed(self.grad_input), grad_weight=changed(self.grad_weight)
+        )
+
     def __str__(self) -> str:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"
         return self.name + extras + (", pad_inner_dim" if self.pad_inner_dim else "")
@@ -125,6 +238,13 @@ _TENSOR = Cast(_E4M3)
 _TENSOR_GRAD = Cast(_E5M2)
 _ROW = Cast(_E4M3, "rowwise", power_of_two=True)
 _TENSOR_POW2 = Cast(_E4M3, power_of_two=True)
+_DELAYED = Cast(_E4M3, scaling="delayed")
+_DELAYED_GRAD = Cast(_E5M2, scaling="delayed")
+_STATIC = Cast(_E4M3, scaling="static")
+_STATIC_GRAD = Cast(_E5M2, scaling="static")
+_BLOCK = Cast(_E4M3, "1x128", power_of_two=True)
+_SQUARE = Cast(_E4M3, "128x128", power_of_two=True)
+_MX = Cast(_E4M3, "1x32")
 
 RECIPES: dict[str, Recipe] = {
     r.name: r
@@ -162,6 +282,55 @@ RECIPES: dict[str, Recipe] = {
             output=Gemm(_ROW, _ROW, fast_accum=True),
             grad_input=Gemm(_ROW, _TENSOR_POW2),
             grad_weight=Gemm(None, None),
+        ),
+        Recipe(
+            name="delayed",
+            doc=(
+                "As tensorwise, but scale = fp8_max / amax / 2**margin with the largest amax of the last 1024 "
+                "steps (TransformerEngine's DelayedScaling): a cast reads its tensor once. A value above that "
+                "amax saturates. `update_scales` after each optimizer step moves the history on; until its first "
+                "call scales are dynamic. Input and grad_output amaxes live in buffers and checkpoint."
+            ),
+            output=Gemm(_DELAYED, _DELAYED, fast_accum=True),
+            grad_input=Gemm(_DELAYED_GRAD, _DELAYED),
+            grad_weight=Gemm(_DELAYED_GRAD, _DELAYED),
+            nearest="tensorwise",
+        ),
+        Recipe(
+            name="static",
+            doc=(
+                "As tensorwise, but scale = fp8_max / amax / 2**margin with the largest amax seen before the "
+                "first `update_scales`; later ones change nothing. Until then scales are dynamic."
+            ),
+            output=Gemm(_STATIC, _STATIC, fast_accum=True),
+            grad_input=Gemm(_STATIC_GRAD, _STATIC),
+            grad_weight=Gemm(_STATIC_GRAD, _STATIC),
+            nearest="tensorwise",
+        ),
+        Recipe(
+            name="blockwise",
+            doc=(
+                "e4m3 everywhere, power-of-two scales: output = e4m3_1x128(input) @ e4m3_128x128(weight).T, "
+                "grad_input = e4m3_1x128(grad_output) @ e4m3_128x128(weight), grad_weight = "
+                "e4m3_1x128(grad_output).T @ e4m3_1x128(input), each 1x128 along the contracted axis (DeepSeek-V3, "
+                "arXiv 2412.19437, section 3.3). Outliers cost their block only; the weight is cast once."
+            ),
+            output=Gemm(_BLOCK, _SQUARE),
+            grad_input=Gemm(_BLOCK, _SQUARE),
+            grad_weight=Gemm(_BLOCK, _BLOCK),
+            nearest="rowwise",
+        ),
+        Recipe(
+            name="mxfp8",
+            doc=(
+                "e4m3 everywhere in blocks of 32 along the contracted axis with E8M0 scales X = 2**e, code = "
+                "x / X, e = ceil(log2(amax / 448)) (RCEIL; OCP MX 1.0 and its other modes in `fp8core.scaling`). "
+                "Each operand is cast along both of its axes."
+            ),
+            output=Gemm(_MX, _MX),
+            grad_input=Gemm(_MX, _MX),
+            grad_weight=Gemm(_MX, _MX),
+            nearest="rowwise",
         ),
     )
 }

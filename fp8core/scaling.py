@@ -21,18 +21,26 @@ One rule for each special group (docs/numerics.md, section 3):
     amax NaN                     scale and scale_inv NaN: every element of the group comes back as NaN
 
 so that a non-finite input can never turn into plausible finite output.
+
+Blocks that don't divide a dimension leave a shorter last block. An E8M0 scale ("1x32", MX) is a bare power of
+two, stored as its biased exponent; `mx_scale_code` makes it by integer arithmetic, from the bits of amax.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import nn
 
-from fp8core.formats import Format, as_element_format
-from fp8core.recipe import GRANULARITIES, Granularity
+from fp8core.formats import E8M0FNU, Format, as_element_format
+from fp8core.recipe import GRANULARITIES, MX_MODES, Granularity, MxMode
 
 AMAX_FLOOR = 1e-12  # as torchao `float8_utils.EPS`: keeps the scale of an all-zero group finite
 HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
 
+BLOCK = 128  # of "1x128" and "128x128"
+MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
+
+_INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
 
 
@@ -52,17 +60,17 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
     """The largest magnitude of each scaling group.
 
     Args:
-        x: float32, bfloat16 or float16, any layout.
-        granularity: "tensorwise" = one group; "rowwise" = one group for each line along `dim`.
-        dim: the contracted dimension, over which "rowwise" reduces; ignored by "tensorwise".
+        x: float32, bfloat16 or float16, any layout; a matrix for "128x128".
+        granularity: see `fp8core.recipe`; "rowwise", "1x128" and "1x32" reduce along `dim`.
+        dim: the contracted dimension; ignored by "tensorwise" and "128x128".
 
     Returns:
-        float32: 0-dimensional, or of x's shape with `dim` reduced to 1. NaN where a group holds a NaN, Inf
-        where it holds an Inf and no NaN, 0 for an empty group.
+        float32: 0-dimensional, or of x's rank with `dim` reduced to 1 (rowwise) or to its number of blocks.
+        NaN where a group holds a NaN, Inf where it holds an Inf and no NaN, 0 for an empty group.
 
     Raises:
         TypeError: dtype, see `check_hp`.
-        ValueError: unknown granularity, or `dim` outside of x.
+        ValueError: unknown granularity, `dim` outside of x, or "128x128" of anything but a matrix.
     """
     check_hp(x)
     if granularity not in GRANULARITIES:
@@ -72,10 +80,16 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
     magnitude = x.detach().abs()
     if granularity == "tensorwise":
         return (magnitude.amax() if x.numel() else magnitude.new_zeros(())).float()
+    if granularity == "128x128":
+        if x.dim() != 2:
+            raise ValueError(f"128x128 scaling is defined for a matrix, not for shape {tuple(x.shape)}")
+        return _block_amax(_block_amax(magnitude, BLOCK, 0), BLOCK, 1).float()
     if not -x.dim() <= dim < x.dim():
         raise ValueError(
-            f"dim {dim} is outside of a tensor of shape {tuple(x.shape)}; rowwise scaling needs one"
+            f"dim {dim} is outside of a tensor of shape {tuple(x.shape)}; {granularity} scaling needs one"
         )
+    if granularity != "rowwise":
+        return _block_amax(magnitude, BLOCK if granularity == "1x128" else MX_BLOCK, dim).float()
     if x.shape[dim] == 0:
         shape = list(x.shape)
         shape[dim] = 1
@@ -116,3 +130,96 @@ def compute_scale(
         scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
     # Through float64 again: a compiler may turn a float32 reciprocal into an approximate division.
     return scale, scale.double().reciprocal().float()
+
+
+def mx_scale_code(
+    amax: torch.Tensor, fmt: Format | torch.dtype | str, mode: MxMode = "rceil"
+) -> torch.Tensor:
+    """The E8M0 code e + 127 of an MX block's decoding scale X = 2**e; with emax = 8 (e4m3) or 15 (e5m2):
+
+        floor   e = floor(log2(amax)) - emax         OCP MX 1.0; saturates an amax of significand above 1.75
+        ceil    e = ceil(log2(amax)) - emax
+        rceil   e = ceil(log2(amax / fp8_max))       NVIDIA's; the smallest X that saturates nothing
+        even    e = floor(log2(amax rounded half up to the element's mantissa)) - emax
+
+    Integer arithmetic on the bits of amax, so exact: no logarithm, and no `.to(float8_e8m0fnu)`, which rounds.
+
+    >>> import torch
+    >>> for mode in MX_MODES:
+    ...     print(mode, mx_scale_code(torch.tensor(500.0), "e4m3fn", mode).view(torch.uint8).item() - 127)
+    floor 0
+    ceil 1
+    rceil 1
+    even 1
+
+    Args:
+        amax: non-negative float32, any shape.
+        fmt: the element format.
+        mode: one of the above.
+
+    Returns:
+        float8_e8m0fnu of amax's shape. Code 0 (X = 2**-127) for an amax of 0 or too small, and for an empty
+        group; code 255 (NaN) for Inf or NaN, which turns the whole block into NaN.
+
+    Raises:
+        ValueError: unknown mode, or fmt is no element format.
+    """
+    fmt = as_element_format(fmt)
+    if mode not in MX_MODES:
+        raise ValueError(f"MX rounding mode {mode!r} is unknown; expected one of {', '.join(MX_MODES)}")
+    bits = amax.detach().float().contiguous().view(torch.int32)
+    mantissa = bits & ~_SIGN_AND_EXPONENT
+    exponent = bits >> 23
+    if mode == "ceil":
+        exponent = exponent + (mantissa != 0).int()
+    elif mode == "rceil":
+        significand_of_max = int(torch.tensor(fmt.max).view(torch.int32)) & ~_SIGN_AND_EXPONENT
+        exponent = exponent + (mantissa > significand_of_max).int()
+    elif mode == "even":
+        exponent = (bits.clamp(max=_INFINITY_BITS) + (1 << (22 - fmt.mantissa_bits))) >> 23
+    code = (exponent - fmt.emax).clamp(0, 254)
+    code = torch.where(bits >= _INFINITY_BITS, 255, code)
+    return code.to(torch.uint8).view(E8M0FNU.dtype)
+
+
+def mx_scale(code: torch.Tensor) -> torch.Tensor:
+    """1 / X as float32, exact: what x is multiplied by. NaN for code 255.
+
+    Args:
+        code: float8_e8m0fnu. Code 254 would need 2**-127, a subnormal; it is exact too.
+    """
+    exponent = 127 - code.view(torch.uint8).int()
+    scale = torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+    return torch.where(code.view(torch.uint8) == 255, torch.nan, scale)
+
+
+def spread(scale: torch.Tensor, shape: torch.Size, block: int | None = None) -> torch.Tensor:
+    """Scales of blocks repeated so that they broadcast to `shape`; others are returned as they are.
+
+    Args:
+        scale: float32 or float8_e8m0fnu; each size 1, that of `shape`, or its number of blocks.
+        shape: of the codes.
+        block: elements of a block; None: 32 for float8_e8m0fnu, else 128.
+
+    Returns:
+        float32, broadcastable to shape.
+    """
+    if block is None:
+        block = MX_BLOCK if scale.dtype == E8M0FNU.dtype else BLOCK
+    scale = scale.float()
+    for dim, size in enumerate(shape if scale.dim() else ()):
+        if scale.shape[dim] not in (1, size):
+            scale = scale.repeat_interleave(block, dim).narrow(dim, 0, size)
+    return scale
+
+
+def _block_amax(magnitude: torch.Tensor, block: int, dim: int) -> torch.Tensor:
+    """The largest of each `block` neighbours along dim; the last block may be shorter."""
+    dim %= magnitude.dim()
+    size = magnitude.shape[dim]
+    missing = -size % block
+    if missing:
+        fill = [0, 0] * (magnitude.dim() - 1 - dim) + [0, missing]
+        magnitude = nn.functional.pad(magnitude, fill)
+    blocks = magnitude.unflatten(dim, (-1, block)) if size else magnitude.unflatten(dim, (0, block))
+    return blocks.amax(dim + 1)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from fp8core.formats import as_element_format
+from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import reference, torch_mm
+from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
+    from fp8core.gemm.accumulate import Accumulation
     from fp8core.gemm.layout import Scaled
 
 
@@ -31,7 +33,7 @@ class Matmul(Protocol):
         out_dtype: torch.dtype,
         use_fast_accum: bool,
     ) -> torch.Tensor:
-        """A [M, K] @ B [K, N] with their scales, both 0-dimensional or [M, 1] and [1, N]."""
+        """A [M, K] @ B [K, N] with their scales of one kind, see `scaled_mm`."""
         ...
 
 
@@ -66,15 +68,24 @@ def scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
     backend: str = "torch",
+    accumulation: Accumulation = "exact",
 ) -> torch.Tensor:
     """Multiplies two quantised matrices.
 
     Args:
-        a: [M, K] codes, row-major for backend "torch"; scale_inv 0-dimensional or [M, 1].
-        b: [K, N] codes, column-major for backend "torch"; scale_inv 0-dimensional or [1, N].
+        a: [M, K] codes, row-major for backend "torch"; scale_inv one of the table below.
+        b: [K, N] codes, column-major for backend "torch"; scale_inv one of the table below.
         out_dtype: of the result; float64 (backend "reference" only) also accumulates in float64.
         use_fast_accum: let the hardware accumulate with fewer bits; no effect on CPU or in "reference".
         backend: a key of `BACKENDS`.
+        accumulation: how backend "reference" adds up; the others add as their device does.
+
+        granularity   scale_inv of a                       scale_inv of b
+        tensorwise    []                                   []
+        rowwise       [M, 1]                               [1, N]
+        1x128         [M, ceil(K/128)]                     [ceil(K/128), N]
+        128x128       [ceil(M/128), ceil(K/128)]           [ceil(K/128), ceil(N/128)]
+        1x32, e8m0    [M, ceil(K/32)]                      [ceil(K/32), N]
 
     If one operand is scaled tensorwise and the other rowwise, the single scale is repeated, which is exact:
     no kernel takes mixed granularities.
@@ -90,7 +101,7 @@ def scaled_mm(
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
         with torch.autocast(device, enabled=False):
-            return scaled_mm(a, b, out_dtype, use_fast_accum, backend)
+            return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)
     _check_operand(a, "a", reduced_dim=1)
     _check_operand(b, "b", reduced_dim=0)
     a_codes, b_codes = a.qdata, b.qdata
@@ -99,18 +110,40 @@ def scaled_mm(
             f"a is {list(a_codes.shape)} and b is {list(b_codes.shape)}: a's columns must equal b's rows"
         )
     scale_inv_a, scale_inv_b = a.scale_inv, b.scale_inv
-    if scale_inv_a.dim() != scale_inv_b.dim():
-        if scale_inv_a.dim() == 0:
-            scale_inv_a = scale_inv_a.expand(a_codes.shape[0], 1).contiguous()
-        else:
-            scale_inv_b = scale_inv_b.expand(1, b_codes.shape[1]).contiguous()
-    return backend_named(backend).matmul(
-        a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum
+    if (scale_inv_a.dtype, scale_inv_a.dim() and scale_inv_a.shape[1]) != (
+        scale_inv_b.dtype,
+        scale_inv_b.dim() and scale_inv_b.shape[0],
+    ):
+        scale_inv_a, scale_inv_b = _repeated(a, b)
+    operands = (a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    if accumulation == "exact":
+        return backend_named(backend).matmul(*operands)
+    if backend != "reference":
+        raise ValueError(
+            f"backend {backend!r} adds up as its device does, not {accumulation!r}; use backend='reference'"
+        )
+    return reference.matmul(*operands, accumulation)
+
+
+def _repeated(a: Scaled, b: Scaled) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales of a tensorwise and a rowwise operand, the single one repeated.
+
+    Raises:
+        ValueError: scales of other kinds, which no kernel multiplies with each other.
+    """
+    (M, K), N = a.qdata.shape, b.qdata.shape[1]
+    if b.scale_inv.dim() == 0 and list(a.scale_inv.shape) == [M, 1]:
+        return a.scale_inv, b.scale_inv.expand(1, N).contiguous()
+    if a.scale_inv.dim() == 0 and list(b.scale_inv.shape) == [1, N]:
+        return a.scale_inv.expand(M, 1).contiguous(), b.scale_inv
+    raise ValueError(
+        f"scales {list(a.scale_inv.shape)} {a.scale_inv.dtype} of a and {list(b.scale_inv.shape)} "
+        f"{b.scale_inv.dtype} of b cut K = {K} differently; only tensorwise and rowwise mix"
     )
 
 
 def _check_operand(operand: Scaled, name: str, reduced_dim: int) -> None:
-    """Codes must be an FP8 matrix, and the scale one number or one for each line along `reduced_dim`."""
+    """Codes must be an FP8 matrix, and the scale one number, one a line along `reduced_dim`, or one a block."""
     codes, scale_inv = operand.qdata, operand.scale_inv
     if codes.dim() != 2:
         raise ValueError(
@@ -119,12 +152,20 @@ def _check_operand(operand: Scaled, name: str, reduced_dim: int) -> None:
     if not codes.dtype.is_floating_point or codes.dtype.itemsize != 1:
         raise TypeError(f"{name} has dtype {codes.dtype}; expected FP8 codes, see fp8core.quantize")
     as_element_format(codes.dtype)
-    if scale_inv.dtype != torch.float32:
-        raise TypeError(f"{name}.scale_inv has dtype {scale_inv.dtype}; expected float32")
-    expected = list(codes.shape)
-    expected[reduced_dim] = 1
-    if scale_inv.dim() and list(scale_inv.shape) != expected:
+    if scale_inv.dtype not in (torch.float32, E8M0FNU.dtype):
+        raise TypeError(
+            f"{name}.scale_inv has dtype {scale_inv.dtype}; expected float32, or float8_e8m0fnu for blocks of 32"
+        )
+    lines, along = codes.shape[1 - reduced_dim], codes.shape[reduced_dim]
+    if scale_inv.dtype == E8M0FNU.dtype:
+        allowed = [(lines, -(-along // MX_BLOCK))]
+    else:
+        blocks = -(-along // BLOCK)
+        allowed = [(lines, 1), (lines, blocks), (-(-lines // BLOCK), blocks)]
+    shapes = [[n, g] if reduced_dim else [g, n] for n, g in allowed]
+    if list(scale_inv.shape) not in ([[], *shapes] if scale_inv.dtype == torch.float32 else shapes):
         raise ValueError(
-            f"{name}.scale_inv has shape {list(scale_inv.shape)}; expected [] or {expected}: "
+            f"{name}.scale_inv has shape {list(scale_inv.shape)}; expected [] or {shapes[0]}: "
             f"scale {name} along its contracted dimension (dim={reduced_dim})"
+            + (f"; or {' or '.join(map(str, shapes[1:]))} for blocks" if shapes[1:] else "")
         )

@@ -9,6 +9,8 @@ errors. For D [M, N] = A [M, K] @ B [K, N]:
     no e5m2 @ e5m2                   except on ROCm
     rowwise: D is bfloat16, B e4m3   the CUTLASS kernel's rule; cuBLAS 12.9 on sm_90 alone is wider, and a
                                      result that depends on the machine is worth less than a conversion
+    blockwise: D is bfloat16           Hopper only, CUDA 12.9 or newer; neither CPU nor Blackwell has a kernel
+    MX: not through this backend       Blackwell wants its scales swizzled, which torch_mm does not do
     NVIDIA 8.9 or newer (OCP formats), AMD gfx942 (fnuz only), gfx950, gfx1200, gfx1201 (OCP)
 
 Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_allowed_device`),
@@ -42,7 +44,7 @@ class Scaled(Protocol):
 
     @property
     def scale_inv(self) -> torch.Tensor:
-        """float32, 0-dimensional (tensorwise), or [M, 1] of a left and [1, N] of a right operand (rowwise)."""
+        """Decoding scales, of one of the shapes that `fp8core.gemm.scaled_mm` lists."""
         ...
 
 
@@ -86,6 +88,8 @@ def shape_reason(
         return "e5m2 @ e5m2 has no kernel on NVIDIA hardware; cast one operand to e4m3"
     if out_dtype not in OUT_DTYPES:
         return f"out_dtype {out_dtype} is not offered; ask for bfloat16, float16 or float32 and convert"
+    if granularity in ("1x128", "128x128") and out_dtype != torch.bfloat16:
+        return f"blockwise scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
     if granularity == "rowwise":
         if out_dtype != torch.bfloat16:
             return f"rowwise scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
@@ -128,6 +132,32 @@ def device_reason(
     return None
 
 
+def granularity_reason(device: torch.device | str, granularity: str, nearest: str = "") -> str | None:
+    """Why `torch._scaled_mm` on this device takes no scales of this granularity; None if it does.
+
+    Args:
+        device: where it would run.
+        granularity: of the multiplication.
+        nearest: a recipe to name as the way out.
+    """
+    device = torch.device(device)
+    if granularity in ("tensorwise", "rowwise") or device.type == "meta":
+        return None
+    way_out = f"nearest that works: recipe {nearest!r}; or " if nearest else ""
+    way_out += "emulate it with recipe.emulated() (backend='reference')"
+    if granularity == "1x32":
+        return f"backend 'torch' has no MX kernel (1x32 scales): Blackwell's takes swizzled scales; {way_out}"
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return f"torch._scaled_mm has no kernel for {granularity} scales on {device.type}; {way_out}"
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.cuda is None or capability != (9, 0):
+        where = f"compute capability {capability[0]}.{capability[1]}" if torch.version.cuda else "ROCm"
+        return f"{granularity} scales have a kernel on compute capability 9.0 only, not on {where}; {way_out}"
+    if tuple(int(part) for part in torch.version.cuda.split(".")[:2]) < (12, 9):
+        return f"{granularity} scales need CUDA 12.9 or newer, this is {torch.version.cuda}; {way_out}"
+    return None
+
+
 def unsupported_reason(
     M: int,
     K: int,
@@ -146,7 +176,7 @@ def unsupported_reason(
         N: columns of B.
         a_fmt: format of A, or its dtype or name.
         b_fmt: format of B.
-        granularity: "tensorwise" or "rowwise", of both operands.
+        granularity: of the multiplication, see `fp8core.recipe.Gemm.granularity`.
         out_dtype: of the result.
         device: where it would run.
 
@@ -156,7 +186,11 @@ def unsupported_reason(
     Raises:
         ValueError: a format that cannot hold tensor elements.
     """
-    return shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype) or device_reason(device, a_fmt, b_fmt)
+    return (
+        shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype)
+        or device_reason(device, a_fmt, b_fmt)
+        or granularity_reason(device, granularity)
+    )
 
 
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
@@ -190,7 +224,7 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
         a_codes = _pad_codes(a_codes, 0, extra_k)
         b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
-        if b_scale_inv.dim():
+        if list(b_scale_inv.shape) == [1, b.qdata.shape[1]]:
             b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n))
     if not is_row_major(a_codes):
         a_codes = a_codes.clone(memory_format=torch.contiguous_format)

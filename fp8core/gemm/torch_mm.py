@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from fp8core.formats import E8M0FNU
 from fp8core.gemm import layout
 
 
@@ -20,17 +21,25 @@ def matmul(
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """A [M, K] row-major @ B [K, N] column-major, scales both 0-dimensional or [M, 1] and [1, N].
+    """A [M, K] row-major @ B [K, N] column-major with their scales: see `fp8core.gemm.scaled_mm`.
 
     Raises:
-        ValueError: what `layout.shape_reason` and `layout.layout_reason` say.
+        ValueError: what `layout.shape_reason`, `granularity_reason` and `layout_reason` say.
     """
-    granularity = "rowwise" if scale_inv_a.dim() else "tensorwise"
     (M, K), N = a.shape, b.shape[1]
+    granularity = "tensorwise"
+    if scale_inv_a.dtype == E8M0FNU.dtype:
+        granularity = "1x32"
+    elif scale_inv_a.dim():
+        rowwise = (list(scale_inv_a.shape), list(scale_inv_b.shape)) == ([M, 1], [1, N])
+        granularity = "rowwise" if rowwise else "1x128"
     reason = layout.shape_reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype)
+    reason = reason or layout.granularity_reason(a.device, granularity)
     reason = reason or layout.layout_reason(a, b)
     if reason is not None:
         raise ValueError(reason)
+    if granularity == "rowwise":  # strides of sizes of 1 too must be those of a contiguous tensor
+        scale_inv_a, scale_inv_b = scale_inv_a.flatten()[:, None], scale_inv_b.flatten()[None]
     return torch._scaled_mm(
         a, b, scale_a=scale_inv_a, scale_b=scale_inv_b, out_dtype=out_dtype, use_fast_accum=use_fast_accum
     )

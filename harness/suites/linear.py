@@ -24,6 +24,7 @@ from torch.autograd.profiler import profile
 
 from fp8core.convert import convert_to_float8_training
 from fp8core.gemm import backend_named, layout
+from fp8core.history import update_scales
 from fp8core.recipe import RECIPES, Cast, Recipe
 from harness import metrics
 from harness.compiling import fresh_compile
@@ -100,7 +101,8 @@ def gemms_unsupported(case: Case, recipe: Recipe | None, device: str) -> Unsuppo
             return Unsupported("shape", why)
         assert recipe is not None
         granularity = recipe.gemms[name].granularity
-        reason = layout.unsupported_reason(M, K, N, a.format, b.format, granularity, torch.bfloat16, device)
+        reason = layout.device_reason(device, a.format, b.format)
+        reason = reason or layout.granularity_reason(device, granularity, recipe.nearest)
         if reason:
             return Unsupported("device", reason)
     return None
@@ -116,6 +118,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
     recipe, peer, compiled = _parse(arm)
     x, weight, grad = operands(case, device)
     layer = make_layer(weight, recipe, peer)
+    warm_up(layer, recipe, x, grad)
     step = step_of(layer, compiled)
     resolved: dict[str, object] = {
         "timed": "forward and backward of one linear layer, casts included",
@@ -167,6 +170,16 @@ def make_layer(weight: Tensor, recipe: Recipe | None, peer: Peer | None = None) 
         return convert_to_float8_training(layer, config=recipe)
     assert peer.linear is not None
     return peer.linear(layer, recipe.name)
+
+
+def warm_up(layer: nn.Module, recipe: Recipe | None, x: Tensor, grad: Tensor) -> None:
+    """One step of delayed or static scaling, so that what is timed takes its scales from an earlier step.
+
+    The step is over the same data, so the codes are those of dynamic scaling and have the same reference.
+    """
+    if recipe is not None and recipe.scaling != "dynamic":
+        step_of(layer)(x, grad)
+        update_scales(layer)
 
 
 def step_of(layer: nn.Module, compiled: bool = False) -> Step:

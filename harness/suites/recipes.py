@@ -53,9 +53,10 @@ def build(case: Case, arm: str, device: str) -> Workload:
     recipe = _recipe(arm)
     lacking = linear.gemms_unsupported(case, recipe, device)
     if recipe is not None and lacking is not None:
-        recipe = replace(recipe, backend="reference")
+        recipe = recipe.emulated()
     x, weight, grad = linear.operands(case, device)
     layer = linear.make_layer(weight, recipe)
+    linear.warm_up(layer, recipe, x, grad)
     resolved: dict[str, object] = {
         "timed": "forward and backward of one linear layer, casts included",
         "module": type(layer).__name__,
@@ -108,16 +109,15 @@ def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
 
 def _needs_amax_first(cast: Cast, uses: int) -> bool:
     """Whether a first pass has to find the amax: of the whole tensor, or of its rows and columns."""
-    if getattr(cast, "scaling", "dynamic") != "dynamic":  # delayed and static scales are known beforehand
+    if cast.scaling != "dynamic":  # delayed and static scales are known beforehand
         return False
     return cast.granularity == "tensorwise" or (cast.granularity == "rowwise" and uses > 1)
 
 
 def _scale_bytes(cast: Cast) -> float:
     """Bytes of block scales for an element: float32, or one byte for MX."""
-    granularity: str = cast.granularity
-    across, along = BLOCKS.get(granularity, (0, 0))
-    size = 1 if granularity == "1x32" else 4
+    across, along = BLOCKS.get(cast.granularity, (0, 0))
+    size = 1 if cast.granularity == "1x32" else 4
     return size / (across * along) if across else 0.0
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from recipes import on_cpu
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -39,7 +40,10 @@ def assert_one_graph() -> None:
 def test_every_recipe_is_one_graph_and_equals_eager() -> None:
     """Oracle: eager, bitwise: casts are bit-equal and both run the same `_scaled_mm`. float32, because fusion
     skips roundings of bfloat16 intermediates. Only the bias gradients, plain sums, add in another order."""
-    layers = [Float8Linear(64, 64, config=name) for name in RECIPES]
+    names = [
+        name for name in RECIPES if name != "mxfp8"
+    ]  # torch 2.13's CPU code generator has no float8_e8m0fnu
+    layers = [Float8Linear(64, 64, config=on_cpu(name)) for name in names]
     padded = Float8Linear(64, 40, config=dataclasses.replace(RECIPES["rowwise"], pad_inner_dim=True))
     model = nn.Sequential(*layers, padded)
     x, parameters = torch.randn(2, 16, 64), list(model.parameters())
@@ -80,7 +84,11 @@ def test_emulation_autocast_and_no_grad_trace_without_breaks(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_gradient_in_another_layout_than_traced(name: str) -> None:
     """Oracle: eager. Dynamo traces the backward pass before it has seen a gradient's strides."""
-    layer, x, g = Float8Linear(64, 48, bias=False, config=name), torch.randn(16, 64), torch.randn(48, 16).t()
+    layer, x, g = (
+        Float8Linear(64, 48, bias=False, config=on_cpu(name)),
+        torch.randn(16, 64),
+        torch.randn(48, 16).t(),
+    )
     grads = []
     for run in (layer, torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager")):
         inputs = x.clone().requires_grad_()

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from recipes import TORCHAO
 from torch import nn
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
@@ -28,7 +29,7 @@ from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic  # n
 from torchao.float8.float8_training_tensor import LinearMMConfig  # noqa: E402
 from torchao.float8.float8_utils import amax_to_scale  # noqa: E402
 
-from fp8core import E4M3FN, E5M2, RECIPES, Float8Linear, Float8LinearConfig, quantize  # noqa: E402
+from fp8core import E4M3FN, E5M2, Float8Linear, Float8LinearConfig, quantize  # noqa: E402
 from fp8core.config import CastConfig, ScalingGranularity  # noqa: E402
 from fp8core.scaling import compute_scale  # noqa: E402
 
@@ -67,7 +68,7 @@ def inputs(kind: str, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["gaussian", "outliers", "zero rows", "inf", "nan"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", TORCHAO)
 def test_linear_is_bitwise_equal(name: str, dtype: torch.dtype, bias: bool, kind: str) -> None:
     """Oracle: torchao's Float8Linear through the real `_scaled_mm`: output and every gradient."""
     config = torchao.Float8LinearConfig.from_recipe_name(name)
@@ -138,7 +139,7 @@ def test_exception_rowwise_float32_scales_without_fast_accumulation(sqnr_db: Cal
     assert sqnr_db(*grad_input) > 50  # one bfloat16 rounding is 55 dB
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", TORCHAO)
 def test_emulation_keeps_the_recipe(name: str) -> None:
     """Oracle: torchao's emulation. Power-of-two scales commute with the sum; float32 scales round it (exception)."""
     theirs = dataclasses.replace(torchao.Float8LinearConfig.from_recipe_name(name), emulate=True)

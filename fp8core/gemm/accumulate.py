@@ -1,0 +1,68 @@
+"""A model of how FP8 matrix units add up: which sum a kernel claims to form, so that it is judged by that.
+
+    exact              the sum is formed in float64
+    fp22               Hopper's tensor core: a register of 1 + 8 + 13 bits, no promotion
+    fp22_promote128    the same; every 128 elements of K the register is added to a float32 sum and cleared
+
+One step of the model takes 32 products. They and the register are shifted to the largest exponent among them and
+cut, toward zero, to 13 bits below it; their sum is cut to 13 fraction bits again. Cutting toward zero is a bias:
+the sum of all-positive products shrinks with K, while zero-mean data hide it.
+
+Source: DeepSeek-V3, arXiv 2412.19437, section 3.3.2 (about 14 bits; promotion every 128 elements of K). That 32
+products are aligned at once, and where bits are cut, was never compared with hardware.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+Accumulation = Literal["exact", "fp22", "fp22_promote128"]
+ACCUMULATIONS: tuple[str, ...] = get_args(Accumulation)
+
+ALIGNED_PRODUCTS = 32
+FRACTION_BITS = 13
+PROMOTE_EVERY = 128
+
+
+def accumulate(a: torch.Tensor, b: torch.Tensor, mode: Accumulation) -> torch.Tensor:
+    """A [M, K] @ B [K, N] summed as the mode says.
+
+    Args:
+        a: float64 that hold FP8 values, so that a product is exact.
+        b: the same.
+        mode: one of `ACCUMULATIONS`.
+
+    Returns:
+        float64 [M, N]. Inf and NaN propagate.
+
+    Raises:
+        ValueError: unknown mode.
+    """
+    if mode not in ACCUMULATIONS:
+        raise ValueError(f"accumulation {mode!r} is unknown; expected one of {', '.join(ACCUMULATIONS)}")
+    if mode == "exact":
+        return a @ b
+    total = a.new_zeros((a.shape[0], b.shape[1]), dtype=torch.float32)
+    register = a.new_zeros(total.shape)
+    for start in range(0, a.shape[1], ALIGNED_PRODUCTS):
+        products = a[:, start : start + ALIGNED_PRODUCTS, None] * b[None, start : start + ALIGNED_PRODUCTS]
+        largest = torch.maximum(products.abs().amax(1), register.abs())
+        step = _last_bit(largest)
+        register = _cut(products, step[:, None]).sum(1) + _cut(register, step)
+        register = _cut(register, _last_bit(register))
+        if mode == "fp22_promote128" and (start + ALIGNED_PRODUCTS) % PROMOTE_EVERY == 0:
+            total += register.float()
+            register.zero_()
+    return (total + register.float()).double()
+
+
+def _last_bit(x: torch.Tensor) -> torch.Tensor:
+    """What the last kept bit of x is worth: 2**(floor(log2|x|) - 13); 1 for zero, where it cuts nothing."""
+    _, exponent = torch.frexp(x)  # |x| = m * 2**exponent with m in [0.5, 1)
+    return torch.ldexp(torch.ones_like(x), torch.where(x == 0, 0, exponent - 1 - FRACTION_BITS))
+
+
+def _cut(x: torch.Tensor, last_bit: torch.Tensor) -> torch.Tensor:
+    return torch.trunc(x / last_bit) * last_bit

@@ -1,0 +1,134 @@
+"""What delayed and static scaling remember: the amaxes of a layer's three tensors.
+
+    forward, backward   pending = max(pending, amax of the tensor)
+    update_scales       history = [pending, history without its last], pending = 0
+                        in_use  = max(history) or history[0]                        (delayed)
+                        in_use  = pending, once                                     (static)
+
+All casts of one optimizer step use the same scale, whatever the number of microbatches, the order of a
+pipeline schedule and the recomputations of activation checkpointing: `pending` is a maximum, so recording an
+amax twice changes nothing, and only `update_scales` changes `in_use`. Until its first call scales are dynamic.
+
+An amax of 0, Inf or NaN never enters the history; `in_use` then stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fp8core.recipe import Recipe
+
+ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
+
+
+class AmaxMemory(nn.Module):
+    """The buffers of one layer; they move, checkpoint and load with it, and stay float32.
+
+    Attributes:
+        history: float32 [3, length], newest first; a row for each of `ROLES`. Empty for static scaling.
+        in_use: float32 [3]; 0 = none yet, the cast is dynamic.
+        pending: float32 [3], the largest since the last `advance`; not saved.
+        ready: whether `in_use` holds. A Python bool, so that no cast waits for the device.
+        updates: calls of `advance` that changed what is in use.
+    """
+
+    history: torch.Tensor
+    in_use: torch.Tensor
+    pending: torch.Tensor
+
+    def __init__(self, recipe: Recipe, device: torch.device | str | None = None) -> None:
+        """Buffers for a recipe whose `scaling` is "delayed" or "static"."""
+        super().__init__()
+        self.delayed = recipe.scaling == "delayed"
+        self.settings = recipe.history
+        self.ready = False
+        self.updates = 0
+        length = self.settings.length if self.delayed else 0
+        self.register_buffer("history", torch.zeros(3, length, device=device))
+        self.register_buffer("in_use", torch.zeros(3, device=device))
+        self.register_buffer("pending", torch.zeros(3, device=device), persistent=False)
+
+    def of(self, role: str) -> torch.Tensor | None:
+        """float32, 0-dimensional: the amax to scale `role` by; None while there is none."""
+        return self.in_use[ROLES.index(role)] if self.ready else None
+
+    def record(self, role: str, amax: torch.Tensor) -> None:
+        """Notes the amax (float32, 0-dimensional) of a tensor that was cast."""
+        pending = self.pending[ROLES.index(role)]
+        pending.copy_(torch.maximum(pending, amax))
+
+    def advance(self) -> None:
+        """Ends a step, see the module docstring."""
+        usable = self.pending.isfinite() & (self.pending > 0)
+        if self.delayed:
+            newest = torch.where(usable, self.pending, 0)
+            self.history.copy_(torch.cat((newest[:, None], self.history[:, :-1]), dim=1))
+            best = self.history.amax(1) if self.settings.algorithm == "max" else newest
+            self.in_use.copy_(torch.where(best > 0, best, self.in_use))
+        elif not self.ready:
+            self.in_use.copy_(torch.where(usable, self.pending, self.in_use))
+        self.pending.zero_()
+        if self.delayed or not self.ready:
+            self._look()
+            self.updates += 1
+
+    def _look(self) -> None:
+        """Sets `ready`: scales exist for every role that a step has cast so far. Waits for the device."""
+        self.ready = self.ready or bool((self.in_use > 0).all())
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmaxMemory:
+        """Moves with the layer but keeps float32: an amax rounded down to bfloat16 would saturate."""
+        kept = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)
+        for name, buffer in kept.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype != torch.float32:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """A state_dict without amaxes (of nn.Linear, or of another recipe) loads too: scaling starts afresh."""
+        keys = [prefix + name for name in ("history", "in_use")]
+        if not any(key in state_dict for key in keys):
+            self.history.zero_()
+            self.in_use.zero_()
+            self.ready = False
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.ready = False
+        self._look()
+
+
+def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
+    """Call once after each optimizer step: delayed scaling moves on, static scaling is fixed at the first call.
+
+        loss.backward(); optimizer.step(); update_scales(model)
+
+    A model of dynamic recipes is left alone, so the call may stay in any loop.
+
+    Args:
+        model: any module.
+        group: whose ranks share scales; None: all ranks if torch.distributed runs. One all-reduce for the
+            whole model takes the largest amax of all ranks, so that their scales stay equal.
+
+    Returns:
+        How many layers remember amaxes.
+    """
+    memories = [m for m in model.modules() if isinstance(m, AmaxMemory)]
+    if memories and dist.is_available() and dist.is_initialized():
+        together = torch.stack([m.pending for m in memories])
+        dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
+        for memory, pending in zip(memories, together, strict=True):
+            memory.pending.copy_(pending)
+    for memory in memories:
+        memory.advance()
+    return len(memories)

@@ -1,0 +1,308 @@
+"""Deliberately wrong implementations, each with the check that must catch it.
+
+A fault is planted by patching fp8core while a block runs:
+
+    with FAULTS["no scaling"].planted():
+        ...
+
+so that any later gate can be shown to catch it as well. `caught_by` names a check of `fault_checks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+import fp8core
+import fp8core.cast
+import fp8core.gemm
+import fp8core.linear
+import fp8core.microbatch
+import fp8core.operands
+import fp8core.scaling
+from fp8core import E4M3FN, E5M2, RECIPES, Float8Tensor
+from fp8core.gemm import BACKENDS, reference
+from fp8core.gemm import accumulate as accumulate_module
+from fp8core.history import AmaxMemory
+
+Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
+
+amax, compute_scale = fp8core.scaling.amax, fp8core.scaling.compute_scale
+cast_saturating, cast_with_amax = fp8core.cast.cast_saturating, fp8core.cast.cast_with_amax
+mx_scale_code, cast_one, cast_both = fp8core.scaling.mx_scale_code, fp8core.operands.cast_one, fp8core.operands.cast_both
+scaled_mm = fp8core.gemm.scaled_mm
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One wrong implementation."""
+
+    name: str
+    caught_by: str
+    patches: Patches
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """fp8core is wrong while the block runs."""
+        with ExitStack() as stack:
+            for target, replacement in self.patches:
+                stack.enter_context(mock.patch(target, replacement))
+            yield
+
+
+def scale_of(change: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Patches:
+    return [("fp8core.cast.compute_scale", change)]
+
+
+def no_scaling(a: torch.Tensor, fmt: Any, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones_like(a), torch.ones_like(a)
+
+
+def inverted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, scale_inv = compute_scale(*args)
+    return scale_inv, scale
+
+
+def by_reciprocal(a: torch.Tensor, fmt: Any, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    if power_of_two:
+        return compute_scale(a, fmt, True)
+    scale = a.float().clamp(min=1e-12).reciprocal() * fmt.max
+    return scale, scale.reciprocal()
+
+
+def rounded_up(a: torch.Tensor, fmt: Any, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, scale_inv = compute_scale(a, fmt, power_of_two)
+    return (2 * scale, scale_inv / 2) if power_of_two else (scale, scale_inv)
+
+
+def without_floor(a: torch.Tensor, fmt: Any, power_of_two: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, scale_inv = compute_scale(a, fmt, power_of_two)
+    return torch.where(a == 0, torch.inf, scale), torch.where(a == 0, 0.0, scale_inv)
+
+
+def four_times(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    scale, scale_inv = compute_scale(*args)
+    return 4 * scale, scale_inv / 4
+
+
+def amax_of(change: Callable[..., torch.Tensor]) -> Patches:
+    return [("fp8core.cast.amax", change)]
+
+
+def neighbours_row(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
+    found = amax(x, granularity, dim)
+    return found.roll(1, 1 - dim % 2) if granularity == "rowwise" else found
+
+
+def other_axis(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
+    return amax(x, granularity, 1 - dim % 2 if granularity == "rowwise" else dim)
+
+
+def half_blocks(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
+    if granularity != "1x128":
+        return amax(x, granularity, dim)
+    keep = torch.arange(x.shape[dim]) % 128 < 64
+    return amax(x * (keep if dim in (1, -1) else keep[:, None]), granularity, dim)
+
+
+def square_transposed(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
+    found = amax(x, granularity, dim)
+    return found.t() if granularity == "128x128" and found.shape[0] == found.shape[1] else found
+
+
+def signed(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
+    return amax(x.clamp(min=0), granularity, dim)
+
+
+def codes_of(change: Callable[..., torch.Tensor]) -> Patches:
+    where = ("fp8core.cast.cast_saturating", "fault_checks.cast_saturating")
+    return [(target, change) for target in where]
+
+
+def without_clamp(x: torch.Tensor, fmt: Any) -> torch.Tensor:
+    return x.detach().float().to(fp8core.formats.as_element_format(fmt).dtype)
+
+
+def neighbours(x: torch.Tensor, fmt: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(|x| clamped, the largest value not above it, the next one)."""
+    table = torch.tensor(sorted({v for v in fmt.values if 0 <= v < torch.inf}))
+    size = x.detach().float().abs().clamp(max=fmt.max)
+    index = (torch.searchsorted(table, size.nan_to_num().contiguous(), right=True) - 1).clamp(min=0)
+    return size, table[index], table[(index + 1).clamp(max=len(table) - 1)]
+
+
+def truncated(x: torch.Tensor, fmt: Any) -> torch.Tensor:
+    fmt = fp8core.formats.as_element_format(fmt)
+    size, low, _ = neighbours(x, fmt)
+    return torch.where(size.isnan(), x.float(), low.copysign(x.float())).to(fmt.dtype)
+
+
+def half_up(x: torch.Tensor, fmt: Any) -> torch.Tensor:
+    fmt = fp8core.formats.as_element_format(fmt)
+    size, low, high = neighbours(x, fmt)
+    rounded = torch.where(size - low >= high - size, high, low)
+    return torch.where(size.isnan(), x.float(), rounded.copysign(x.float())).to(fmt.dtype)
+
+
+def nan_to_zero(x: torch.Tensor, fmt: Any) -> torch.Tensor:
+    return cast_saturating(x.float().nan_to_num(nan=0.0), fmt)
+
+
+def product_in_bfloat16(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    codes, scale_inv = SCALE_AND_CAST(x, *args, **kwargs)
+    if scale_inv.dtype == torch.float32 and scale_inv.dim() == 2 and 1 in scale_inv.shape:
+        product = (x.bfloat16() * (1 / scale_inv).bfloat16()).float()
+        return cast_saturating(product, codes.dtype), scale_inv
+    return codes, scale_inv
+
+
+SCALE_AND_CAST = fp8core.cast.scale_and_cast
+
+
+def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: Any) -> Any:
+    codes, _, seen = cast_with_amax(x, fmt, expected, **kwargs)
+    return codes, compute_scale(expected, fmt)[1], seen
+
+
+def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
+    return [("fp8core.operands.cast_one", change), ("fp8core.linear.cast_one", change)]
+
+
+def e5m2_weights(x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input") -> torch.Tensor:
+    if role == "weight" and cast is not None:
+        cast = dataclasses.replace(cast, format=E5M2)
+    return cast_one(x, cast, dim, memory, role)
+
+
+def unscaled_gradients(x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input") -> torch.Tensor:
+    if role != "grad_output" or cast is None:
+        return cast_one(x, cast, dim, memory, role)
+    one = cast_one(x, cast, dim, memory, role)
+    return Float8Tensor(cast_saturating(x, E4M3FN), torch.ones_like(one.scale_inv), x.dtype, one.granularity)
+
+
+def shifted_tile(x: torch.Tensor, first: Any, second: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The transposed copy of the input lies one row lower."""
+    a, b = cast_both(x, first, second, *args)
+    if isinstance(b, Float8Tensor) and args[1] == "input":
+        codes = b.qdata.view(torch.uint8).roll(1, 0).view(b.qdata.dtype)
+        b = Float8Tensor(codes, b.scale_inv, b.dtype, b.granularity)
+    return a, b
+
+
+def one_direction(x: torch.Tensor, first: Any, second: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both GEMMs get codes that are scaled for the first, wrongly taken for the second's."""
+    a, b = cast_both(x, first, second, *args)
+    if isinstance(a, Float8Tensor) and isinstance(b, Float8Tensor) and b.scale_inv.dim():
+        b = Float8Tensor(a.qdata, b.scale_inv, b.dtype, b.granularity)
+    return a, b
+
+
+def gemm_of(change: Callable[..., torch.Tensor]) -> Patches:
+    return [("fp8core.linear.scaled_mm", change), ("fault_checks.scaled_mm", change)]
+
+
+def two_percent(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return scaled_mm(*args, **kwargs) * 1.02
+
+
+def last_k_missing(a: Any, b: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The last 16 elements of K are never added."""
+    codes = a.qdata.clone()
+    codes.view(torch.uint8)[:, -16:] = 0
+    return scaled_mm(fp8core.gemm.layout.Operand(codes, a.scale_inv), b, *args, **kwargs)
+
+
+def bf16_product(a: torch.Tensor, b: torch.Tensor, sa: Any, sb: Any, dtype: Any, fast: bool) -> torch.Tensor:
+    """Another GEMM in the FP8 one's place."""
+    return reference.matmul(a, b, sa, sb, dtype, fast)
+
+
+def always_floor(a: torch.Tensor, fmt: Any, mode: Any = "rceil") -> torch.Tensor:
+    return mx_scale_code(a, fmt, "floor")
+
+
+def never_promoted(a: torch.Tensor, b: torch.Tensor, mode: Any) -> torch.Tensor:
+    return accumulate_module.accumulate(a, b, "fp22" if mode == "fp22_promote128" else mode)
+
+
+def last_amax_only(self: AmaxMemory, role: str, seen: torch.Tensor) -> None:
+    self.pending[("input", "weight", "grad_output").index(role)] = seen
+
+
+def stays(self: AmaxMemory) -> None:
+    """Stale amax: the first one is kept for good."""
+    if not self.ready:
+        ADVANCE(self)
+    self.pending.zero_()
+
+
+ADVANCE = AmaxMemory.advance
+
+
+def converts_nothing(module: torch.nn.Module, **_: Any) -> torch.nn.Module:
+    return module
+
+
+def converts_emulated(module: torch.nn.Module, config: Any = None, **kwargs: Any) -> torch.nn.Module:
+    return CONVERT(module, config=RECIPES[config].emulated(), **kwargs)
+
+
+def drops_the_recipe(module: torch.nn.Module, config: Any = None, **kwargs: Any) -> torch.nn.Module:
+    return CONVERT(module, **kwargs)
+
+
+CONVERT = fp8core.convert_to_float8_training
+_FAKE_FP8 = dataclasses.replace(BACKENDS["torch"], matmul=bf16_product)
+_CACHE = "fp8core.microbatch"
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("no scaling", "gemm_band", scale_of(no_scaling)),
+        Fault("scale inverted", "exact_scales", scale_of(inverted)),
+        Fault("scale four times too large", "gemm_band", scale_of(four_times)),
+        Fault("scale by a float32 reciprocal", "exact_scales", scale_of(by_reciprocal)),
+        Fault("power of two rounded up", "exact_scales", scale_of(rounded_up)),
+        Fault("no floor of amax", "non_finite", scale_of(without_floor)),
+        Fault("scale of the neighbouring row", "heterogeneous_blocks", amax_of(neighbours_row)),
+        Fault("scale on the wrong axis", "layer_rows", amax_of(other_axis)),
+        Fault("amax of half a block", "heterogeneous_blocks", amax_of(half_blocks)),
+        Fault("square scales transposed", "heterogeneous_blocks", amax_of(square_transposed)),
+        Fault("amax without magnitude", "exact_scales", amax_of(signed)),
+        Fault("missing clamp", "every_code", codes_of(without_clamp)),
+        Fault("truncation for rounding", "every_code", codes_of(truncated)),
+        Fault("half up for half to even", "every_code", codes_of(half_up)),
+        Fault("NaN becomes zero", "every_code", codes_of(nan_to_zero)),
+        Fault("product in bfloat16", "exact_scales", [("fp8core.cast.scale_and_cast", product_in_bfloat16)]),
+        Fault("saturation hides Inf", "non_finite", [("fp8core.cast.cast_with_amax", hides_infinity)]),
+        Fault("e5m2 weights", "layer_band", operand_of(e5m2_weights)),
+        Fault("gradients unscaled", "layer_band", operand_of(unscaled_gradients)),
+        Fault("transposed tile off by one", "layer_band", [("fp8core.linear.cast_both", shifted_tile)]),
+        Fault("one direction's codes for both", "layer_rows", [("fp8core.linear.cast_both", one_direction)]),
+        Fault("result 2 % too large", "products", gemm_of(two_percent)),
+        Fault("last elements of K missing", "products", gemm_of(last_k_missing)),
+        Fault("MX floor for rceil", "gemm_band", [("fp8core.cast.mx_scale_code", always_floor)]),
+        Fault("missing promotion", "accumulation", [("fault_checks.accumulate", never_promoted)]),
+        Fault("stale amax", "delayed_scales", [("fp8core.history.AmaxMemory.advance", stays)]),
+        Fault("amax of the last microbatch", "delayed_scales", [("fp8core.history.AmaxMemory.record", last_amax_only)]),
+        Fault("cached weight never invalidated", "weight_changes",
+              [(f"{_CACHE}.WeightCache._holds", lambda *_: True),
+               (f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False))]),
+        Fault("content of cached weight unchecked", "weight_changes",
+              [(f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False))]),
+        Fault("fused step unnoticed", "weight_changes",
+              [(f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False)),
+               (f"{_CACHE}._Scope.drop", lambda *_: None)]),
+        Fault("nothing converted", "proof", [("fp8core.convert_to_float8_training", converts_nothing)]),
+        Fault("silently emulated", "proof", [("fp8core.convert_to_float8_training", converts_emulated)]),
+        Fault("recipe dropped", "proof", [("fp8core.convert_to_float8_training", drops_the_recipe)]),
+        Fault("another GEMM in the FP8 one's place", "proof",
+              [("fp8core.gemm.BACKENDS", {**BACKENDS, "torch": _FAKE_FP8})]),
+    )
+}  # fmt: skip

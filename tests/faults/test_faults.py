@@ -1,0 +1,39 @@
+"""Every planted fault is caught by the check that it names, and no check fails without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fault_catalogue import FAULTS
+from fault_checks import CHECKS
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_right_implementation_passes(check: str) -> None:
+    CHECKS[check]()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name: str) -> None:
+    """ValueError: some faults make operands that a GEMM refuses, which is caught as well."""
+    fault = FAULTS[name]
+    with fault.planted(), pytest.raises((AssertionError, ValueError)):
+        CHECKS[fault.caught_by]()
+
+
+def test_faults_leave_nothing_behind() -> None:
+    for fault in FAULTS.values():
+        with fault.planted():
+            pass
+    for check in CHECKS.values():
+        check()
+
+
+def test_the_catalogue_is_large_and_uses_every_check() -> None:
+    assert len(FAULTS) >= 20
+    assert {fault.caught_by for fault in FAULTS.values()} == set(CHECKS)

@@ -1,0 +1,263 @@
+"""Blocks: 1x128, 128x128 and MX scales, from amax to the GEMM of each recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fp8core import E4M3FN, E5M2, Float8Tensor, quantize, scaled_mm
+from fp8core.cast import dequantize, scale_and_cast
+from fp8core.formats import Format
+from fp8core.recipe import MX_MODES
+from fp8core.scaling import amax, compute_scale, mx_scale, mx_scale_code
+
+os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
+
+Measure = Callable[[torch.Tensor, torch.Tensor], float]
+SHAPES = [(1, 1), (16, 128), (130, 257), (5, 31), (128, 33), (0, 40), (40, 0)]
+
+
+def blocks(x: torch.Tensor, rows: int, columns: int) -> list[tuple[tuple[int, int], tuple[slice, slice]]]:
+    """Index of each block, and where it lies."""
+    M, K = x.shape
+    return [
+        ((i, j), (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)))
+        for i in range(-(-M // rows))
+        for j in range(-(-K // columns))
+    ]
+
+
+SIZES = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("granularity", SIZES)
+def test_amax_and_codes_of_every_block(granularity: str, shape: tuple[int, int]) -> None:
+    """Oracle: a Python loop over the blocks, each cast by itself with one scale."""
+    x = torch.randn(*shape) * torch.logspace(-3, 3, max(shape[0], 1))[: shape[0], None]
+    got = amax(x, granularity, 1)
+    codes, scale_inv = scale_and_cast(x, E4M3FN, granularity, dim=1)
+    assert got.shape == scale_inv.shape
+    for index, where in blocks(x, *SIZES[granularity]):
+        part = x[where]
+        assert got[index] == part.abs().max()
+        if granularity == "1x32":
+            scale = mx_scale(mx_scale_code(part.abs().max(), E4M3FN))
+            own = (part * scale).clamp(-448, 448).to(E4M3FN.dtype)
+        else:
+            own, own_inv = scale_and_cast(part, E4M3FN)
+            assert own_inv == scale_inv[index]
+        assert torch.equal(codes[where].view(torch.uint8), own.view(torch.uint8))
+
+
+@pytest.mark.parametrize("granularity", ["1x128", "1x32"])
+def test_along_the_other_dimension(granularity: str) -> None:
+    """Oracle: the transpose."""
+    x = torch.randn(130, 70)
+    codes, scale_inv = scale_and_cast(x, E5M2, granularity, dim=0)
+    codes_t, scale_inv_t = scale_and_cast(x.t(), E5M2, granularity, dim=1)
+    assert torch.equal(codes.t().view(torch.uint8), codes_t.view(torch.uint8))
+    assert torch.equal(scale_inv.t().float(), scale_inv_t.float())
+
+
+# ---------------------------------------------------------------- E8M0 scales
+
+
+def every_amax() -> torch.Tensor:
+    """All positive bfloat16, and every float32 within 2 ulp of c * 2**k for the c at which a mode decides."""
+    bf16 = torch.arange(1, 0x7F80, dtype=torch.int16).view(torch.bfloat16).float()
+    decisive = torch.tensor([1.0, 1.75, 1.875, 1.9375, 1.5])
+    near = torch.cat([decisive * 2.0**k for k in range(-120, 120, 7)]).view(torch.int32)[
+        :, None
+    ] + torch.arange(-2, 3)
+    return torch.cat([bf16, near.int().flatten().view(torch.float32)])
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=lambda f: f.name)
+@pytest.mark.parametrize("mode", MX_MODES)
+def test_mx_codes_by_exact_arithmetic(mode: str, fmt: Format) -> None:
+    """Oracle: frexp of float64, where every step of each definition is exact."""
+    x = every_amax()
+    m, e = torch.frexp(x.double())  # x = m * 2**e, m in [0.5, 1)
+    _rounded_m, rounded_e = torch.frexp(torch.floor(m * 2 ** (fmt.mantissa_bits + 1) + 0.5))
+    exponent = {
+        "floor": e - 1,
+        "ceil": e - (m == 0.5).int(),
+        "rceil": e - (m <= fmt.max / 2.0 ** (fmt.emax + 1)).int(),
+        "even": e + rounded_e - (fmt.mantissa_bits + 1) - 1,
+    }[mode]
+    normal = x >= 2.0**-126  # the exponent field of a subnormal says less; its code is 0 either way
+    want = torch.where(normal, (exponent - fmt.emax + 127).clamp(0, 254), 0)
+    assert torch.equal(mx_scale_code(x, fmt, mode).view(torch.uint8).int(), want.int())
+
+
+def test_mx_special_amaxes() -> None:
+    special = torch.tensor([0.0, 1e-45, 2.0**-119, torch.inf, torch.nan, 3.4e38])
+    for mode in MX_MODES:
+        code = mx_scale_code(special, E4M3FN, mode).view(torch.uint8).tolist()
+        assert code[:2] == [0, 0]
+        assert code[3:5] == [255, 255]
+        assert code[5] in (246, 247)
+        assert mx_scale(torch.tensor([255], dtype=torch.uint8).view(torch.float8_e8m0fnu)).isnan()
+    every = torch.arange(255, dtype=torch.uint8)
+    exact = 2.0 ** (127 - every.double())
+    assert torch.equal(mx_scale(every.view(torch.float8_e8m0fnu)).double(), exact)
+
+
+@pytest.mark.parametrize("mode", ["floor", "ceil", "even", "rceil"])
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=lambda f: f.name)
+def test_mx_cast_equals_torchao(fmt: Format, mode: str) -> None:
+    """Oracle: torchao.prototype.mx_formats.to_mx: scales and codes, bitwise, on rows of every size."""
+    to_mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+    x = (torch.randn(64, 128) * torch.logspace(-6, 6, 64)[:, None]).bfloat16().float()
+    their_mode = getattr(to_mx.ScaleCalculationMode, mode.upper())
+    theirs_scale, theirs = to_mx.to_mx(x, fmt.dtype, 32, their_mode)
+    codes, scale = scale_and_cast(x, fmt, "1x32", dim=1, mx_mode=mode)
+    assert torch.equal(scale.view(torch.uint8), theirs_scale.view(torch.uint8).reshape(scale.shape))
+    assert torch.equal(codes.view(torch.uint8), theirs.view(torch.uint8))
+
+
+def test_modes_are_told_apart_by_one_block() -> None:
+    """Oracle: by hand. amax 500 lies above 448: FLOOR keeps X = 1 and saturates; the others take X = 2 and round
+    250 to 256. amax 470 rounds (3 bits) to 480 = 1.875 * 2**8, below the next power: EVEN keeps X = 1 too."""
+    for amax_, want in ((500.0, {"floor": 448, "ceil": 512, "rceil": 512, "even": 512}),
+                        (470.0, {"floor": 448, "ceil": 480, "rceil": 480, "even": 448}),
+                        (300.0, {"floor": 288, "ceil": 288, "rceil": 288, "even": 288})):  # fmt: skip
+        got = {}
+        for mode in MX_MODES:
+            codes, scale = scale_and_cast(torch.tensor([[amax_]]), E4M3FN, "1x32", mx_mode=mode)
+            got[mode] = dequantize(codes, scale).item()
+        assert got == pytest.approx(want), amax_
+    codes = {m: mx_scale_code(torch.tensor(300.0), E4M3FN, m).view(torch.uint8).item() for m in MX_MODES}
+    assert codes == {"floor": 127, "ceil": 128, "rceil": 127, "even": 127}
+
+
+# ---------------------------------------------------------------- GEMM
+
+BLOCK = (("1x128", False, "rceil"), ("128x128", False, "rceil"))
+BLOCK_POW2 = (("1x128", True, "rceil"), ("128x128", True, "rceil"))
+MX = {mode: (("1x32", False, mode),) * 2 for mode in MX_MODES}
+PAIRS = ((E4M3FN, E4M3FN), (E4M3FN, E5M2), (E5M2, E5M2))
+# scaling -> (SQNR at K = 256, at K = 4096) of each pair, docs/numerics.md section 4
+EXPECTED_DB = {
+    "block": (BLOCK, ((28.66, 28.64), (24.65, 24.63), (22.68, 22.65))),
+    "block pow2": (BLOCK_POW2, ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
+    "mx floor": (MX["floor"], ((27.64, 27.59), (24.25, 24.23), (22.36, 22.34))),
+    "mx ceil": (MX["ceil"], ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
+    "mx rceil": (MX["rceil"], ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
+    "mx even": (MX["even"], ((28.11, 28.09), (24.50, 24.48), (22.53, 22.52))),
+}
+
+
+def operands(K: int, seed: int, M: int = 256, N: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(M, K, generator=generator)
+    b = 0.02 * torch.randn(N, K, generator=generator)
+    return a.bfloat16().float(), b.bfloat16().float().t()
+
+
+def cast_both(
+    a: torch.Tensor, b: torch.Tensor, scaling: str, pair: tuple[Format, Format]
+) -> tuple[Float8Tensor, ...]:
+    kinds = EXPECTED_DB[scaling][0]
+    return tuple(
+        quantize(x, fmt, granularity, dim=dim, power_of_two=pow2, mx_mode=mode)
+        for x, dim, fmt, (granularity, pow2, mode) in zip((a, b), (1, 0), pair, kinds, strict=True)
+    )
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["K=256", "K=4096"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["e4m3 e4m3", "e4m3 e5m2", "e5m2 e5m2"])
+@pytest.mark.parametrize("scaling", EXPECTED_DB)
+def test_sqnr_is_inside_the_band(scaling: str, which: int, index: int, sqnr_db: Measure) -> None:
+    """Oracle: the float64 GEMM of the inputs, and the table."""
+    for seed in (0, 1, 2):
+        a, b = operands((256, 4096)[index], seed)
+        got = scaled_mm(*cast_both(a, b, scaling, PAIRS[which]), torch.float64, backend="reference")
+        want = EXPECTED_DB[scaling][1][which][index]
+        assert sqnr_db(a.double() @ b.double(), got) == pytest.approx(want, abs=0.2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (17, 300, 130), (128, 128, 128), (5, 257, 3)], ids=str)
+@pytest.mark.parametrize("scaling", EXPECTED_DB)
+def test_reference_gemm_of_blocks(scaling: str, shape: tuple[int, int, int]) -> None:
+    """Oracle: the float64 product of the dequantised operands; float32 within its own rounding."""
+    M, K, N = shape
+    a, b = operands(K, 0, M, N)
+    qa, qb = cast_both(a, b, scaling, PAIRS[0])
+    want = qa.dequantize(torch.float64) @ qb.dequantize(torch.float64)
+    exact = scaled_mm(qa, qb, torch.float64, backend="reference")
+    torch.testing.assert_close(exact, want, rtol=1e-12, atol=1e-12)
+    slack = (K + 8) * 2.0**-24 * (qa.dequantize(torch.float64).abs() @ qb.dequantize(torch.float64).abs())
+    assert ((scaled_mm(qa, qb, torch.float32, backend="reference").double() - want).abs() <= slack).all()
+
+
+def test_blocks_keep_what_tensorwise_loses(sqnr_db: Measure) -> None:
+    """Oracle: the float64 GEMM of the bulk, with 0.1 % outliers of 1e5 in A (numerics: 24.8 dB against 7.7)."""
+    a, b = operands(4096, 0, 64, 64)
+    outlier = torch.rand(a.shape, generator=torch.Generator().manual_seed(3)) < 1e-3
+    spiked = torch.where(outlier, a * 1e5, a)
+    bulk = torch.where(outlier, 0, a).double() @ b.double()
+    found = {}
+    for granularity in ("tensorwise", "1x128"):
+        kept = torch.where(outlier, 0, quantize(spiked, E4M3FN, granularity, dim=1).dequantize())
+        found[granularity] = sqnr_db(bulk, kept.double() @ b.double())
+    assert found["tensorwise"] < 12 < 22 < found["1x128"]
+
+
+@pytest.mark.parametrize("granularity", SIZES)
+def test_non_finite_blocks_stay_non_finite_and_others_do_not_see_it(granularity: str) -> None:
+    for bad in (torch.inf, torch.nan):
+        x = torch.randn(256, 256)
+        x[3, 5] = bad
+        back = quantize(x, E4M3FN, granularity, dim=1).dequantize()
+        rows, columns = SIZES[granularity]
+        assert back[3 // rows * rows : 3 // rows * rows + rows, :columns].isnan().all()
+        assert back[:, columns:].isfinite().all()
+
+
+@pytest.mark.parametrize("granularity", SIZES)
+def test_float8_tensor_moves_block_scales_with_the_codes(granularity: str) -> None:
+    """Oracle: the same operation on the dequantised tensor."""
+    q = quantize(torch.randn(256, 512) * torch.logspace(-3, 3, 256)[:, None], E4M3FN, granularity, dim=1)
+    for operation in (
+        lambda x: x.t(), lambda x: x.clone(), lambda x: x[128:], lambda x: x[:, 128:384], lambda x: x.t().contiguous(),
+    ):  # fmt: skip
+        got, want = operation(q), operation(q.dequantize())
+        assert isinstance(got, Float8Tensor)
+        assert got.granularity == granularity
+        assert torch.equal(got.dequantize(), want)
+    with pytest.raises(NotImplementedError, match="would cut blocks of"):
+        q[:, 5:]
+    if granularity != "128x128":
+        assert torch.equal(q.view(4, 64, 512).dequantize(), q.dequantize().view(4, 64, 512))
+    with pytest.raises(NotImplementedError, match="would cut its scaling groups"):
+        q.view(512, 256)
+
+
+def test_bad_blocks_are_refused() -> None:
+    a, b = operands(256, 0, 64, 48)
+    one, square = quantize(a, E4M3FN, "1x128", dim=1), quantize(b, E4M3FN, "128x128")
+    with pytest.raises(ValueError, match="defined for a matrix"):
+        quantize(torch.randn(2, 3, 4), E4M3FN, "128x128")
+    with pytest.raises(ValueError, match="cut K = 256 differently; only tensorwise and rowwise mix"):
+        scaled_mm(one, quantize(b, E4M3FN, "rowwise", dim=0), backend="reference")
+    with pytest.raises(ValueError, match="cut K = 256 differently"):
+        scaled_mm(quantize(a, E4M3FN, "1x32", dim=1), square, backend="reference")
+    with pytest.raises(ValueError, match=r"no kernel for 1x128 scales on cpu.*emulate"):
+        scaled_mm(one, square)
+    with pytest.raises(ValueError, match=r"backend 'torch' has no MX kernel"):
+        scaled_mm(quantize(a, E4M3FN, "1x32", dim=1), quantize(b, E4M3FN, "1x32", dim=0))
+    with pytest.raises(ValueError, match="MX rounding mode 'round' is unknown; expected one of floor, ceil"):
+        mx_scale_code(torch.ones(()), E4M3FN, "round")
+    with pytest.raises(TypeError, match="expected float8_e8m0fnu"):
+        Float8Tensor(one.qdata, one.scale_inv, torch.float32, "1x32")
+
+
+def test_compute_scale_of_a_block_is_that_of_its_amax() -> None:
+    x = torch.randn(256, 256)
+    _, scale_inv = scale_and_cast(x, E4M3FN, "128x128", power_of_two=True)
+    assert torch.equal(scale_inv, compute_scale(amax(x, "128x128"), E4M3FN, True)[1])

@@ -1,0 +1,196 @@
+"""history: delayed and static scaling: which amax is in use when, and that it survives saving and moving."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8core import (
+    RECIPES,
+    AmaxHistory,
+    Float8Linear,
+    Recipe,
+    cast_input,
+    convert_to_float8_training,
+    update_scales,
+)
+from fp8core.cast import cast_with_amax, scale_and_cast
+from fp8core.history import AmaxMemory
+
+
+def recipe(**history: object) -> Recipe:
+    return dataclasses.replace(RECIPES["delayed"], history=AmaxHistory(**history))
+
+
+def memory(**history: object) -> AmaxMemory:
+    return AmaxMemory(recipe(**history))
+
+
+def feed(m: AmaxMemory, *steps: float) -> list[float]:
+    """Amax in use after each step, of the input; the other two roles see 1."""
+    used = []
+    for amax in steps:
+        for role in ("weight", "grad_output"):
+            m.record(role, torch.tensor(1.0))
+        m.record("input", torch.tensor(amax))
+        m.advance()
+        used.append(float(m.in_use[0]))
+    return used
+
+
+def test_algorithms() -> None:
+    """Oracle: the definition by hand; length 3 forgets the 8 after three steps."""
+    steps = (2.0, 8.0, 4.0, 1.0, 0.5)
+    assert feed(memory(length=3), *steps) == [2, 8, 8, 8, 4]
+    assert feed(memory(length=3, algorithm="most_recent"), *steps) == list(steps)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("inf"), float("nan")])
+def test_unusable_amaxes_never_enter(bad: float) -> None:
+    assert feed(memory(length=1), 4.0, bad, 2.0) == [4, 4, 2]
+
+
+def test_recording_is_a_maximum_so_that_recomputation_changes_nothing() -> None:
+    m = memory()
+    for amax in (1.0, 3.0, 2.0, 3.0):
+        m.record("input", torch.tensor(amax))
+    assert m.pending[0] == 3
+
+
+def test_margin_leaves_binades_free() -> None:
+    """Oracle: the definition; fp8_max / amax / 2**margin."""
+    x = torch.linspace(-1, 1, 64)
+    codes, scale_inv, seen = cast_with_amax(x, "e4m3fn", torch.tensor(1.0), margin=3)
+    assert scale_inv == torch.tensor(8 / 448)
+    assert codes.float().abs().max() == 56
+    assert seen == 1
+    assert torch.equal(
+        cast_with_amax(x, "e4m3fn", torch.tensor(1.0))[0].float(), scale_and_cast(x, "e4m3fn")[0].float()
+    )
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_saturation_does_not_hide_what_is_not_finite(bad: float) -> None:
+    x = torch.tensor([1.0, bad])
+    codes, scale_inv, _ = cast_with_amax(x, "e4m3fn", torch.tensor(1.0))
+    assert (codes.float() * scale_inv).isnan().all()
+
+
+def step(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output = layer(x.clone().requires_grad_())
+    output.square().mean().backward()
+    return output.detach()
+
+
+def test_first_steps_are_dynamic_and_then_use_the_history() -> None:
+    """Oracle: the tensorwise recipe while there is no history; saturation at the old amax afterwards."""
+    layer = Float8Linear(32, 48, bias=False, config="delayed")
+    dynamic = Float8Linear.from_float(layer, "tensorwise")
+    x = torch.randn(16, 32)
+    assert torch.equal(step(layer, x), dynamic(x))
+    assert update_scales(layer) == 1
+    assert torch.equal(step(layer, x), dynamic(x))  # the same tensors: the same amaxes
+    larger = step(layer, 4 * x)
+    assert larger.abs().max() < 0.5 * dynamic(4 * x).abs().max()  # stale: most of it saturates
+    update_scales(layer)
+    assert torch.equal(step(layer, 4 * x), dynamic(4 * x))
+
+
+def test_scales_are_constant_between_updates_and_under_checkpointing() -> None:
+    """Oracle: gradients without checkpointing, after two microbatches of different size."""
+    grads = []
+    for ac in (False, True):
+        torch.manual_seed(0)
+        layer = Float8Linear(32, 48, config="delayed")
+        x = torch.randn(16, 32)
+        step(layer, x)
+        update_scales(layer)
+        layer.zero_grad()
+        outputs = [
+            checkpoint(layer, y.requires_grad_(), use_reentrant=False) if ac else layer(y.requires_grad_())
+            for y in (x.clone(), 3 * x)
+        ]
+        for output in outputs:  # both forward passes first, as a pipeline schedule does
+            output.square().mean().backward()
+        grads.append([layer.weight.grad, layer.amaxes.pending.clone()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_static_is_fixed_by_the_first_update() -> None:
+    layer = Float8Linear(32, 48, config="static")
+    step(layer, torch.ones(16, 32))
+    update_scales(layer)
+    fixed = layer.amaxes.in_use.clone()
+    assert fixed[0] == 1
+    step(layer, torch.full((16, 32), 5.0))
+    update_scales(layer)
+    assert torch.equal(layer.amaxes.in_use, fixed)
+
+
+@pytest.mark.parametrize("name", ["delayed", "static"])
+def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
+    """Oracle: the layer that was saved."""
+    layer, x = Float8Linear(32, 48, config=name), torch.randn(16, 32)
+    step(layer, x)
+    update_scales(layer)
+    buffer = io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    again = Float8Linear(32, 48, config=name)
+    again.load_state_dict(torch.load(buffer, weights_only=True))
+    assert again.amaxes.ready
+    assert torch.equal(again(3 * x), layer(3 * x))
+    assert layer.bfloat16().amaxes.in_use.dtype == torch.float32
+    assert torch.equal(layer.amaxes.in_use, again.amaxes.in_use)
+
+
+def test_plain_state_dicts_load_and_start_afresh() -> None:
+    layer, x = Float8Linear(32, 48, config="delayed"), torch.randn(16, 32)
+    step(layer, x)
+    update_scales(layer)
+    plain = nn.Linear(32, 48)
+    layer.load_state_dict(plain.state_dict())
+    assert not layer.amaxes.ready
+    plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "amaxes" not in k})
+    assert torch.equal(layer(x), Float8Linear.from_float(plain, "tensorwise")(x))
+
+
+def test_shared_input_records_in_every_layer() -> None:
+    layers = [Float8Linear(32, 48, config="delayed") for _ in range(2)]
+    cast_input(torch.full((16, 32), 2.0), *layers)
+    assert [float(layer.amaxes.pending[0]) for layer in layers] == [2, 2]
+
+
+def test_update_scales_leaves_dynamic_models_alone() -> None:
+    assert update_scales(convert_to_float8_training(nn.Sequential(nn.Linear(32, 48)))) == 0
+
+
+def test_all_ranks_take_the_largest_amax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the maximum by hand; the collective is replaced by what a second rank would contribute."""
+    calls = []
+
+    def all_reduce(tensor: torch.Tensor, op: object, group: object = None) -> None:
+        calls.append(op)
+        torch.maximum(tensor, torch.tensor([[9.0, 0.5, 0.5]]), out=tensor)
+
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    layers = nn.Sequential(*(Float8Linear(32, 32, config="delayed") for _ in range(3)))
+    for layer in layers:
+        for role in ("input", "weight", "grad_output"):
+            layer.amaxes.record(role, torch.tensor(1.0))
+    update_scales(layers)
+    assert calls == [torch.distributed.ReduceOp.MAX]
+    assert [layer.amaxes.in_use.tolist() for layer in layers] == [[9, 1, 1]] * 3
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ValueError, match="history of length 0 remembers nothing"):
+        AmaxHistory(length=0)
+    with pytest.raises(ValueError, match="amax algorithm 'mean' is unknown; expected max or most_recent"):
+        AmaxHistory(algorithm="mean")

@@ -1,0 +1,205 @@
+"""cast_input and operands: how many casts a step makes, and that sharing them changes no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from recipes import on_cpu
+
+from fp8core import E4M3FN, E5M2, RECIPES, CastInput, Float8Linear, cast_input, operands, quantize
+
+
+@pytest.fixture
+def casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Roles of the tensors that are really cast, in order."""
+    seen: list[str] = []
+    real = operands.cast_one
+
+    def counted(
+        x: torch.Tensor, cast: object, dim: int, memory: object = None, role: str = "input"
+    ) -> object:
+        if cast is not None and not hasattr(x, "qdata"):
+            seen.append({32: "input", 48: "grad_output"}[x.shape[1]] if x.shape[0] == 16 else "weight")
+        return real(x, cast, dim, memory, role)
+
+    monkeypatch.setattr(operands, "cast_one", counted)
+    monkeypatch.setattr("fp8core.linear.cast_one", counted)
+    return seen
+
+
+def qkv(name: str) -> list[Float8Linear]:
+    torch.manual_seed(0)
+    return [Float8Linear(32, 48, config=on_cpu(name)) for _ in range(3)]
+
+
+def step(layers: list[Float8Linear], shared: bool) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    x = torch.randn(2, 8, 32, requires_grad=True)
+    given = cast_input(x, *layers) if shared else x
+    outputs = [layer(given) for layer in layers]
+    sum((y * (i + 1)).square().sum() for i, y in enumerate(outputs)).backward()
+    return [
+        *outputs,
+        x.grad,
+        *(layer.weight.grad for layer in layers),
+        *(layer.bias.grad for layer in layers),
+    ]
+
+
+# casts of one layer's forward and backward pass: input, weight, grad_output
+PER_LAYER = {
+    **dict.fromkeys(("tensorwise", "delayed", "static"), (1, 1, 1)),  # three, not six
+    **dict.fromkeys(("rowwise", "mxfp8"), (2, 2, 2)),  # each direction once
+    "rowwise_with_gw_hp": (1, 2, 1),
+    "blockwise": (2, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_one_cast_for_each_tensor_and_direction(name: str, casts: list[str]) -> None:
+    """Oracle: the count by hand; forward and backward of one layer."""
+    step(qkv(name)[:1], shared=False)
+    assert tuple(casts.count(role) for role in ("input", "weight", "grad_output")) == PER_LAYER[name]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_shared_casts_change_no_bit_and_are_made_once(name: str, casts: list[str]) -> None:
+    """Oracle: each layer called on the tensor itself."""
+    want = step(qkv(name), shared=False)
+    casts.clear()
+    got = step(qkv(name), shared=True)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert casts.count("input") == PER_LAYER[name][0]
+
+
+def test_shared_casts_under_autocast_and_without_gradients() -> None:
+    layers = qkv("rowwise")
+    x = torch.randn(16, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        shared = cast_input(x, *layers)
+        assert torch.equal(layers[1](shared), layers[1](x))
+        assert shared.hp.dtype == torch.bfloat16
+    with torch.no_grad():
+        frozen = cast_input(x, *layers)
+        assert frozen.for_grad_weight is None
+        assert torch.equal(layers[0](frozen), layers[0](x))
+    layers[0](frozen).sum().backward()  # made without gradients, used with them: cast when needed
+    got, layers[0].weight.grad = layers[0].weight.grad, None
+    layers[0](x).sum().backward()
+    assert torch.equal(got, layers[0].weight.grad)
+
+
+def test_a_float8_tensor_is_an_input() -> None:
+    """Oracle: the tensor that it was cast from."""
+    layer = Float8Linear(32, 48)
+    x = torch.randn(2, 8, 32)
+    q = quantize(x, E4M3FN)
+    layer(q).square().sum().backward()
+    got, layer.weight.grad = layer.weight.grad, None
+    assert torch.equal(layer(q), layer(x))
+    layer(x).square().sum().backward()
+    assert torch.equal(got, layer.weight.grad)
+
+
+def test_casts_that_do_not_belong_are_refused() -> None:
+    layer, x = Float8Linear(32, 48), torch.randn(16, 32)
+    with pytest.raises(ValueError, match="wants e4m3_tensorwise"):
+        layer(quantize(x, E5M2))
+    row = Float8Linear(32, 48, config="rowwise")
+    with pytest.raises(ValueError, match=r"along the tokens.*fp8core.cast_input"):
+        row(quantize(x, E4M3FN, "rowwise", dim=1))
+    with pytest.raises(ValueError, match="input was cast for another recipe than rowwise"):
+        row(cast_input(x, layer))
+    with pytest.raises(ValueError, match="cast their input differently"):
+        cast_input(x, layer, row)
+    with pytest.raises(ValueError, match="got none"):
+        cast_input(x)
+    with pytest.raises(TypeError, match="input has dtype torch.float64"):
+        cast_input(x.double(), layer)
+    assert isinstance(cast_input(x, layer), CastInput)
+
+
+# ---------------------------------------------------------------- overrides and bad input
+
+
+def test_any_gemm_can_stay_in_high_precision() -> None:
+    """Oracle: the plain product for that GEMM, the full recipe for the others."""
+    torch.manual_seed(0)
+    x, g = torch.randn(16, 32, requires_grad=True), torch.randn(16, 48)
+    full = Float8Linear(32, 48, bias=False)
+    for gemm in ("output", "grad_input", "grad_weight"):
+        recipe = RECIPES["tensorwise"].in_high_precision(gemm)
+        assert recipe.name == f"tensorwise-{gemm}_hp"
+        assert recipe.fp8_gemms == 2
+        layer = Float8Linear.from_float(full, recipe)
+        got, want = ([y, *torch.autograd.grad(y, (x, full.weight), g)] for y in (layer(x), full(x)))
+        plain = (x @ full.weight.t(), g @ full.weight, g.t() @ x)
+        for name, a, b, c in zip(("output", "grad_input", "grad_weight"), got, want, plain, strict=True):
+            torch.testing.assert_close(a, c if name == gemm else b, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="unknown GEMM dgrad; expected some of output"):
+        RECIPES["tensorwise"].in_high_precision("dgrad")
+
+
+@pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise", "mxfp8", "delayed"])
+def test_gradients_take_either_format(name: str, fmt: object) -> None:
+    """Oracle: the size of the error: e4m3 x e4m3 above 27 dB, e5m2 x e4m3 at 24.6."""
+    recipe = on_cpu(name).with_gradient_format(fmt)
+    assert recipe.grad_input.a.format == recipe.grad_weight.a.format == fmt
+    layer = Float8Linear(128, 256, bias=False, config=recipe)
+    x, g = torch.randn(128, 128, requires_grad=True), torch.randn(128, 256)
+    (grad,) = torch.autograd.grad(layer(x), x, g)
+    want = g.double() @ layer.weight.detach().double()
+    db = float(20 * torch.log10(want.norm() / (want - grad).norm()))
+    assert (db > 27) == (fmt is E4M3FN)
+    assert db > 23.5
+
+
+@pytest.mark.parametrize("mode", ["floor", "even"])
+def test_the_mx_mode_is_part_of_the_recipe(mode: str) -> None:
+    mx = dataclasses.replace(RECIPES["mxfp8"].output.a, mx_mode=mode)
+    recipe = dataclasses.replace(
+        on_cpu("mxfp8"), output=dataclasses.replace(RECIPES["mxfp8"].output, a=mx, b=mx)
+    )
+    assert str(recipe.output) == f"e4m3_1x32_{mode} @ e4m3_1x32_{mode}"
+    x = torch.randn(64, 256)
+    assert not torch.equal(
+        Float8Linear(256, 64, config=recipe)(x), Float8Linear(256, 64, config=on_cpu("mxfp8"))(x)
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_inputs_that_break_others(name: str, compiled: bool) -> None:
+    """Zeros, no rows, expanded and strided tensors, frozen weights: right, in eager and as one graph.
+
+    Oracle: the same values contiguous; zero in, zero out."""
+    torch._dynamo.reset()
+    layer = Float8Linear(32, 48, bias=False, config=on_cpu(name))
+    run = torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else layer
+    cases = {
+        "zero": torch.zeros(16, 32),
+        "no rows": torch.zeros(0, 32),
+        "expanded": torch.randn(1, 32).expand(16, 32),
+        "strided": torch.randn(32, 64)[::2, ::2],
+        "transposed": torch.randn(32, 16).t(),
+        "bfloat16": torch.randn(16, 32, dtype=torch.bfloat16),
+        "float16": torch.randn(16, 32, dtype=torch.float16),
+    }
+    for what in ("zero", "strided", "bfloat16") if compiled else tuple(cases):  # each compiles anew
+        x = cases[what]
+        x = x.detach().requires_grad_()
+        y = run(x)
+        y.backward(torch.ones_like(y))
+        assert x.grad.shape == x.shape, what
+        assert y.dtype == x.dtype, what
+        assert torch.equal(y, layer(x.detach().contiguous())), what
+        assert y.isfinite().all(), what
+        assert layer.weight.grad.isfinite().all(), what
+        assert bool(y.any()) == (what not in ("zero", "no rows")), what
+    layer.weight.requires_grad_(False)
+    x = torch.randn(16, 32, requires_grad=True)
+    run(x).sum().backward()
+    assert x.grad is not None

@@ -1,0 +1,232 @@
+"""verify: it holds for what runs in FP8, in each way of running it, and fails for each way of only seeming to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from recipes import ON_CPU, on_cpu
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8core import RECIPES, Proof, convert_to_float8_training, microbatches, update_scales, verify
+
+Step = Callable[[], object]
+
+
+class Block(nn.Module):
+    """Two layers that fit FP8, one (N = 10) that does not."""
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 10)
+        self.reentrant = reentrant
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reentrant is not None:
+            return self.head(checkpoint(self.body, x, use_reentrant=self.reentrant))
+        return self.head(self.body(x))
+
+
+def training(model: nn.Module, x: torch.Tensor | None = None, passes: int = 1) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(16, 32) if x is None else x
+
+    def step() -> None:
+        for _ in range(passes):
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        update_scales(model)
+
+    return step
+
+
+def proof_of(model: nn.Module, step: Step | None = None, **options: object) -> Proof:
+    return verify(step or training(model), model, announce=False, **options)
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_the_count_is_that_of_the_recipe(name: str) -> None:
+    """Oracle: by hand. The input of `up` needs no gradient."""
+    model = convert_to_float8_training(Block(), config=name)
+    proof = proof_of(model, recipe=name)
+    assert proof.ok, proof.problems
+    assert proof.counted == proof.predicted == (3 if name == "rowwise_with_gw_hp" else 5)
+    assert proof.exit_code == 0
+    assert proof.line.startswith(
+        f"FP8 verified: 2 of 3 Linear layers, {proof.counted} FP8 GEMMs a step as predicted"
+    )
+    assert [layer.reason[:4] for layer in proof.layers] == ["", "", "N=10"]
+    assert json.loads(proof.to_json())["layers"][0]["saturated"].keys() == {"input", "weight", "grad_output"}
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("frozen", ["", "up.weight", "down.weight"])
+@pytest.mark.parametrize("needs_input_grad", [False, True])
+def test_the_count_follows_gradients_recomputation_and_microbatches(
+    needs_input_grad: bool, frozen: str, reentrant: bool | None, passes: int
+) -> None:
+    """Oracle: torch.profiler, inside of verify; the prediction may not know it."""
+    if reentrant and not needs_input_grad:
+        pytest.skip("a reentrant checkpoint without an input that needs a gradient trains nothing inside")
+    model = convert_to_float8_training(Block(reentrant))
+    if frozen:
+        model.get_parameter(frozen).requires_grad_(False)
+    proof = proof_of(model, training(model, torch.randn(16, 32, requires_grad=needs_input_grad), passes))
+    assert proof.ok, proof.problems
+    per_pass = 2 + 3 + needs_input_grad + (2 if reentrant is not None else 0) - bool(frozen)
+    assert proof.counted == passes * per_pass
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["inner model", "compiled model"])
+def test_compiled_models(wrapped: bool) -> None:
+    torch._dynamo.reset()
+    model = convert_to_float8_training(Block())
+    compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+    step = training(compiled)
+    proof = proof_of(compiled if wrapped else model, step)
+    assert proof.ok, proof.problems
+    assert proof.counted == 5
+
+
+def test_inside_a_microbatches_scope() -> None:
+    model = convert_to_float8_training(Block())
+    inner = training(model, passes=2)
+
+    def step() -> None:
+        with microbatches(model):
+            inner()
+
+    assert proof_of(model, step).ok
+
+
+def test_one_line_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    model = convert_to_float8_training(Block())
+    verify(training(model), model)
+    verify(training(Block()), Block())
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("FP8 verified: ")
+    assert second.startswith("FP8 NOT verified: no layer is converted")
+
+
+# ---------------------------------------------------------------- silent failures
+
+
+def disproved(proof: Proof, *reasons: str) -> None:
+    assert not proof.ok
+    assert proof.exit_code == 1
+    assert not proof.line.startswith("FP8 verified")
+    for reason in reasons:
+        assert any(reason in problem for problem in proof.problems), proof.problems
+
+
+def test_a_filter_that_matches_nothing() -> None:
+    model = convert_to_float8_training(Block(), module_filter_fn=lambda m, n: False, allow_no_conversion=True)
+    disproved(proof_of(model), "no layer is converted", "no FP8 GEMM ran")
+
+
+def test_emulation_taken_for_the_real_thing() -> None:
+    disproved(
+        proof_of(convert_to_float8_training(Block(), config=RECIPES["rowwise"].emulated())), "are emulated"
+    )
+
+
+def test_another_recipe_than_the_one_asked_for() -> None:
+    model = convert_to_float8_training(Block(), config="tensorwise")
+    disproved(proof_of(model, recipe="rowwise"), "recipe rowwise was asked for, tensorwise runs")
+
+
+def test_autocast_to_a_float8_dtype_is_no_fp8_path() -> None:
+    model = Block()
+    inner = training(model)
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.float8_e4m3fn, enabled=False):
+            inner()
+
+    disproved(proof_of(model, step), "no layer is converted")
+
+
+def test_hardware_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = convert_to_float8_training(Block())
+    monkeypatch.setattr("fp8core.gemm.layout.device_reason", lambda *_: "A100 has compute capability 8.0")
+    disproved(proof_of(model), "A100 has compute capability 8.0")
+
+
+def test_a_layer_that_is_never_called_and_a_step_that_never_goes_backward() -> None:
+    model = convert_to_float8_training(Block())
+    disproved(
+        proof_of(model, lambda: model.up(torch.randn(16, 32)).sum().backward()), "down: converted, but never"
+    )
+    disproved(proof_of(model, lambda: model(torch.randn(16, 32))), "2 FP8 GEMMs ran in a step where 5")
+
+
+def test_the_product_runs_in_high_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend that says it is FP8 and is not."""
+    from fp8core.gemm import BACKENDS, reference
+
+    model = convert_to_float8_training(Block())
+    fake = dataclasses.replace(BACKENDS["torch"], matmul=reference.matmul)
+    monkeypatch.setitem(BACKENDS, "torch", fake)
+    disproved(proof_of(model), "no FP8 GEMM ran")
+
+
+def test_delayed_scales_that_never_move() -> None:
+    model = convert_to_float8_training(Block(), config="delayed")
+    disproved(
+        proof_of(model, lambda: model(torch.randn(16, 32)).sum().backward()), "up: delayed scales never moved"
+    )
+
+
+def test_an_all_gather_in_bfloat16() -> None:
+    """A real collective of one rank; nothing gathered at all fails too."""
+    model = convert_to_float8_training(Block())
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed by torch 2.13
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for dtype, ok in ((torch.bfloat16, False), (torch.uint8, True), (None, False)):
+            inner = training(model)
+
+            def step(dtype: torch.dtype | None = dtype, inner: Step = inner) -> None:
+                inner()
+                if dtype is not None:
+                    gather(torch.empty(8, dtype=dtype), torch.ones(8, dtype=dtype))
+
+            proof = proof_of(model, step, fp8_all_gather=True)
+            assert proof.ok == ok
+            if dtype is not None:
+                assert proof.all_gathers == {str(dtype).removeprefix("torch."): 8 * dtype.itemsize}
+    finally:
+        dist.destroy_process_group()
+
+
+def test_losses_of_a_cast_are_shown() -> None:
+    """Oracle: data made to lose them: one huge element underflows the rest; a stale amax saturates."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)), config="delayed")
+    x = torch.randn(16, 32)
+    step = training(model, x)
+    step()
+    x *= 100
+    proof = proof_of(model, step)
+    assert proof.layers[0].saturated["input"] > 0.5
+    spiked = torch.full((16, 32), 1e-4)
+    spiked[0, 0] = 1e3
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)))
+    proof = proof_of(model, training(model, spiked))
+    assert proof.ok
+    assert proof.layers[0].underflowed["input"] == pytest.approx(511 / 512)
+    assert any("of input underflows to zero" in warning for warning in proof.warnings)
+
+
+def test_on_cpu_names_are_those_with_a_kernel() -> None:
+    assert set(RECIPES) - set(ON_CPU) == {"blockwise", "mxfp8"}
+    assert on_cpu("mxfp8").backend == "reference"

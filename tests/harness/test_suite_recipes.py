@@ -1,0 +1,162 @@
+"""Oracles: bytes counted by hand from the recipes' equations (performance.md's break-even), FP8's known SQNR.
+
+Recipes are taken from RECIPES as it is, so that one added later is checked here without a change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fp8core.linear
+from fp8core.convert import convert_to_float8_training
+from fp8core.recipe import RECIPES
+from harness.case import Case
+from harness.suites import linear, recipes
+from harness.suites.recipes import cast_bytes, saved_bytes
+
+AXES: dict[str, Any] = {"shape_set": "custom", "layer": "custom", "M": 128, "K": 256, "N": 128}
+CASE = Case.of("recipes", AXES)
+
+
+def figures(recipe: str, case: Case = CASE) -> tuple[dict[str, object], dict[str, float]]:
+    workload = recipes.build(case, f"{recipe}_eager", "cpu")
+    numerics = workload.check()
+    assert numerics.ok, numerics.reason
+    return dict(workload.resolved), dict(numerics.values)
+
+
+def test_every_recipe_has_its_arm() -> None:
+    assert list(recipes.ARMS) == ["bf16_eager", *(f"{name}_eager" for name in RECIPES)]
+
+
+def test_a_recipe_added_later_appears_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is made here: rowwise with the gradient of the input left in high precision."""
+    own = RECIPES["rowwise"].in_high_precision("grad_input")
+    monkeypatch.setitem(RECIPES, own.name, own)
+    resolved, values = figures(own.name)
+    assert (resolved["fp8_gemms"], resolved["fp8_gemms_expected"]) == (2, 2)
+    assert values["grad_input_sqnr_db"] > 50 > 30 > values["sqnr_db"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_right_and_says_whether_it_is_emulated(name: str) -> None:
+    resolved, values = figures(name)
+    emulated = linear.gemms_unsupported(CASE, RECIPES[name], "cpu") is not None
+    assert resolved["backend"] == ("reference" if emulated else "torch")
+    assert ("emulated" in resolved) == emulated
+    assert resolved["fp8_gemms"] == (0 if emulated else RECIPES[name].fp8_gemms)
+    flops = recipes.build(CASE, f"{name}_eager", "cpu").flops
+    assert sum(flops.values()) == recipes.work(CASE)
+    assert any(dtype in ("e4m3", "e5m2") for dtype in flops) != emulated
+    assert {"sqnr_db", "grad_input_sqnr_db", "grad_weight_sqnr_db", "cast_bytes_per_elem"} < set(values)
+
+
+def test_delayed_and_static_recipes_are_timed_with_scales_of_an_earlier_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrong history (amax 16 times too small) must show, which it can't where scales are still dynamic."""
+    spoilt: list[nn.Module] = []
+
+    def too_small(model: nn.Module) -> int:
+        count = fp8core.update_scales(model)
+        for name, buffer in model.named_buffers():
+            if "history" in name or "amax" in name:
+                buffer.div_(16)
+        spoilt.append(model)
+        return count
+
+    monkeypatch.setattr(linear, "update_scales", too_small)
+    for name in (name for name, recipe in RECIPES.items() if recipe.scaling != "dynamic"):
+        assert not recipes.build(CASE, f"{name}_eager", "cpu").check().ok
+        assert not linear.build(CASE, f"{name}_eager", "cpu").check().ok
+    assert len(spoilt) == 2 * sum(recipe.scaling != "dynamic" for recipe in RECIPES.values())
+
+
+# Bytes
+
+
+# Per element: 2 read to cast, 2 more where an amax of far elements is needed, 1 for each layout, and block scales.
+BYTES = {
+    "tensorwise": 2 + 2 + 1 + 1,
+    "rowwise": 2 + 2 + 1 + 1,
+    "delayed": 2 + 1 + 1,
+    "static": 2 + 1 + 1,
+    "mxfp8": 2 + 2 * (1 + 1 / 32),
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), BYTES.items())
+def test_bytes_of_casts_by_hand(name: str, expected: float) -> None:
+    assert figures(name)[1]["cast_bytes_per_elem"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_bytes_of_casts_that_differ_by_tensor() -> None:
+    """With gw_hp, input and grad_output are cast along one axis (2 + 1), the weight along both (2 + 2 + 1 + 1).
+
+    Blockwise, the weight is scaled in squares of 128 x 128 for both uses, the other two in lines of 128.
+    """
+    sizes = {"input": (30, 100), "weight": (50, 100), "grad_output": (30, 50)}
+    hp = cast_bytes(RECIPES["rowwise_with_gw_hp"], sizes)
+    assert hp == 30 * 100 * 3 + 50 * 100 * 6 + 30 * 50 * 3
+    block = cast_bytes(RECIPES["blockwise"], sizes)
+    lines, squares = 2 + 2 * (1 + 4 / 128), 2 + 2 * (1 + 4 / 128**2)
+    assert block == pytest.approx(30 * 100 * lines + 50 * 100 * squares + 30 * 50 * lines)
+    assert (
+        cast_bytes(RECIPES["tensorwise"].in_high_precision("output", "grad_input", "grad_weight"), sizes) == 0
+    )
+
+
+def test_bytes_kept_for_the_backward_pass() -> None:
+    """Of an nn.Linear its input, 2 bytes an element, however often it is saved; the weight itself is left out."""
+    layer = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    x = torch.randn(16, 64, dtype=torch.bfloat16, requires_grad=True)
+    assert saved_bytes(layer, x) == 16 * 64 * 2
+    assert figures("bf16")[1]["saved_bytes_per_elem"] == 2.0
+
+
+def test_bytes_kept_as_codes_are_counted_with_their_scales() -> None:
+    """Tensorwise keeps the codes of input and weight, a byte each, and a float32 scale of each."""
+    layer = convert_to_float8_training(
+        nn.Linear(64, 32, bias=False, dtype=torch.bfloat16), config="tensorwise"
+    )
+    x = torch.randn(16, 64, dtype=torch.bfloat16, requires_grad=True)
+    assert saved_bytes(layer, x) == (16 * 64 + 4) + (32 * 64 + 4)
+
+
+# What can't run, and what is wrong
+
+
+def test_sizes_that_no_kernel_takes_are_refused_as_in_linear() -> None:
+    case = Case.of("recipes", AXES | {"M": 33})
+    why = recipes.unsupported(case, "rowwise_eager", "cpu")
+    assert why is not None
+    assert why.kind == "shape"
+    assert recipes.unsupported(case, "bf16_eager", "cpu") is None
+
+
+def test_a_wrong_recipe_keeps_its_figures_and_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = fp8core.linear.scaled_mm
+
+    def biased(*args: Any, **kwargs: Any) -> Tensor:
+        return product(*args, **kwargs) * 1.02
+
+    monkeypatch.setattr(fp8core.linear, "scaled_mm", biased)
+    for name in RECIPES:
+        numerics = recipes.build(CASE, f"{name}_eager", "cpu").check()
+        assert not numerics.ok
+        assert numerics.values["saved_bytes_per_elem"] > 0
+
+
+def test_the_right_recipe_is_checked_not_just_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer cast with fp32 scales passes the Gaussian band of the power-of-two recipe; its codes do not."""
+    wrong = convert_to_float8_training
+    tensorwise = replace(RECIPES["tensorwise"], name="rowwise")
+    monkeypatch.setattr(
+        linear, "convert_to_float8_training", lambda layer, config: wrong(layer, config=tensorwise)
+    )
+    assert not recipes.build(CASE, "rowwise_eager", "cpu").check().ok
