@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fp8core.formats import as_element_format
-from fp8core.recipe import Granularity
 from fp8core.tensor import Float8Tensor, quantize
 from harness import metrics
 from harness.compiling import fresh_compile
@@ -22,6 +21,7 @@ from harness.suites.common import Rotation, compile_missing, draw, generator, wi
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
+    from fp8core.recipe import Granularity
     from harness.case import Case, Scalar
 
 Quantise = Callable[[Tensor], Float8Tensor]
