@@ -55,6 +55,12 @@ class AmaxMemory(nn.Module):
         self.register_buffer("in_use", torch.zeros(3, device=device))
         self.register_buffer("pending", torch.zeros(3, device=device), persistent=False)
 
+    def reset(self) -> None:
+        """Forgets everything; scales are dynamic again."""
+        for buffer in self.buffers():
+            buffer.zero_()
+        self.ready = False
+
     def of(self, role: str) -> torch.Tensor | None:
         """float32, 0-dimensional: the amax to scale `role` by; None while there is none."""
         return self.in_use[ROLES.index(role)] if self.ready else None
@@ -99,9 +105,7 @@ class AmaxMemory(nn.Module):
         """A state_dict without amaxes (of nn.Linear, or of another recipe) loads too: scaling starts afresh."""
         keys = [prefix + name for name in ("history", "in_use")]
         if not any(key in state_dict for key in keys):
-            self.history.zero_()
-            self.in_use.zero_()
-            self.ready = False
+            self.reset()
             return
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.ready = False

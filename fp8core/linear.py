@@ -126,6 +126,13 @@ class Float8Linear(nn.Linear):
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
 
+    def reset_parameters(self) -> None:
+        """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
+        super().reset_parameters()
+        amaxes = self._modules.get("amaxes")
+        if isinstance(amaxes, AmaxMemory):
+            amaxes.reset()
+
     @classmethod
     def from_float(
         cls, mod: nn.Linear, config: Float8LinearConfig | Recipe | str | None = None

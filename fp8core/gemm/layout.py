@@ -9,8 +9,7 @@ errors. For D [M, N] = A [M, K] @ B [K, N]:
     no e5m2 @ e5m2                   except on ROCm
     rowwise: D is bfloat16, B e4m3   the CUTLASS kernel's rule; cuBLAS 12.9 on sm_90 alone is wider, and a
                                      result that depends on the machine is worth less than a conversion
-    blockwise: D is bfloat16           Hopper only, CUDA 12.9 or newer; neither CPU nor Blackwell has a kernel
-    MX: not through this backend       Blackwell wants its scales swizzled, which torch_mm does not do
+    blocks (1x128, 128x128, 1x32)    not through this backend, see `granularity_reason`
     NVIDIA 8.9 or newer (OCP formats), AMD gfx942 (fnuz only), gfx950, gfx1200, gfx1201 (OCP)
 
 Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_allowed_device`),
@@ -133,29 +132,21 @@ def device_reason(
 
 
 def granularity_reason(device: torch.device | str, granularity: str, nearest: str = "") -> str | None:
-    """Why `torch._scaled_mm` on this device takes no scales of this granularity; None if it does.
+    """Why backend "torch" takes no scales of this granularity; None if it does.
+
+    cuBLAS has kernels for blocks on some devices: 1x128 and 128x128 on compute capability 9.0 with CUDA 12.9, 1x32
+    with swizzled scales on 10.0. Their layouts of scales could not be checked on hardware, so they are not used.
 
     Args:
         device: where it would run.
         granularity: of the multiplication.
         nearest: a recipe to name as the way out.
     """
-    device = torch.device(device)
-    if granularity in ("tensorwise", "rowwise") or device.type == "meta":
+    if granularity in ("tensorwise", "rowwise"):
         return None
     way_out = f"nearest that works: recipe {nearest!r}; or " if nearest else ""
     way_out += "emulate it with recipe.emulated() (backend='reference')"
-    if granularity == "1x32":
-        return f"backend 'torch' has no MX kernel (1x32 scales): Blackwell's takes swizzled scales; {way_out}"
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return f"torch._scaled_mm has no kernel for {granularity} scales on {device.type}; {way_out}"
-    capability = torch.cuda.get_device_capability(device)
-    if torch.version.cuda is None or capability != (9, 0):
-        where = f"compute capability {capability[0]}.{capability[1]}" if torch.version.cuda else "ROCm"
-        return f"{granularity} scales have a kernel on compute capability 9.0 only, not on {where}; {way_out}"
-    if tuple(int(part) for part in torch.version.cuda.split(".")[:2]) < (12, 9):
-        return f"{granularity} scales need CUDA 12.9 or newer, this is {torch.version.cuda}; {way_out}"
-    return None
+    return f"backend 'torch' has no kernel for {granularity} scales on {torch.device(device).type}; {way_out}"
 
 
 def unsupported_reason(

@@ -34,7 +34,11 @@ Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
 
 amax, compute_scale = fp8core.scaling.amax, fp8core.scaling.compute_scale
 cast_saturating, cast_with_amax = fp8core.cast.cast_saturating, fp8core.cast.cast_with_amax
-mx_scale_code, cast_one, cast_both = fp8core.scaling.mx_scale_code, fp8core.operands.cast_one, fp8core.operands.cast_both
+mx_scale_code, cast_one, cast_both = (
+    fp8core.scaling.mx_scale_code,
+    fp8core.operands.cast_one,
+    fp8core.operands.cast_both,
+)
 scaled_mm = fp8core.gemm.scaled_mm
 
 
@@ -173,13 +177,17 @@ def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
     return [("fp8core.operands.cast_one", change), ("fp8core.linear.cast_one", change)]
 
 
-def e5m2_weights(x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input") -> torch.Tensor:
+def e5m2_weights(
+    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input"
+) -> torch.Tensor:
     if role == "weight" and cast is not None:
         cast = dataclasses.replace(cast, format=E5M2)
     return cast_one(x, cast, dim, memory, role)
 
 
-def unscaled_gradients(x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input") -> torch.Tensor:
+def unscaled_gradients(
+    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input"
+) -> torch.Tensor:
     if role != "grad_output" or cast is None:
         return cast_one(x, cast, dim, memory, role)
     one = cast_one(x, cast, dim, memory, role)

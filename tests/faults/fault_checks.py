@@ -15,7 +15,17 @@ import torch
 from torch import nn
 
 import fp8core
-from fp8core import E4M3FN, E5M2, RECIPES, Float8Linear, Recipe, microbatches, quantize, scaled_mm, update_scales
+from fp8core import (
+    E4M3FN,
+    E5M2,
+    RECIPES,
+    Float8Linear,
+    Recipe,
+    microbatches,
+    quantize,
+    scaled_mm,
+    update_scales,
+)
 from fp8core.cast import cast_saturating
 from fp8core.gemm.accumulate import accumulate
 
@@ -46,11 +56,13 @@ def exact_scales() -> None:
     for pow2 in (False, True):
         want = torch.tensor([float(np.float32(448.0 / float(a))) for a in amax])
         if pow2:
-            mantissa, exponent = torch.frexp(want)
+            _, exponent = torch.frexp(want)
             want = torch.ldexp(torch.ones_like(want), exponent - 1)
         q = quantize(x, E4M3FN, "rowwise", dim=1, power_of_two=pow2)
         assert torch.equal(q.scale_inv[:, 0], 1 / want)
-        assert torch.equal(-q.qdata.float()[:, 0], (amax * want).clamp(max=448).to(torch.float8_e4m3fn).float())
+        assert torch.equal(
+            -q.qdata.float()[:, 0], (amax * want).clamp(max=448).to(torch.float8_e4m3fn).float()
+        )
 
 
 def gemm_band() -> None:
@@ -61,14 +73,24 @@ def gemm_band() -> None:
         (("tensorwise",) * 2, False, 28.53), (("tensorwise",) * 2, True, 28.48), (("rowwise",) * 2, True, 28.48),
         (("rowwise",) * 2, False, 28.65), (("1x128", "128x128"), True, 28.48), (("1x32",) * 2, False, 28.48),
     ):  # fmt: skip
-        qa, qb = (quantize(x, E4M3FN, k, dim=d, power_of_two=pow2) for x, k, d in zip((a, b), kinds, (1, 0), strict=True))
-        assert abs(sqnr_db(want, scaled_mm(qa, qb, torch.float64, backend="reference")) - expected) < BAND_DB, kinds
+        qa, qb = (
+            quantize(x, E4M3FN, k, dim=d, power_of_two=pow2)
+            for x, k, d in zip((a, b), kinds, (1, 0), strict=True)
+        )
+        assert (
+            abs(sqnr_db(want, scaled_mm(qa, qb, torch.float64, backend="reference")) - expected) < BAND_DB
+        ), kinds
 
 
 def heterogeneous_blocks() -> None:
     """Rows, columns and blocks of very different size; every group by itself keeps e4m3's relative error."""
     x = gaussian(256, 256) * torch.logspace(0, -6, 256)[:, None] * torch.logspace(0, -6, 256)[None].flip(1)
-    for kind, rows, columns in (("rowwise", 1, 256), ("1x128", 1, 128), ("128x128", 128, 128), ("1x32", 1, 32)):
+    for kind, rows, columns in (
+        ("rowwise", 1, 256),
+        ("1x128", 1, 128),
+        ("128x128", 128, 128),
+        ("1x32", 1, 32),
+    ):
         back = quantize(x, E4M3FN, kind, dim=1).dequantize()
         for i in range(0, 256, rows):
             for j in range(0, 256, columns):
@@ -95,7 +117,9 @@ def accumulation() -> None:
     assert 20 < sqnr_db(a @ b, accumulate(a, b, "fp22")) < 26
 
 
-def step(layer: nn.Module, x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def step(
+    layer: nn.Module, x: torch.Tensor, g: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x = x.detach().requires_grad_()
     y = layer(x)
     grad_input, grad_weight = torch.autograd.grad(y, (x, layer.weight), g)
@@ -184,7 +208,9 @@ def proof() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     model = fp8core.convert_to_float8_training(model, config="rowwise", allow_no_conversion=True)
     x = torch.randn(64, 64, requires_grad=True)
-    found = fp8core.verify(lambda: model(x).square().mean().backward(), model, recipe="rowwise", announce=False)
+    found = fp8core.verify(
+        lambda: model(x).square().mean().backward(), model, recipe="rowwise", announce=False
+    )
     assert found.ok, found.problems
 
 

@@ -160,6 +160,16 @@ def test_plain_state_dicts_load_and_start_afresh() -> None:
     assert torch.equal(layer(x), Float8Linear.from_float(plain, "tensorwise")(x))
 
 
+def test_a_layer_made_on_meta_starts_afresh() -> None:
+    """Oracle: a layer made on the device; `to_empty` alone leaves garbage in the buffers."""
+    layer = Float8Linear(32, 48, config="delayed", device="meta").to_empty(device="cpu")
+    layer.amaxes.history.fill_(7.0)
+    layer.reset_parameters()
+    step(layer, torch.ones(16, 32))
+    update_scales(layer)
+    assert layer.amaxes.in_use[0] == 1
+
+
 def test_shared_input_records_in_every_layer() -> None:
     layers = [Float8Linear(32, 48, config="delayed") for _ in range(2)]
     cast_input(torch.full((16, 32), 2.0), *layers)

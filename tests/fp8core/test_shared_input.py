@@ -116,7 +116,7 @@ def test_casts_that_do_not_belong_are_refused() -> None:
         cast_input(x, layer, row)
     with pytest.raises(ValueError, match="got none"):
         cast_input(x)
-    with pytest.raises(TypeError, match="input has dtype torch.float64"):
+    with pytest.raises(TypeError, match=r"input has dtype torch\.float64"):
         cast_input(x.double(), layer)
     assert isinstance(cast_input(x, layer), CastInput)
 
