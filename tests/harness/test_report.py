@@ -108,6 +108,20 @@ def run_of(tmp_path, cases, **more):
 # The three questions
 
 
+def test_an_emulated_arm_says_so_beside_its_name() -> None:
+    for resolved, note in (('{"emulated": "no MX kernel"}', "emulated"), ("{}", ""), ("", "")):
+        cell = tables._arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
+        assert (cell.text, cell.order, cell.note) == ("mxfp8_eager", "mxfp8_eager", note)
+
+
+def test_quartiles_of_exact_results_are_infinite_not_nan() -> None:
+    """numpy would interpolate between two infinities, which is NaN and a warning."""
+    inf = float("inf")
+    assert [tables._quantile([inf] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [inf] * 6
+    assert tables._quantile([], 0.25) is None
+    assert tables._quantile([1.0, 2.0, 3.0], 0.25) == 1.5
+
+
 def test_a_gpu_run_answers_all_three_questions(gpu):
     faster, sound, ran = verdicts.answers(machine(gpu[0]))
     assert [faster.verdict, sound.verdict, ran.verdict] == ["yes", "yes", "yes"]

@@ -592,6 +592,43 @@ def test_the_reference_cast_agrees_with_the_library(dim: int, power_of_two: bool
         assert torch.equal(own_inv, scale_inv)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("granularity", ["1x128", "128x128", "1x32"])
+def test_the_amax_of_blocks_against_a_loop(granularity: str, dim: int) -> None:
+    """Element by element with numpy, on a matrix that the blocks do not divide."""
+    x = torch.randn(150, 270) * 2.0 ** torch.randint(-20, 20, (150, 270))
+    across, along = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}[granularity]
+    height, width = (across, along) if dim == 1 else (along, across)
+    magnitude = x.abs().numpy()
+    expected = np.empty_like(magnitude)
+    for i in range(0, 150, height):
+        for j in range(0, 270, width):
+            block = magnitude[i : i + height, j : j + width]
+            expected[i : i + height, j : j + width] = block.max()
+    assert np.array_equal(oracle.group_amax(x, granularity, dim).numpy(), expected)
+    assert np.array_equal(oracle.group_amax(x, granularity, dim - 2).numpy(), expected)
+
+
+def test_a_granularity_without_a_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'2x2' has no reference in .*known: tensorwise, rowwise, 1x128"):
+        oracle.group_amax(torch.ones(4, 4), "2x2", 1)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_lines_of_an_operand_are_cast_as_part_of_the_whole(recipe: str, dim: int) -> None:
+    """The library's cast of the whole operand, of which the lines are taken."""
+    x = torch.randn(192, 160) * 2.0 ** torch.randint(-6, 6, (192, 1) if dim else (1, 160))
+    cast = RECIPES[recipe].output.a if dim else RECIPES[recipe].output.b
+    assert cast is not None
+    lines = torch.tensor([0, 5, 129, 150])
+    codes, scale_inv = oracle.reference_operand(x, cast, dim, lines)
+    whole = quantize(x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two)
+    assert torch.equal(
+        oracle.values(codes, scale_inv), whole.dequantize(torch.float64).index_select(1 - dim, lines)
+    )
+
+
 def test_the_exact_product_against_numpy() -> None:
     a = Operand(*scale_and_cast(torch.randn(20, 32), "e5m2", "rowwise", dim=1))
     b = Operand(*scale_and_cast(torch.randn(48, 32).t(), "e4m3fn", "rowwise", dim=0))
