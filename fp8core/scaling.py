@@ -128,7 +128,8 @@ def compute_scale(
     if power_of_two:
         masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
         scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
-    return scale, scale.reciprocal()
+    # Through float64 again: a compiler may turn a float32 reciprocal into an approximate division.
+    return scale, scale.double().reciprocal().float()
 
 
 def mx_scale_code(

@@ -4,7 +4,7 @@ Only arms of the same case, run and regime are compared, round by round: the arm
 interleaved, so a drift of the machine hits both sides of a round and cancels in the ratio. A *speedup* is
 `baseline time / arm time` everywhere: above 1 the arm is faster.
 
-A case carries its own noise floor. Its first baseline is timed twice a round; how far the second copy (arm
+A case carries its own noise floors. Each baseline is timed twice a round; how far the second copy (arm
 `<baseline>:again`) seems to be from the first is how far two equal things can seem apart here.
 """
 
@@ -19,7 +19,7 @@ import pandas as pd
 from harness import stats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = ("time_ms", "launch_us")  # metrics sampled in rounds
@@ -29,6 +29,8 @@ MIN_ROUNDS = 3  # a t interval over two rounds has one degree of freedom: too wi
 # Where two copies of the same arm seem further apart than this, a difference that hides below the floor is
 # no tie: the machine is too noisy to say. A noisy machine says "unclear", not "same".
 LOUD_FLOOR = 1.10
+# A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
+TIE = 1.03
 
 PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 MODES = ("eager", "compile")
@@ -69,8 +71,8 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
         - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
         - `low`, `high`: 95 % t interval of it over rounds (NaN below `MIN_ROUNDS` rounds);
         - `rounds`: number of rounds in which both were timed;
-        - `floor`: A/A noise floor of the case as a ratio >= 1 (1.02 = two equal arms may seem 2 % apart): the
-          far end of the control's own interval; NaN where the control is missing;
+        - `floor`: A/A noise floor of the baseline as a ratio >= 1 (1.02 = two equal arms may seem 2 % apart): the
+          far end of its control's own interval; NaN where the control is missing;
         - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
         - `verdict`: faster, slower, same, unclear or missing, and `reason` in words.
 
@@ -81,9 +83,11 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     for _, group in timed.groupby(["run_id", "case_id", "metric"], sort=False):
         rows = [_Row(r) for r in rows_of(group)]
         for regime, arms in _by_regime(rows):
-            floor = _noise_floor(arms.values(), arms)
+            floors = _noise_floors(arms)
+            # A run whose first baseline alone has a control: its floor stands for the case.
+            floor = max(floors.values(), default=math.nan)
             out += [
-                _compare(arm, arms.get(arm.baseline), regime, floor)
+                _compare(arm, arms.get(arm.baseline), regime, floors.get(arm.baseline, floor))
                 for arm in arms.values()
                 if arm.baseline and not arm.arm.endswith(AGAIN)
             ]
@@ -225,15 +229,17 @@ def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
     return [(name, never_ran | {r.arm: r for r in rows if r.regime == name}) for name in regimes or [""]]
 
 
-def _noise_floor(rows: Iterable[_Row], arms: Mapping[str, _Row]) -> float:
-    for control in rows:
+def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
+    """The noise floor of each baseline that was timed twice."""
+    floors = {}
+    for control in arms.values():
         original = arms.get(control.baseline)
         if not (control.arm.endswith(AGAIN) and control.ok and original is not None and original.ok):
             continue
         ratios = original.log_ratios(control)
         if control.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
-            return math.exp(max(abs(end) for end in stats.t_interval(ratios)))
-    return math.nan
+            floors[original.arm] = math.exp(max(abs(end) for end in stats.t_interval(ratios)))
+    return floors
 
 
 def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[str, object]:
@@ -285,6 +291,9 @@ def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, 
                 "unclear",
                 f"{away}, but two copies of the baseline seem up to {floor - 1:.0%} apart: too noisy",
             )
+        tie = max(floor, TIE)
+        if max(high, 1 / low) > tie:
+            return "unclear", f"{away}, but the interval {low:.3f} to {high:.3f} is wider than {tie - 1:.1%}"
         return "same", f"{away}: within the A/A noise floor of {floor - 1:.1%}"
     known = "no A/A control in this regime" if math.isnan(floor) else f"A/A noise floor {floor - 1:.1%}"
     if low <= 1 <= high:

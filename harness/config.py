@@ -56,7 +56,7 @@ class SweepConfig:
     rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
     seed: int = 0
     device: str = "auto"
-    control: bool = True  # time the first baseline twice (A/A): the noise floor of each case
+    control: bool = True  # time each baseline twice (A/A): the noise floor of each case
     budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
     resume: str | None = None  # run id: run only what that run lacks
     dry_run: bool = False

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness import compiling, environment, store
 from harness.errors import UsageError
 from harness.measurement import Measurement
+from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from harness.workload import Numerics, Workload
 
 BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
-AGAIN = ":again"  # the baseline timed a second time in the same rounds
+AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Executor:
         timer: how one block of calls is timed.
         timing: warm-up, rounds and stop rule.
         seed: of the order of the arms within the rounds.
-        control: time the first baseline twice (A/A).
+        control: time each baseline twice (A/A).
         monitor: reads clocks, power and throttling of the GPU; None on a CPU.
         budget_s: start no case after this many seconds.
         on_case: told of each case before it starts.
@@ -95,41 +96,53 @@ class Executor:
                     why = f"{BUDGET} of {self.budget_s:g} s was spent before this case; resume=RUN_ID runs it"
                     rows = _all_arms(planned, "skipped", why)
                 else:
-                    rows = self.measure_case(planned, sustained=planned.case.case_id in headline)
+                    rows = self._rows_of(planned, sustained=planned.case.case_id in headline)
                     lost = self._device_lost(planned)
-                writer.append(rows)
+                try:
+                    writer.append(rows)
+                except OSError as error:
+                    outcome.state = "failed"
+                    outcome.message = (
+                        f"could not write to {writer.folder}: {error.strerror}; the earlier rows are intact"
+                    )
+                    break
                 outcome.statuses.update(row.status for row in rows)
         except KeyboardInterrupt:
             outcome.state = "interrupted"
             outcome.message = "interrupted; the finished cases are stored"
-        except OSError as error:
-            outcome.state = "failed"
-            outcome.message = (
-                f"could not write to {writer.folder}: {error.strerror}; the earlier rows are intact"
-            )
         return outcome
+
+    def _rows_of(self, planned: PlannedCase, *, sustained: bool) -> list[Measurement]:
+        """The rows of a case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms."""
+        try:
+            return self.measure_case(planned, sustained=sustained)
+        except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
+            return _all_arms(planned, "failed", _one_line(error))
 
     def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
         """All rows of one case."""
         rows = [_row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
         compiling.reset()
+        if self.device == "cuda":
+            release_memory()
         arms: dict[str, _Arm] = {}
         for name in planned.runnable:
             arm = self._prepare(planned, name, rows)
             if arm is not None:
                 arms[name] = arm
+        if self.control:
+            baselines = {arm.baseline or arm.name for arm in arms.values()}
+            for name in [name for name in arms if name in baselines]:
+                arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
         closures = {name: arm.workload.run for name, arm in arms.items()}
-        first = next((name for name, arm in arms.items() if not arm.baseline), None)
-        if self.control and first is not None:
-            closures[first + AGAIN] = arms[first].workload.run
-            arms[first + AGAIN] = replace(arms[first], name=first + AGAIN, baseline=first)
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self.timer
         before = environment.snapshot(self.monitor)
         watch = compiling.CompileWatch()
         timings = list(measure(closures, timer, self.timing, self.seed, self.monitor).items())
         if sustained:
-            rotating = {n: a.workload.variants or (a.workload.run,) for n, a in arms.items()}
+            # Listed first: making the copies takes memory and time that no timed call may spend.
+            rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
             timings += measure_sustained(rotating, timer, self.timing, self.seed, self.monitor).items()
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
         recompiled = watch.steady_fault()

@@ -73,19 +73,23 @@ class Device:
         clock = self.clock_mhz if clock_mhz is None else clock_mhz
         return None if rate is None else self.sm_count * clock * 1e6 * rate / 1e12
 
-    def exceeds_peak(self, dtype: str, tflops: float, clock_mhz: float | None = None) -> bool | None:
-        """Whether a measured rate is impossible: above the dtype's rate at the measured clock.
+    def exceeds_peak(
+        self, flops: Mapping[str, float], seconds: float, clock_mhz: float | None = None
+    ) -> bool | None:
+        """Whether a time is impossible: below that of its FLOPs, each dtype at its own rate and the measured clock.
 
-        None where that can't be told: no peak for this dtype, or no clock and a rate above the published
-        peak, which a boost clock may explain.
+        None where that can't be told: no peak for a dtype, or no clock and a time below that of the published
+        peaks, which a boost clock may explain.
         """
-        limit = self.derived_tflops(dtype, clock_mhz)
-        published = self.peak_tflops(dtype)
-        if limit is None or published is None:
+        published = [self.peak_tflops(dtype) for dtype in flops]
+        limits = [self.derived_tflops(dtype, clock_mhz) for dtype in flops]
+        rates = limits if clock_mhz is not None else published
+        if None in published or None in limits:
             return None
+        least = sum(f / (rate * 1e12) for f, rate in zip(flops.values(), rates, strict=True) if rate)
         if clock_mhz is not None:
-            return tflops > limit
-        return False if tflops <= published else None
+            return seconds < least
+        return False if seconds >= least else None
 
 
 def lookup(name: str, memory_gib: float, power_limit_w: float | None = None) -> Device | None:

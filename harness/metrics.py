@@ -59,7 +59,8 @@ def underflow_frac(quantised: Tensor, source: Tensor) -> float:
     _refuse_empty(source)
     nonzero = source != 0
     count = int(nonzero.sum())
-    return int(((quantised == 0) & nonzero).sum()) / count if count else 0.0
+    # float32 first: not every device compares float8.
+    return int(((quantised.float() == 0) & nonzero).sum()) / count if count else 0.0
 
 
 def saturated_frac(scaled: Tensor, overflow: float) -> float:

@@ -247,6 +247,14 @@ def _device_buffer(size: int) -> Any:
     return torch.empty(size // 4, dtype=torch.int32, device="cuda")
 
 
+def release_memory() -> None:
+    """Frees what earlier work left in reference cycles and in the allocator's cache of the current GPU."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 @contextmanager
 def gc_paused() -> Iterator[None]:
     """No cycle collection inside: it would strike single samples. Reference counting goes on."""

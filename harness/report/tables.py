@@ -129,8 +129,7 @@ def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
         return {"peak_share": math.nan, "peak_known": False}
     share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
     clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
-    clock = float(np.median(clocks)) if clocks else None
-    over = len(work) == 1 and bool(device.exceeds_peak(next(iter(work)), row["tflops"], clock))
+    over = bool(device.exceeds_peak(work, seconds, float(np.median(clocks)) if clocks else None))
     return {"peak_share": share, "peak_known": True, "over_peak": over}
 
 
@@ -202,7 +201,7 @@ def compile_times(machine: Machine) -> Table:
         _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         _Spec("first call (s)", lambda r: _number(r["value"])),
         _Spec("cache", lambda r: _word(_resolved(r).get("compile_cache")), numeric=False),
-        _Spec("graphs", lambda r: _word(_resolved(r).get("graphs"))),
+        _Spec("graphs", lambda r: _word(_resolved(r).get("compile_graphs"))),
     ]
     return _table(f"compile-{machine.env_id}", specs, records)
 

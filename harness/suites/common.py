@@ -84,23 +84,26 @@ def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
     return (f"nearest: {', '.join(near)}; " if near else "") + f"arms=[{any_shape}] takes M={M}, K={K}, N={N}"
 
 
+_ARMS_MOST = 16  # arms of a case, with room for what they compute
+
+
 class Rotation(Sequence[Callable[[], object]]):
     """Closures over copies of a workload's operands, made when first asked for.
 
     Load over a few seconds must not find its operands in a cache, so it takes turns between sets: at least 3,
-    and more until they exceed 256 MB and 4 times the L2 cache (at most 16). Copies hold the same values at
+    and more until they exceed 256 MB and 4 times the L2 cache (at most 16, and what memory allows). Copies hold the same values at
     other addresses, which is all that matters to a cache.
     """
 
     def __init__(self, closure: Callable[..., object], operands: Sequence[Tensor], device: str) -> None:
         self._closure, self._operands = closure, operands
-        size = sum(x.numel() * x.element_size() for x in operands)
-        l2 = (
-            torch.cuda.get_device_properties(device).L2_cache_size
-            if torch.device(device).type == "cuda"
-            else 0
-        )
-        self._count = min(16, max(3, -(-max(256 * 2**20, 4 * l2) // max(size, 1))))
+        size = max(sum(x.numel() * x.element_size() for x in operands), 1)
+        on_gpu = torch.device(device).type == "cuda"
+        l2 = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
+        self._count = min(16, max(3, -(-max(256 * 2**20, 4 * l2) // size)))
+        if on_gpu:
+            # All arms of a case make such copies. One set alone, larger than any cache, evicts itself.
+            self._count = max(1, min(self._count, torch.cuda.mem_get_info(device)[0] // (_ARMS_MOST * size)))
         self._made: list[Callable[[], object]] = []
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ number.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,7 @@ def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
     return gemm.a, gemm.b
 
 
+@functools.lru_cache(maxsize=1)  # every arm of a case has the same operands, not copies of them
 def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:
     """A [M, K] row-major and B [K, N] column-major in bfloat16; the same for every arm, and for its check."""
     M, K, N = _sizes(case)
@@ -167,10 +169,9 @@ def _check_fp8(
     part = multiply(qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)[rows]
     judgement.values = metrics.figures(part, oracle.product(a[rows], b))
 
-    bound, source = oracle.ROUNDED_DB, oracle.ROUNDED
+    bound, source = oracle.rounded_bound(str(part.device))
     if resolved["use_fast_accum"]:
-        bound = oracle.FAST_ACCUM_POSITIVE_DB if case["data"] == "ones" else oracle.FAST_ACCUM_DB
-        source = oracle.FAST_ACCUM
+        bound, source = oracle.fast_accum_bound(case.integer("K"), positive=case["data"] == "ones")
     accumulation = judgement.rounded(
         "the product", part, oracle.product_of_codes(qa, qb, rows), bound, source
     )

@@ -36,11 +36,27 @@ ROUNDED_DB, ROUNDED = 47.0, "against the exact product of the codes; rounding to
 # cuBLAS may add the parts of a split sum in bf16 (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
 # which rounds twice.
 BF16_MATMUL_DB, BF16_MATMUL = 41.0, "against the exact product; rounding to bf16 twice leaves 42.1"
-# Hopper's short accumulator, used by fast_accum, leaves 53 dB at K = 8192 of zero-mean data and loses 5 to 8 a
-# doubling (docs/numerics.md, section 5: a model, not a measurement): 30 holds up to the vocabulary of a large model.
-FAST_ACCUM_DB, FAST_ACCUM = 30.0, "against the exact product of the codes; short accumulator"
-# The same accumulator truncates. A sum of equal signs is then biased: 17 dB at K = 8192, 6 less a doubling.
-FAST_ACCUM_POSITIVE_DB = 3.0
+
+
+def rounded_bound(device: str) -> tuple[float, str]:
+    """Least SQNR of an FP8 GEMM against the exact product of its codes, in dB, and where the bound comes from.
+
+    On a GPU the library may split the sum of an FP8 GEMM, too, and add its parts in bf16.
+    """
+    return (ROUNDED_DB, ROUNDED) if torch.device(device).type == "cpu" else (BF16_MATMUL_DB, BF16_MATMUL)
+
+
+FAST_ACCUM = "against the exact product of the codes; short accumulator, docs/numerics.md 5: a model"
+
+
+def fast_accum_bound(K: int, positive: bool = False) -> tuple[float, str]:
+    """The same bound for a GEMM whose accumulator may be short (Hopper's 14 bits).
+
+    In the model of docs/numerics.md, section 5, zero-mean data keep 53 dB at K = 8192 and lose 5 to 8 a doubling;
+    a sum of equal signs is biased by truncation and keeps 17, losing 6. Ten dB of room, since it is a model.
+    """
+    doublings = max(0.0, math.log2(K / 8192))
+    return (7.0 - 6 * doublings if positive else 43.0 - 8 * doublings), FAST_ACCUM
 
 
 def reference_cast(

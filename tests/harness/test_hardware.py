@@ -108,17 +108,23 @@ def test_peaks_by_the_dtype_names_of_the_store() -> None:
 def test_a_rate_above_the_silicon_is_flagged_at_the_measured_clock() -> None:
     """132 SMs x 1980 MHz x 4096 = 1070.5 TFLOP/s; at 1500 MHz 811.0."""
     h200 = BY_KEY["H200 SXM"]
-    assert h200.exceeds_peak("bf16", 1070.0, 1980.0) is False
-    assert h200.exceeds_peak("bf16", 1071.0, 1980.0) is True
-    assert h200.exceeds_peak("bf16", 900.0, 1500.0) is True, "below the published peak, and still impossible"
-    assert h200.exceeds_peak("e4m3", 1071.0, 1980.0) is False, "judged by its own dtype"
+    assert h200.exceeds_peak({"bf16": 1070.0e12}, 1.0, 1980.0) is False
+    assert h200.exceeds_peak({"bf16": 1071.0e12}, 1.0, 1980.0) is True
+    assert h200.exceeds_peak({"bf16": 900.0e12}, 1.0, 1500.0) is True, (
+        "below the published peak, and still impossible"
+    )
+    mixed = {"e4m3": 1000e12, "e5m2": 1000e12, "bf16": 500e12}
+    at_peak = 2000 / h200.derived_tflops("e4m3", 1980.0) + 500 / h200.derived_tflops("bf16", 1980.0)
+    assert h200.exceeds_peak(mixed, at_peak * 1.01, 1980.0) is False, "each dtype at its own rate"
+    assert h200.exceeds_peak(mixed, at_peak * 0.99, 1980.0) is True
+    assert h200.exceeds_peak({"e4m3": 1071.0e12}, 1.0, 1980.0) is False, "judged by its own dtype"
 
 
 def test_without_a_clock_only_the_possible_is_certain() -> None:
     h200 = BY_KEY["H200 SXM"]
-    assert h200.exceeds_peak("bf16", 989.0) is False
-    assert h200.exceeds_peak("bf16", 1000.0) is None, "a boost clock may explain it"
-    assert h200.exceeds_peak("fp32", 1e9, 1980.0) is None
+    assert h200.exceeds_peak({"bf16": 989.0e12}, 1.0) is False
+    assert h200.exceeds_peak({"bf16": 1000.0e12}, 1.0) is None, "a boost clock may explain it"
+    assert h200.exceeds_peak({"fp32": 1e21}, 1.0, 1980.0) is None
 
 
 def test_no_two_parts_answer_to_one_description() -> None:
