@@ -1,0 +1,69 @@
+"""Largest magnitudes: of a tensor, and of each row and column in one read.
+
+Tensorwise, a fixed number of programs walks the tensor with 16-byte loads, each keeps an elementwise integer
+maximum in registers, reduces it once and issues one atomic. Every order of the atomics gives the same bits.
+Bytes an element (bfloat16): 2 read.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8core.kernels import launch
+from fp8core.kernels.encode import magnitude_bits
+
+PROGRAMS_PER_PROCESSOR = 4
+
+
+@triton.jit
+def _amax_kernel(x_ptr, amax_bits_ptr, numel, BLOCK: tl.constexpr):
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.int32)
+    for start in range(first, numel, step):
+        keep = offsets < numel - start
+        x = tl.load(x_ptr + start + offsets, mask=keep, other=0.0)
+        largest = tl.maximum(largest, magnitude_bits(x))
+    tl.atomic_max(amax_bits_ptr, tl.max(largest, 0), sem="relaxed")
+
+
+@triton.jit
+def _amax_rows_cols_kernel(x_ptr, rows_ptr, cols_ptr, M, K, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    # One strip of BLOCK_M rows: its row maxima are complete, its column maxima meet the other strips' by atomics.
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_K)
+    row_ptr = x_ptr + rows.to(tl.int64)[:, None] * K
+    row_largest = tl.zeros((BLOCK_M,), tl.int32)
+    for start in range(0, K, BLOCK_K):
+        keep = (rows[:, None] < M) & ((start + columns)[None, :] < K)
+        bits = magnitude_bits(tl.load(row_ptr + (start + columns)[None, :], mask=keep, other=0.0))
+        row_largest = tl.maximum(row_largest, tl.max(bits, 1))
+        tl.atomic_max(cols_ptr + start + columns, tl.max(bits, 0), mask=start + columns < K, sem="relaxed")
+    tl.store(rows_ptr + rows, row_largest, mask=rows < M)
+
+
+def amax(x: torch.Tensor) -> torch.Tensor:
+    """As `reference.amax`; x contiguous, of any shape."""
+    largest = torch.zeros((), dtype=torch.float32, device=x.device)
+    target = launch.target_of(x.device)
+    block = 8192
+    programs = min(launch.ceil_div(x.numel(), block), target.processors * PROGRAMS_PER_PROCESSOR)
+    args = (x, largest.view(torch.int32), x.numel())
+    launch.launch(_amax_kernel, (programs,), *args, device=x.device, num_warps=8, BLOCK=block)
+    return largest
+
+
+def amax_rows_cols(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.amax_rows_cols`; x [M, K] row-major."""
+    M, K = x.shape
+    rows = torch.empty((M, 1), dtype=torch.float32, device=x.device)
+    columns = torch.zeros((1, K), dtype=torch.float32, device=x.device)
+    args = (x, rows.view(torch.int32), columns.view(torch.int32), M, K)
+    tile = {"BLOCK_M": 64, "BLOCK_K": 256}
+    launch.launch(
+        _amax_rows_cols_kernel, (launch.ceil_div(M, 64),), *args, device=x.device, num_warps=8, **tile
+    )
+    return rows, columns
