@@ -31,18 +31,27 @@ def _amax_kernel(x_ptr, amax_bits_ptr, numel, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _amax_rows_cols_kernel(x_ptr, rows_ptr, cols_ptr, M, K, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    # One strip of BLOCK_M rows: its row maxima are complete, its column maxima meet the other strips' by atomics.
+def _amax_rows_cols_kernel(
+    x_ptr,
+    rows_bits_ptr,
+    cols_bits_ptr,
+    M,
+    K,
+    SPAN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    # BLOCK_M rows by SPAN columns; the maxima of the rest of a row or column meet these by atomics.
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.arange(0, BLOCK_K)
     row_ptr = x_ptr + rows.to(tl.int64)[:, None] * K
     row_largest = tl.zeros((BLOCK_M,), tl.int32)
-    for start in range(0, K, BLOCK_K):
-        keep = (rows[:, None] < M) & ((start + columns)[None, :] < K)
-        bits = magnitude_bits(tl.load(row_ptr + (start + columns)[None, :], mask=keep, other=0.0))
+    for offset in range(0, SPAN, BLOCK_K):
+        k = tl.program_id(1) * SPAN + offset + tl.arange(0, BLOCK_K)
+        keep = (rows[:, None] < M) & (k[None, :] < K)
+        bits = magnitude_bits(tl.load(row_ptr + k[None, :], mask=keep, other=0.0))
         row_largest = tl.maximum(row_largest, tl.max(bits, 1))
-        tl.atomic_max(cols_ptr + start + columns, tl.max(bits, 0), mask=start + columns < K, sem="relaxed")
-    tl.store(rows_ptr + rows, row_largest, mask=rows < M)
+        tl.atomic_max(cols_bits_ptr + k, tl.max(bits, 0), mask=k < K, sem="relaxed")
+    tl.atomic_max(rows_bits_ptr + rows, row_largest, mask=rows < M, sem="relaxed")
 
 
 def amax(x: torch.Tensor) -> torch.Tensor:
@@ -59,11 +68,10 @@ def amax(x: torch.Tensor) -> torch.Tensor:
 def amax_rows_cols(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """As `reference.amax_rows_cols`; x [M, K] row-major."""
     M, K = x.shape
-    rows = torch.empty((M, 1), dtype=torch.float32, device=x.device)
+    rows = torch.zeros((M, 1), dtype=torch.float32, device=x.device)
     columns = torch.zeros((1, K), dtype=torch.float32, device=x.device)
+    tile = {"SPAN": 1024, "BLOCK_M": 64, "BLOCK_K": 256}
+    grid = (launch.ceil_div(M, tile["BLOCK_M"]), launch.ceil_div(K, tile["SPAN"]))
     args = (x, rows.view(torch.int32), columns.view(torch.int32), M, K)
-    tile = {"BLOCK_M": 64, "BLOCK_K": 256}
-    launch.launch(
-        _amax_rows_cols_kernel, (launch.ceil_div(M, 64),), *args, device=x.device, num_warps=8, **tile
-    )
+    launch.launch(_amax_rows_cols_kernel, grid, *args, device=x.device, num_warps=8, **tile)
     return rows, columns

@@ -117,6 +117,7 @@ def _launch(
         M,
         K,
         device=x.device,
+        num_warps=16,
         SQUARE=square,
         BOTH=both,
         E5M2=dtype == torch.float8_e5m2,

@@ -22,11 +22,18 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8core.kernels import launch
+from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
 
-TILE = 128
 PROGRAMS_PER_PROCESSOR = 4  # of the persistent grids
+# The first is the default. Fewer elements a thread leave registers for more programs on a processor; both sides
+# of a tile are runs of memory, of the codes or of their transpose, so neither may get short.
+TILES: tuple[tuning.Candidate, ...] = (
+    {"BLOCK_M": 128, "BLOCK_K": 128, "num_warps": 16},
+    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 8},
+    {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 8},
+    {"BLOCK_M": 64, "BLOCK_K": 64, "num_warps": 4},
+)
 
 
 @triton.jit
@@ -180,23 +187,21 @@ def _cast_both(
     codes = torch.empty((M, K), dtype=dtype, device=x.device)
     codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
     target = launch.target_of(x.device)
-    tiles = launch.ceil_div(M, TILE) * launch.ceil_div(K, TILE)
-    launch.launch(
-        _cast_both_kernel,
-        (min(tiles, target.processors * PROGRAMS_PER_PROCESSOR),),
-        x,
-        codes.view(torch.uint8),
-        codes_t.view(torch.uint8),
-        scale,
-        result,
-        M,
-        K,
-        device=x.device,
-        DELAYED=delayed,
-        E5M2=dtype == torch.float8_e5m2,
-        POWER_OF_TWO=power_of_two,
-        NATIVE=target.native_cast,
-        BLOCK_M=TILE,
-        BLOCK_K=TILE,
-    )
+
+    def run(tile: tuning.Candidate) -> None:
+        tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
+        launch.launch(
+            _cast_both_kernel,
+            (min(tiles, target.processors * PROGRAMS_PER_PROCESSOR),),
+            *(x, codes.view(torch.uint8), codes_t.view(torch.uint8), scale, result, M, K),
+            device=x.device,
+            DELAYED=delayed,
+            E5M2=dtype == torch.float8_e5m2,
+            POWER_OF_TWO=power_of_two,
+            NATIVE=target.native_cast,
+            **tile,
+        )
+
+    name = "cast_delayed_both" if delayed else "cast_both"
+    run(tuning.choose(name, (M, K), x.dtype, target.name, TILES, run))
     return codes, codes_t

@@ -204,7 +204,7 @@ def _norm_block(K: int) -> dict[str, int]:
     if K > MAX_COLUMNS:
         raise ValueError(f"the norm kernels hold rows of up to {MAX_COLUMNS} columns on chip, not {K}")
     block = launch.next_power_of_two(K)
-    return {"BLOCK_K": block, "num_warps": min(max(block // 1024, 4), 16)}
+    return {"BLOCK_K": block, "num_warps": min(max(block // 512, 4), 16)}
 
 
 def _rms_norm(

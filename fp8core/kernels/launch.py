@@ -4,9 +4,9 @@ Each launcher names its kernel, its grid and its compile-time constants once, he
 starts a kernel, the tests can record what would be launched on an sm_89, sm_90 or sm_100 device and compile
 exactly that ahead of time, on a machine without one.
 
-Contraction of `a * b + c` into one rounding is switched off explicitly (`enable_fp_fusion`): Triton 3.9
-announces that its default changes in 3.10, and the encoder's addition must not swallow the product before it.
-Matrix instructions are not concerned.
+Contraction of `a * b + c` into one rounding is an explicit choice of each launch (`fp_fusion`): Triton 3.9
+announces that its default changes in 3.10. It is off except in the matmul: the encoder's addition must not
+swallow the product before it.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ def launch(
     device: torch.device,
     num_warps: int = 8,
     num_stages: int = 2,
+    fp_fusion: bool = False,
     **constants: Any,
 ) -> None:
     """Starts `kernel` on `device` with positional runtime arguments and keyword compile-time constants.
@@ -96,11 +97,12 @@ def launch(
         device: of all tensors.
         num_warps: threads of a program / 32.
         num_stages: depth of the software pipeline of its loops.
+        fp_fusion: let the compiler contract products and sums.
         **constants: values of the kernel's `tl.constexpr` parameters.
     """
     if 0 in grid:
         return
-    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": False}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fp_fusion}
     if INTERPRETED:
         kernel[grid](*args, **constants)
         return

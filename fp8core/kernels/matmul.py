@@ -11,8 +11,9 @@ processor walks over the tiles of D; on sm_90 and newer the operands arrive by t
 *Accumulation.* Hopper's FP8 units keep about 14 bits of a running sum (DeepSeek-V3, arXiv 2412.19437, section
 3.3.2). `promote_every` says after how many elements of K that sum is added to a float32 one: 0 leaves the whole K
 in the unit ("fast accumulation"), 32, 64 or 128 bound the damage. It maps to Triton's `max_num_imprecise_acc`,
-except that 0, which there means "no FP8 unit at all", here means what the hardware does by itself. Blockwise
-promotes every 128 by construction. Without effect on sm_100, which sums in float32.
+except that 0, which there means "no FP8 unit at all", here means what the hardware does by itself. Triton heeds
+it on sm_90 only; for `mma.sync` (sm_89, sm_120) each block of K is multiplied into a fresh sum instead. Blockwise
+promotes every 128 by construction. sm_100 sums in float32 and needs none.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ PROMOTIONS: tuple[int, ...] = (0, 32, 64, 128)
 GROUP = 128  # of K, and of N for 128 x 128 scales
 TENSORWISE, ROWWISE, BLOCKWISE = (tl.constexpr(i) for i in range(3))
 
-Tile = dict[str, int]
-_HOPPER: tuple[Tile, ...] = (
-    {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 128, "num_warps": 8, "num_stages": 3},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4},
-    {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4},
-)
-_ADA: tuple[Tile, ...] = (
-    {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 2},
-    {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4, "num_stages": 3},
-)
-_BLACKWELL: tuple[Tile, ...] = (
-    {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 128, "num_warps": 8, "num_stages": 3},
-    {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4},
-)
+Tile = tuning.Candidate
+_WIDE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 128, "num_warps": 8, "num_stages": 3}
+_SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4}
+_SQUARE_4 = {**_SQUARE, "num_warps": 4}
+_FLAT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4, "num_stages": 3}
+_FLAT_8 = {**_FLAT, "num_warps": 8}
+# The first is the default. None spills, which a test asserts: a sum beside a partial sum of 128 x 256 would.
+_TILES: dict[str, tuple[Tile, ...]] = {
+    "hopper": (_WIDE, _SQUARE, _SQUARE_4, _FLAT),
+    "hopper promoting": (_SQUARE, _FLAT),
+    "blackwell": (_WIDE, _SQUARE, _SQUARE_4),
+    "blackwell promoting": ({**_SQUARE, "BLOCK_N": 64}, _FLAT_8),
+    "mma.sync": ({**_SQUARE, "num_stages": 2}, _FLAT),  # at most 100 KiB of shared memory
+    "mma.sync promoting": (_FLAT_8,),
+}
 
 
 @triton.jit
@@ -63,6 +64,7 @@ def _matmul_kernel(
     SCALING: tl.constexpr,
     ROWS_PER_SCALE_B: tl.constexpr,
     PROMOTE_EVERY: tl.constexpr,
+    PROMOTE_BY_SUM: tl.constexpr,
     TMA: tl.constexpr,
     GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -95,11 +97,19 @@ def _matmul_kernel(
                 block = start_k // BLOCK_K
                 scale_a_at = scale_a_ptr + m * scale_a_stride_m + block * scale_a_stride_k
                 scale_a = tl.load(scale_a_at, mask=m < M, other=0.0)
-                scale_b_at = scale_b_ptr + (n // ROWS_PER_SCALE_B) * scale_b_stride_n + block * scale_b_stride_k
-                scale_b = tl.load(scale_b_at, mask=n < N, other=0.0)
-                total += tl.dot(x, y.T) * scale_a[:, None] * scale_b[None, :]
+                scale_b_at = scale_b_ptr + block * scale_b_stride_k
+                if ROWS_PER_SCALE_B >= BLOCK_N:  # one for the whole tile
+                    by_row = scale_a * tl.load(scale_b_at + (start_n // ROWS_PER_SCALE_B) * scale_b_stride_n)
+                    total += tl.dot(x, y.T) * by_row[:, None]
+                else:
+                    scale_b_at += (n // ROWS_PER_SCALE_B) * scale_b_stride_n
+                    scale_b = tl.load(scale_b_at, mask=n < N, other=0.0)
+                    total += tl.dot(x, y.T) * scale_a[:, None] * scale_b[None, :]
             elif PROMOTE_EVERY == 0:
                 total = tl.dot(x, y.T, total)
+            elif PROMOTE_BY_SUM:
+                # The explicit limit keeps the compiler from folding the sum back into the instruction.
+                total += tl.dot(x, y.T, max_num_imprecise_acc=BLOCK_K)
             else:
                 total = tl.dot(x, y.T, total, max_num_imprecise_acc=PROMOTE_EVERY)
         if SCALING == TENSORWISE:
@@ -141,9 +151,12 @@ def matmul(
         )
     d = torch.empty((M, N), dtype=out_dtype, device=a.device)
     tma = K % 16 == 0 and (target.capability >= 90 or launch.INTERPRETED)
-    tiles = _HOPPER if target.capability in (0, 90) else _BLACKWELL if target.capability >= 100 else _ADA
-    if target.capability >= 120:
-        tiles = _ADA  # consumer Blackwell: mma.sync and 100 KiB of shared memory
+    family = _family(target.capability)
+    promotes = scaling is BLOCKWISE or (promote_every > 0 and family != "blackwell")
+    tiles = _TILES[f"{family} promoting" if promotes else family]
+    by_sum = promote_every > 0 and scaling is not BLOCKWISE and family == "mma.sync"
+    if by_sum:
+        tiles = tuple({**tile, "BLOCK_K": promote_every} for tile in tiles)
 
     def run(tile: Tile) -> None:
         programs = min(
@@ -160,19 +173,26 @@ def matmul(
             *_strides(scale_inv_a),
             *_strides(scale_inv_b),
             device=a.device,
+            fp_fusion=True,
             SCALING=scaling.value,
             ROWS_PER_SCALE_B=rows_per_scale_b,
-            PROMOTE_EVERY=promote_every,
+            PROMOTE_EVERY=promote_every if promotes else 0,
+            PROMOTE_BY_SUM=by_sum,
             TMA=tma,
             GROUP_M=8,
             **tile,
         )
 
-    if scaling is BLOCKWISE:  # scales and product next to each other: the widest tile would spill
-        tiles = tuple(tile for tile in tiles if tile["BLOCK_N"] == GROUP)
     name = f"matmul_{scaling.value}_{promote_every}"
     run(tuning.choose(name, (M, N, K), a.dtype, target.name, tiles, run))
     return d
+
+
+def _family(capability: int) -> str:
+    """By matrix instruction: wgmma, tcgen05 or mma.sync. The interpreter plays Hopper."""
+    if capability in (0, 90):
+        return "hopper"
+    return "blackwell" if 100 <= capability < 120 else "mma.sync"
 
 
 def _descriptors(a: torch.Tensor, b_t: torch.Tensor, tile: Tile) -> tuple[Any, Any]:

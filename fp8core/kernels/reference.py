@@ -74,7 +74,7 @@ def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
     """(codes [M, K], scale_inv [M, ceil(K / 128)] with strides (1, M), as cuBLAS wants it)."""
     scale, scale_inv = compute_scale(_group_amax(x, BLOCK), dtype, power_of_two)
     codes = _times(x, scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]], dtype)
-    return codes, scale_inv.t().clone(memory_format=torch.contiguous_format).t()
+    return codes, _row_major(scale_inv.t()).t()
 
 
 def cast_1x128_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Four:
@@ -88,7 +88,7 @@ def cast_128x128_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -
     scale, scale_inv = compute_scale(amax, dtype, power_of_two)
     scale = scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     codes = _times(x, scale[: x.shape[0], : x.shape[1]], dtype)
-    return codes, _transposed(codes), scale_inv.contiguous()
+    return codes, _transposed(codes), _row_major(scale_inv)
 
 
 def cast_mx(x: torch.Tensor, dtype: torch.dtype, mode: str) -> Pair:
@@ -231,11 +231,18 @@ def _spread(scale_inv: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _times(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Codes of x * scale, row-major."""
-    return cast_saturating((x.float() * scale).contiguous(), dtype)
+    return _row_major(cast_saturating(x.float() * scale, dtype))
 
 
 def _transposed(codes: torch.Tensor) -> torch.Tensor:
-    return codes.t().contiguous()
+    return _row_major(codes.t())
+
+
+def _row_major(x: torch.Tensor) -> torch.Tensor:
+    """As `contiguous`, which for a size of 1 leaves any stride, and so another one than the kernels' outputs have."""
+    if x.stride() == torch.empty(x.shape, device="meta").stride():
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _group_amax(x: torch.Tensor, group: int) -> torch.Tensor:

@@ -152,6 +152,7 @@ def cast_rowwise_both(
         M,
         K,
         device=x.device,
+        num_warps=16,
         E5M2=dtype == torch.float8_e5m2,
         POWER_OF_TWO=power_of_two,
         NATIVE=launch.target_of(x.device).native_cast,
