@@ -68,9 +68,7 @@ def _cast_blocks_kernel(
             tl.store(scale_inv_t_ptr + tile_m.to(tl.int64) * K + k, reciprocal(scale_t), mask=k < K)
 
 
-def cast_1x128(
-    x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """As `reference.cast_1x128`; x [M, K] row-major."""
     codes, scale_inv, _, _ = _launch(x, dtype, power_of_two, square=False, both=False)
     return codes, scale_inv.t()

@@ -41,11 +41,10 @@ def _scale(scale_ptr, scale_inv_ptr, DELAYED: tl.constexpr, E5M2: tl.constexpr, 
     # `scale_ptr` points to the scale itself, or to the amax that it follows from.
     if DELAYED:
         return tl.load(scale_ptr)
-    else:
-        scale = scale_of(tl.load(scale_ptr), E5M2, POWER_OF_TWO)
-        if tl.program_id(0) == 0:
-            tl.store(scale_inv_ptr, reciprocal(scale))
-        return scale
+    scale = scale_of(tl.load(scale_ptr), E5M2, POWER_OF_TWO)
+    if tl.program_id(0) == 0:
+        tl.store(scale_inv_ptr, reciprocal(scale))
+    return scale
 
 
 @triton.jit

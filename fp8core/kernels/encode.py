@@ -52,8 +52,7 @@ def encode(v, E5M2: tl.constexpr, NATIVE: tl.constexpr):
     """float32 block -> uint8 codes of E4M3FN or E5M2, round to nearest even, saturating; NaN -> NaN."""
     if NATIVE:
         return _encode_native(v, E5M2)
-    else:
-        return _encode_bits(v, E5M2)
+    return _encode_bits(v, E5M2)
 
 
 @triton.jit
@@ -65,8 +64,7 @@ def _encode_native(v, E5M2: tl.constexpr):
     v = tl.where(v < -MAX, -MAX, v)
     if E5M2:
         return v.to(tl.float8e5).to(tl.uint8, bitcast=True)
-    else:
-        return v.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    return v.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
 
 
 @triton.jit
@@ -109,8 +107,7 @@ def widen(x):
     """
     if x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return x.to(tl.float32)
+    return x.to(tl.float32)
 
 
 @triton.jit
@@ -124,8 +121,7 @@ def narrow(v, dtype: tl.constexpr, NATIVE: tl.constexpr):
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = tl.where((bits & 0x7FFFFFFF) > INFINITE_BITS, 0x7FC0, rounded)
         return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return v.to(dtype)
+    return v.to(dtype)
 
 
 @triton.jit

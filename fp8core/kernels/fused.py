@@ -104,7 +104,14 @@ def _rms_norm_backward_kernel(
 
 @triton.jit
 def _swiglu_kernel(
-    gate_ptr, up_ptr, h_ptr, amax_bits_ptr, numel, OUTPUT: tl.constexpr, NATIVE: tl.constexpr, BLOCK: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    h_ptr,
+    amax_bits_ptr,
+    numel,
+    OUTPUT: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     offsets = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.int32)

@@ -151,6 +151,7 @@ def matmul(
         )
     d = torch.empty((M, N), dtype=out_dtype, device=a.device)
     tma = K % 16 == 0 and (target.capability >= 90 or launch.INTERPRETED)
+    tma = tma and a.data_ptr() % 16 == 0 and b_t.data_ptr() % 16 == 0  # what a descriptor demands
     family = _family(target.capability)
     promotes = scaling is BLOCKWISE or (promote_every > 0 and family != "blackwell")
     tiles = _TILES[f"{family} promoting" if promotes else family]

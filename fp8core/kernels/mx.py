@@ -102,7 +102,9 @@ def _cast_mx_kernel(
     if BOTH:
         scales_t = e8m0_code(tl.max(bits.reshape(GROUPS_M, GROUP, BLOCK_K), 1), E5M2, MODE)
         by_t = inverse_of_e8m0(scales_t)[:, None, :]
-        codes_t = encode((wide.reshape(GROUPS_M, GROUP, BLOCK_K) * by_t).reshape(BLOCK_M, BLOCK_K), E5M2, NATIVE)
+        codes_t = encode(
+            (wide.reshape(GROUPS_M, GROUP, BLOCK_K) * by_t).reshape(BLOCK_M, BLOCK_K), E5M2, NATIVE
+        )
         at_t = k.to(tl.int64)[:, None] * M + m[None, :]
         tl.store(codes_t_ptr + at_t, tl.trans(codes_t), mask=(k[:, None] < K) & (m[None, :] < M))
         g_t = tile_m * GROUPS_M + tl.arange(0, GROUPS_M)

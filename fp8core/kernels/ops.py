@@ -58,7 +58,9 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> CustomOpDef:
     def run(x: torch.Tensor, *args: Any) -> Any:
         check_hp(x)
         if name not in _ANY_SHAPE and x.dim() != 2:
-            raise ValueError(f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions")
+            raise ValueError(
+                f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
+            )
         dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), None)
         same = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
         return implementation(name, x, dtype)(x.contiguous(), *same)

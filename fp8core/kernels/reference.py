@@ -235,7 +235,7 @@ def _times(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Te
 
 
 def _transposed(codes: torch.Tensor) -> torch.Tensor:
-    return _row_major(codes.t())
+    return codes.t().clone(memory_format=torch.contiguous_format)
 
 
 def _row_major(x: torch.Tensor) -> torch.Tensor:

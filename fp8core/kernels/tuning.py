@@ -136,7 +136,9 @@ def _read(path: Path) -> dict[str, Candidate]:
         _log.warning("tuning cache %s is unreadable (%s); measuring anew", path, error)
         return {}
     if not isinstance(table, dict):
-        _log.warning("tuning cache %s holds %s instead of a table; measuring anew", path, type(table).__name__)
+        _log.warning(
+            "tuning cache %s holds %s instead of a table; measuring anew", path, type(table).__name__
+        )
         return {}
     return {name: entry for name, entry in table.items() if _well_formed(entry)}
 

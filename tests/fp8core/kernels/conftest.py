@@ -49,7 +49,9 @@ def same_bytes() -> Compare:
             integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
             differs = (a.view(integers) != b.view(integers)) & ~(a.float().isnan() & b.float().isnan())
             where = differs.nonzero()[:4].tolist()
-            assert not differs.any(), f"output {i}: {int(differs.sum())} of {a.numel()} differ, first at {where}"
+            assert not differs.any(), (
+                f"output {i}: {int(differs.sum())} of {a.numel()} differ, first at {where}"
+            )
 
     return check
 
@@ -57,7 +59,9 @@ def same_bytes() -> Compare:
 @pytest.fixture(scope="session")
 def all_bf16() -> torch.Tensor:
     """Every bfloat16: NaN, Inf, both zeros and all subnormals among them; [256, 256]."""
-    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
+    return (
+        torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,13 @@ def encode_kernel(x_ptr, codes_ptr, numel, E5M2: tl.constexpr, NATIVE: tl.conste
 
 @triton.jit
 def scale_kernel(
-    amax_ptr, scale_ptr, inverse_ptr, numel, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr, BLOCK: tl.constexpr
+    amax_ptr,
+    scale_ptr,
+    inverse_ptr,
+    numel,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     scale = scale_of(tl.load(amax_ptr + at, mask=at < numel, other=1.0), E5M2, POWER_OF_TWO)

@@ -18,7 +18,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 SHAPES = pytest.mark.parametrize("shape", [(1, 16), (17, 63), (63, 252), (5, 1024)], ids=str)
 
 
-def close(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor | None = None, roundings: int = 16) -> None:
+def close(
+    got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor | None = None, roundings: int = 16
+) -> None:
     """|got - exact| <= half an ulp of the output dtype, plus `roundings` float32 roundings of `magnitude`.
 
     `magnitude` is what the float32 arithmetic handled before any cancellation, by default the result itself.
@@ -29,7 +31,9 @@ def close(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor | None
     assert excess <= 0, f"{float(excess)} above the bound"
 
 
-def norm_inputs(shape: tuple[int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def norm_inputs(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype), torch.randn(shape).to(dtype)
 
 

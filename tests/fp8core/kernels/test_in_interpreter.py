@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,44 @@ HERE = Path(__file__).parent
 KERNEL_TESTS = sorted(p.name for p in HERE.glob("test_*.py") if "device: torch.device" in p.read_text())
 
 
+@pytest.fixture(scope="module")
+def processes(request: pytest.FixtureRequest) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """One process for each selected file, all at once; none survives the tests."""
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    started: dict[str, subprocess.Popen[str]] = {}
+    for item in request.session.items:
+        file = (
+            getattr(item, "callspec", None) and item.path == Path(__file__) and item.callspec.params["file"]
+        )
+        if file:
+            command = [sys.executable, "-m", "pytest", "-q", str(HERE / file)]
+            started[file] = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=env,
+                cwd=request.config.rootpath,
+            )
+    yield started
+    for process in started.values():
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", KERNEL_TESTS)
-def test_kernels_pass_in_the_interpreter(file: str, pytestconfig: pytest.Config) -> None:
-    """Oracle: each test's own. All must run: none skipped, at least one passed."""
-    command = [sys.executable, "-m", "pytest", "-q", str(HERE / file)]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=pytestconfig.rootpath)
-    summary = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\d+ passed", summary), summary
-    assert "skipped" not in summary, summary
+def test_kernels_pass_in_the_interpreter(file: str, processes: dict[str, subprocess.Popen[str]]) -> None:
+    """Oracle: each test's own. All must run: at least one passed, none skipped."""
+    output, _ = processes[file].communicate()
+    assert processes[file].returncode == 0, output
+    summary = output.strip().splitlines()[-1]
+    assert re.search(r"\d+ passed", summary), output
+    assert "skipped" not in summary, output
 
 
 def test_kernel_tests_were_found() -> None:
     """The search above looks for text; an empty list would pass in silence."""
-    assert {"test_encode.py", "test_casts.py", "test_mx.py", "test_fused.py", "test_matmul.py"} <= set(KERNEL_TESTS)
+    assert {"test_encode.py", "test_casts.py", "test_mx.py", "test_fused.py", "test_matmul.py"} <= set(
+        KERNEL_TESTS
+    )

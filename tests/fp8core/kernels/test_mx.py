@@ -51,7 +51,12 @@ def test_scale_of_every_significand(
 def test_modes_differ_as_published(device: torch.device) -> None:
     """Oracle: by hand. amax 500: FLOOR has X = 1 and saturates at 448, the others X = 2 and 250 -> 256; a power of two
     separates CEIL's reading from none; 449 (> 448) separates RCEIL from FLOOR, 460 EVEN from RCEIL."""
-    expected = {500.0: (127, 128, 128, 128), 448.0: (127, 128, 127, 127), 449.0: (127, 128, 128, 127), 256.0: (127,) * 4}
+    expected = {
+        500.0: (127, 128, 128, 128),
+        448.0: (127, 128, 127, 127),
+        449.0: (127, 128, 128, 127),
+        256.0: (127,) * 4,
+    }
     for amax, codes in expected.items():
         x = torch.zeros(1, 32, device=device)
         x[0, 3] = amax
