@@ -5,6 +5,8 @@ maximum in registers, reduces it once and issues one atomic. Every order of the 
 Bytes an element (bfloat16): 2 read.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import torch

@@ -10,6 +10,8 @@ Source: DeepSeek-V3, arXiv 2412.19437, section 3.3.2. Bytes an element (bfloat16
 2 + 1 + 1, and 4 / 128 (1 x 128) or 4 / 16384 for each scale.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import torch

@@ -16,6 +16,8 @@ end of the tensor still in the second-level cache.
 Bytes an element (bfloat16): cast 2 + 1, both 2 + 1 + 1, and 2 more for the amax pass unless delayed.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import torch

@@ -20,6 +20,8 @@ Magnitudes are compared as integers. The bits of |x| sort like |x|, Inf above al
 Inf, so an integer maximum propagates NaN, needs no order of evaluation and has an atomic.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import math

@@ -13,6 +13,8 @@ atomic for each program. For the transposed codes of a norm, cast its plain resu
 Source: RMSNorm, Zhang and Sennrich 2019, arXiv 1910.07467; SwiGLU, Shazeer 2020, arXiv 2002.05202.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import torch
@@ -66,7 +68,7 @@ def _rms_norm_kernel(
             scale = scale_of(amax, E5M2, POWER_OF_TWO)
             tl.store(y_ptr + at, encode(widen(y) * scale, E5M2, NATIVE), mask=k < K)
             tl.store(result_ptr + row, reciprocal(scale))
-    if OUTPUT == AMAX or OUTPUT == DELAYED:
+    if OUTPUT != PLAIN and OUTPUT != ROWWISE:
         tl.atomic_max(result_ptr, tl.max(largest, 0), sem="relaxed")
 
 

@@ -85,7 +85,7 @@ def launch(
     device: torch.device,
     num_warps: int = 8,
     num_stages: int = 2,
-    fp_fusion: bool = False,
+    fp_fusion: bool | int = False,
     **constants: Any,
 ) -> None:
     """Starts `kernel` on `device` with positional runtime arguments and keyword compile-time constants.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8core.kernels import amax, blockwise, cast, fused, matmul, mx, rowwise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LAUNCHERS: dict[str, Callable[..., Any]] = {
     f.__name__: f

@@ -16,6 +16,8 @@ it on sm_90 only; for `mma.sync` (sm_89, sm_120) each block of K is multiplied i
 promotes every 128 by construction. sm_100 sums in float32 and needs none.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 from typing import Any

@@ -19,6 +19,8 @@ Source: OCP Microscaling Formats (MX) 1.0, sections 5.1 and 6.3. Bytes an elemen
 2 + 1 + 1/32, both layouts 2 + 2 * (1 + 1/32).
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import torch

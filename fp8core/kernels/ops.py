@@ -20,16 +20,20 @@ all others matrices [M, K]; bad ones raise as `fp8core.scaling.check_hp` or a Va
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.library import CustomOpDef, custom_op
+from torch.library import custom_op
 
 from fp8core.formats import E4M3FN, E5M2, as_element_format
 from fp8core.kernels import reference
 from fp8core.kernels.reference import BLOCK, MX_BLOCK
 from fp8core.scaling import check_hp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._library.custom_ops import CustomOpDef
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})

@@ -8,6 +8,8 @@ each element once by its row's scale and once by its column's, and stores the se
 Bytes an element (bfloat16): one direction 2 + 1; both 2 + 2 + 1 + 1; and 4 bytes for each amax and scale.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
 import torch

@@ -13,11 +13,14 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import triton
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 Candidate = dict[str, int]
 FILE_NAME = "tuning.json"

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -23,6 +22,9 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fp8core.kernels import launch, launchers, tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 pytestmark = [
     pytest.mark.slow,

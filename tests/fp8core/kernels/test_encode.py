@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +13,9 @@ from fp8core import cast, scaling
 from fp8core.formats import E4M3FN, E5M2, Format
 from fp8core.kernels import launch
 from fp8core.kernels.encode import encode, magnitude_bits, narrow, reciprocal, scale_of, widen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FORMATS = pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=lambda f: f.name)
 
