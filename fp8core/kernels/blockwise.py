@@ -1,0 +1,128 @@
+"""One scale for 1 x 128 elements (activations, gradients) or 128 x 128 (weights), as in DeepSeek-V3.
+
+A tile of 128 x 128 holds whole groups of every kind, so one pass does everything: read, amax, scale, encode,
+store, and the transposed copy with the scales of its own direction. No global amax: fewer bytes than
+tensorwise scaling. The scales of 1 x 128 groups are stored one group column after the other, [M, groups] with
+strides (1, M): 512 contiguous bytes for each tile, and the layout that cuBLAS takes (ATen `ScaledBlas.cpp`,
+`ScalingType.BlockWise1x128`).
+
+Source: DeepSeek-V3, arXiv 2412.19437, section 3.3.2. Bytes an element (bfloat16): one layout 2 + 1, both
+2 + 1 + 1, and 4 / 128 (1 x 128) or 4 / 16384 for each scale.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8core.kernels import launch
+from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
+
+BLOCK = 128
+
+
+@triton.jit
+def _cast_blocks_kernel(
+    x_ptr,
+    codes_ptr,
+    codes_t_ptr,
+    scale_inv_ptr,
+    scale_inv_t_ptr,
+    M,
+    K,
+    SQUARE: tl.constexpr,  # 128 x 128 groups instead of 1 x 128
+    BOTH: tl.constexpr,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tiles_k = tl.cdiv(K, BLOCK)
+    tile_m, tile_k = tl.program_id(0) // tiles_k, tl.program_id(0) % tiles_k
+    m = tile_m * BLOCK + tl.arange(0, BLOCK)
+    k = tile_k * BLOCK + tl.arange(0, BLOCK)
+    keep = (m[:, None] < M) & (k[None, :] < K)
+    keep_t = (k[:, None] < K) & (m[None, :] < M)
+    at = m.to(tl.int64)[:, None] * K + k[None, :]
+    at_t = k.to(tl.int64)[:, None] * M + m[None, :]
+    x = tl.load(x_ptr + at, mask=keep, other=0.0)
+    bits = magnitude_bits(x)
+    wide = widen(x)
+
+    if SQUARE:
+        scale = scale_of(tl.max(tl.max(bits, 1), 0).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
+        codes = encode(wide * scale, E5M2, NATIVE)
+        tl.store(codes_ptr + at, codes, mask=keep)
+        tl.store(scale_inv_ptr + tile_m * tiles_k + tile_k, reciprocal(scale))
+        if BOTH:
+            tl.store(codes_t_ptr + at_t, tl.trans(codes), mask=keep_t)
+    else:
+        scale = scale_of(tl.max(bits, 1).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
+        tl.store(codes_ptr + at, encode(wide * scale[:, None], E5M2, NATIVE), mask=keep)
+        tl.store(scale_inv_ptr + tile_k.to(tl.int64) * M + m, reciprocal(scale), mask=m < M)
+        if BOTH:
+            scale_t = scale_of(tl.max(bits, 0).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
+            codes_t = tl.trans(encode(wide * scale_t[None, :], E5M2, NATIVE))
+            tl.store(codes_t_ptr + at_t, codes_t, mask=keep_t)
+            tl.store(scale_inv_t_ptr + tile_m.to(tl.int64) * K + k, reciprocal(scale_t), mask=k < K)
+
+
+def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.cast_1x128`; x [M, K] row-major."""
+    codes, scale_inv, _, _ = _launch(x, dtype, power_of_two, square=False, both=False)
+    return codes, scale_inv.t()
+
+
+def cast_1x128_both(
+    x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `reference.cast_1x128_both`; x [M, K] row-major."""
+    codes, scale_inv, codes_t, scale_inv_t = _launch(x, dtype, power_of_two, square=False, both=True)
+    return codes, scale_inv.t(), codes_t, scale_inv_t.t()
+
+
+def cast_128x128_both(
+    x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `reference.cast_128x128_both`; x [M, K] row-major."""
+    codes, scale_inv, codes_t, _ = _launch(x, dtype, power_of_two, square=True, both=True)
+    return codes, codes_t, scale_inv
+
+
+def _launch(
+    x: torch.Tensor, dtype: torch.dtype, power_of_two: bool, square: bool, both: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(codes, scale_inv, codes_t, scale_inv_t), 1 x 128 scales as they lie: groups first."""
+    M, K = x.shape
+    groups_m, groups_k = launch.ceil_div(M, BLOCK), launch.ceil_div(K, BLOCK)
+    codes = torch.empty((M, K), dtype=dtype, device=x.device)
+    codes_t = torch.empty((K, M) if both else (0, 0), dtype=dtype, device=x.device)
+    scale_inv = torch.empty(
+        (groups_m, groups_k) if square else (groups_k, M), dtype=torch.float32, device=x.device
+    )
+    scale_inv_t = torch.empty(
+        (groups_m, K) if both and not square else (0, 0), dtype=torch.float32, device=x.device
+    )
+    launch.launch(
+        _cast_blocks_kernel,
+        (groups_m * groups_k,),
+        x,
+        codes.view(torch.uint8),
+        codes_t.view(torch.uint8),
+        scale_inv,
+        scale_inv_t,
+        M,
+        K,
+        device=x.device,
+        num_warps=16,
+        SQUARE=square,
+        BOTH=both,
+        E5M2=dtype == torch.float8_e5m2,
+        POWER_OF_TWO=power_of_two,
+        NATIVE=launch.target_of(x.device).native_cast,
+        BLOCK=BLOCK,
+    )
+    return codes, scale_inv, codes_t, scale_inv_t

@@ -1,0 +1,208 @@
+"""amax -> cast with one scale for a tensor; no kernel of its own for the scale.
+
+Every program of the cast reads the amax (4 bytes, from cache), computes the scale itself in the arithmetic of
+`encode.scale_of`, and program 0 stores its reciprocal for the GEMM.
+
+`_both` writes the codes as they are and transposed out of one read: Hopper's FP8 GEMM wants both operands
+contiguous along the contracted dimension, so a tensor that enters two GEMMs is needed both ways. A tile of
+128 x 128 is encoded once; the transposed copy goes through shared memory so that it too leaves in 16-byte
+runs, where a direct store would write single bytes, K apart.
+
+*Delayed* scaling takes the scale as given and finds the amax for a later step in the same pass.
+
+The tensorwise amax pass runs from front to back and the cast from back to front, so that the cast finds the
+end of the tensor still in the second-level cache.
+
+Bytes an element (bfloat16): cast 2 + 1, both 2 + 1 + 1, and 2 more for the amax pass unless delayed.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8core.kernels import launch, tuning
+from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
+
+PROGRAMS_PER_PROCESSOR = 4  # of the persistent grids
+# The first is the default. Fewer elements a thread leave registers for more programs on a processor; both sides
+# of a tile are runs of memory, of the codes or of their transpose, so neither may get short.
+TILES: tuple[tuning.Candidate, ...] = (
+    {"BLOCK_M": 128, "BLOCK_K": 128, "num_warps": 16},
+    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 8},
+    {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 8},
+    {"BLOCK_M": 64, "BLOCK_K": 64, "num_warps": 4},
+)
+
+
+@triton.jit
+def _scale(scale_ptr, scale_inv_ptr, DELAYED: tl.constexpr, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    # `scale_ptr` points to the scale itself, or to the amax that it follows from.
+    if DELAYED:
+        return tl.load(scale_ptr)
+    scale = scale_of(tl.load(scale_ptr), E5M2, POWER_OF_TWO)
+    if tl.program_id(0) == 0:
+        tl.store(scale_inv_ptr, reciprocal(scale))
+    return scale
+
+
+@triton.jit
+def _cast_kernel(
+    x_ptr,
+    codes_ptr,
+    scale_ptr,
+    result_ptr,  # scale_inv, or with DELAYED the int32 bits of the amax
+    numel,
+    DELAYED: tl.constexpr,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    scale = _scale(scale_ptr, result_ptr, DELAYED, E5M2, POWER_OF_TWO)
+    blocks = tl.cdiv(numel, BLOCK)
+    offsets = tl.arange(0, BLOCK)
+    largest = tl.zeros((BLOCK,), tl.int32)
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        start = (blocks - 1 - block).to(tl.int64) * BLOCK
+        keep = offsets < numel - start
+        x = tl.load(x_ptr + start + offsets, mask=keep, other=0.0)
+        tl.store(codes_ptr + start + offsets, encode(widen(x) * scale, E5M2, NATIVE), mask=keep)
+        if DELAYED:
+            largest = tl.maximum(largest, magnitude_bits(x))
+    if DELAYED:
+        tl.atomic_max(result_ptr, tl.max(largest, 0), sem="relaxed")
+
+
+@triton.jit
+def _cast_both_kernel(
+    x_ptr,
+    codes_ptr,
+    codes_t_ptr,
+    scale_ptr,
+    result_ptr,  # scale_inv, or with DELAYED the int32 bits of the amax
+    M,
+    K,
+    DELAYED: tl.constexpr,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    scale = _scale(scale_ptr, result_ptr, DELAYED, E5M2, POWER_OF_TWO)
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    tiles = tl.cdiv(M, BLOCK_M) * tiles_k
+    largest = tl.zeros((BLOCK_M,), tl.int32)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        tile = tiles - 1 - tile
+        m = (tile // tiles_k) * BLOCK_M + tl.arange(0, BLOCK_M)
+        k = (tile % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)
+        keep = (m[:, None] < M) & (k[None, :] < K)
+        at = m.to(tl.int64)[:, None] * K + k[None, :]
+        x = tl.load(x_ptr + at, mask=keep, other=0.0)
+        codes = encode(widen(x) * scale, E5M2, NATIVE)
+        tl.store(codes_ptr + at, codes, mask=keep)
+        at_t = k.to(tl.int64)[:, None] * M + m[None, :]
+        tl.store(codes_t_ptr + at_t, tl.trans(codes), mask=(k[:, None] < K) & (m[None, :] < M))
+        if DELAYED:
+            largest = tl.maximum(largest, tl.max(magnitude_bits(x), 1))
+    if DELAYED:
+        tl.atomic_max(result_ptr, tl.max(largest, 0), sem="relaxed")
+
+
+def cast(
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.cast`; x contiguous, of any shape."""
+    scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
+    return _cast(x, amax, scale_inv, dtype, power_of_two, delayed=False), scale_inv
+
+
+def cast_both(
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `reference.cast_both`; x [M, K] row-major."""
+    scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
+    return *_cast_both(x, amax, scale_inv, dtype, power_of_two, delayed=False), scale_inv
+
+
+def cast_delayed(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.cast_delayed`; x contiguous, of any shape."""
+    amax = torch.zeros((), dtype=torch.float32, device=x.device)
+    return _cast(x, scale, amax.view(torch.int32), dtype, False, delayed=True), amax
+
+
+def cast_delayed_both(
+    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `reference.cast_delayed_both`; x [M, K] row-major."""
+    amax = torch.zeros((), dtype=torch.float32, device=x.device)
+    return *_cast_both(x, scale, amax.view(torch.int32), dtype, False, delayed=True), amax
+
+
+def _cast(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    result: torch.Tensor,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    delayed: bool,
+) -> torch.Tensor:
+    codes = torch.empty(x.shape, dtype=dtype, device=x.device)
+    target = launch.target_of(x.device)
+    block = 8192
+    programs = min(launch.ceil_div(x.numel(), block), target.processors * PROGRAMS_PER_PROCESSOR)
+    launch.launch(
+        _cast_kernel,
+        (programs,),
+        x,
+        codes.view(torch.uint8),
+        scale,
+        result,
+        x.numel(),
+        device=x.device,
+        DELAYED=delayed,
+        E5M2=dtype == torch.float8_e5m2,
+        POWER_OF_TWO=power_of_two,
+        NATIVE=target.native_cast,
+        BLOCK=block,
+    )
+    return codes
+
+
+def _cast_both(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    result: torch.Tensor,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    delayed: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    M, K = x.shape
+    codes = torch.empty((M, K), dtype=dtype, device=x.device)
+    codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
+    target = launch.target_of(x.device)
+
+    def run(tile: tuning.Candidate) -> None:
+        tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
+        launch.launch(
+            _cast_both_kernel,
+            (min(tiles, target.processors * PROGRAMS_PER_PROCESSOR),),
+            *(x, codes.view(torch.uint8), codes_t.view(torch.uint8), scale, result, M, K),
+            device=x.device,
+            DELAYED=delayed,
+            E5M2=dtype == torch.float8_e5m2,
+            POWER_OF_TWO=power_of_two,
+            NATIVE=target.native_cast,
+            **tile,
+        )
+
+    name = "cast_delayed_both" if delayed else "cast_both"
+    run(tuning.choose(name, (M, K), x.dtype, target.name, TILES, run))
+    return codes, codes_t

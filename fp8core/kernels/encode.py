@@ -1,0 +1,168 @@
+"""float32 -> FP8 codes inside a Triton kernel, and the amax and scale arithmetic that goes with it.
+
+    code      = RNE(clamp(v, -fp8_max, +fp8_max))        round to nearest, ties to even; NaN stays NaN
+    scale     = fp8_max / max(amax, AMAX_FLOOR)          optionally with its mantissa bits cleared
+    scale_inv = 1 / scale
+
+bit for bit as `fp8core.cast` and `fp8core.scaling` have them. Two encoders, chosen at compile time:
+
+native      the clamp, then the hardware's `cvt.rn.satfinite`. For sm_90 and newer, and sm_89 where Triton
+            converts from float32 in one step (`launch.native_cast`).
+bit         integer operations on the float32 bits plus one float32 addition. For the interpreter, whose own
+            FP8 conversion loses mantissa carries and saturates nothing, and for every older GPU.
+
+The reference divides in float64 and rounds the quotient to float32. Here one correctly rounded float32
+division gives the same bits: rounding a quotient twice is innocent when the wider format has at least 2p + 2
+bits of precision, and 53 >= 2 * 24 + 2 (S. Figueroa, "When is double rounding innocuous?", SIGNUM Newsletter
+30(3), 1995). That holds for normal results, and 448 / 3.4e38 is normal.
+
+Magnitudes are compared as integers. The bits of |x| sort like |x|, Inf above all finite values and NaN above
+Inf, so an integer maximum propagates NaN, needs no order of evaluation and has an atomic.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
+from __future__ import annotations
+
+import math
+import struct
+
+import triton
+import triton.language as tl
+
+from fp8core.formats import E4M3FN, E5M2
+from fp8core.scaling import AMAX_FLOOR
+
+
+def _float32_at_least(value: float) -> float:
+    """The smallest float32 >= value > 0."""
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    rounded = struct.unpack("<f", struct.pack("<I", bits))[0]
+    return rounded if rounded >= value else struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+
+
+E4M3_MAX = tl.constexpr(E4M3FN.max)
+E5M2_MAX = tl.constexpr(E5M2.max)
+# `amax < AMAX_FLOOR` in float64 is `amax < FLOOR` for every float32 amax; below it the scale is a constant.
+FLOOR = tl.constexpr(_float32_at_least(AMAX_FLOOR))
+AMAX_FLOOR_FLOAT64 = tl.constexpr(AMAX_FLOOR)
+INFINITE_BITS = tl.constexpr(struct.unpack("<I", struct.pack("<f", math.inf))[0])
+
+
+@triton.jit
+def encode(v, E5M2: tl.constexpr, NATIVE: tl.constexpr):
+    """float32 block -> uint8 codes of E4M3FN or E5M2, round to nearest even, saturating; NaN -> NaN."""
+    if NATIVE:
+        return _encode_native(v, E5M2)
+    return _encode_bits(v, E5M2)
+
+
+@triton.jit
+def _encode_native(v, E5M2: tl.constexpr):
+    # Comparisons and selects, not minimum and maximum: those either drop NaN, or with NaN propagation have
+    # produced wrong bytes next to a transposed vectorised store (triton-lang/triton#11111).
+    MAX: tl.constexpr = E5M2_MAX if E5M2 else E4M3_MAX
+    v = tl.where(v > MAX, MAX, v)
+    v = tl.where(v < -MAX, -MAX, v)
+    if E5M2:
+        return v.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    return v.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def _encode_bits(v, E5M2: tl.constexpr):
+    MANTISSA_BITS: tl.constexpr = 2 if E5M2 else 3
+    BIAS: tl.constexpr = 15 if E5M2 else 7
+    MAX_CODE: tl.constexpr = 0x7B if E5M2 else 0x7E
+    DROP: tl.constexpr = 23 - MANTISSA_BITS
+    bits = v.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24).to(tl.int32) & 0x80
+    magnitude = (bits & 0x7FFFFFFF).to(tl.int32)
+
+    # Normal range: half an ulp less one, plus the lowest bit that is kept, then drop the tail and rebias. A
+    # carry out of the mantissa moves into the exponent by itself. No overflow: 0x7fffffff would need the
+    # sign bit, so NaN is taken out first.
+    is_nan = magnitude > INFINITE_BITS
+    magnitude = tl.where(is_nan, 0, magnitude)
+    rounded = magnitude + ((1 << (DROP - 1)) - 1) + ((magnitude >> DROP) & 1)
+    normal = (rounded >> DROP) - ((127 - BIAS) << MANTISSA_BITS)
+
+    # Subnormal range, |v| < 2**(1 - BIAS): adding a constant whose ulp is the subnormal step makes the float32
+    # adder round; the difference of the bits is the code.
+    ANCHOR: tl.constexpr = ((127 - BIAS) + DROP + 1) << 23
+    anchor = tl.full(v.shape, ANCHOR, tl.int32).to(tl.float32, bitcast=True)
+    small = tl.where(magnitude < ((128 - BIAS) << 23), magnitude, 0)
+    subnormal = (small.to(tl.float32, bitcast=True) + anchor).to(tl.int32, bitcast=True) - ANCHOR
+
+    code = tl.where(magnitude < ((128 - BIAS) << 23), subnormal, normal)
+    code = tl.where(code > MAX_CODE, MAX_CODE, code)
+    code = tl.where(is_nan, 0x7F, code)
+    return (code | sign).to(tl.uint8)
+
+
+@triton.jit
+def widen(x):
+    """bfloat16, float16 or float32 block -> float32, exactly.
+
+    bfloat16 by a shift of its bits, which is what a GPU does: the interpreter's own conversion is wrong for
+    subnormals.
+    """
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def narrow(v, dtype: tl.constexpr, NATIVE: tl.constexpr):
+    """float32 block -> bfloat16, float16 or float32, round to nearest even; NaN -> NaN.
+
+    bfloat16 by integer operations where the native path is off: the interpreter's own conversion truncates.
+    """
+    if dtype == tl.bfloat16 and not NATIVE:
+        bits = v.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = tl.where((bits & 0x7FFFFFFF) > INFINITE_BITS, 0x7FC0, rounded)
+        return rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return v.to(dtype)
+
+
+@triton.jit
+def magnitude_bits(x):
+    """bfloat16, float16 or float32 block -> the float32 bits of |x| as int32; they sort as magnitudes do."""
+    return widen(x).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(amax, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """float32 amax -> float32 scale, as `fp8core.scaling.compute_scale`."""
+    MAX: tl.constexpr = E5M2_MAX if E5M2 else E4M3_MAX
+    AT_FLOOR: tl.constexpr = (E5M2_MAX if E5M2 else E4M3_MAX) / AMAX_FLOOR_FLOAT64
+    scale = tl.div_rn(tl.full(amax.shape, MAX, tl.float32), amax)
+    scale = tl.where(amax < FLOOR, AT_FLOOR, scale)
+    if POWER_OF_TWO:
+        masked = (scale.to(tl.uint32, bitcast=True) & 0xFF800000).to(tl.float32, bitcast=True)
+        scale = tl.where(scale != scale, scale, masked)
+    return scale
+
+
+@triton.jit
+def reciprocal(scale):
+    """Correctly rounded 1 / scale, float32; 1 / 0 is Inf."""
+    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+@triton.jit
+def _probe_kernel(x_ptr, codes_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(codes_ptr + offsets, _encode_native(tl.load(x_ptr + offsets), False))
+
+
+def conversion_probe_ptx(capability: int) -> str:
+    """PTX of the smallest kernel with a native float32 -> e4m3fn conversion, compiled for `sm_<capability>`."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature = {"x_ptr": "*fp32", "codes_ptr": "*u8", "BLOCK": "constexpr"}
+    source = ASTSource(fn=_probe_kernel, signature=signature, constexprs={"BLOCK": 128})
+    options = {"enable_fp_fusion": False}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"]

@@ -1,0 +1,120 @@
+"""How a kernel meets a device: one function that every launcher of this package goes through.
+
+Each launcher names its kernel, its grid and its compile-time constants once, here. Because nothing else
+starts a kernel, the tests can record what would be launched on an sm_89, sm_90 or sm_100 device and compile
+exactly that ahead of time, on a machine without one.
+
+Contraction of `a * b + c` into one rounding is an explicit choice of each launch (`fp_fusion`): Triton 3.9
+announces that its default changes in 3.10. It is off except in the matmul: the encoder's addition must not
+swallow the product before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # read when triton decorates, so fixed at import
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a launcher may know about the device.
+
+    Attributes:
+        capability: 10 * major + minor of the CUDA compute capability; 0 under the interpreter.
+        processors: streaming multiprocessors; grids of persistent kernels are multiples of it.
+        native_cast: the FP8 conversion instruction is there and rounds once, from float32.
+        name: as the driver reports it; part of the key of a tuning result.
+    """
+
+    capability: int
+    processors: int
+    native_cast: bool
+    name: str
+
+
+INTERPRETER = Target(capability=0, processors=3, native_cast=False, name="interpreter")
+
+
+def target_of(device: torch.device) -> Target:
+    """The target that tensors on this device run on.
+
+    Raises:
+        ValueError: no Triton kernel can run there.
+    """
+    if INTERPRETED:
+        return INTERPRETER
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise ValueError(
+            f"fp8core's Triton kernels run on NVIDIA GPUs, or under TRITON_INTERPRET=1, not on {device}; "
+            "fp8core.kernels.reference has the same functions in plain PyTorch"
+        )
+    return _cuda_target(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@lru_cache
+def _cuda_target(index: int) -> Target:
+    properties = torch.cuda.get_device_properties(index)
+    capability = 10 * properties.major + properties.minor
+    return Target(capability, properties.multi_processor_count, native_cast(capability), properties.name)
+
+
+@lru_cache
+def native_cast(capability: int) -> bool:
+    """Whether Triton converts float32 to FP8 in one rounding on this architecture.
+
+    sm_80 and older have no instruction. For sm_89, Triton 3.6 goes through float16, which rounds twice; what
+    the installed version does is read from the code it makes.
+    """
+    if capability != 89:
+        return capability >= 90
+    from fp8core.kernels.encode import conversion_probe_ptx
+
+    return "f16" not in conversion_probe_ptx(capability)
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: Any,
+    device: torch.device,
+    num_warps: int = 8,
+    num_stages: int = 2,
+    fp_fusion: bool | int = False,
+    **constants: Any,
+) -> None:
+    """Starts `kernel` on `device` with positional runtime arguments and keyword compile-time constants.
+
+    Args:
+        kernel: a function decorated with `triton.jit`.
+        grid: programs in up to three dimensions; a grid with a 0 starts nothing.
+        *args: tensors and numbers, in the order of the kernel's parameters.
+        device: of all tensors.
+        num_warps: threads of a program / 32.
+        num_stages: depth of the software pipeline of its loops.
+        fp_fusion: let the compiler contract products and sums.
+        **constants: values of the kernel's `tl.constexpr` parameters.
+    """
+    if 0 in grid:
+        return
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fp_fusion}
+    if INTERPRETED:
+        kernel[grid](*args, **constants)
+        return
+    with torch.cuda.device(device):
+        kernel[grid](*args, **constants, **options)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b rounded up."""
+    return -(-a // b)
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two >= n, at least 1."""
+    return 1 << max(n - 1, 0).bit_length()

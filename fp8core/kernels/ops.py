@@ -1,0 +1,268 @@
+"""Every function of this package as an operator `fp8core::<name>`, with a shape-only twin for tracing.
+
+Operators and not bare launches, so that `torch.compile` traces past them without a graph break, and FSDP,
+autograd Functions and activation checkpointing see ordinary operators. They are `torch.library.custom_op`, not
+`triton_op`: the latter lets the compiler look inside, but Inductor fuses nothing into a hand-written kernel, and
+its launchers must be traceable, which tuning and host-made descriptors are not. They have no derivative:
+`fp8core.linear` calls them inside one `autograd.Function`.
+
+Which code runs:
+
+    NVIDIA GPU, E4M3FN or E5M2         the Triton kernel
+    TRITON_INTERPRET=1, any device     the same kernel in Triton's interpreter (slow; for tests)
+    CPU, ROCm, fnuz formats, empty x   `fp8core.kernels.reference`, plain PyTorch, the same bytes
+
+Arguments, shapes and formulas are those of `reference`. High-precision inputs are float32, bfloat16 or float16
+in any layout (copied if not row-major); `amax`, `cast`, `cast_delayed` and the SwiGLU functions take any shape,
+all others matrices [M, K]; bad ones raise as `fp8core.scaling.check_hp` or a ValueError that names the shape.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.library import custom_op
+
+from fp8core.formats import E4M3FN, E5M2, as_element_format
+from fp8core.kernels import reference
+from fp8core.kernels.reference import BLOCK, MX_BLOCK
+from fp8core.scaling import check_hp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._library.custom_ops import CustomOpDef
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
+_KERNEL_FORMATS = (E4M3FN, E5M2)
+
+Shape = tuple[Any, ...]
+OPERATORS: dict[str, CustomOpDef] = {}
+
+
+def implementation(name: str, x: torch.Tensor, dtype: torch.dtype | None) -> Callable[..., Any]:
+    """The function that computes `name` for an input like x and an FP8 dtype (None: no FP8 output)."""
+    by_kernel = INTERPRETED or (x.is_cuda and torch.version.hip is None)
+    if dtype is not None and as_element_format(dtype) not in _KERNEL_FORMATS:
+        by_kernel = False
+    if not by_kernel or x.numel() == 0:
+        found: Callable[..., Any] = getattr(reference, name)
+        return found
+    from fp8core.kernels import launchers  # needs triton, which not every platform has
+
+    return launchers.LAUNCHERS[name]
+
+
+def _register(name: str, schema: str, fake: Callable[..., Any]) -> CustomOpDef:
+    """Defines `fp8core::name`; the first argument decides device and code."""
+
+    def run(x: torch.Tensor, *args: Any) -> Any:
+        check_hp(x)
+        if name not in _ANY_SHAPE and x.dim() != 2:
+            raise ValueError(
+                f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
+            )
+        dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), None)
+        same = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return implementation(name, x, dtype)(x.contiguous(), *same)
+
+    return _define(name, schema, run, fake)
+
+
+def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> CustomOpDef:
+    op = custom_op(f"fp8core::{name}", run, mutates_args=(), schema=schema)
+    op.register_fake(fake)
+    OPERATORS[name] = op
+    return op
+
+
+def _f32(x: torch.Tensor, *shape: Any) -> torch.Tensor:
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def _codes(x: torch.Tensor, dtype: torch.dtype, shape: Shape | None = None) -> torch.Tensor:
+    return x.new_empty(x.shape if shape is None else shape, dtype=dtype)
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _flip(x: torch.Tensor) -> Shape:
+    return (x.shape[1], x.shape[0])
+
+
+def _up(size: Any, group: int) -> Any:
+    return (size + group - 1) // group
+
+
+def _1x128_scales(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+    return _f32(x, _up(shape[1], BLOCK), shape[0]).t()
+
+
+def _mx_scales(x: torch.Tensor, shape: Shape) -> torch.Tensor:
+    return x.new_empty((shape[0], _up(shape[1], MX_BLOCK)), dtype=torch.float8_e8m0fnu)
+
+
+amax = _register("amax", "(Tensor x) -> Tensor", lambda x: _f32(x))
+amax_rows_cols = _register(
+    "amax_rows_cols",
+    "(Tensor x) -> (Tensor, Tensor)",
+    lambda x: (_f32(x, x.shape[0], 1), _f32(x, 1, x.shape[1])),
+)
+cast = _register(
+    "cast",
+    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)",
+    lambda x, amax, dtype, power_of_two: (_codes(x, dtype), _f32(x)),
+)
+cast_both = _register(
+    "cast_both",
+    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
+    lambda x, amax, dtype, power_of_two: (_codes(x, dtype), _codes(x, dtype, _flip(x)), _f32(x)),
+)
+cast_delayed = _register(
+    "cast_delayed",
+    "(Tensor x, Tensor scale, ScalarType dtype) -> (Tensor, Tensor)",
+    lambda x, scale, dtype: (_codes(x, dtype), _f32(x)),
+)
+cast_delayed_both = _register(
+    "cast_delayed_both",
+    "(Tensor x, Tensor scale, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    lambda x, scale, dtype: (_codes(x, dtype), _codes(x, dtype, _flip(x)), _f32(x)),
+)
+cast_rowwise = _register(
+    "cast_rowwise",
+    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)",
+    lambda x, dtype, power_of_two: (_codes(x, dtype), _f32(x, x.shape[0], 1)),
+)
+cast_rowwise_both = _register(
+    "cast_rowwise_both",
+    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, dtype, power_of_two: (
+        _codes(x, dtype),
+        _f32(x, x.shape[0], 1),
+        _codes(x, dtype, _flip(x)),
+        _f32(x, x.shape[1], 1),
+    ),
+)
+cast_1x128 = _register(
+    "cast_1x128",
+    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)",
+    lambda x, dtype, power_of_two: (_codes(x, dtype), _1x128_scales(x, tuple(x.shape))),
+)
+cast_1x128_both = _register(
+    "cast_1x128_both",
+    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, dtype, power_of_two: (
+        _codes(x, dtype),
+        _1x128_scales(x, tuple(x.shape)),
+        _codes(x, dtype, _flip(x)),
+        _1x128_scales(x, _flip(x)),
+    ),
+)
+cast_128x128_both = _register(
+    "cast_128x128_both",
+    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
+    lambda x, dtype, power_of_two: (
+        _codes(x, dtype),
+        _codes(x, dtype, _flip(x)),
+        _f32(x, _up(x.shape[0], BLOCK), _up(x.shape[1], BLOCK)),
+    ),
+)
+cast_mx = _register(
+    "cast_mx",
+    "(Tensor x, ScalarType dtype, str mode) -> (Tensor, Tensor)",
+    lambda x, dtype, mode: (_codes(x, dtype), _mx_scales(x, tuple(x.shape))),
+)
+cast_mx_both = _register(
+    "cast_mx_both",
+    "(Tensor x, ScalarType dtype, str mode) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, dtype, mode: (
+        _codes(x, dtype),
+        _mx_scales(x, tuple(x.shape)),
+        _codes(x, dtype, _flip(x)),
+        _mx_scales(x, _flip(x)),
+    ),
+)
+rms_norm = _register(
+    "rms_norm",
+    "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    lambda x, weight, eps: (_like(x), _f32(x, x.shape[0], 1)),
+)
+rms_norm_amax = _register(
+    "rms_norm_amax",
+    "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    lambda x, weight, eps: (_like(x), _f32(x, x.shape[0], 1), _f32(x)),
+)
+rms_norm_cast_delayed = _register(
+    "rms_norm_cast_delayed",
+    "(Tensor x, Tensor weight, float eps, Tensor scale, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    lambda x, weight, eps, scale, dtype: (_codes(x, dtype), _f32(x, x.shape[0], 1), _f32(x)),
+)
+rms_norm_cast_rowwise = _register(
+    "rms_norm_cast_rowwise",
+    "(Tensor x, Tensor weight, float eps, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
+    lambda x, weight, eps, dtype, power_of_two: (
+        _codes(x, dtype),
+        _f32(x, x.shape[0], 1),
+        _f32(x, x.shape[0], 1),
+    ),
+)
+rms_norm_backward = _register(
+    "rms_norm_backward",
+    "(Tensor grad_y, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor, Tensor)",
+    lambda grad_y, x, weight, rstd: (_like(x), _like(weight), _f32(x)),
+)
+swiglu = _register("swiglu", "(Tensor gate, Tensor up) -> Tensor", lambda gate, up: _like(gate))
+swiglu_amax = _register(
+    "swiglu_amax", "(Tensor gate, Tensor up) -> (Tensor, Tensor)", lambda gate, up: (_like(gate), _f32(gate))
+)
+swiglu_cast_delayed_both = _register(
+    "swiglu_cast_delayed_both",
+    "(Tensor gate, Tensor up, Tensor scale, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+    lambda gate, up, scale, dtype: (_codes(gate, dtype), _codes(gate, dtype, _flip(gate)), _f32(gate)),
+)
+swiglu_backward = _register(
+    "swiglu_backward",
+    "(Tensor grad_h, Tensor gate, Tensor up) -> (Tensor, Tensor)",
+    lambda grad_h, gate, up: (_like(gate), _like(up)),
+)
+swiglu_backward_amax = _register(
+    "swiglu_backward_amax",
+    "(Tensor grad_h, Tensor gate, Tensor up) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda grad_h, gate, up: (_like(gate), _like(up), _f32(gate), _f32(gate)),
+)
+
+
+def _matmul(
+    a: torch.Tensor,
+    b_t: torch.Tensor,
+    scale_inv_a: torch.Tensor,
+    scale_inv_b: torch.Tensor,
+    out_dtype: torch.dtype,
+    promote_every: int,
+) -> torch.Tensor:
+    if a.dim() != 2 or b_t.dim() != 2 or a.shape[1] != b_t.shape[1]:
+        raise ValueError(f"matmul takes A [M, K] and B_T [N, K], got {list(a.shape)} and {list(b_t.shape)}")
+    fnuz = any(as_element_format(t.dtype) not in _KERNEL_FORMATS for t in (a, b_t))
+    run = implementation("matmul", a, a.dtype if not fnuz else b_t.dtype)
+    if b_t.numel() == 0:
+        run = reference.matmul
+    result: torch.Tensor = run(
+        a.contiguous(), b_t.contiguous(), scale_inv_a, scale_inv_b, out_dtype, promote_every
+    )
+    return result
+
+
+matmul = _define(
+    "matmul",
+    "(Tensor a, Tensor b_t, Tensor scale_inv_a, Tensor scale_inv_b, ScalarType out_dtype, int promote_every) "
+    "-> Tensor",
+    _matmul,
+    lambda a, b_t, scale_inv_a, scale_inv_b, out_dtype, promote_every: a.new_empty(
+        (a.shape[0], b_t.shape[0]), dtype=out_dtype
+    ),
+)

@@ -1,0 +1,164 @@
+"""One scale for each row, and in the dual form for each column too.
+
+A single direction needs one pass: a row is held on chip between its amax and its cast, up to `HELD` columns
+(beyond, it is read a second time, mostly from cache). Two directions need the column maxima of the whole
+matrix before the first code, so they take two passes: `amax.amax_rows_cols`, then this kernel, which encodes
+each element once by its row's scale and once by its column's, and stores the second transposed.
+
+Bytes an element (bfloat16): one direction 2 + 1; both 2 + 2 + 1 + 1; and 4 bytes for each amax and scale.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Functions under triton.jit are Triton's language: their parameters have no Python types.
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fp8core.kernels import launch
+from fp8core.kernels.amax import amax_rows_cols
+from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
+
+TILE = 128
+HELD = 16384  # columns of one row that a program keeps in registers
+
+
+@triton.jit
+def _cast_rows_kernel(
+    x_ptr,
+    codes_ptr,
+    scale_inv_ptr,
+    M,
+    K,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ONE_BLOCK: tl.constexpr,  # the row fits into one block
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_K)
+    row_at = rows.to(tl.int64)[:, None] * K
+    in_m = rows[:, None] < M
+    if ONE_BLOCK:
+        keep = in_m & (columns[None, :] < K)
+        x = tl.load(x_ptr + row_at + columns[None, :], mask=keep, other=0.0)
+        scale = scale_of(tl.max(magnitude_bits(x), 1).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
+        codes = encode(widen(x) * scale[:, None], E5M2, NATIVE)
+        tl.store(codes_ptr + row_at + columns[None, :], codes, mask=keep)
+    else:
+        largest = tl.zeros((BLOCK_M,), tl.int32)
+        for start in range(0, K, BLOCK_K):
+            k = (start + columns)[None, :]
+            x = tl.load(x_ptr + row_at + k, mask=in_m & (k < K), other=0.0)
+            largest = tl.maximum(largest, tl.max(magnitude_bits(x), 1))
+        scale = scale_of(largest.to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
+        for start in range(0, K, BLOCK_K):
+            k = (start + columns)[None, :]
+            x = tl.load(x_ptr + row_at + k, mask=in_m & (k < K), other=0.0)
+            codes = encode(widen(x) * scale[:, None], E5M2, NATIVE)
+            tl.store(codes_ptr + row_at + k, codes, mask=in_m & (k < K))
+    tl.store(scale_inv_ptr + rows, reciprocal(scale), mask=rows < M)
+
+
+@triton.jit
+def _cast_rows_cols_kernel(
+    x_ptr,
+    rows_amax_ptr,
+    cols_amax_ptr,
+    codes_ptr,
+    codes_t_ptr,
+    rows_scale_inv_ptr,
+    cols_scale_inv_ptr,
+    M,
+    K,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tiles_k = tl.cdiv(K, BLOCK_K)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # from the back, where the amax pass ended
+    tile_m, tile_k = tile // tiles_k, tile % tiles_k
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    k = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    keep = (m[:, None] < M) & (k[None, :] < K)
+    at = m.to(tl.int64)[:, None] * K + k[None, :]
+    x = widen(tl.load(x_ptr + at, mask=keep, other=0.0))
+
+    row_scale = scale_of(tl.load(rows_amax_ptr + m, mask=m < M, other=0.0), E5M2, POWER_OF_TWO)
+    tl.store(codes_ptr + at, encode(x * row_scale[:, None], E5M2, NATIVE), mask=keep)
+    col_scale = scale_of(tl.load(cols_amax_ptr + k, mask=k < K, other=0.0), E5M2, POWER_OF_TWO)
+    at_t = k.to(tl.int64)[:, None] * M + m[None, :]
+    codes_t = tl.trans(encode(x * col_scale[None, :], E5M2, NATIVE))
+    tl.store(codes_t_ptr + at_t, codes_t, mask=(k[:, None] < K) & (m[None, :] < M))
+
+    if tile_k == 0:
+        tl.store(rows_scale_inv_ptr + m, reciprocal(row_scale), mask=m < M)
+    if tile_m == 0:
+        tl.store(cols_scale_inv_ptr + k, reciprocal(col_scale), mask=k < K)
+
+
+def cast_rowwise(
+    x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `reference.cast_rowwise`; x [M, K] row-major."""
+    M, K = x.shape
+    codes = torch.empty((M, K), dtype=dtype, device=x.device)
+    scale_inv = torch.empty((M, 1), dtype=torch.float32, device=x.device)
+    block_k = min(launch.next_power_of_two(K), HELD)
+    block_m = max(1, 8192 // block_k)
+    launch.launch(
+        _cast_rows_kernel,
+        (launch.ceil_div(M, block_m),),
+        x,
+        codes.view(torch.uint8),
+        scale_inv,
+        M,
+        K,
+        device=x.device,
+        num_warps=16 if block_k > 8192 else 8,
+        E5M2=dtype == torch.float8_e5m2,
+        POWER_OF_TWO=power_of_two,
+        NATIVE=launch.target_of(x.device).native_cast,
+        ONE_BLOCK=block_k >= K,
+        BLOCK_M=block_m,
+        BLOCK_K=block_k,
+    )
+    return codes, scale_inv
+
+
+def cast_rowwise_both(
+    x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `reference.cast_rowwise_both`; x [M, K] row-major."""
+    M, K = x.shape
+    rows_amax, cols_amax = amax_rows_cols(x)
+    codes = torch.empty((M, K), dtype=dtype, device=x.device)
+    codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
+    scale_inv = torch.empty((M, 1), dtype=torch.float32, device=x.device)
+    scale_inv_t = torch.empty((K, 1), dtype=torch.float32, device=x.device)
+    launch.launch(
+        _cast_rows_cols_kernel,
+        (launch.ceil_div(M, TILE) * launch.ceil_div(K, TILE),),
+        x,
+        rows_amax,
+        cols_amax,
+        codes.view(torch.uint8),
+        codes_t.view(torch.uint8),
+        scale_inv,
+        scale_inv_t,
+        M,
+        K,
+        device=x.device,
+        num_warps=16,
+        E5M2=dtype == torch.float8_e5m2,
+        POWER_OF_TWO=power_of_two,
+        NATIVE=launch.target_of(x.device).native_cast,
+        BLOCK_M=TILE,
+        BLOCK_K=TILE,
+    )
+    return codes, scale_inv, codes_t, scale_inv_t

@@ -1,0 +1,162 @@
+"""Which launch parameters are fastest here: measured once, remembered on disk.
+
+A result belongs to (kernel, shape bucket, dtype, device, triton version). A bucket is each size rounded up to
+a power of two: shapes within it differ by less than the parameters do. The file is JSON under
+`$FP8CORE_CACHE_DIR`, else `$XDG_CACHE_HOME/fp8core`, else `~/.cache/fp8core`. Whatever is unreadable, damaged or
+names parameters that are no longer offered counts as not there and is measured anew; a cache that cannot be
+written is not written. `FP8CORE_TUNE=0` measures nothing and takes the first candidate.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Candidate = dict[str, int]
+FILE_NAME = "tuning.json"
+_log = logging.getLogger(__name__)
+_known: dict[Path, dict[str, Candidate]] = {}  # what has been read, by file
+
+
+def choose(
+    kernel: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device_name: str,
+    candidates: Sequence[Candidate],
+    run: Callable[[Candidate], None],
+    *,
+    time_ms: Callable[[Callable[[], None]], float] | None = None,
+) -> Candidate:
+    """The fastest candidate for this kind of call.
+
+    Args:
+        kernel: a name that tells apart everything that `run` does besides shape and dtype.
+        shape: sizes in elements.
+        dtype: of the operands.
+        device_name: as the driver reports it.
+        candidates: launch parameters; the first is the default where nothing can be measured.
+        run: launches with the given parameters; called several times, so it must be idempotent. A candidate
+            that the device lacks resources for is passed over.
+        time_ms: measures a closure in milliseconds; default CUDA events over an emptied cache.
+
+    Returns:
+        One of `candidates`.
+
+    Raises:
+        ValueError: no candidates.
+        RuntimeError: every candidate was refused by the device.
+    """
+    if not candidates:
+        raise ValueError(f"no candidates to choose from for {kernel}")
+    if len(candidates) == 1 or (time_ms is None and not _can_measure()):
+        return candidates[0]
+    path = cache_file()
+    found = key(kernel, shape, dtype, device_name)
+    known = _known.setdefault(path, _read(path)) if path not in _known else _known[path]
+    if known.get(found) in candidates:
+        return known[found]
+    best = _fastest(kernel, candidates, run, time_ms or _cuda_ms)
+    known[found] = best
+    _write(path, known)
+    return best
+
+
+def key(kernel: str, shape: Sequence[int], dtype: torch.dtype, device_name: str) -> str:
+    """What a result is remembered under.
+
+    >>> key("cast", (1000, 4096), torch.bfloat16, "H200").rpartition("|")[0]
+    'cast|1024x4096|bfloat16|H200'
+    """
+    bucket = "x".join(str(1 << max(size - 1, 0).bit_length()) for size in shape)
+    return f"{kernel}|{bucket}|{str(dtype).removeprefix('torch.')}|{device_name}|triton {triton.__version__}"
+
+
+def cache_file() -> Path:
+    """Where results are kept."""
+    folder = os.environ.get("FP8CORE_CACHE_DIR")
+    if folder:
+        return Path(folder) / FILE_NAME
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp8core" / FILE_NAME
+
+
+def forget() -> None:
+    """Drops what was read into memory; the file is read again."""
+    _known.clear()
+
+
+def _can_measure() -> bool:
+    """Not without a GPU, not while a CUDA graph records, and not where the user said no."""
+    if os.environ.get("FP8CORE_TUNE") == "0" or triton.knobs.runtime.interpret:
+        return False
+    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+
+
+def _cuda_ms(closure: Callable[[], None]) -> float:
+    milliseconds: float = triton.testing.do_bench(closure, warmup=10, rep=50, return_mode="median")
+    return milliseconds
+
+
+def _fastest(
+    kernel: str,
+    candidates: Sequence[Candidate],
+    run: Callable[[Candidate], None],
+    time_ms: Callable[[Callable[[], None]], float],
+) -> Candidate:
+    times: list[tuple[float, Candidate]] = []
+    refusals: list[str] = []
+    for candidate in candidates:
+
+        def closure(candidate: Candidate = candidate) -> None:
+            run(candidate)
+
+        try:
+            times.append((time_ms(closure), candidate))
+        except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError) as error:
+            refusals.append(f"{candidate}: {error}")
+    if not times:
+        raise RuntimeError(f"no candidate of {kernel} runs on this device; " + "; ".join(refusals))
+    return min(times, key=lambda pair: pair[0])[1]
+
+
+def _read(path: Path) -> dict[str, Candidate]:
+    """The table in the file, without whatever does not have its form."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        _log.warning("tuning cache %s is unreadable (%s); measuring anew", path, error)
+        return {}
+    if not isinstance(table, dict):
+        _log.warning(
+            "tuning cache %s holds %s instead of a table; measuring anew", path, type(table).__name__
+        )
+        return {}
+    return {name: entry for name, entry in table.items() if _well_formed(entry)}
+
+
+def _well_formed(entry: object) -> bool:
+    return isinstance(entry, dict) and all(type(value) is int for value in entry.values())
+
+
+def _write(path: Path, table: dict[str, Candidate]) -> None:
+    """Adds the table to what other processes wrote meanwhile; readers see the old file or the new one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        merged = {**_read(path), **table}
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump(merged, file, indent=1, sort_keys=True)
+        Path(file.name).replace(path)
+    except OSError as error:
+        _log.warning("tuning cache %s cannot be written (%s)", path, error)

@@ -1,0 +1,130 @@
+"""Fused producers: within one rounding of float64, and their amax and codes exactly those of their own result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fp8core.kernels import ops, reference
+
+Compare = Callable[[Any, Any], None]
+E4M3 = torch.float8_e4m3fn
+EPS = 1e-5
+HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+SHAPES = pytest.mark.parametrize("shape", [(1, 16), (17, 63), (63, 252), (5, 1024)], ids=str)
+
+
+def close(
+    got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor | None = None, roundings: int = 16
+) -> None:
+    """|got - exact| <= half an ulp of the output dtype, plus `roundings` float32 roundings of `magnitude`.
+
+    `magnitude` is what the float32 arithmetic handled before any cancellation, by default the result itself.
+    """
+    size = exact.abs() if magnitude is None else magnitude
+    bound = HALF_ULP[got.dtype] * exact.abs() + roundings * 2.0**-24 * size + 2.0**-133
+    excess = ((got.cpu().double() - exact).abs() - 1.01 * bound).max()
+    assert excess <= 0, f"{float(excess)} above the bound"
+
+
+def norm_inputs(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype), torch.randn(shape).to(dtype)
+
+
+@DTYPES
+@SHAPES
+def test_rms_norm(
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: the formula in float64; then the reference's cast of the kernel's own result."""
+    x, weight, _ = norm_inputs(shape, dtype)
+    on = (x.to(device), weight.to(device), EPS)
+    y, rstd = ops.rms_norm(*on)
+    exact = torch.rsqrt(x.double().square().mean(1, keepdim=True) + EPS)
+    close(rstd, exact, roundings=shape[1])
+    close(y, x.double() * exact * weight.double(), roundings=shape[1])
+    result = y.cpu()
+
+    same_bytes(ops.rms_norm_amax(*on), (result, rstd.cpu(), reference.amax(result)))
+    scale = torch.tensor(100.0)
+    codes, amax = reference.cast_delayed(result, scale, E4M3)
+    same_bytes(ops.rms_norm_cast_delayed(*on, scale.to(device), E4M3), (codes, rstd.cpu(), amax))
+    for power_of_two in (False, True):
+        codes, scale_inv = reference.cast_rowwise(result, E4M3, power_of_two)
+        got = ops.rms_norm_cast_rowwise(*on, E4M3, power_of_two)
+        same_bytes(got, (codes, rstd.cpu(), scale_inv))
+
+
+@DTYPES
+@SHAPES
+def test_rms_norm_backward(
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: autograd through the formula in float64."""
+    x, weight, grad_y = norm_inputs(shape, dtype)
+    x64, weight64 = x.double().requires_grad_(), weight.double().requires_grad_()
+    rstd = torch.rsqrt(x64.square().mean(1, keepdim=True) + EPS)
+    (x64 * rstd * weight64).backward(grad_y.double())
+    assert x64.grad is not None
+    assert weight64.grad is not None
+    rstd = rstd.detach()
+    args = (grad_y, x, weight, rstd.float())
+    grad_x, grad_weight, amax = ops.rms_norm_backward(*(t.to(device) for t in args))
+    g, n = (grad_y.double() * weight.double()).abs(), (x.double() * rstd).abs()
+    close(grad_x, x64.grad, rstd * (g + n * (g * n).mean(1, keepdim=True)), roundings=shape[1] + 16)
+    close(grad_weight, weight64.grad, (grad_y.double().abs() * n).sum(0), roundings=shape[0] + 16)
+    same_bytes(amax, reference.amax(grad_x.cpu()))
+
+
+def test_norm_of_rows_that_are_too_long(device: torch.device) -> None:
+    x = torch.zeros(1, 65537, device=device)
+    with pytest.raises(ValueError, match="65536 columns"):
+        ops.rms_norm(x, x[0], EPS)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 16), (17, 63), (63, 252)], ids=str)
+def test_swiglu(
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: autograd through silu(gate) * up in float64; then the reference's cast of the kernel's own result."""
+    gate, up, grad_h = ((torch.randn(shape) * 3).to(dtype) for _ in range(3))
+    gate64, up64 = gate.double().requires_grad_(), up.double().requires_grad_()
+    exact = torch.nn.functional.silu(gate64) * up64
+    exact.backward(grad_h.double())
+    assert gate64.grad is not None
+    assert up64.grad is not None
+    on = (gate.to(device), up.to(device))
+    h = ops.swiglu(*on)
+    close(h, exact.detach())
+    result = h.cpu()
+    same_bytes(ops.swiglu_amax(*on), (result, reference.amax(result)))
+    scale = torch.tensor(30.0)
+    same_bytes(
+        ops.swiglu_cast_delayed_both(*on, scale.to(device), E4M3),
+        reference.cast_delayed_both(result, scale, E4M3),
+    )
+
+    grads = ops.swiglu_backward(grad_h.to(device), *on)
+    s = torch.sigmoid(gate.double())
+    before_cancellation = (grad_h.double() * up.double() * s).abs() * (1 + (gate.double() * (1 - s)).abs())
+    close(grads[0], gate64.grad, before_cancellation, roundings=32)
+    close(grads[1], up64.grad)
+    own = tuple(g.cpu() for g in grads)
+    amax = tuple(reference.amax(g) for g in own)
+    same_bytes(ops.swiglu_backward_amax(grad_h.to(device), *on), own + amax)
+
+
+def test_swiglu_of_large_magnitudes(device: torch.device) -> None:
+    """Oracle: the limits of silu: 0 on the left, the identity on the right, with no overflow on the way."""
+    gate = torch.tensor([[-300.0, -90.0, 90.0, 300.0]], device=device)
+    h = ops.swiglu(gate, torch.ones_like(gate))
+    assert h.isfinite().all()
+    assert h[0, :2].abs().max() < 1e-30
+    assert h[0, 2:].tolist() == [90.0, 300.0]

@@ -1,0 +1,84 @@
+"""MX casts: four scale modes, told apart, against float64 exponents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fp8core.kernels import ops, reference
+from fp8core.kernels.reference import MX_MODES
+
+Compare = Callable[[Any, Any], None]
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("mode", MX_MODES)
+def test_bytes(
+    mode: str,
+    dtype: torch.dtype,
+    all_bf16: torch.Tensor,
+    finite_bf16: torch.Tensor,
+    device: torch.device,
+    same_bytes: Compare,
+) -> None:
+    """Oracle: reference, whose exponents come from `frexp` in float64. All bfloat16, odd shapes, float32."""
+    shapes = [torch.randn(shape) for shape in ((1, 1), (17, 63), (63, 170), (252, 507))]
+    for x in (all_bf16, finite_bf16, *(s.bfloat16() for s in shapes), shapes[1]):
+        for name in ("cast_mx", "cast_mx_both"):
+            got = getattr(ops, name)(x.to(device), dtype, mode)
+            same_bytes(tuple(got), getattr(reference, name)(x, dtype, mode))
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("mode", MX_MODES)
+def test_scale_of_every_significand(
+    mode: str, dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: reference. One block for each boundary of a mode (1, 1.75, 1.875, 1.9375) and its float32 neighbours, at
+    each exponent of float32, subnormals and the largest included."""
+    edges = torch.tensor([1.0, 1.5, 1.75, 1.875, 1.9375, 1.9999999])
+    edges = torch.cat([edges, *(torch.nextafter(edges, torch.tensor(v)) for v in (0.0, 9.0))])
+    amax = torch.cat([torch.ldexp(edges.double(), torch.tensor(e)).float() for e in range(-150, 128)])
+    x = torch.zeros(amax.numel(), 32)
+    x[:, 9] = -amax
+    same_bytes(tuple(ops.cast_mx(x.to(device), dtype, mode)), reference.cast_mx(x, dtype, mode))
+
+
+def test_modes_differ_as_published(device: torch.device) -> None:
+    """Oracle: by hand. amax 500: FLOOR has X = 1 and saturates at 448, the others X = 2 and 250 -> 256; a power of two
+    separates CEIL's reading from none; 449 (> 448) separates RCEIL from FLOOR, 460 EVEN from RCEIL."""
+    expected = {
+        500.0: (127, 128, 128, 128),
+        448.0: (127, 128, 127, 127),
+        449.0: (127, 128, 128, 127),
+        256.0: (127,) * 4,
+    }
+    for amax, codes in expected.items():
+        x = torch.zeros(1, 32, device=device)
+        x[0, 3] = amax
+        got = [int(ops.cast_mx(x, E4M3, mode)[1].view(torch.uint8)) for mode in MX_MODES]
+        assert tuple(got) == codes, amax
+    x = torch.full((1, 32), 500.0, device=device)
+    assert ops.cast_mx(x, E4M3, "floor")[0].float().max() == 448
+    assert ops.cast_mx(x, E4M3, "rceil")[0].float().max() == 256
+
+
+def test_special_blocks(device: torch.device) -> None:
+    """Oracle: the rule in `fp8core.kernels.mx`: zero -> code 0, Inf and NaN -> code 255 and a block of NaN."""
+    x = torch.zeros(1, 128, device=device)
+    x[0, 32] = float("inf")
+    x[0, 64] = float("nan")
+    x[0, 96] = 1.0
+    codes, scales = ops.cast_mx(x, E4M3, "rceil")
+    assert scales.view(torch.uint8).tolist() == [[0, 255, 255, 119]]
+    assert codes.float().isnan().view(4, 32).all(1).tolist() == [False, True, True, False]
+    assert codes.float()[0, 96] == 256
+
+
+def test_unknown_mode(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="floor, ceil, rceil, even"):
+        ops.cast_mx(torch.ones(1, 32, device=device), E4M3, "round")

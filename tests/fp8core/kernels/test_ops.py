@@ -1,0 +1,116 @@
+"""ops: operators that tracers understand, and the plain reference behind them on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+from fp8core.formats import E4M3FNUZ
+from fp8core.kernels import launchers, ops, reference
+
+E4M3 = torch.float8_e4m3fn
+ONE = torch.tensor(1.0)
+
+
+def arguments(name: str, x: torch.Tensor) -> tuple[Any, ...]:
+    """A call of the operator on x [M, K]."""
+    weight, rstd = torch.ones_like(x[0]), torch.ones(x.shape[0], 1)
+    codes = x.to(E4M3)
+    calls: dict[str, tuple[Any, ...]] = {
+        "amax": (x,),
+        "amax_rows_cols": (x,),
+        "cast": (x, ONE, E4M3, True),
+        "cast_both": (x, ONE, E4M3, True),
+        "cast_delayed": (x, ONE, E4M3),
+        "cast_delayed_both": (x, ONE, E4M3),
+        "cast_mx": (x, E4M3, "floor"),
+        "cast_mx_both": (x, E4M3, "even"),
+        "rms_norm": (x, weight, 1e-5),
+        "rms_norm_amax": (x, weight, 1e-5),
+        "rms_norm_cast_delayed": (x, weight, 1e-5, ONE, E4M3),
+        "rms_norm_cast_rowwise": (x, weight, 1e-5, E4M3, True),
+        "rms_norm_backward": (x, x, weight, rstd),
+        "swiglu": (x, x),
+        "swiglu_amax": (x, x),
+        "swiglu_cast_delayed_both": (x, x, ONE, E4M3),
+        "swiglu_backward": (x, x, x),
+        "swiglu_backward_amax": (x, x, x),
+        "matmul": (codes, codes, ONE, ONE, torch.bfloat16, 0),
+    }
+    return calls.get(name, (x, E4M3, True))
+
+
+@pytest.mark.parametrize("shape", [(48, 160), (1, 17), (130, 1)], ids=str)
+@pytest.mark.parametrize("name", ops.OPERATORS)
+def test_fake_equals_real(name: str, shape: tuple[int, int]) -> None:
+    """Oracle: torch's `opcheck`: shapes, strides and dtypes of the shape-only twin; no output aliases anything."""
+    args = arguments(name, torch.randn(shape).bfloat16())
+    checks = ("test_faketensor",) if name == "matmul" else ("test_schema", "test_faketensor")
+    opcheck(ops.OPERATORS[name], args, test_utils=checks)  # torch cannot compare FP8 inputs before and after
+
+
+def test_tables_agree() -> None:
+    """Oracle: each other: an operator has a launcher and a reference of its name."""
+    assert set(ops.OPERATORS) == set(launchers.LAUNCHERS)
+    assert all(callable(getattr(reference, name)) for name in ops.OPERATORS)
+
+
+@pytest.mark.parametrize("name", ["cast_both", "cast_rowwise_both", "cast_1x128_both", "cast_mx_both"])
+def test_fake_traces_cuda_without_cuda(name: str) -> None:
+    """Oracle: shapes of the real call. A fake CUDA tensor must trace on a machine without CUDA."""
+    real = getattr(ops, name)(*arguments(name, torch.randn(40, 70)))
+    with FakeTensorMode():
+        x, one = torch.empty(40, 70, device="cuda"), torch.empty((), device="cuda")
+        args = arguments(name, torch.empty(40, 70))[1:]
+        fake = getattr(ops, name)(x, *(one if arg is ONE else arg for arg in args))
+    assert [f.shape for f in fake] == [r.shape for r in real]
+    assert all(f.device.type == "cuda" for f in fake)
+
+
+def test_compiles_without_a_graph_break() -> None:
+    """Oracle: eager, bit for bit. fullgraph refuses any break."""
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        codes, codes_t, scale_inv = ops.cast_both(x, ops.amax(x), E4M3, True)
+        return codes.view(torch.uint8), codes_t.view(torch.uint8), scale_inv
+
+    x = torch.randn(33, 48)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=True)
+    for got, want in zip(compiled(x), step(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_fnuz_goes_to_the_reference() -> None:
+    """Oracle: reference. The kernels encode OCP formats only; fnuz must not come out as one of those."""
+    x = torch.randn(16, 32)
+    assert ops.implementation("cast", x, E4M3FNUZ.dtype) is reference.cast
+    codes, _ = ops.cast(x, reference.amax(x), E4M3FNUZ.dtype, False)
+    assert codes.dtype == E4M3FNUZ.dtype
+    assert codes.float().abs().max() == 240
+
+
+def test_refusals() -> None:
+    with pytest.raises(TypeError, match="float64"):
+        ops.amax(torch.ones(3, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"cast_both takes a matrix \[M, K\], got shape \[2, 3, 4\]"):
+        ops.cast_both(torch.ones(2, 3, 4), ONE, E4M3, False)
+    with pytest.raises(ValueError, match="no FP8 format"):
+        ops.cast(torch.ones(3), ONE, torch.int8, False)
+
+
+def test_reference_matmul_equals_its_expanded_scales() -> None:
+    """Oracle: float64 with the scales repeated by hand, for block scales with a ragged last block."""
+    x, w = torch.rand(20, 200), torch.rand(150, 200)
+    a, scale_a = reference.cast_1x128(x, E4M3, False)
+    b, _, scale_b = reference.cast_128x128_both(w, E4M3, False)
+    left, right = a.double(), b.double()
+    for k in range(200):
+        left[:, k] *= scale_a[:, k // 128]
+        for n in range(150):
+            right[n, k] *= scale_b[n // 128, k // 128]
+    got = reference.matmul(a, b, scale_a, scale_b, torch.float32, 0).double()
+    assert ((got - left @ right.t()).abs() / (left @ right.t())).max() < 200 * 2.0**-24

@@ -1,0 +1,114 @@
+"""traffic: the declared bytes are those that the kernels move, and they keep the limits that speed rests on."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fp8core.kernels import fused, launch, ops, reference
+from fp8core.kernels.traffic import SCHEMES, TRAFFIC, bytes_per_element
+
+E4M3 = torch.float8_e4m3fn
+M, K = 128, 512
+
+
+@pytest.mark.parametrize(
+    ("scheme", "limit"),
+    [
+        ("tensorwise both", 6.0),
+        ("rowwise both", 6.0),
+        ("1x128 both", 4.2),
+        ("128x128 both", 4.2),
+        ("delayed both", 4.1),
+        ("tensorwise both, producer has the amax", 4.0),
+    ],
+)
+def test_limits(scheme: str, limit: float) -> None:
+    """Oracle: the byte counts that the project promises."""
+    assert bytes_per_element(scheme) <= limit
+
+
+def test_table_is_complete_and_asks_for_known_names() -> None:
+    assert set(TRAFFIC) == set(ops.OPERATORS) - {"matmul"}
+    assert {name for scheme in SCHEMES.values() for name in scheme} <= set(TRAFFIC)
+    assert bytes_per_element("cast_both", itemsize=4) == 6
+    with pytest.raises(ValueError, match="unknown scheme 'tensorwse'; known: tensorwise"):
+        bytes_per_element("tensorwse")
+
+
+def arguments(name: str) -> tuple[Any, ...]:
+    x, weight, one = torch.randn(M, K).bfloat16(), torch.ones(K).bfloat16(), torch.ones(())
+    rstd = torch.ones(M, 1)
+    by_prefix: dict[str, tuple[Any, ...]] = {
+        "amax": (x,),
+        "cast_delayed": (x, one, E4M3),
+        "cast_rowwise": (x, E4M3, False),
+        "cast_1x128": (x, E4M3, False),
+        "cast_128x128": (x, E4M3, False),
+        "cast_mx": (x, E4M3, "rceil"),
+        "cast": (x, one, E4M3, False),
+        "rms_norm_cast_delayed": (x, weight, 1e-5, one, E4M3),
+        "rms_norm_cast_rowwise": (x, weight, 1e-5, E4M3, False),
+        "rms_norm_backward": (x, x, weight, rstd),
+        "rms_norm": (x, weight, 1e-5),
+        "swiglu_cast": (x, x, one, E4M3),
+        "swiglu_backward": (x, x, x),
+        "swiglu": (x, x),
+    }
+    return by_prefix[max((p for p in by_prefix if name.startswith(p)), key=len)]
+
+
+@pytest.mark.parametrize("name", TRAFFIC)
+def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: every load and store of the interpreter, counted by its mask.
+
+    Exact for tensors of elements. Numbers of four bytes are scales (declared) and the maxima and scalars that caches
+    answer (not declared): they may add at most 0.2 bytes at this small size.
+    """
+    if device.type != "cpu":
+        pytest.skip("counts the interpreter's accesses; on a GPU, hardware counters do")
+    from triton.runtime import interpreter
+
+    real, moved = interpreter._interpreter, Counter[tuple[str, int]]()
+
+    def load(pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        moved["load", np.dtype(dtype).itemsize] += int(np.sum(mask)) * np.dtype(dtype).itemsize
+        return real.load(pointers, mask, other, dtype)
+
+    def store(pointers: Any, value: Any, mask: Any) -> Any:
+        moved["store", value.dtype.itemsize] += int(np.sum(mask)) * value.dtype.itemsize
+        return real.store(pointers, value, mask)
+
+    counting = types.SimpleNamespace(**{n: getattr(real, n) for n in dir(real) if not n.startswith("__")})
+    counting.load, counting.store = load, store
+    monkeypatch.setattr(interpreter, "_interpreter", counting)
+    getattr(ops, name)(*arguments(name))
+
+    declared, elements = TRAFFIC[name], M * K
+    # A norm's weight is read, and its gradient's partial sum written, once by each program: no tensors of x's size.
+    programs = launch.INTERPRETER.processors * fused.PROGRAMS_PER_PROCESSOR
+    weight_reads = programs * K * 2 if name.startswith("rms_norm") else 0
+    one_byte = declared.codes + (declared.scales if "mx" in name else 0)
+    assert moved["load", 2] - weight_reads == declared.read * 2 * elements
+    assert moved["store", 2] == declared.written * 2 * elements
+    assert moved["store", 1] == one_byte * elements
+    partial_sums = programs * K * 4 if name == "rms_norm_backward" else 0
+    four_bytes = (moved["load", 4] + moved["store", 4] - partial_sums) / elements
+    assert four_bytes <= (0 if "mx" in name else declared.scales) + 0.2
+    assert moved["load", 1] == 0
+
+
+def test_reference_writes_what_is_declared() -> None:
+    """Oracle: the sizes of the reference's outputs."""
+    x = torch.randn(M, K)
+    for name in ("cast_1x128_both", "cast_128x128_both"):
+        outputs = getattr(reference, name)(x, E4M3, False)
+        declared = TRAFFIC[name]
+        assert (
+            sum(o.numel() * o.element_size() for o in outputs) / x.numel() == declared.codes + declared.scales
+        )

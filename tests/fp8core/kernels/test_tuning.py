@@ -1,0 +1,144 @@
+"""tuning: the fastest candidate, measured once for a bucket, from a cache file that may hold anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import triton
+
+from fp8core.kernels import tuning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FAST, SLOW = {"BLOCK": 1}, {"BLOCK": 2}
+
+
+class Clock:
+    """Runs a closure and answers the time that its candidate was given; counts the measurements."""
+
+    def __init__(self, times: dict[int, float]) -> None:
+        self.times = times
+        self.launched: list[int] = []
+
+    def run(self, candidate: tuning.Candidate) -> None:
+        self.launched.append(candidate["BLOCK"])
+
+    def time_ms(self, closure: Callable[[], None]) -> float:
+        closure()
+        return self.times[self.launched[-1]]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path / "cache"))
+    tuning.forget()
+    return tmp_path / "cache" / tuning.FILE_NAME
+
+
+def pick(clock: Clock, shape: tuple[int, ...] = (1000, 64), device: str = "H200") -> tuning.Candidate:
+    return tuning.choose(
+        "cast", shape, torch.bfloat16, device, [SLOW, FAST], clock.run, time_ms=clock.time_ms
+    )
+
+
+def test_fastest_is_measured_once_and_kept(cache: Path) -> None:
+    """Oracle: the given times. The second call, the same bucket and a new process (`forget`) measure nothing."""
+    clock = Clock({1: 0.5, 2: 0.9})
+    assert pick(clock) == FAST
+    assert clock.launched == [2, 1]
+    assert pick(clock, (1024, 33)) == FAST
+    tuning.forget()
+    assert pick(clock) == FAST
+    assert clock.launched == [2, 1]
+    assert list(json.loads(cache.read_text()).values()) == [FAST]
+
+
+@pytest.mark.parametrize("change", [{"shape": (1025, 64)}, {"device": "B200"}])
+def test_other_buckets_and_devices_are_measured(change: dict[str, object]) -> None:
+    clock = Clock({1: 0.5, 2: 0.9})
+    pick(clock)
+    pick(clock, **change)  # type: ignore[arg-type]
+    assert clock.launched == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '"x"', "null", "\x00\xff", '{"cast": 3}'])
+def test_damaged_cache_is_measured_anew_and_repaired(
+    content: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text(content, encoding="latin-1")
+    with caplog.at_level(logging.WARNING):
+        assert pick(Clock({1: 0.5, 2: 0.9})) == FAST
+    assert caplog.records or content == '{"cast": 3}'
+    assert FAST in json.loads(cache.read_text()).values()
+
+
+@pytest.mark.parametrize("entry", [{"BLOCK": 99}, {"BLOCK": "1"}, {"BLOCK": 1.0}, {"BLOCK": True}, [], None])
+def test_entry_that_is_no_candidate_is_measured_anew(entry: object, cache: Path) -> None:
+    """A candidate that a newer version dropped, or something of another type."""
+    cache.parent.mkdir()
+    cache.write_text(json.dumps({tuning.key("cast", (1000, 64), torch.bfloat16, "H200"): entry}))
+    clock = Clock({1: 0.5, 2: 0.9})
+    assert pick(clock) == FAST
+    assert clock.launched == [2, 1]
+
+
+def test_cache_that_cannot_be_written_does_not_matter(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert pick(Clock({1: 0.5, 2: 0.9})) == FAST
+    assert "cannot be written" in caplog.text
+
+
+def test_what_another_process_wrote_is_kept(cache: Path) -> None:
+    pick(Clock({1: 0.5, 2: 0.9}))
+    table = json.loads(cache.read_text())
+    cache.write_text(json.dumps({**table, "other": {"BLOCK": 7}}))
+    pick(Clock({1: 0.9, 2: 0.5}), (9, 9))
+    assert len(json.loads(cache.read_text())) == 3
+
+
+def test_refused_candidates() -> None:
+    """A candidate that the device has no room for is passed over; none left is an error."""
+
+    def run(candidate: tuning.Candidate) -> None:
+        if candidate == SLOW or everything:
+            raise triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
+
+    def time_ms(closure: Callable[[], None]) -> float:
+        closure()
+        return 1.0
+
+    for everything in (False, True):
+        if everything:
+            with pytest.raises(RuntimeError, match="no candidate of cast runs on this device"):
+                tuning.choose("cast", (3,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=time_ms)
+        else:
+            best = tuning.choose("cast", (2,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=time_ms)
+            assert best == FAST
+
+
+def test_default_where_nothing_can_be_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU or with FP8CORE_TUNE=0 the first candidate, and no file."""
+    monkeypatch.setenv("FP8CORE_TUNE", "0")
+    clock = Clock({})
+    assert tuning.choose("cast", (3,), torch.bfloat16, "x", [SLOW, FAST], clock.run) == SLOW
+    assert not clock.launched
+    assert not cache.exists()
+    with pytest.raises(ValueError, match="no candidates"):
+        tuning.choose("cast", (3,), torch.bfloat16, "x", [], clock.run)
+
+
+def test_cache_file_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FP8CORE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tuning.cache_file() == tmp_path / "fp8core" / "tuning.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert tuning.cache_file() == tmp_path / ".cache" / "fp8core" / "tuning.json"
