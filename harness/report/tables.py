@@ -319,7 +319,12 @@ def _resolved(record: Record) -> dict[str, Any]:
 
 
 def _quantile(samples: Sequence[float], q: float) -> float | None:
-    return float(np.quantile(samples, q)) if len(samples) else None
+    if not len(samples):
+        return None
+    if np.isfinite(samples).all():
+        return float(np.quantile(samples, q))
+    # An exact result has an infinite SQNR, between which there is nothing to interpolate.
+    return float(np.quantile(samples, q, method="nearest"))
 
 
 def _known(value: object) -> TypeGuard[float]:
