@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
         return _commands().get(command, lambda words: _sweep([command, *words]))(rest)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+    return 2
 
 
 def _commands() -> dict[str, Callable[[list[str]], int]]:

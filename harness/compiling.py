@@ -10,7 +10,9 @@ counts what the compiler did meanwhile, so that a row can be refused if it is no
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import os
 import shutil
 import subprocess
 import types
@@ -77,7 +79,17 @@ def compile_unavailable(device: str) -> str | None:
         )
     if importlib.util.find_spec("triton") is None:
         return f"torch.compile needs triton for {device}; install the one that this build of torch asks for"
+    # Triton builds a small launcher for each kernel in C.
+    candidates = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
+    if not any(map(shutil.which, candidates)):
+        return f"triton needs a C compiler and {' or '.join(candidates)} is not there; install gcc or set CC"
     return None
+
+
+@functools.cache
+def prime(device: str) -> None:
+    """Compiles something trivial once a process, so that no arm's first call pays for importing the compiler."""
+    fresh_compile(lambda x: x + 1)(torch.ones(1, device=device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,8 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     except OverrideParseException as error:
         raise UsageError(f"cannot read {error.override!r}: {_first_line(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        cause = f": {_first_line(error.__cause__)}" if isinstance(error.__cause__, Exception) else ""
+        raise UsageError(" ".join(str(error).split()) + cause) from error
     plain["device"] = device
     return Request(plain, _timing(plain), tuple(overrides))
 
@@ -143,8 +144,8 @@ def _register(known: dict[str, Path]) -> None:
 
 def _normalise(word: str) -> str:
     """Checks the key of one override against the configuration, and lets axes that are new to the file through."""
-    key, equals, _ = word.lstrip("+~").partition("=")
-    if not equals and not word.startswith("~"):
+    key, equals, value = word.lstrip("+").partition("=")
+    if not equals or key.startswith("~"):
         raise UsageError(f"{word!r} is not key=value")
     root, *rest = key.split(".")
     fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {
@@ -158,7 +159,10 @@ def _normalise(word: str) -> str:
         if rest[0] not in timing:
             raise unknown("key", key, (f"timing.{name}" for name in timing))
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    return "++" + word.lstrip("+") if opens and not word.startswith("~") else word
+    if root in {"results_dir", "reports_dir", "resume"} and value[:1] not in {"'", '"'}:
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"{key}='{quoted}'"  # a path may hold what Hydra's grammar reads otherwise
+    return "++" + word.lstrip("+") if opens else word
 
 
 def _unknown_key(key: str, fields: set[str]) -> UsageError:

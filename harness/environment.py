@@ -53,6 +53,8 @@ ENV_ID_FIELDS = (
     "threads",
 )
 
+COMMIT_VARIABLE = "FP8_HARNESS_COMMIT"
+
 # Instruction sets by which CPU matmuls and casts choose their kernels, as /proc/cpuinfo spells them.
 _ISA = (
     *("f16c", "fma", "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -212,8 +214,8 @@ def _project() -> Path:
 def _git(root: Path) -> dict[str, Any]:
     """Commit and whether tracked files differ from it; None for both outside of git."""
     commit = _git_output(root, "rev-parse", "HEAD")
-    if commit is None:
-        return {"git_commit": None, "git_dirty": None}
+    if commit is None:  # a copy without history: whoever copied it may know
+        return {"git_commit": os.environ.get(COMMIT_VARIABLE) or None, "git_dirty": None}
     changes = _git_output(root, "status", "--porcelain", "--untracked-files=no")
     return {"git_commit": commit, "git_dirty": None if changes is None else bool(changes)}
 

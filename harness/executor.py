@@ -7,6 +7,7 @@ timed ends as a `failed` row with its reason; the other arms go on.
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections import Counter
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from harness.workload import Numerics, Workload
 
 BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
+LOST = "the device was lost"  # likewise a failed one
 AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
@@ -37,6 +39,7 @@ class Outcome:
     state: str
     statuses: Counter[str] = field(default_factory=Counter)
     message: str = ""
+    reasons: list[str] = field(default_factory=list)  # distinct reasons of the failed rows, in order
 
 
 @dataclass(slots=True)
@@ -107,6 +110,8 @@ class Executor:
                     )
                     break
                 outcome.statuses.update(row.status for row in rows)
+                failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
+                outcome.reasons += [reason for reason in failed if reason not in outcome.reasons]
         except KeyboardInterrupt:
             outcome.state = "interrupted"
             outcome.message = "interrupted; the finished cases are stored"
@@ -178,6 +183,7 @@ class Executor:
 
     def _compile(self, planned: PlannedCase, arm: _Arm) -> Measurement:
         """The first call of a compiled arm, timed apart from all others."""
+        compiling.prime(self.device)
         watch = compiling.CompileWatch()
         started = time.perf_counter()
         arm.workload.run()
@@ -194,7 +200,7 @@ class Executor:
         try:
             self.timer.synchronize()
         except RuntimeError as error:
-            return f"the device was lost in case {planned.case.case_id}: {_one_line(error)}; resume=RUN_ID runs the rest"
+            return f"{LOST} in case {planned.case.case_id}: {_one_line(error)}; resume=RUN_ID runs the rest"
         return ""
 
 
@@ -223,11 +229,11 @@ def _time_row(
     )
 
 
-def stored_cases(folder: Path, env_id: str) -> set[str]:
-    """Ids of the cases that a run holds already, for resume=.
+def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> set[str]:
+    """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
 
     Raises:
-        UsageError: the run was made in another environment; its numbers would not be comparable.
+        UsageError: the run was made in another environment or by other code; its numbers would not be comparable.
     """
     rows = store.read(folder)
     others = set(rows["env_id"]) - {env_id}
@@ -236,10 +242,20 @@ def stored_cases(folder: Path, env_id: str) -> set[str]:
             f"{folder.name} was measured in environment {sorted(others)[0]}, this one is {env_id}; "
             "start a new run (leave resume= out)"
         )
-    unfinished = rows[
-        rows["reason"].str.startswith(BUDGET) | rows["reason"].str.startswith("the device was lost")
-    ]
-    return set(rows["case_id"]) - set(unfinished["case_id"])
+    commits = {json.loads(env).get("git_commit") for env in rows["env"].unique()}
+    if commits - {commit}:
+        raise UsageError(
+            f"{folder.name} was measured by commit {', '.join(map(str, commits))}, this is {commit}; "
+            "start a new run (leave resume= out)"
+        )
+    waiting = rows["reason"].str.startswith(BUDGET) | rows["reason"].str.startswith(LOST)
+    stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
+    unfinished = set(rows[waiting]["case_id"])
+    return {
+        c.case.case_id
+        for c in plan.cases
+        if c.case.case_id not in unfinished and set(c.arms) <= stored.get(c.case.case_id, set())
+    }
 
 
 def _row(

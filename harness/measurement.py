@@ -116,6 +116,10 @@ class Measurement:
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: status 'ok' needs at least one sample"
             )
+        if any(map(math.isnan, self.samples)):
+            raise ValueError(
+                f"{self.metric} of {self.suite}/{self.arm}: NaN is no measurement; it is a failure"
+            )
         if self.status != "ok" and (self.samples or not self.reason):
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: {self.status!r} needs a reason and no samples"

@@ -50,7 +50,8 @@ def run_sweep(overrides: Sequence[str]) -> int:
     fingerprint = environment.fingerprint(config["device"])
     env_id = environment.env_id(fingerprint)
     run_id, folder = _folder(config, fingerprint)
-    done = stored_cases(folder, env_id) if config["resume"] else set()
+    commit = fingerprint.get("git_commit")
+    done = stored_cases(folder, env_id, commit, plan) if config["resume"] else set()
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
     writer = store.RunWriter(
@@ -64,10 +65,9 @@ def run_sweep(overrides: Sequence[str]) -> int:
     started = time.perf_counter()
     with _interruptible():
         outcome = _measure(request, plan, writer, done, console)
-    writer.close(outcome.state)
-    return _finish(
-        outcome, folder, Path(config["reports_dir"]) / f"{run_id}.html", time.perf_counter() - started
-    )
+        writer.close(outcome.state)
+        html = Path(config["reports_dir"]) / f"{run_id}.html"
+        return _finish(outcome, folder, html, time.perf_counter() - started)
 
 
 def _measure(
@@ -76,7 +76,7 @@ def _measure(
     config = request.config
     with (
         environment.monitor_for(config["device"]) as monitor,
-        _progress(console, len(plan.cases) - len(done)) as tell,
+        _progress(console, sum(c.case.case_id not in done for c in plan.cases)) as tell,
     ):
         executor = Executor(
             device=config["device"],
@@ -98,15 +98,19 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     )
     out = sys.stdout
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
-    paths = [f"results  {folder}"]
+    for reason in outcome.reasons[:5]:
+        out.write(f"  failed: {reason}\n")
+    out.write(f"results  {folder}\n")
+    out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
         written = report.write_report([folder], html)
-        paths.append(f"report   {written.html}")
-    except (UsageError, OSError) as error:
-        outcome.message = outcome.message or f"no report: {error}"
+        out.write(f"report   {written.html}\n")
+    except (UsageError, OSError, ImportError) as error:
+        outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
+    except KeyboardInterrupt:
+        outcome.message = f"interrupted; python -m harness report {folder} makes the report"
     if outcome.message:
         sys.stderr.write(f"error: {outcome.message}\n")
-    out.write("\n".join(paths) + "\n")
     if outcome.message:
         return 2
     return 1 if outcome.statuses["failed"] else 0

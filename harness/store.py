@@ -60,7 +60,10 @@ SCHEMA = pa.schema(
         ("flops", pa.string()),
         ("bytes_moved", pa.float64()),
         ("timing", pa.string()),
-        ("attempt", pa.int32()),
+        (
+            "attempt",
+            pa.int64(),
+        ),  # start of the writer in ns since 1970: of a case that was run again, the latest wins
         ("env_id", pa.string()),
         ("env", pa.string()),
         ("created_at", pa.string()),
@@ -72,17 +75,6 @@ def new_run_id(git_sha: str | None) -> str:
     """`<UTC time>-<commit>-<random>`: sorts by time, says which code ran, never collides."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return f"{stamp}-{(git_sha or 'nogit')[:7]}-{secrets.token_hex(2)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A file of a run that could not be read, and why."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 class RunWriter:
@@ -114,14 +106,12 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
         self._parts: list[str] = []
-        self._attempt = 0
+        self._attempt = time.time_ns()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             previous = read_about(folder)
             if previous:
-                self._attempt = int(previous.get("attempt", 0)) + 1
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
-            self._about["attempt"] = self._attempt
             self._write_about()
         except OSError as error:
             raise UsageError(
@@ -156,7 +146,7 @@ class RunWriter:
     def _compact(self) -> None:
         if len(self._parts) < 2:
             return
-        table = pa.concat_tables([_read_file(self.folder / name) for name in self._parts])
+        table = pa.concat_tables([_read_part(self.folder / name).rows for name in self._parts])
         table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
         _write_durably(table, self.folder / f"rows-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet")
         for name in self._parts:
@@ -180,39 +170,62 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
         all_attempts: keep the rows of cases that a resumed run measured again; by default the last attempt wins.
 
     Returns:
-        The columns of `SCHEMA`. `frame.attrs["problems"]` lists each file that could not be read as a
-        `Problem`; a warning names it too. Rows of an older schema_version get nulls where a column is new.
+        The columns of `SCHEMA`. `frame.attrs["problems"]` says of each file that could not be read
+        which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get nulls where a column is new.
 
     Raises:
         UsageError: a path does not exist.
     """
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    tables: list[pa.Table] = []
-    problems: list[Problem] = []
-    replaced: set[Path] = set()
-    sources: list[Path] = []
-    for path in dict.fromkeys(file for p in named for file in _files(p)):
-        try:
-            table = _read_file(path)
-        except (OSError, pa.ArrowException) as error:
-            problems.append(Problem(path, str(error).splitlines()[0]))
-            warnings.warn(f"skipped an unreadable file: {problems[-1]}", RuntimeWarning, stacklevel=2)
-            continue
-        replaced.update(
-            path.parent / name for name in json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
-        )
-        tables.append(table)
-        sources.append(path)
-    kept = [_conform(t) for t, source in zip(tables, sources, strict=True) if source not in replaced]
-    frame = pa.concat_tables([SCHEMA.empty_table(), *kept]).to_pandas()
+    for _ in range(3):
+        parts, problems, vanished = _read_parts(named)
+        if not vanished:  # a run that closed meanwhile has moved its rows to another file: look again
+            break
+    for problem in problems:
+        warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
+    replaced = {part.path.parent / name for part in parts for name in part.replaces}
+    kept = [part for part in parts if part.path not in replaced]
+    frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
     if not all_attempts:
         # A case's rows are written together, so a resumed run replaces all of them or none.
         attempt = frame["attempt"].fillna(0)
         last = attempt.groupby([frame["run_id"], frame["case_id"]], dropna=False).transform("max")
         frame = frame[attempt == last].reset_index(drop=True)
+    # Text, not objects: pandas writes `attrs` along with the frame.
     frame.attrs["problems"] = problems
-    frame.attrs["files"] = [source for source in sources if source not in replaced]
+    frame.attrs["files"] = [str(part.path) for part in kept]
     return frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One file of a run."""
+
+    path: Path
+    rows: pa.Table
+    replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
+
+
+def _read_parts(named: Sequence[Path]) -> tuple[list[_Part], list[str], bool]:
+    """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
+    parts, problems, vanished = [], [], False
+    for path in dict.fromkeys(file for p in named for file in _files(p)):
+        try:
+            parts.append(_read_part(path))
+        except (OSError, pa.ArrowException, ValueError) as error:
+            vanished |= isinstance(error, FileNotFoundError)
+            problems.append(f"{path}: {' '.join(str(error).split()) or type(error).__name__}")
+    return parts, problems, vanished
+
+
+def _read_part(path: Path) -> _Part:
+    # Not pq.read_table: that opens a dataset, and one bad file would fail a whole folder.
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    if "schema_version" not in table.column_names:
+        raise ValueError(f"holds no rows of this store (columns: {', '.join(table.column_names[:5])})")
+    replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
+    return _Part(path, _conform(table), tuple(map(str, replaces)))
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -245,12 +258,6 @@ def _files(path: Path) -> list[Path]:
     if path.exists():
         return [path]
     raise UsageError(f"no such file or folder: {path}")
-
-
-def _read_file(path: Path) -> pa.Table:
-    # Not pq.read_table: that opens a dataset, and one bad file would fail a whole folder.
-    with pq.ParquetFile(path) as file:
-        return file.read()
 
 
 def _conform(table: pa.Table) -> pa.Table:

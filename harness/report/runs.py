@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from harness import store
-from harness.compare import paired_ratios, with_rates
+from harness.compare import TIMES, paired_ratios, with_rates
 from harness.errors import UsageError
 from harness.hardware import Device, lookup
 from harness.report import text
@@ -146,25 +147,63 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
     Raises:
         UsageError: a path is missing, is not a run, or there is not one readable row.
     """
-    folders: dict[Path, list[Path]] = {}
-    for path in paths:
-        for file in _parquet_files(path):
-            folders.setdefault(file.parent, []).append(file)
-    problems: list[str] = []
-    parts: list[tuple[Run, pd.DataFrame]] = []
-    for folder, files in folders.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            frame = store.read(list(dict.fromkeys(files)))
-        problems += [str(w.message) for w in caught]
-        if len(frame):
-            parts.append((_run(folder, frame, out_folder), frame))
+    for _ in range(3):
+        folders: dict[Path, list[Path]] = {}
+        for path in paths:
+            for file in _parquet_files(path):
+                folders.setdefault(file.parent, []).append(file)
+        problems: list[str] = []
+        parts: list[tuple[Run, pd.DataFrame]] = []
+        for folder, files in folders.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                frame = store.read(list(dict.fromkeys(files)))
+            problems += [str(w.message) for w in caught]
+            if len(frame):
+                parts.append((_run(folder, frame, out_folder), _sound(frame)))
+        if all(file.exists() for files in folders.values() for file in files):
+            break  # else a run has closed meanwhile and moved its rows to another file
     if not parts:
         named = ", ".join(str(p) for p in paths)
         raise UsageError(
             f"no rows in {named}" + (f" ({problems[0]})" if problems else ": measure first, sweep=NAME")
         )
     return Material(_machines(parts), tuple(problems))
+
+
+def _sound(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows as a report can use them: text where text is due, and no time that cannot be one.
+
+    A row whose samples are not finite and positive becomes a failed one that says so; it stays visible.
+    """
+    frame = frame.copy()
+    for column, empty in (
+        ("env", "{}"),
+        ("axes", "{}"),
+        ("resolved", "{}"),
+        ("timing", "{}"),
+        ("flops", "{}"),
+    ):
+        frame[column] = frame[column].map(lambda text, empty=empty: text if _is_object(text) else empty)
+    for column in ("run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id"):
+        frame[column] = frame[column].fillna("")
+    timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
+    impossible = timed & ~frame["samples"].map(_are_times)
+    frame.loc[impossible, "reason"] = "a stored sample is no time: not finite, or not above 0"
+    frame.loc[impossible, "status"] = "failed"
+    frame.loc[impossible, "value"] = math.nan
+    return frame
+
+
+def _is_object(text: object) -> bool:
+    try:
+        return isinstance(text, str) and isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _are_times(samples: Sequence[float] | None) -> bool:
+    return samples is not None and len(samples) > 0 and all(math.isfinite(s) and s > 0 for s in samples)
 
 
 def _parquet_files(path: Path) -> list[Path]:
@@ -188,7 +227,7 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
             path.stat().st_size,
             hashlib.sha256(path.read_bytes()).hexdigest(),
         )
-        for path in frame.attrs["files"]
+        for path in map(Path, frame.attrs["files"])
     )
     return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), store.read_about(folder), files)
 

@@ -324,10 +324,12 @@ def _resolved(record: Record) -> dict[str, Any]:
 
 
 def _quantile(samples: Sequence[float], q: float) -> float | None:
-    # A figure that is the same throughout may be infinite (an exact result), which interpolation can't take.
-    if len(samples) and len(set(samples)) == 1:
-        return float(samples[0])
-    return float(np.quantile(samples, q)) if len(samples) else None
+    if not len(samples):
+        return None
+    if np.isfinite(samples).all():
+        return float(np.quantile(samples, q))
+    # An exact result has an infinite SQNR, between which there is nothing to interpolate.
+    return float(np.quantile(samples, q, method="nearest"))
 
 
 def _known(value: object) -> TypeGuard[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -83,6 +84,12 @@ def is_sound(machine: Machine) -> Answer:
     bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
     bad += [
         f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.sqnr if w.below(m)
+    ]
+    bad += [
+        f"{w.suite} {w.arm}: SQNR of {SQNR[m]} is no number"
+        for w in fp8
+        for m in w.sqnr
+        if math.isnan(w.sqnr[m])
     ]
     if bad:
         sentence = f"{text.plural(len(bad), 'result')} outside of what the format allows."

@@ -84,15 +84,15 @@ def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
     return (f"nearest: {', '.join(near)}; " if near else "") + f"arms=[{any_shape}] takes M={M}, K={K}, N={N}"
 
 
-_ARMS_MOST = 16  # arms of a case, with room for what they compute
+_ARMS_MOST = 32  # arms of a case, with room for what they compute
 
 
 class Rotation(Sequence[Callable[[], object]]):
     """Closures over copies of a workload's operands, made when first asked for.
 
     Load over a few seconds must not find its operands in a cache, so it takes turns between sets: at least 3,
-    and more until they exceed 256 MB and 4 times the L2 cache (at most 16, and what memory allows). Copies hold the same values at
-    other addresses, which is all that matters to a cache.
+    and more until they exceed 256 MB and 4 times the L2 cache (at most 16, and what memory allows). Copies hold
+    the same values at other addresses, which is all that matters to a cache.
     """
 
     def __init__(self, closure: Callable[..., object], operands: Sequence[Tensor], device: str) -> None:
@@ -182,6 +182,8 @@ def _build(spec: Any) -> nn.Module:
             built = make(**arguments)
     except TypeError as error:
         raise ValueError(f"model._target_={target!r} does not take {arguments}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"model._target_={target!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(built, nn.Module):
         raise ValueError(f"model._target_={target!r} made a {type(built).__name__}; expected an nn.Module")
     return built

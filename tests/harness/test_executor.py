@@ -162,7 +162,7 @@ def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tm
     outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3], budget_s=15, clock=lambda: float(next(ticks)))
     assert outcome.statuses["skipped"] == 4
     assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
-    done = stored_cases(tmp_path, "e")
+    done = stored_cases(tmp_path, "e", None, plan(ToySuite(), [1, 2, 3]))
     assert len(done) == 1
     _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
     assert (frame["status"] == "ok").all()
@@ -172,7 +172,7 @@ def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tm
 def test_resume_refuses_another_environment(tmp_path: Path) -> None:
     execute(tmp_path, ToySuite())
     with pytest.raises(UsageError, match="measured in environment e, this one is f"):
-        stored_cases(tmp_path, "f")
+        stored_cases(tmp_path, "f", None, plan(ToySuite()))
 
 
 class LostDevice:
@@ -187,6 +187,16 @@ class LostDevice:
     def synchronize(self) -> None:
         if self.lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_resume_refuses_other_code_and_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
+    execute(tmp_path, ToySuite())
+    with pytest.raises(UsageError, match=r"measured by commit None, this is abc"):
+        stored_cases(tmp_path, "e", "abc", plan(ToySuite()))
+    more = ToySuite()
+    more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
+    assert stored_cases(tmp_path, "e", None, plan(more)) == set()
+    assert len(stored_cases(tmp_path, "e", None, plan(ToySuite()))) == 1
 
 
 def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path) -> None:
@@ -211,7 +221,7 @@ def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path
         .all()
     )
     assert outcome.statuses["failed"] == 4
-    assert len(stored_cases(tmp_path, "e")) == 2
+    assert len(stored_cases(tmp_path, "e", None, made)) == 2
 
 
 def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:

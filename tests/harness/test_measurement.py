@@ -42,6 +42,7 @@ def test_a_row_carries_unit_and_direction_of_its_metric() -> None:
         ({"status": "failed", "samples": ()}, "needs a reason"),
         ({"status": "failed", "reason": "why"}, "no samples"),
         ({"status": "skipped", "reason": "", "samples": ()}, "needs a reason"),
+        ({"samples": (1.0, math.nan)}, "NaN is no measurement"),
         ({"metric": "speed"}, "unknown metric 'speed'"),
         ({"rounds": (0, 1)}, "2 rounds for 3 samples"),
     ],
