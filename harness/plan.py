@@ -92,6 +92,12 @@ def _refuse_unused(
             raise unknown("suite", str(part["suite"]), suites)
     if not config["parts"]:
         return
+    for key in ("suite", "shapes"):
+        if config[key]:
+            name = next(iter(parts))
+            raise UsageError(
+                f"sweep {config['name']!r} is made of parts; write parts.{name}.{key}={config[key]}"
+            )
     axes_known = {axis for part in parts.values() for axis in suites[part["suite"]].AXES}
     for axis, values in config["axes"].items():
         if axis not in axes_known:

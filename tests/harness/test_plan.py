@@ -24,6 +24,8 @@ def config(**changes: Any) -> dict[str, Any]:
         "seed": 0,
         "device": "cpu",
     }
+    if changes.get("parts") and "suite" not in changes:
+        base["suite"] = None  # as composed: a sweep of parts names no suite of its own
     return base | changes
 
 
@@ -93,6 +95,12 @@ def test_sweep_wide_axes_reach_the_parts_that_know_them() -> None:
 def test_sweep_wide_axes_that_no_part_knows_are_refused() -> None:
     with pytest.raises(UsageError, match="unknown axis 'nn' "):
         plan(parts=parts(), axes={"nn": [5]})
+
+
+@pytest.mark.parametrize("key", ["suite", "shapes"])
+def test_what_belongs_to_one_part_is_refused_for_the_whole_sweep(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"is made of parts; write parts.one.{key}="):
+        plan(**{"suite": None, "parts": parts(), "axes": {}, key: "toy"})
 
 
 def test_sweep_wide_arms_choose_the_parts_that_have_them() -> None:
