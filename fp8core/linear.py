@@ -10,14 +10,14 @@ high precision. One `autograd.Function` holds all three GEMMs, since an FP8 oper
 `torch.mm` would meet a high-precision gradient in the backward pass.
 
 What is kept for the backward pass: the input as FP8 operand of grad_weight, one byte an element instead of two or
-four, unless that GEMM is in high precision; the weight in FP8 where the forward pass's cast serves again (one byte
-an element more than no copy; saves the second cast), else as it is.
+four, unless that GEMM is in high precision; the weight in FP8 where the forward pass's cast makes grad_input's operand
+too (one byte an element more than no copy; saves the second cast), else as it is.
 
 Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
 be kept across microbatches, see `fp8core.microbatches`.
 
-The result has the dtype of the (autocast) input, whatever the weight's. Rowwise and blockwise GEMMs yield bfloat16
-on hardware, so a float32 or float16 layer is rounded to bfloat16 once for each such GEMM.
+The result has the dtype of the (autocast) input, whatever the weight's. Rowwise GEMMs of backend "torch" yield
+bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ from torch import nn
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.history import AmaxMemory
-from fp8core.operands import cast_both, cast_one, serves_both
+from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.scaling import check_hp
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    from fp8core.gemm import Backend
+    from fp8core.gemm.layout import Scaled
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
+
+
+Casts = tuple["Cast | None", "Cast | None"]  # of the input: for the output, and for the grad_weight GEMM
 
 
 class CastInput(NamedTuple):
@@ -52,7 +57,7 @@ class CastInput(NamedTuple):
     hp: torch.Tensor
     for_output: torch.Tensor
     for_grad_weight: torch.Tensor | None
-    casts: tuple[Cast | None, Cast | None]
+    casts: Casts
 
 
 def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
@@ -71,6 +76,18 @@ def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
     Raises:
         ValueError: no layer, or layers whose recipes cast the input differently.
     """
+    casts = shared_casts(*layers)
+    x = _after_autocast(x)
+    check_hp(x, "input")
+    return cast_known(x, None, casts, *layers)
+
+
+def shared_casts(*layers: Float8Linear) -> Casts:
+    """How these layers cast the input that they share: for the output, and for the grad_weight GEMM.
+
+    Raises:
+        ValueError: as `cast_input`.
+    """
     if not layers:
         raise ValueError("cast_input takes the layers that will read the tensor; got none")
     casts = _input_casts(layers[0].recipe)
@@ -79,21 +96,34 @@ def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
             raise ValueError(
                 f"recipes {layers[0].recipe} and {layer.recipe} cast their input differently; cast it for each"
             )
-    x = _after_autocast(x)
-    check_hp(x, "input")
+    return casts
+
+
+def reads_for_grad_weight(*layers: Float8Linear) -> bool:
+    """Whether a backward pass through some of these layers will want the input again."""
+    return torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
+
+
+def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Float8Linear) -> CastInput:
+    """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
     flat = x.detach().reshape(-1, layers[0].in_features)
-    trains = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
+    kernels, memory = layers[0].recipe.kernels, layers[0].amaxes
     with torch.no_grad():
-        memory = layers[0].amaxes
-        if trains:
-            lp, lp_gw = cast_both(flat, *casts, memory, "input")
+        if reads_for_grad_weight(*layers):
+            lp, lp_gw = cast_both(flat, *casts, memory, "input", kernels=kernels, amax=amax)
         else:
-            lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input"), None
-        if memory is not None:
-            for layer in layers[1:]:
-                assert layer.amaxes is not None
-                layer.amaxes.record("input", memory.pending[0])
+            lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input", kernels=kernels, amax=amax), None
+        share_amax(*layers)
     return CastInput(x, lp, lp_gw, casts)
+
+
+def share_amax(*layers: Float8Linear) -> None:
+    """Tells all layers' memories what amax of their shared input the first one's has seen."""
+    first = layers[0].amaxes
+    if first is not None:
+        for layer in layers[1:]:
+            assert layer.amaxes is not None
+            layer.amaxes.record("input", first.pending[0])
 
 
 class Float8Linear(nn.Linear):
@@ -214,8 +244,8 @@ class Float8Linear(nn.Linear):
 
     def _check_shapes(self, flat: torch.Tensor) -> None:
         """Refuses, before anything runs, the GEMMs that this call leads to and the hardware can't do."""
-        recipe = self.recipe
-        if recipe.pad_inner_dim or not backend_named(recipe.backend).is_fp8:
+        recipe, backend = self.recipe, backend_named(self.recipe.backend)
+        if recipe.pad_inner_dim or not backend.is_fp8:
             return
         M, K, N = flat.shape[0], self.in_features, self.out_features
         device = self.weight.device
@@ -228,10 +258,11 @@ class Float8Linear(nn.Linear):
             gemm = recipe.gemms[name]
             if not will_run or gemm.a is None or gemm.b is None:
                 continue
-            reason = layout.shape_reason(
-                *size, gemm.a.format, gemm.b.format, gemm.granularity, _result_dtype(gemm, flat.dtype)
+            formats = gemm.a.format, gemm.b.format
+            reason = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
+            reason = reason or backend.shape_reason(
+                *size, *formats, gemm.granularity, _result_dtype(gemm, backend, flat.dtype)
             )
-            reason = layout.granularity_reason(device, gemm.granularity, recipe.nearest) or reason
             if reason is not None:
                 tokens = f" with {M} tokens" if name == "grad_weight" else ""
                 raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
@@ -253,6 +284,16 @@ class _Plan(NamedTuple):
     cache: WeightCache | None
     trains: bool
 
+    def cast_one(self, x: torch.Tensor, cast: Cast | None, dim: int, role: str) -> torch.Tensor:
+        """`fp8core.operands.cast_one` with the layer's amaxes, as its recipe says."""
+        return cast_one(x, cast, dim, self.amaxes, role, kernels=self.recipe.kernels)
+
+    def cast_both(
+        self, x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, role: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`fp8core.operands.cast_both` likewise."""
+        return cast_both(x, along_1, along_0, self.amaxes, role, kernels=self.recipe.kernels)
+
 
 class _ScaledLinear(torch.autograd.Function):
     """The three GEMMs; input [M, K] with its casts if they are there already, weight [N, K]."""
@@ -266,16 +307,16 @@ class _ScaledLinear(torch.autograd.Function):
         given_for_grad_weight: torch.Tensor | None,
         plan: _Plan,
     ) -> torch.Tensor:
-        recipe, amaxes = plan.recipe, plan.amaxes
+        recipe = plan.recipe
         casts = _input_casts(recipe)
         input_lp, kept = given, given_for_grad_weight
         needs_kept = plan.trains and ctx.needs_input_grad[1]
         if input_lp is None and needs_kept:
-            input_lp, kept = cast_both(input_hp, *casts, amaxes, "input")
+            input_lp, kept = plan.cast_both(input_hp, *casts, "input")
         elif input_lp is None:
-            input_lp = cast_one(input_hp, casts[0], 1, amaxes, "input")
+            input_lp = plan.cast_one(input_hp, casts[0], 1, "input")
         elif kept is None and needs_kept:  # the shared casts were made where nothing trained
-            kept = cast_one(input_hp, casts[1], 0, amaxes, "input")
+            kept = plan.cast_one(input_hp, casts[1], 0, "input")
         weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0])
         ctx.save_for_backward(kept if needs_kept else None, weight_kept)
         ctx.plan = plan
@@ -287,18 +328,18 @@ class _ScaledLinear(torch.autograd.Function):
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         kept, weight_kept = ctx.saved_tensors
-        recipe, amaxes = ctx.plan.recipe, ctx.plan.amaxes
+        plan, recipe = ctx.plan, ctx.plan.recipe
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
         grad_input = grad_weight = None
         if needs_input and needs_weight:
-            grad, grad_gw = cast_both(grad_output, for_input, for_weight, amaxes, "grad_output")
+            grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output")
         elif needs_input:
-            grad = cast_one(grad_output, for_input, 1, amaxes, "grad_output")
+            grad = plan.cast_one(grad_output, for_input, 1, "grad_output")
         else:
-            grad_gw = cast_one(grad_output, for_weight, 0, amaxes, "grad_output")
+            grad_gw = plan.cast_one(grad_output, for_weight, 0, "grad_output")
         if needs_input:
-            weight = cast_one(weight_kept, recipe.grad_input.b, 0, amaxes, "weight")
+            weight = plan.cast_one(weight_kept, recipe.grad_input.b, 0, "weight")
             grad_input = _matmul(grad, weight, recipe.grad_input, recipe, grad_output.dtype)
         if needs_weight:
             grad_weight = _matmul(grad_gw.t(), kept, recipe.grad_weight, recipe, grad_output.dtype)
@@ -310,20 +351,21 @@ def _weight_operands(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """weight [N, K] for the output GEMM, and what grad_input's operand will be made from.
 
-    That is the same cast where it serves both; else the weight itself, cast in the backward pass, or within
-    `microbatches` its second cast, made here so that it is made once.
+    That is an operand already where one cast makes both; else the weight itself, cast in the backward pass, or
+    within `microbatches` its second cast, made here so that it is made once.
     """
-    recipe, amaxes = plan.recipe, plan.amaxes
+    recipe = plan.recipe
     first, second = recipe.output.b, recipe.grad_input.b
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
-        lp, lp_again = plan.cache.operands(weight, lambda: cast_both(weight, first, second, amaxes, "weight"))
+        lp, lp_again = plan.cache.operands(weight, lambda: plan.cast_both(weight, first, second, "weight"))
         return lp, lp_again if again else None
-    lp = cast_one(weight, first, 1, amaxes, "weight")
-    return lp, (lp if serves_both(first, second) else weight) if again else None
+    if again and made_together(weight, first, second, recipe.kernels):
+        return plan.cast_both(weight, first, second, "weight")
+    return plan.cast_one(weight, first, 1, "weight"), weight if again else None
 
 
-def _input_casts(recipe: Recipe) -> tuple[Cast | None, Cast | None]:
+def _input_casts(recipe: Recipe) -> Casts:
     """Of the input, in the output and in the grad_weight GEMM."""
     return recipe.output.a, recipe.grad_weight.b
 
@@ -341,14 +383,16 @@ def _matmul(
     """a [M, K] @ b [K, N] in FP8 if the operands are, else in high precision."""
     if not isinstance(a, Float8Tensor) or not isinstance(b, Float8Tensor):
         return a @ b.to(a.dtype)
-    if not backend_named(recipe.backend).is_fp8:
-        return scaled_mm(a, b, out_dtype, gemm.fast_accum, recipe.backend)
-    columns = b.shape[1]
-    left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
-    product = scaled_mm(left, right, _result_dtype(gemm, out_dtype), gemm.fast_accum, recipe.backend)
-    return product[:, :columns].to(out_dtype)
+    backend = backend_named(recipe.backend)
+    left: Scaled = a
+    right: Scaled = b
+    if backend.is_fp8:
+        left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
+    dtype = _result_dtype(gemm, backend, out_dtype)
+    product = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
+    return (product[:, : b.shape[1]] if recipe.pad_inner_dim else product).to(out_dtype)
 
 
-def _result_dtype(gemm: Gemm, out_dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which the hardware can yield a result that is then converted to `out_dtype`."""
-    return out_dtype if gemm.granularity == "tensorwise" else torch.bfloat16
+def _result_dtype(gemm: Gemm, backend: Backend, out_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the backend can yield a result that is then converted to `out_dtype`."""
+    return out_dtype if gemm.granularity == "tensorwise" or backend.any_out_dtype else torch.bfloat16

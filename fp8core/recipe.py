@@ -35,6 +35,8 @@ Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 MxMode = Literal["floor", "ceil", "rceil", "even"]
 MX_MODES: tuple[str, ...] = get_args(MxMode)
+Kernels = Literal["auto", "always", "never"]
+KERNELS: tuple[str, ...] = get_args(Kernels)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
@@ -162,6 +164,8 @@ class Recipe:
         doc: its equations in words.
         output, grad_input, grad_weight: the three GEMMs.
         backend: who multiplies, a key of `fp8core.gemm.BACKENDS`; "reference" emulates in high precision.
+        kernels: who casts: "auto", the fused kernels where they run and the compiler does not do it; "always", the
+            operators `fp8core::*`; "never", plain PyTorch. The same codes and scales, see `fp8core.operands`.
         pad_inner_dim: fill dimensions up to the next multiple of 16 with zeros, which changes no result.
         history: of delayed scaling; no meaning without it.
         nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
@@ -173,9 +177,14 @@ class Recipe:
     grad_input: Gemm
     grad_weight: Gemm
     backend: str = "torch"
+    kernels: Kernels = "auto"
     pad_inner_dim: bool = False
     history: AmaxHistory = AmaxHistory()
     nearest: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kernels not in KERNELS:
+            raise ValueError(f"kernels={self.kernels!r} is unknown; expected one of {', '.join(KERNELS)}")
 
     @property
     def gemms(self) -> dict[str, Gemm]:
@@ -197,7 +206,15 @@ class Recipe:
 
     def emulated(self) -> Recipe:
         """The same recipe multiplied in high precision: the same codes and scales, on any device."""
-        return replace(self, backend="reference")
+        return self.with_backend("reference")
+
+    def with_backend(self, backend: str) -> Recipe:
+        """The same recipe multiplied by another backend of `fp8core.gemm.BACKENDS`."""
+        return replace(self, backend=backend)
+
+    def with_kernels(self, kernels: Kernels) -> Recipe:
+        """The same recipe with its casts made by kernels "always", "never", or as "auto" decides."""
+        return replace(self, kernels=kernels)
 
     def in_high_precision(self, *gemms: str) -> Recipe:
         """The same recipe with the named GEMMs left uncast.
@@ -230,6 +247,7 @@ class Recipe:
 
     def __str__(self) -> str:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"
+        extras += "" if self.kernels == "auto" else f", kernels={self.kernels}"
         return self.name + extras + (", pad_inner_dim" if self.pad_inner_dim else "")
 
 
@@ -318,6 +336,7 @@ RECIPES: dict[str, Recipe] = {
             output=Gemm(_BLOCK, _SQUARE),
             grad_input=Gemm(_BLOCK, _SQUARE),
             grad_weight=Gemm(_BLOCK, _BLOCK),
+            backend="triton",
             nearest="rowwise",
         ),
         Recipe(

@@ -58,7 +58,7 @@ def _amax_rows_cols_kernel(
 
 def amax(x: torch.Tensor) -> torch.Tensor:
     """As `reference.amax`; x contiguous, of any shape."""
-    largest = torch.zeros((), dtype=torch.float32, device=x.device)
+    largest = launch.zero(x.device)
     target = launch.target_of(x.device)
     block = 8192
     programs = min(launch.ceil_div(x.numel(), block), target.processors * PROGRAMS_PER_PROCESSOR)

@@ -110,6 +110,11 @@ def launch(
         kernel[grid](*args, **constants, **options)
 
 
+def zero(device: torch.device) -> torch.Tensor:
+    """A float32 number that programs raise by atomic maxima."""
+    return torch.zeros((), dtype=torch.float32, device=device)
+
+
 def ceil_div(a: int, b: int) -> int:
     """a / b rounded up."""
     return -(-a // b)

@@ -12,7 +12,7 @@ from recipes import ON_CPU, on_cpu
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fp8core import RECIPES, Float8Linear, Float8LinearConfig, Recipe, audit, convert_to_float8_training
+from fp8core import BACKENDS, RECIPES, Float8Linear, Float8LinearConfig, Recipe, audit, convert_to_float8_training
 
 
 class Block(nn.Module):
@@ -175,9 +175,10 @@ def test_meta_models_convert() -> None:
 
 def test_a_device_without_fp8_is_refused_before_anything_is_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulation is the way out that the message names, and it works."""
-    monkeypatch.setattr("fp8core.gemm.layout.device_reason", lambda *_: "Fake GPU has compute capability 8.0")
+    refusing = dataclasses.replace(BACKENDS["torch"], device_reason=lambda *_: "Fake GPU is of 2016")
+    monkeypatch.setitem(BACKENDS, "torch", refusing)
     model = Block()
-    with pytest.raises(ValueError, match=r"recipe tensorwise: Fake GPU has compute capability 8.0"):
+    with pytest.raises(ValueError, match=r"recipe tensorwise: Fake GPU is of 2016"):
         convert_to_float8_training(model)
     assert type(model.up) is nn.Linear
     convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))

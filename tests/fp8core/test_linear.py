@@ -14,6 +14,7 @@ from torch import nn
 
 from fp8core import RECIPES, Float8Linear, Float8LinearConfig, Recipe, audit, convert_to_float8_training
 from fp8core.config import CastConfig, ScalingGranularity
+from fp8core.gemm import BACKENDS
 from fp8core.recipe import GEMMS
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
@@ -61,7 +62,7 @@ def problem(
     return layer, x, (0.1 * torch.randn(M, N, generator=generator)).bfloat16().float()
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str
 )
@@ -72,9 +73,10 @@ def test_sqnr_of_all_three_gemms(
     """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics.md, section 4."""
     M, K, N = shape
     contracted = dict(zip(GEMMS, (K, N, M), strict=True))
-    if backend == "torch" and name not in ON_CPU:
-        pytest.skip(f"no CPU kernel for the scales of {name}; emulated beside")
-    for seed in (0, 1, 2) if (backend == "torch") == (name in ON_CPU) else (0,):
+    granularities = {gemm.granularity for gemm in RECIPES[name].gemms.values()}
+    if any(BACKENDS[backend].granularity_reason("cpu", g) for g in granularities):
+        pytest.skip(f"backend {backend} has no scales of {name}; emulated beside")
+    for seed in (0, 1, 2) if backend == on_cpu(name).backend else (0,):
         layer, x, g = problem(M, K, N, seed)
         got = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], backend=backend)), x, g)
         W, X, G = layer.weight.detach().double(), x.double(), g.double()
@@ -227,16 +229,16 @@ def test_repr_names_the_recipe() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["blockwise", "mxfp8"])
-def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str) -> None:
+@pytest.mark.parametrize(("name", "backend"), [("blockwise", "torch"), ("mxfp8", "torch"), ("mxfp8", "triton")])
+def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str, backend: str) -> None:
     """On conversion and in the forward pass; emulated, the same recipe runs and shows that it is emulated."""
-    x = torch.randn(16, 32)
+    x, recipe = torch.randn(16, 32), RECIPES[name].with_backend(backend)
     with pytest.raises(
         ValueError, match=r"GEMM output.*nearest that works: recipe 'rowwise'.*recipe.emulated"
     ):
-        Float8Linear(32, 48, config=name)(x)
-    with pytest.raises(ValueError, match=rf"recipe {name}: .*nearest that works: recipe 'rowwise'"):
-        convert_to_float8_training(nn.Linear(32, 48), config=name)
+        Float8Linear(32, 48, config=recipe)(x)
+    with pytest.raises(ValueError, match=rf"recipe {name}.*: .*nearest that works: recipe 'rowwise'"):
+        convert_to_float8_training(nn.Linear(32, 48), config=recipe)
     emulation = convert_to_float8_training(nn.Linear(32, 48), config=RECIPES[name].emulated())
     assert f"recipe={name}, backend=reference" in repr(emulation)
     assert audit(emulation).fp8_gemms == 0
