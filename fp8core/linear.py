@@ -108,8 +108,9 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
     """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
     flat = x.detach().reshape(-1, layers[0].in_features)
     kernels, memory = layers[0].recipe.kernels, layers[0].amaxes
+    trains = reads_for_grad_weight(*layers)
     with torch.no_grad():
-        if reads_for_grad_weight(*layers):
+        if trains:
             lp, lp_gw = cast_both(flat, *casts, memory, "input", kernels=kernels, amax=amax)
         else:
             lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input", kernels=kernels, amax=amax), None

@@ -98,12 +98,12 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    if along_1 is not None and made_together(x, along_1, along_0, kernels) and not isinstance(x, Float8Tensor):
+    if not isinstance(x, Float8Tensor) and along_1 is not None and along_1 == along_0:
         if plain_reason(x, kernels, along_1) is None:
             return _both_by_kernel(x, along_1, memory, role, amax)
-        once = _plain(x, along_1, 1, memory, role)
-        return once, once
     first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
+    if serves_both(along_1, along_0):
+        return first, first
     return first, cast_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
 
 

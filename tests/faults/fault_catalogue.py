@@ -11,6 +11,7 @@ so that any later gate can be shown to catch it as well. `caught_by` names a che
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from fp8core import E4M3FN, E5M2, RECIPES, Float8Tensor
 from fp8core.gemm import BACKENDS, reference
 from fp8core.gemm import accumulate as accumulate_module
 from fp8core.history import AmaxMemory
+from fp8core.kernels import ops
 
 Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
 
@@ -178,37 +180,63 @@ def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
 
 
 def e5m2_weights(
-    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input"
+    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
 ) -> torch.Tensor:
     if role == "weight" and cast is not None:
         cast = dataclasses.replace(cast, format=E5M2)
-    return cast_one(x, cast, dim, memory, role)
+    return cast_one(x, cast, dim, memory, role, **kwargs)
 
 
 def unscaled_gradients(
-    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input"
+    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
 ) -> torch.Tensor:
     if role != "grad_output" or cast is None:
-        return cast_one(x, cast, dim, memory, role)
-    one = cast_one(x, cast, dim, memory, role)
+        return cast_one(x, cast, dim, memory, role, **kwargs)
+    one = cast_one(x, cast, dim, memory, role, **kwargs)
     return Float8Tensor(cast_saturating(x, E4M3FN), torch.ones_like(one.scale_inv), x.dtype, one.granularity)
 
 
-def shifted_tile(x: torch.Tensor, first: Any, second: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def shifted_tile(
+    x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The transposed copy of the input lies one row lower."""
-    a, b = cast_both(x, first, second, *args)
+    a, b = cast_both(x, first, second, *args, **kwargs)
     if isinstance(b, Float8Tensor) and args[1] == "input":
         codes = b.qdata.view(torch.uint8).roll(1, 0).view(b.qdata.dtype)
         b = Float8Tensor(codes, b.scale_inv, b.dtype, b.granularity)
     return a, b
 
 
-def one_direction(x: torch.Tensor, first: Any, second: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def one_direction(
+    x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both GEMMs get codes that are scaled for the first, wrongly taken for the second's."""
-    a, b = cast_both(x, first, second, *args)
+    a, b = cast_both(x, first, second, *args, **kwargs)
     if isinstance(a, Float8Tensor) and isinstance(b, Float8Tensor) and b.scale_inv.dim():
         b = Float8Tensor(a.qdata, b.scale_inv, b.dtype, b.granularity)
     return a, b
+
+
+def transposed_tile(x: torch.Tensor, amax: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """The fused cast's second copy: the first tile of 128 columns and the rest have changed places."""
+    codes, codes_t, scale_inv = OPS.cast_both(x, amax, *args)
+    rolled = codes_t.view(torch.uint8).roll(codes_t.shape[0] // 2, 0).view(codes_t.dtype)
+    return codes, rolled, scale_inv
+
+
+def rows_for_columns(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """The fused rowwise cast's second copy with the scales of the first."""
+    codes, scale_inv, _, scale_inv_t = OPS.cast_rowwise_both(x, *args)
+    return codes, scale_inv, codes.t().contiguous(), scale_inv_t
+
+
+def half_amax(x: torch.Tensor) -> torch.Tensor:
+    """The fused amax of a launch whose second half never ran."""
+    return OPS.amax(x[: (x.shape[0] + 1) // 2])
+
+
+def kernels_of(**changes: Callable[..., Any]) -> Patches:
+    return [(f"fp8core.operands.ops.{name}", change) for name, change in changes.items()]
 
 
 def gemm_of(change: Callable[..., torch.Tensor]) -> Patches:
@@ -266,6 +294,7 @@ def drops_the_recipe(module: torch.nn.Module, config: Any = None, **kwargs: Any)
 
 
 CONVERT = fp8core.convert_to_float8_training
+OPS = types.SimpleNamespace(amax=ops.amax, cast_both=ops.cast_both, cast_rowwise_both=ops.cast_rowwise_both)
 _FAKE_FP8 = dataclasses.replace(BACKENDS["torch"], matmul=bf16_product)
 _CACHE = "fp8core.microbatch"
 
@@ -293,6 +322,9 @@ FAULTS: dict[str, Fault] = {
         Fault("gradients unscaled", "layer_band", operand_of(unscaled_gradients)),
         Fault("transposed tile off by one", "layer_band", [("fp8core.linear.cast_both", shifted_tile)]),
         Fault("one direction's codes for both", "layer_rows", [("fp8core.linear.cast_both", one_direction)]),
+        Fault("fused cast: tiles changed places", "kernel_route", kernels_of(cast_both=transposed_tile)),
+        Fault("fused cast: rows for columns", "kernel_route", kernels_of(cast_rowwise_both=rows_for_columns)),
+        Fault("fused amax of half the tensor", "kernel_route", kernels_of(amax=half_amax)),
         Fault("result 2 % too large", "products", gemm_of(two_percent)),
         Fault("last elements of K missing", "products", gemm_of(last_k_missing)),
         Fault("MX floor for rceil", "gemm_band", [("fp8core.cast.mx_scale_code", always_floor)]),
