@@ -32,6 +32,7 @@ from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.history import AmaxMemory
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.scaling import check_hp
+from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -39,92 +40,6 @@ if TYPE_CHECKING:
     from fp8core.gemm.layout import Scaled
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
-
-
-Casts = tuple["Cast | None", "Cast | None"]  # of the input: for the output, and for the grad_weight GEMM
-
-
-class CastInput(NamedTuple):
-    """A tensor and its casts, to be given to several Float8Linear in its place; made by `cast_input`.
-
-    Attributes:
-        hp: the tensor itself, [..., K], after autocast; gradients flow through it.
-        for_output: its tokens [M, K] as operand of the output GEMM.
-        for_grad_weight: as operand of grad_weight; None if no layer needs it.
-        casts: what the two were cast with.
-    """
-
-    hp: torch.Tensor
-    for_output: torch.Tensor
-    for_grad_weight: torch.Tensor | None
-    casts: Casts
-
-
-def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
-    """Casts a tensor once for all layers that read it.
-
-        shared = cast_input(x, attention.q, attention.k, attention.v)
-        q, k, v = attention.q(shared), attention.k(shared), attention.v(shared)
-
-    Results and gradients equal those of calling each layer on x, bit for bit.
-
-    Args:
-        x: float32, bfloat16 or float16, [..., K]; converted first under autocast.
-        layers: at least one; their recipes must cast the input alike. Delayed scaling takes the first one's
-            amaxes and records what it saw in all.
-
-    Raises:
-        ValueError: no layer, or layers whose recipes cast the input differently.
-    """
-    casts = shared_casts(*layers)
-    x = _after_autocast(x)
-    check_hp(x, "input")
-    return cast_known(x, None, casts, *layers)
-
-
-def shared_casts(*layers: Float8Linear) -> Casts:
-    """How these layers cast the input that they share: for the output, and for the grad_weight GEMM.
-
-    Raises:
-        ValueError: as `cast_input`.
-    """
-    if not layers:
-        raise ValueError("cast_input takes the layers that will read the tensor; got none")
-    casts = _input_casts(layers[0].recipe)
-    for layer in layers[1:]:
-        if _input_casts(layer.recipe) != casts:
-            raise ValueError(
-                f"recipes {layers[0].recipe} and {layer.recipe} cast their input differently; cast it for each"
-            )
-    return casts
-
-
-def reads_for_grad_weight(*layers: Float8Linear) -> bool:
-    """Whether a backward pass through some of these layers will want the input again."""
-    return torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
-
-
-def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Float8Linear) -> CastInput:
-    """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
-    flat = x.detach().reshape(-1, layers[0].in_features)
-    kernels, memory = layers[0].recipe.kernels, layers[0].amaxes
-    trains = reads_for_grad_weight(*layers)
-    with torch.no_grad():
-        if trains:
-            lp, lp_gw = cast_both(flat, *casts, memory, "input", kernels=kernels, amax=amax)
-        else:
-            lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input", kernels=kernels, amax=amax), None
-        share_amax(*layers)
-    return CastInput(x, lp, lp_gw, casts)
-
-
-def share_amax(*layers: Float8Linear) -> None:
-    """Tells all layers' memories what amax of their shared input the first one's has seen."""
-    first = layers[0].amaxes
-    if first is not None:
-        for layer in layers[1:]:
-            assert layer.amaxes is not None
-            layer.amaxes.record("input", first.pending[0])
 
 
 class Float8Linear(nn.Linear):
@@ -207,13 +122,19 @@ class Float8Linear(nn.Linear):
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
             given = (input.for_output, input.for_grad_weight)
-            if input.casts != _input_casts(self.recipe):
+            if input.casts != input_casts(self.recipe):
                 raise ValueError(
                     f"input was cast for another recipe than {self.recipe}; cast it for this layer"
                 )
+            trains = torch.is_grad_enabled() and self.weight.requires_grad
+            if input.codes_only and trains and input.for_grad_weight is None:
+                raise ValueError(
+                    "input consists of codes that were made without gradients, for inference; make it anew where "
+                    "gradients are enabled"
+                )
             input = input.hp
         else:
-            input = _after_autocast(input)
+            input = after_autocast(input)
         check_hp(input, "input")
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {self.in_features}]")
@@ -229,7 +150,7 @@ class Float8Linear(nn.Linear):
 
     def _check_cast(self, flat: Float8Tensor) -> None:
         """A Float8Tensor as input must be what the recipe would have made, for each GEMM that will read it."""
-        for_output, for_grad_weight = _input_casts(self.recipe)
+        for_output, for_grad_weight = input_casts(self.recipe)
         found = f"{flat.format.short}_{flat.granularity}"
         if for_output is None or (flat.format, flat.granularity) != (
             for_output.format,
@@ -309,7 +230,7 @@ class _ScaledLinear(torch.autograd.Function):
         plan: _Plan,
     ) -> torch.Tensor:
         recipe = plan.recipe
-        casts = _input_casts(recipe)
+        casts = input_casts(recipe)
         input_lp, kept = given, given_for_grad_weight
         needs_kept = plan.trains and ctx.needs_input_grad[1]
         if input_lp is None and needs_kept:
@@ -364,18 +285,6 @@ def _weight_operands(
     if again and made_together(weight, first, second, recipe.kernels):
         return plan.cast_both(weight, first, second, "weight")
     return plan.cast_one(weight, first, 1, "weight"), weight if again else None
-
-
-def _input_casts(recipe: Recipe) -> Casts:
-    """Of the input, in the output and in the grad_weight GEMM."""
-    return recipe.output.a, recipe.grad_weight.b
-
-
-def _after_autocast(x: torch.Tensor) -> torch.Tensor:
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return x.to(torch.get_autocast_dtype(device))
-    return x
 
 
 def _matmul(
