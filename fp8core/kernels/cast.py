@@ -21,6 +21,8 @@ Bytes an element (bfloat16): cast 2 + 1, both 2 + 1 + 1, and 2 more for the amax
 # Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -199,7 +201,7 @@ def _bits(scale_inv: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Ten
 
 def _constants(
     device: torch.device, seen: torch.Tensor | None, dtype: torch.dtype, power_of_two: bool, margin: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     return {
         "FACTOR": 2.0**margin,
         "DELAYED": seen is not None,
