@@ -147,7 +147,10 @@ def _plan_part(
                 raise UsageError(f"{case}, arm {arm}: {why.reason}")
         planned.append(PlannedCase(name, suite, case, arms, reasons))
     factors = ([str(len(points))] if len(points) > 1 else []) + [str(len(v)) for v in crossed.values()]
-    return planned, f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
+    product = f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
+    if by_number and (replaced := [*shapes, *(["axes.tokens"] if axes.get("tokens") else [])]):
+        product += f" (axes.M, K and N are given: {', '.join(replaced)} not read)"
+    return planned, product
 
 
 def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[Scalar]:

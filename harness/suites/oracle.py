@@ -144,6 +144,7 @@ def _block_max(x: Tensor, size: int, dim: int) -> Tensor:
 
 
 # Elements that share a scale: across and along the contracted dimension.
+BLOCK_SIZE = 128
 BLOCKS = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}
 
 
@@ -194,11 +195,27 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def product_of_codes(a: Operand, b: Operand, rows: Tensor) -> Tensor:
-    """The chosen rows of A @ B in float64, from codes and scales: exact to the last bits of float64."""
-    scale_a = a.scale_inv[rows] if a.scale_inv.dim() else a.scale_inv
+    """The chosen rows of A @ B in float64, from codes and scales: exact to the last bits of float64.
+
+    Scales of lines and tensors leave the sum; those of blocks (128 along the contracted dimension) are repeated.
+    """
     # float8 has no index on every device, its bytes have.
     codes = a.qdata.view(torch.uint8)[rows].view(a.qdata.dtype)
-    return product(codes, b.qdata) * scale_a.double() * b.scale_inv.double()
+    of_lines = ([a.qdata.shape[0], 1], [1, b.qdata.shape[1]])
+    if a.scale_inv.dim() == 0 or (list(a.scale_inv.shape), list(b.scale_inv.shape)) == of_lines:
+        scale_a = a.scale_inv[rows] if a.scale_inv.dim() else a.scale_inv
+        return product(codes, b.qdata) * scale_a.double() * b.scale_inv.double()
+    scale_a = _each_element(a.scale_inv, a.qdata.shape, rows)
+    return product(codes.double() * scale_a, b.qdata.double() * _each_element(b.scale_inv, b.qdata.shape))
+
+
+def _each_element(scale_inv: Tensor, shape: torch.Size, rows: Tensor | None = None) -> Tensor:
+    """Block scales by index, float64: the element (i, j) has that of (i // 128, j // 128), or of its own line."""
+    index = []
+    for dim, size in enumerate(shape):
+        at = torch.arange(size, device=scale_inv.device) if rows is None or dim else rows
+        index.append(at if scale_inv.shape[dim] == size else at // BLOCK_SIZE)
+    return scale_inv.double()[index[0][:, None], index[1][None, :]]
 
 
 def gaussian_margin_db(M: int, K: int, N: int) -> float:

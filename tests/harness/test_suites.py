@@ -70,6 +70,16 @@ def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Wor
     return workload, workload.check()
 
 
+def by_twins(suite: Any, which: Case, arm: str) -> tuple[Workload, Numerics]:
+    """As `checked`, of an arm of kernels that a CPU skips: its operators have plain twins there."""
+    why = suite.unsupported(which, arm, "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert "kernels run on NVIDIA GPUs" in why.reason
+    workload: Workload = suite.build(which, arm, "cpu")
+    return workload, workload.check()
+
+
 def runnable(suite: Any, which: Case, device: str = "cpu") -> list[str]:
     return [arm for arm in suite.ARMS if suite.unsupported(which, arm, device) is None]
 
@@ -140,7 +150,86 @@ def test_cast(shape: tuple[int, int], dtype: str, granularity: str, source: str)
     assert_right(workload, numerics)
     assert numerics.values["mismatches"] == numerics.values["saturated_frac"] == 0
     itemsize = {"bf16": 2, "fp32": 4}[source]
-    assert workload.bytes_moved == cast.work(which) == shape[0] * shape[1] * (2 * itemsize + 1)
+    assert cast.work(which) == shape[0] * shape[1] * itemsize
+    assert workload.bytes_moved == cast.bytes_moved(which, "eager", cast.last_cache("cpu"))
+
+
+def test_bytes_of_a_cast_by_hand() -> None:
+    """A second read where scales need a first pass, of what the cache can't have kept; codes of each layout."""
+    n = 64 * 1024
+    which = {g: case("cast", CAST, M=64, K=1024, granularity=g) for g in ("tensorwise", "rowwise")}
+    for granularity, arm, cache, expected in (
+        ("tensorwise", "eager", 0, 2 + 2 + 1),
+        ("tensorwise", "fused", 0, 2 + 2 + 1),
+        ("tensorwise", "fused", n, 2 + 1 + 1),  # half of it is still there
+        ("tensorwise", "fused", 10**9, 2 + 1),
+        ("rowwise", "fused", 0, 2 + 1),
+        ("rowwise", "eager", 0, 2 + 1),
+        ("tensorwise", "fused_both", 0, 2 + 2 + 2),
+        ("rowwise", "fused_both", 0, 2 + 2 + 2),
+    ):
+        assert cast.bytes_moved(which[granularity], arm, cache) == expected * n
+
+
+@pytest.mark.parametrize("source", ["bf16", "fp32"])
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("arm", cast.FUSED)
+def test_fused_casts_are_right_and_a_wrong_second_layout_is_refused(
+    arm: str, granularity: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their plain twins here; on a CPU the arms are skipped, since twins have no speed."""
+    which = case("cast", CAST, M=33, K=48, granularity=granularity, src=source)
+    assert_right(*by_twins(cast, which, arm))
+    if arm == "fused_both":
+        right = cast.cast_both
+
+        def swapped(*args: Any, **kwargs: Any) -> Any:
+            first, second = right(*args, **kwargs)
+            codes = second.qdata.view(torch.uint8).roll(1, 1).view(second.qdata.dtype)
+            return first, Float8Tensor(codes, second.scale_inv, second.dtype, second.granularity)
+
+        monkeypatch.setattr(cast, "cast_both", swapped)
+        assert not by_twins(cast, which, arm)[1].ok
+
+
+TRITON = [arm for arm in gemm.ARMS if arm.endswith("_triton")]
+
+
+@pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
+@pytest.mark.parametrize("arm", TRITON)
+def test_own_gemms_are_right_and_skipped_on_a_cpu(arm: str, role: str) -> None:
+    """By the plain twin here; sizes that the library's kernel refuses are none of its concern."""
+    which = case("gemm", GEMM, M=150, K=270, N=140, role=role)
+    workload, numerics = by_twins(gemm, which, arm)
+    assert numerics.ok, numerics.reason
+    assert workload.resolved["backend"] == "fp8core::matmul"
+    assert gemm.ARMS[arm].baseline in gemm.ARMS
+
+
+def test_a_wrong_block_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gemm.scaled_mm
+
+    def neighbours(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+        return right(Operand(x.qdata, x.scale_inv.roll(1, 1)), y, *args, **kwargs)
+
+    monkeypatch.setattr(gemm, "scaled_mm", neighbours)
+    which = case("gemm", GEMM, M=64, K=256, N=128)
+    assert not by_twins(gemm, which, "fp8_blockwise_triton")[1].ok
+
+
+def test_arms_that_move_the_casts_elsewhere() -> None:
+    """On a CPU they would repeat others; what they are is written into their rows."""
+    which = case("linear", LINEAR, M=32, K=32, N=48)
+    for arm, casts in (
+        ("rowwise_eager", "plain PyTorch: the kernels run on NVIDIA GPUs, not on cpu"),
+        ("rowwise_plain_eager", "plain PyTorch: the recipe says kernels='never'"),
+        ("rowwise_with_gw_hp_kernels_compile", "kernels"),
+    ):
+        assert linear.build(which, arm, "cpu").resolved["casts"] == casts
+    why = linear.unsupported(which, "tensorwise_plain_eager", "cpu")
+    assert why is not None
+    assert "here this arm would repeat tensorwise_eager" in why.reason
+    assert linear.build(which, "blockwise_eager", "cpu").resolved["backend"] == "triton, its plain twin"
 
 
 @pytest.mark.parametrize("seed", range(5))
