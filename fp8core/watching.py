@@ -6,7 +6,6 @@ emulate or not. The profiler counts the operators that really ran.
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from collections import Counter
@@ -72,6 +71,7 @@ class Watch:
         self.hooks: list[Any] = []
         # Calls that a backward pass can follow: (outside of a backward pass, inside of one) -> GEMMs that will
         self.trains: dict[str, tuple[list[int], list[int]]] = {fqn: ([], []) for fqn, _ in self.layers}
+        self.expected: dict[str, torch.Tensor] = {}  # output of the call under way, by emulation
 
     def __enter__(self) -> Watch:
         for fqn, layer in self.layers:
@@ -105,25 +105,35 @@ class Watch:
                 follow = recipe.grad_input.is_fp8 * x.requires_grad
                 follow += recipe.grad_weight.is_fp8 * layer.weight.requires_grad
                 self.trains[fqn][in_backward].append(follow)
+        if not in_backward:
+            with torch.no_grad():
+                self._emulate(fqn, layer, args[0])
+
+    def _emulate(self, fqn: str, layer: Float8Linear, given: Any) -> None:
+        """Before the call, as FSDP2 has given the weight away after it: what its output must be, and what casts lose."""
+        proof, recipe = self.found[fqn], layer.recipe
+        twin = object.__new__(Float8Linear)  # not copy.copy, which the classes that FSDP2 makes don't take
+        twin.__dict__.update(layer.__dict__)
+        twin.recipe, twin.weight_cache = recipe.emulated().with_kernels("never"), None
+        self.expected[fqn] = Float8Linear.forward(twin, given)
+        x = given.hp if isinstance(given, CastInput) else given
+        known = isinstance(x, Float8Tensor) or (isinstance(given, CastInput) and given.codes_only)
+        if not known:
+            self._lost(proof, "input", x.reshape(-1, layer.in_features), recipe.output.a, layer)
+        self._lost(proof, "weight", layer.weight, recipe.output.b, layer)
 
     def _returned(self, fqn: str, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Compares with the emulation, and looks at what the casts lose."""
+        """Compares with the emulation, and looks at what the cast of the gradient loses."""
         assert isinstance(layer, Float8Linear)
-        proof, recipe, given = self.found[fqn], layer.recipe, args[0]
-        if torch._C._current_graph_task_id() != -1:
+        expected = self.expected.pop(fqn, None)
+        if expected is None:
             return
+        proof, recipe = self.found[fqn], layer.recipe
         with torch.no_grad():
-            twin = copy.copy(layer)
-            twin.recipe, twin.weight_cache = recipe.emulated().with_kernels("never"), None
-            agreement = _sqnr_db(Float8Linear.forward(twin, given), output.detach())
-            proof.agreement_db = min(
-                agreement, proof.agreement_db if proof.agreement_db is not None else agreement
-            )
-            x = given.hp if isinstance(given, CastInput) else given
-            known = isinstance(x, Float8Tensor) or (isinstance(given, CastInput) and given.codes_only)
-            if not known:
-                self._lost(proof, "input", x.reshape(-1, layer.in_features), recipe.output.a, layer)
-            self._lost(proof, "weight", layer.weight, recipe.output.b, layer)
+            agreement = _sqnr_db(expected, output.detach())
+        proof.agreement_db = min(
+            agreement, proof.agreement_db if proof.agreement_db is not None else agreement
+        )
         if output.requires_grad:
 
             def look_at_gradient(grad: torch.Tensor) -> None:

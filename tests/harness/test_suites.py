@@ -16,14 +16,17 @@ import model_for_tests
 import numpy as np
 import pytest
 import torch
+from gfloat import compute_scale_amax
+from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2
 from torch import Tensor, nn
 
 import fp8core.linear
 import harness.suites
 from fp8core.cast import scale_and_cast
+from fp8core.formats import as_element_format
 from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
-from fp8core.recipe import RECIPES
+from fp8core.recipe import MX_MODES, RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.case import Case, expand
 from harness.compiling import CompileWatch, compile_unavailable
@@ -716,6 +719,39 @@ def test_lines_of_an_operand_are_cast_as_part_of_the_whole(recipe: str, dim: int
     assert torch.equal(
         oracle.values(codes, scale_inv), whole.dequantize(torch.float64).index_select(1 - dim, lines)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("mode", MX_MODES)
+def test_mx_rounding_modes_of_the_reference(mode: str, dtype: torch.dtype) -> None:
+    """gfloat's OCP scale for floor (and for the others by hand in its terms), ml_dtypes' codes; then the library's."""
+    info = {torch.float8_e4m3fn: format_info_ocp_e4m3, torch.float8_e5m2: format_info_ocp_e5m2}[dtype]
+    other = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml_dtypes.float8_e5m2}[dtype]
+    x = torch.randn(64, 96) * 2.0 ** torch.randint(-20, 20, (64, 1))
+    x[0], x[1, :32], x[2, 0] = 0.0, 448.0, 2.0**-140
+    lines = torch.arange(64)
+    cast = Cast(as_element_format(dtype), "1x32", mx_mode=mode)
+    codes, scale_inv = oracle.reference_operand(x, cast, 1, lines)
+    whole = quantize(x, dtype, "1x32", dim=1, mx_mode=mode)
+    assert torch.equal(oracle.values(codes, scale_inv), whole.dequantize(torch.float64))
+    for row in range(3, 64):
+        block = x[row, :32].double().numpy()
+        floor = compute_scale_amax(info.emax, block)
+        biggest = np.abs(block).max()
+        ratio = {"floor": 1.0, "ceil": 2.0 if np.log2(biggest) % 1 else 1.0}.get(mode)
+        if mode == "rceil":
+            ratio = 2.0 if biggest / floor > info.max else 1.0
+        elif mode == "even":
+            steps = 2.0**info.tSignificandBits
+            ratio = 2.0 if np.floor(biggest / floor / 2.0**info.emax * steps + 0.5) == 2 * steps else 1.0
+        assert float(scale_inv[row, 0]) == floor * ratio
+        want = np.clip(block / (floor * ratio), -info.max, info.max).astype(np.float32).astype(other)
+        assert codes[row, :32].view(torch.uint8).numpy().tolist() == want.view(np.uint8).tolist()
+
+
+def test_an_unknown_mx_rounding_has_no_reference() -> None:
+    with pytest.raises(ValueError, match="MX rounding 'trunc' has no reference.*known: floor, ceil, rceil, even"):
+        oracle.mx_scale_inv(torch.ones(1), torch.float8_e4m3fn, "trunc")
 
 
 def test_the_exact_product_against_numpy() -> None:
