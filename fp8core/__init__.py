@@ -26,8 +26,8 @@ from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.history import update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
-from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.producers import RMSNorm, SwiGLU
+from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.shared_input import CastInput, cast_input
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.verify import Proof, verify

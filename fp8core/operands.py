@@ -98,9 +98,9 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    if not isinstance(x, Float8Tensor) and along_1 is not None and along_1 == along_0:
-        if plain_reason(x, kernels, along_1) is None:
-            return _both_by_kernel(x, along_1, memory, role, amax)
+    shared = along_1 if along_1 == along_0 and not isinstance(x, Float8Tensor) else None
+    if shared is not None and plain_reason(x, kernels, shared) is None:
+        return _both_by_kernel(x, shared, memory, role, amax)
     first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
     if serves_both(along_1, along_0):
         return first, first
@@ -119,9 +119,7 @@ def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kern
     return first is not None and first == second
 
 
-def _plain(
-    x: torch.Tensor, cast: Cast, dim: int, memory: AmaxMemory | None, role: str
-) -> Float8Tensor:
+def _plain(x: torch.Tensor, cast: Cast, dim: int, memory: AmaxMemory | None, role: str) -> Float8Tensor:
     """PyTorch operators: dozens of reads and writes in eager mode."""
     if cast.scaling == "dynamic" or memory is None:
         return quantize(

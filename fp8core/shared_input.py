@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
@@ -16,10 +16,23 @@ from fp8core.operands import cast_both, cast_one
 from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
-    from fp8core.linear import Float8Linear
+    from fp8core.history import AmaxMemory
     from fp8core.recipe import Cast, Recipe
 
 Casts = tuple["Cast | None", "Cast | None"]  # of the input: for the output, and for the grad_weight GEMM
+
+
+class Reader(Protocol):
+    """What is asked of a layer that reads a shared input: of `fp8core.Float8Linear`."""
+
+    in_features: int
+    recipe: Recipe
+    amaxes: AmaxMemory | None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[N, K]; whether it trains decides what is cast."""
+        ...
 
 
 class CastInput(NamedTuple):
@@ -40,7 +53,7 @@ class CastInput(NamedTuple):
     codes_only: bool = False
 
 
-def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
+def cast_input(x: torch.Tensor, *layers: Reader) -> CastInput:
     """Casts a tensor once for all layers that read it.
 
         shared = cast_input(x, attention.q, attention.k, attention.v)
@@ -62,7 +75,7 @@ def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
     return cast_known(x, None, casts, *layers)
 
 
-def shared_casts(*layers: Float8Linear) -> Casts:
+def shared_casts(*layers: Reader) -> Casts:
     """How these layers cast the input that they share: for the output, and for the grad_weight GEMM.
 
     Raises:
@@ -79,12 +92,12 @@ def shared_casts(*layers: Float8Linear) -> Casts:
     return casts
 
 
-def reads_for_grad_weight(*layers: Float8Linear) -> bool:
+def reads_for_grad_weight(*layers: Reader) -> bool:
     """Whether a backward pass through some of these layers will want the input again."""
     return torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
 
 
-def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Float8Linear) -> CastInput:
+def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Reader) -> CastInput:
     """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
     flat = x.detach().reshape(-1, layers[0].in_features)
     kernels, memory = layers[0].recipe.kernels, layers[0].amaxes
@@ -98,7 +111,7 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
     return CastInput(x, lp, lp_gw, casts)
 
 
-def share_amax(*layers: Float8Linear) -> None:
+def share_amax(*layers: Reader) -> None:
     """Tells all layers' memories what amax of their shared input the first one's has seen."""
     first = layers[0].amaxes
     if first is not None:

@@ -91,7 +91,9 @@ def shape_reason(
     if kind is not None and out_dtype != torch.bfloat16:
         return f"{kind} scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
     if kind == "rowwise" and b_fmt.short != "e4m3":
-        return f"rowwise scaling takes e4m3 as right operand, not {b_fmt.short}; put {b_fmt.short} on the left"
+        return (
+            f"rowwise scaling takes e4m3 as right operand, not {b_fmt.short}; put {b_fmt.short} on the left"
+        )
     return None
 
 

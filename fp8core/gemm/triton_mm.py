@@ -84,7 +84,9 @@ def matmul(
     reason = reason or layout.layout_reason(a, b)
     if reason is not None:
         raise ValueError(reason)
-    if scale_inv_a.dim() and scale_inv_a.shape[0] != M:  # 128x128 on the left: the kernel takes a scale for each row
+    if (
+        scale_inv_a.dim() and scale_inv_a.shape[0] != M
+    ):  # 128x128 on the left: the kernel takes a scale for each row
         scale_inv_a = scale_inv_a.repeat_interleave(BLOCK, 0)[:M]
     promote_every = 0 if use_fast_accum else PROMOTE_EVERY
     product: torch.Tensor = ops.matmul(a, b.t(), scale_inv_a, scale_inv_b.t(), out_dtype, promote_every)

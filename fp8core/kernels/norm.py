@@ -147,7 +147,9 @@ def _rms_norm(
     """Fills y and the results that `output` has, returns rstd."""
     M, K = x.shape
     rstd = torch.empty((M, 1), dtype=torch.float32, device=x.device)
-    results = (rstd if result is None else result for result in (amax, scale_inv, seen))  # rstd: never touched
+    results = (
+        rstd if result is None else result for result in (amax, scale_inv, seen)
+    )  # rstd: never touched
     expected, scale_inv, seen = results
     launch.launch(
         _rms_norm_kernel,

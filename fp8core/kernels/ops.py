@@ -45,7 +45,9 @@ OPERATORS: dict[str, CustomOpDef] = {}
 def kernel_missing(x: torch.Tensor, *dtypes: torch.dtype) -> str | None:
     """Why no Triton kernel runs on tensors like x with these FP8 dtypes; None where one does."""
     if fnuz := [fmt.name for fmt in map(as_element_format, dtypes) if fmt not in _KERNEL_FORMATS]:
-        return f"the kernels encode {' and '.join(fmt.name for fmt in _KERNEL_FORMATS)}, not {', '.join(fnuz)}"
+        return (
+            f"the kernels encode {' and '.join(fmt.name for fmt in _KERNEL_FORMATS)}, not {', '.join(fnuz)}"
+        )
     if not x.numel():
         return "the tensor is empty"
     if not INTERPRETED and (not x.is_cuda or torch.version.hip is not None):

@@ -56,7 +56,9 @@ ARMS: Mapping[str, ArmInfo] = {
     "eager": ArmInfo("PyTorch operators, one kernel each"),
     "compile": ArmInfo("the same under torch.compile, fused", baseline="eager"),
     "fused": ArmInfo("fp8core's kernels", baseline="eager"),
-    "fused_both": ArmInfo("fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"),
+    "fused_both": ArmInfo(
+        "fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"
+    ),
     **{
         f"{peer.arm}_{mode}": ArmInfo(f"{peer.doc}, {mode}", baseline=mode)
         for peer in PEERS.values()
@@ -198,6 +200,7 @@ def _check(
     function: Quantise, x: Tensor, dtype: torch.dtype, granularity: Granularity, seed: int
 ) -> Numerics:
     """Codes and scales must be those of the reference, bit for bit: of the timed input and of special ones."""
+
     def lines(of: Tensor) -> Tensor:
         return oracle.sample_rows(of.shape[0], seed, max(CHECKED // of.shape[1], 2), str(x.device))
 

@@ -206,7 +206,9 @@ def _quantised(x: Tensor, cast: Cast, dim: int) -> Operand:
     codes, scale_inv = scale_and_cast(
         x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two
     )
-    if cast.granularity == "1x128" and dim != 0:  # as the fused casts lay it: neighbouring rows are neighbours
+    if (
+        cast.granularity == "1x128" and dim != 0
+    ):  # as the fused casts lay it: neighbouring rows are neighbours
         scale_inv = scale_inv.t().contiguous().t()
     return Operand(codes, scale_inv)
 

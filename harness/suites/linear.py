@@ -71,12 +71,15 @@ ARMS: Mapping[str, ArmInfo] = {
         for mode in ("eager", "compile")
     },
     **{
-        f"{recipe}_plain_eager": ArmInfo(f"{recipe}_eager without kernels for its casts", baseline="bf16_eager")
+        f"{recipe}_plain_eager": ArmInfo(
+            f"{recipe}_eager without kernels for its casts", baseline="bf16_eager"
+        )
         for recipe in RECIPES
     },
     **{
         f"{recipe}_kernels_compile": ArmInfo(
-            f"{recipe}_compile with kernels for its casts, into which the compiler can't look", baseline="bf16_compile"
+            f"{recipe}_compile with kernels for its casts, into which the compiler can't look",
+            baseline="bf16_compile",
         )
         for recipe in RECIPES
     },
@@ -157,7 +160,9 @@ def build(case: Case, arm: str, device: str) -> Workload:
         resolved |= {"peer": peer.arm, "peer_version": peer.version()}
     elif recipe is not None:
         by_compiler = compiled and recipe.kernels != "always"
-        resolved["casts"] = "plain PyTorch, fused by the compiler" if by_compiler else casts_route(weight, recipe)
+        resolved["casts"] = (
+            "plain PyTorch, fused by the compiler" if by_compiler else casts_route(weight, recipe)
+        )
     return workload(case, recipe, step, (x, weight, grad), resolved)
 
 

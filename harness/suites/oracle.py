@@ -130,8 +130,10 @@ def mx_scale_inv(amax: Tensor, dtype: torch.dtype, mode: str) -> Tensor:
             exponent = _floor_log2(torch.floor(wide / power * steps + 0.5) / steps * power)
         exponent = exponent - emax
     else:
-        raise ValueError(f"MX rounding {mode!r} has no reference in harness/suites/oracle.py; known: floor, ceil, "
-                         "rceil, even")
+        raise ValueError(
+            f"MX rounding {mode!r} has no reference in harness/suites/oracle.py; known: floor, ceil, "
+            "rceil, even"
+        )
     exponent = torch.where(wide == 0, -127.0, exponent).clamp(-127, 127)
     return torch.where(wide.isfinite(), torch.pow(2.0, exponent), torch.nan).float()
 

@@ -102,7 +102,11 @@ def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
     for tensor, places in TENSORS.items():
         along_1, along_0 = (getattr(recipe.gemms[name], side) for name, side in places)
         if along_1 == along_0 or along_1 is None or along_0 is None:
-            each = 0.0 if along_1 is None and along_0 is None else _bytes(along_1 or along_0, along_0 is not None)
+            each = (
+                0.0
+                if along_1 is None and along_0 is None
+                else _bytes(along_1 or along_0, along_0 is not None)
+            )
         else:
             each = _bytes(along_1, False) + _bytes(along_0, True)
         rows, columns = sizes[tensor]

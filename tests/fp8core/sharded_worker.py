@@ -77,7 +77,10 @@ def states(rank: int) -> dict[str, Any]:
         p.data.zero_()
     if rank == 0:  # rank 0 holds the full state
         back.load_state_dict(weights)
-    same = [torch.equal(a, b) for a, b in zip(back.state_dict().values(), original.state_dict().values(), strict=True)]
+    same = [
+        torch.equal(a, b)
+        for a, b in zip(back.state_dict().values(), original.state_dict().values(), strict=True)
+    ]
     changed = {key: value + 1 for key, value in original.state_dict().items()}
     given = {key: value.clone() for key, value in changed.items()}
     set_model_state_dict(model, given, options=StateDictOptions(full_state_dict=True, strict=False))
@@ -100,7 +103,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     runs = {
-        f"{name} {kernels} {reshard}": [train(name, kernels, reshard, cached, rank) for cached in (False, True)]
+        f"{name} {kernels} {reshard}": [
+            train(name, kernels, reshard, cached, rank) for cached in (False, True)
+        ]
         for name, kernels in (("tensorwise", "auto"), ("rowwise", "always"), ("delayed", "always"))
         for reshard in (True, False)
     }

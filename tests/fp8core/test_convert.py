@@ -13,7 +13,15 @@ from recipes import ON_CPU, on_cpu
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from fp8core import BACKENDS, RECIPES, Float8Linear, Float8LinearConfig, Recipe, audit, convert_to_float8_training
+from fp8core import (
+    BACKENDS,
+    RECIPES,
+    Float8Linear,
+    Float8LinearConfig,
+    Recipe,
+    audit,
+    convert_to_float8_training,
+)
 
 
 class Block(nn.Module):

@@ -235,7 +235,9 @@ def test_repr_names_the_recipe() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "backend"), [("blockwise", "torch"), ("mxfp8", "torch"), ("mxfp8", "triton")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("blockwise", "torch"), ("mxfp8", "torch"), ("mxfp8", "triton")]
+)
 def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str, backend: str) -> None:
     """On conversion and in the forward pass; emulated, the same recipe runs and shows that it is emulated."""
     x, recipe = torch.randn(16, 32), RECIPES[name].with_backend(backend)

@@ -173,7 +173,9 @@ def test_transposed_operands_reach_the_gemm_without_a_copy(name: str) -> None:
     gemms = ops.seen["aten._scaled_mm"] + ops.seen["fp8core.matmul"]
     assert gemms == (0 if name == "mxfp8" else recipe.fp8_gemms)
     if name != "mxfp8":  # emulation widens codes
-        assert ops.copied == {"delayed": 3, "static": 3, "rowwise_with_gw_hp": 128}.get(name, 0)  # amaxes; a scale
+        assert ops.copied == {"delayed": 3, "static": 3, "rowwise_with_gw_hp": 128}.get(
+            name, 0
+        )  # amaxes; a scale
 
 
 def test_a_known_amax_spares_the_pass_that_finds_it() -> None:
@@ -199,12 +201,16 @@ def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operands.plain_reason(x[:0], "auto", cast) == "the tensor is empty"
     fnuz = Cast(E4M3FNUZ)
     assert operands.plain_reason(x, "auto", cast, fnuz) == "the kernels encode e4m3fn and e5m2, not e4m3fnuz"
-    assert "Float8Tensor is a tensor" in str(operands.plain_reason(operands.cast_one(x, cast, 1, kernels="never"), "auto"))
+    assert "Float8Tensor is a tensor" in str(
+        operands.plain_reason(operands.cast_one(x, cast, 1, kernels="never"), "auto")
+    )
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="rowwise")
     assert audit(model).layers[0].casts == "kernels"
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
     assert str(operands.plain_reason(x, "auto", cast)).startswith("torch.compile fuses plain code")
-    never = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config=RECIPES["rowwise"].with_kernels("never"))
+    never = convert_to_float8_training(
+        nn.Sequential(nn.Linear(32, 32)), config=RECIPES["rowwise"].with_kernels("never")
+    )
     assert audit(never).layers[0].casts == "plain PyTorch: the recipe says kernels='never'"
     assert "recipe=rowwise, kernels=never" in repr(never)
     with pytest.raises(ValueError, match="kernels='on' is unknown; expected one of auto, always, never"):

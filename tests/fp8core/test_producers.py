@@ -31,7 +31,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.fused:
-            h = cast_input(self.norm(x), self.gate, self.up)  # once, so that gradients add up alike under autocast
+            h = cast_input(
+                self.norm(x), self.gate, self.up
+            )  # once, so that gradients add up alike under autocast
             return self.down(self.act(self.gate(h), self.up(h)))
         h = self.norm(x, self.gate, self.up)
         return self.down(self.act(self.gate(h), self.up(h), self.down))
@@ -66,7 +68,9 @@ def test_layers_compute_the_same(name: str, kernels: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("name", ["tensorwise", "delayed", "rowwise"])
 def test_autocast_and_inference_too(name: str) -> None:
     """Oracle: as above. Autocast rounds between producer and cast, which an amax from before would miss."""
-    want, got = (trained(Block(name, fused, "always"), torch.float32, autocast=True) for fused in (False, True))
+    want, got = (
+        trained(Block(name, fused, "always"), torch.float32, autocast=True) for fused in (False, True)
+    )
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     plain, fused = Block(name, False, "always"), Block(name, True, "always")
     trained(plain, torch.float32)

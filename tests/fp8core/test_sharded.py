@@ -21,7 +21,11 @@ WORKER = Path(__file__).with_name("sharded_worker.py")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes printed."""
     store = tmp_path_factory.mktemp("gloo") / "store"
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(WORKER.parents[2])}
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(WORKER.parents[2]),
+    }
     started = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(rank), str(store)],

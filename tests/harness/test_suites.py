@@ -750,7 +750,9 @@ def test_mx_rounding_modes_of_the_reference(mode: str, dtype: torch.dtype) -> No
 
 
 def test_an_unknown_mx_rounding_has_no_reference() -> None:
-    with pytest.raises(ValueError, match="MX rounding 'trunc' has no reference.*known: floor, ceil, rceil, even"):
+    with pytest.raises(
+        ValueError, match=r"MX rounding 'trunc' has no reference.*known: floor, ceil, rceil, even"
+    ):
         oracle.mx_scale_inv(torch.ones(1), torch.float8_e4m3fn, "trunc")
 
 
