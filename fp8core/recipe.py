@@ -25,7 +25,7 @@ recipe, add a literal to `RECIPES`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fp8core.formats import Format, native_pair
 
@@ -45,6 +45,11 @@ _FAMILIES: tuple[frozenset[str], ...] = (
     frozenset({"1x128", "128x128"}),
     frozenset({"1x32"}),
 )
+
+
+def _check_known(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{what} {value!r} is unknown; expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,7 @@ class AmaxHistory:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError(f"an amax history of length {self.length} remembers nothing; expected >= 1")
-        if self.algorithm not in ("max", "most_recent"):
-            raise ValueError(f"amax algorithm {self.algorithm!r} is unknown; expected max or most_recent")
+        _check_known("amax algorithm", self.algorithm, ("max", "most_recent"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +95,9 @@ class Cast:
     mx_mode: MxMode = "rceil"
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("granularity", self.granularity, GRANULARITIES),
-            ("scaling", self.scaling, SCALINGS),
-            ("MX rounding mode", self.mx_mode, MX_MODES),
-        ):
-            if value not in known:
-                raise ValueError(f"{what} {value!r} is unknown; expected one of {', '.join(known)}")
+        _check_known("granularity", self.granularity, GRANULARITIES)
+        _check_known("scaling", self.scaling, SCALINGS)
+        _check_known("MX rounding mode", self.mx_mode, MX_MODES)
         if self.scaling != "dynamic" and self.granularity != "tensorwise":
             raise ValueError(
                 f"{self.scaling} scaling is defined for tensorwise scales, not {self.granularity}: the history of "
@@ -183,8 +183,7 @@ class Recipe:
     nearest: str = ""
 
     def __post_init__(self) -> None:
-        if self.kernels not in KERNELS:
-            raise ValueError(f"kernels={self.kernels!r} is unknown; expected one of {', '.join(KERNELS)}")
+        _check_known("kernels", self.kernels, KERNELS)
 
     @property
     def gemms(self) -> dict[str, Gemm]:
@@ -225,25 +224,17 @@ class Recipe:
         unknown = [name for name in gemms if name not in GEMMS]
         if unknown:
             raise ValueError(f"unknown GEMM {', '.join(unknown)}; expected some of {', '.join(GEMMS)}")
-        kept = {name: Gemm(None, None) if name in gemms else gemm for name, gemm in self.gemms.items()}
-        return replace(
-            self,
-            name="-".join((self.name, *(f"{name}_hp" for name in gemms))),
-            output=kept["output"],
-            grad_input=kept["grad_input"],
-            grad_weight=kept["grad_weight"],
-        )
+        kept: dict[str, Any] = dict(self.gemms) | dict.fromkeys(gemms, Gemm(None, None))
+        return replace(self, name="-".join((self.name, *(f"{name}_hp" for name in gemms))), **kept)
 
     def with_gradient_format(self, fmt: Format) -> Recipe:
         """The same recipe with `grad_output` cast to another format, in both GEMMs that take it."""
-
-        def changed(gemm: Gemm) -> Gemm:
-            return gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
-
-        name = f"{self.name}-{fmt.short}_grad"
-        return replace(
-            self, name=name, grad_input=changed(self.grad_input), grad_weight=changed(self.grad_weight)
-        )
+        changed: dict[str, Any] = {
+            name: gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
+            for name, gemm in self.gemms.items()
+            if name != "output"
+        }
+        return replace(self, name=f"{self.name}-{fmt.short}_grad", **changed)
 
     def __str__(self) -> str:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"

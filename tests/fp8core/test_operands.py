@@ -213,7 +213,7 @@ def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert audit(never).layers[0].casts == "plain PyTorch: the recipe says kernels='never'"
     assert "recipe=rowwise, kernels=never" in repr(never)
-    with pytest.raises(ValueError, match="kernels='on' is unknown; expected one of auto, always, never"):
+    with pytest.raises(ValueError, match="kernels 'on' is unknown; expected one of auto, always, never"):
         RECIPES["rowwise"].with_kernels("on")  # type: ignore[arg-type]
 
 
