@@ -11,7 +11,6 @@ import hashlib
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +143,9 @@ def run_block(mode: str, block: nn.Module, *args: Tensor) -> Tensor:
     """
     if mode == "none" or not torch.is_grad_enabled():
         return block(*args)
-    context = _keep_products if mode == "selective" else (lambda: (nullcontext(), nullcontext()))
-    return checkpoint(block, *args, use_reentrant=False, context_fn=context)
+    if mode == "full":
+        return checkpoint(block, *args, use_reentrant=False)
+    return checkpoint(block, *args, use_reentrant=False, context_fn=_keep_products)
 
 
 def check_checkpointing(mode: str) -> None:

@@ -119,4 +119,4 @@ class GptMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> the same."""
-        return functional.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
+        return functional.dropout(self.down(functional.gelu(self.up(x))), self.dropout, self.training)
