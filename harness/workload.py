@@ -139,6 +139,7 @@ class Plannable(Protocol):
         ...
 
 
+@runtime_checkable
 class Suite(Plannable, Protocol):
     """A family of workloads that are timed."""
 
