@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before a folder is made or a ten
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -158,20 +159,27 @@ def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[S
         raise UsageError(f"axes.{axis} is empty; expected {_expectation(known[axis])}")
     for value in given:
         spec = known[axis]
-        fits = (
-            value in spec.choices
-            if spec.choices
-            else isinstance(value, int) and not isinstance(value, bool) and value >= spec.minimum
-        )
-        if not fits:
+        if not _fits(spec, value):
             raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
-    return given
+    return [float(value) if known[axis].kind == "float" else value for value in given]
+
+
+def _fits(axis: Axis, value: object) -> bool:
+    if axis.choices:
+        return value in axis.choices
+    if axis.kind == "str":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int if axis.kind == "int" else int | float):
+        return False
+    return math.isfinite(value) and value >= axis.minimum
 
 
 def _expectation(axis: Axis) -> str:
     if axis.choices:
         return "one of " + ", ".join(map(str, axis.choices))
-    return f"an integer of at least {axis.minimum}"
+    if axis.kind == "str":
+        return "a text"
+    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}"
 
 
 def _nothing_runs(cases: list[PlannedCase], device: str) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+_FILL = {"part": ""}  # what stands in a column that an older schema_version lacks; elsewhere null
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 
 SCHEMA = pa.schema(
@@ -51,6 +52,7 @@ SCHEMA = pa.schema(
         ("unit", pa.string()),
         ("better", pa.string()),
         ("regime", pa.string()),
+        ("part", pa.string()),
         ("samples", pa.list_(pa.float64())),
         ("rounds", pa.list_(pa.int32())),
         ("sample_clock_mhz", pa.list_(pa.float64())),
@@ -171,7 +173,8 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
 
     Returns:
         The columns of `SCHEMA`. `frame.attrs["problems"]` says of each file that could not be read
-        which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get nulls where a column is new.
+        which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older
+        schema_version get nulls where a column is new, and the part "".
 
     Raises:
         UsageError: a path does not exist.
@@ -261,11 +264,11 @@ def _files(path: Path) -> list[Path]:
 
 
 def _conform(table: pa.Table) -> pa.Table:
-    """Brings a table of any schema_version up to SCHEMA: missing columns become null, unknown ones are dropped."""
+    """Brings a table of any schema_version up to SCHEMA: missing columns are filled, unknown ones are dropped."""
     columns = [
         table[field.name].cast(field.type)
         if field.name in table.column_names
-        else pa.nulls(len(table), field.type)
+        else pa.repeat(pa.scalar(_FILL.get(field.name), field.type), len(table))
         for field in SCHEMA
     ]
     if table.num_rows and "schema_version" in table.column_names:

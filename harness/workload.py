@@ -69,17 +69,27 @@ class Axis:
     """One axis of a suite: its meaning and the values that it takes."""
 
     doc: str
-    choices: tuple[Scalar, ...] = ()  # empty: any integer >= minimum
-    minimum: int = 1
+    choices: tuple[Scalar, ...] = ()  # empty: any value of `kind`
+    minimum: float = 1  # of a number
     linked: bool = False  # read by the suite's `points` (M, K, N, tokens) and not crossed with the other axes
+    kind: Literal["int", "float", "str"] = "int"  # a suite's `points` judges what a text says
+    default: Scalar = None  # where the sweep leaves the axis open; None: the first of `choices`, if any
 
 
 @dataclass(frozen=True, slots=True)
 class ArmInfo:
-    """One arm of a suite. `baseline` names the arm that it is compared with ("" for a baseline)."""
+    """One arm of a suite.
+
+    Attributes:
+        doc: what it is.
+        baseline: the arm that it is compared with; "" for a baseline.
+        recipe: the recipe that its layers are converted to; "" where none is. `train.mixed_precision` and
+            `train.recipe` choose arms by it.
+    """
 
     doc: str
     baseline: str = ""
+    recipe: str = ""
 
 
 class Suite(Protocol):

@@ -192,10 +192,10 @@ def _build(spec: Any) -> nn.Module:
 def with_defaults(
     points: Sequence[Mapping[str, Scalar]], axes: Mapping[str, Sequence[Scalar]], known: Mapping[str, Axis]
 ) -> list[dict[str, Scalar]]:
-    """Points that also fix every crossed axis which the sweep leaves open, to the first of its choices."""
+    """Points that also fix every crossed axis which the sweep leaves open: to its default or its first choice."""
     open_axes = {
-        name: axis.choices[0]
+        name: axis.choices[0] if axis.default is None else axis.default
         for name, axis in known.items()
-        if not axis.linked and name not in axes and axis.choices
+        if not axis.linked and name not in axes and (axis.choices or axis.default is not None)
     }
     return [{**open_axes, **point} for point in points]
