@@ -53,8 +53,8 @@ class Curve:
     @property
     def first_nonfinite(self) -> int | None:
         """The first step whose value is NaN or infinite."""
-        bad = np.flatnonzero(~np.isfinite(self.values))
-        return int(self.steps[bad[0]]) if bad.size else None
+        finite = np.isfinite(self.values)
+        return None if finite.all() else int(self.steps[np.argmin(finite)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

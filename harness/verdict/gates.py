@@ -141,7 +141,9 @@ def gradients(pairs: Pairs, switch: int = 0) -> GateResult:
     steps, mine, theirs = pairs.grad_norm
     after = steps >= switch
     if not after.any() or (theirs[:, after] <= 0).any():
-        return GateResult("L6", "INCONCLUSIVE", "no gradient norm above 0 to divide by", seeds=len(pairs.seeds))
+        return GateResult(
+            "L6", "INCONCLUSIVE", "no gradient norm above 0 to divide by", seeds=len(pairs.seeds)
+        )
     ratios = np.median(mine[:, after] / theirs[:, after], axis=1)
     low, high = stats.t_interval(ratios)
     mean = float(ratios.mean())
@@ -182,7 +184,10 @@ def _equivalence(gate: str, what: str, gaps: Vector, margin: float) -> GateResul
     elif -margin < low and high < margin:
         status, why = "PASS", "inside the margin"
         if sd > allowed:
-            status, why = "INCONCLUSIVE", f"inside the margin, but sd above {percent(allowed)[1:]} has no power"
+            status, why = (
+                "INCONCLUSIVE",
+                f"inside the margin, but sd above {percent(allowed)[1:]} has no power",
+            )
     sentence = (
         f"{what}: mean gap {percent(gaps.mean())} (90 % interval {percent(low)} to {percent(high)}), margin "
         f"{percent(margin)[1:]}, sd {percent(sd)[1:]}, {gaps.size} seeds: {why}"

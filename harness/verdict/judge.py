@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.verdict import breaks, gates, patterns
 from harness.verdict.curves import pair
-from harness.verdict.result import MARGIN, MIN_SEEDS
+from harness.verdict.result import MARGIN, MIN_SEEDS, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,13 +139,11 @@ def _tokens(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def _cooled(
-    candidate: Mapping[int, Run], twin: Mapping[int, Run], control: Mapping[int, Run]
-) -> list[str]:
+def _cooled(candidate: Mapping[int, Run], twin: Mapping[int, Run], control: Mapping[int, Run]) -> list[str]:
     """Whether the cool-down left a smaller late gap than training in FP8 to the end."""
     mine, theirs = gates.late_gaps(pair(candidate, control)), gates.late_gaps(pair(twin, control))
     if not mine.size or not theirs.size:
         return []
     word = "no larger than" if abs(mine.mean()) <= abs(theirs.mean()) else "larger than"
-    from_text, to_text = gates.percent(float(theirs.mean())), gates.percent(float(mine.mean()))
+    from_text, to_text = percent(float(theirs.mean())), percent(float(mine.mean()))
     return [f"late gap after the cool-down {to_text}, {word} without it ({from_text})"]

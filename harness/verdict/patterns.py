@@ -11,7 +11,7 @@ from harness import stats
 from harness.verdict.result import LATE, MIN_POINTS, MIN_SEEDS, GateResult
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from harness.verdict.curves import Run
 
@@ -37,7 +37,9 @@ def prefix(candidate: Mapping[int, Run], twin: Mapping[int, Run], named: str) ->
                 continue
             a, b = mine.steps < run.switch_step, theirs.steps < run.switch_step
             if not np.array_equal(mine.steps[a], theirs.steps[b]):
-                return GateResult("prefix", "INCONCLUSIVE", f"seed {seed} was logged at other steps than {named}")
+                return GateResult(
+                    "prefix", "INCONCLUSIVE", f"seed {seed} was logged at other steps than {named}"
+                )
             compared += int(a.sum())
             unequal = mine.values[a] != theirs.values[b]
             if unequal.any():
@@ -67,13 +69,11 @@ def seed_band(other: Mapping[int, Run], control: Mapping[int, Run]) -> GateResul
         return GateResult("band", "INCONCLUSIVE", said, seeds=len(whole["other"]))
     late = steps >= steps[-1] - LATE * (steps[-1] - steps[0])
     outside, parts, effect, margin = False, [], math.nan, math.nan
-    for what in ("late", "held-out"):
-        values = {
-            name: [r.loss.values[late].mean() if what == "late" else r.heldout.values[-1] for r in runs]
-            for name, runs in whole.items()
-            if what == "late" or all(r.heldout is not None for r in runs)
-        }
-        if len(values) < 2:
+    for what, values in (
+        ("late", {name: [r.loss.values[late].mean() for r in runs] for name, runs in whole.items()}),
+        ("held-out", {name: _finals(runs) for name, runs in whole.items()}),
+    ):
+        if not all(values.values()):
             continue
         base, mine = np.array(values["control"]), np.array(values["other"])
         confidence = 1 - 0.01 / mine.size
@@ -91,3 +91,9 @@ def seed_band(other: Mapping[int, Run], control: Mapping[int, Run]) -> GateResul
         margin=margin,
         unit="of the loss",
     )
+
+
+def _finals(runs: Sequence[Run]) -> list[float]:
+    """Final held-out losses; none where any run lacks one."""
+    ends = [float(r.heldout.values[-1]) for r in runs if r.heldout is not None]
+    return ends if len(ends) == len(runs) else []
