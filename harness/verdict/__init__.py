@@ -3,7 +3,7 @@
 `judge_pairs` is a pure function of curves by seed; `judge` applies it to the rows of the store. Imports no torch.
 """
 
-from harness.verdict.curves import Curve, Run
+from harness.verdict.curves import Curve, Run, ema
 from harness.verdict.judge import Verdict, judge_other_seeds, judge_pairs
 from harness.verdict.result import GATES, MARGIN, GateResult
 from harness.verdict.rows import ArmVerdict, judge, lines
@@ -18,6 +18,7 @@ __all__ = [
     "Reach",
     "Run",
     "Verdict",
+    "ema",
     "judge",
     "judge_other_seeds",
     "judge_pairs",

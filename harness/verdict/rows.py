@@ -13,6 +13,8 @@ which follows from its name:
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ CONTROL = "base"
 NEGATIVE = "negative_control"
 _CURVES = {"loss": "loss", "heldout_loss": "heldout", "grad_norm": "grad_norm", "elapsed_s": "elapsed"}
 
+_BROKEN = re.compile(r"\b(loss|grad_norm) is (nan|-?inf)", re.IGNORECASE)
+
 Arms = dict[str, dict[int, Run]]
 
 
@@ -43,6 +47,7 @@ class Setup:
     axes: Mapping[str, Any]
     arms: Arms
     failed: dict[str, dict[int, str]]  # arm -> seed -> reason
+    resolved: dict[str, dict[str, Any]]  # arm -> what its runs say of themselves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,13 +101,16 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
         axes = json.loads(row["axes"])
         seed = int(axes.pop("seed", row["seed"]))
         key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
-        setup = found.setdefault(key, Setup(key[0], axes, {}, {}))
+        setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}))
         runs = setup.arms.setdefault(row["arm"], {})
         if row["status"] != "ok":
             setup.failed.setdefault(row["arm"], {})[seed] = str(row["reason"])
+            if _BROKEN.search(str(row["reason"])):  # at its very first step: there is no curve to store
+                runs[seed] = Run(Curve.of([math.nan]))
             continue
         about = curves.setdefault((*key, row["arm"], seed), {"resolved": {}})
         about["resolved"] |= json.loads(row["resolved"] or "{}")
+        setup.resolved.setdefault(row["arm"], {}).update(about["resolved"])
         rounds = list(row["rounds"]) or list(range(len(row["samples"])))
         about[_CURVES[row["metric"]]] = Curve.of(row["samples"], rounds)
         if "loss" in about:
