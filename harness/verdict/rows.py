@@ -35,6 +35,7 @@ NEGATIVE = "negative_control"
 _CURVES = {"loss": "loss", "heldout_loss": "heldout", "grad_norm": "grad_norm", "elapsed_s": "elapsed"}
 
 _BROKEN = re.compile(r"\b(loss|grad_norm) is (nan|-?inf)", re.IGNORECASE)
+_WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 Arms = dict[str, dict[int, Run]]
 
@@ -92,7 +93,7 @@ def judge(frame: pd.DataFrame, margin: float = MARGIN) -> list[ArmVerdict]:
 
 def setups(frame: pd.DataFrame) -> list[Setup]:
     """The training runs in some rows of the store, by set-up."""
-    rows = frame[(frame["suite"] == SUITE) & frame["metric"].isin(_CURVES)]
+    rows = frame[(frame["suite"] == SUITE) & (frame["metric"].isin(_CURVES) | (frame["status"] != "ok"))]
     found: dict[tuple[str, str], Setup] = {}
     curves: dict[tuple[str, str, str, int], dict[str, Any]] = {}
     for row in rows.to_dict("records"):
@@ -173,7 +174,13 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         verdict = judge_other_seeds(mine, control)
     else:
         recipe = arm.removeprefix(f"{CONTROL}_to_").removesuffix(f"_to_{CONTROL}")
-        warm_up, cool_down = arm.startswith(f"{CONTROL}_to_"), arm.endswith(f"_to_{CONTROL}")
+        schedule = str(setup.resolved.get(arm, {}).get("schedule") or "")
+        cool_down = arm.endswith(f"_to_{CONTROL}")
+        warm_up = bool(_WARM_UP.search(schedule)) or arm.startswith(f"{CONTROL}_to_")
+        if schedule and not warm_up and not cool_down:
+            # An arm with a schedule of its own: the run to compare its first phase with is of another set-up.
+            failed.append(f"schedule {schedule}: its first phase was not compared bit for bit")
+            mine = {seed: replace(run, switch_step=None) for seed, run in mine.items()}
         verdict = judge_pairs(
             mine,
             control,
