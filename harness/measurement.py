@@ -130,7 +130,10 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
         Metric(
-            "kernel_time_ms", "ms", "lower", "device time of one step in the kernels of one class, which `part` names"
+            "kernel_time_ms",
+            "ms",
+            "lower",
+            "device time of one step in the kernels of one class, which `part` names",
         ),
         Metric("peak_memory_bytes", "byte", "lower", "most memory that tensors took during a step"),
         Metric("reserved_memory_bytes", "byte", "lower", "most memory that the allocator held during a step"),

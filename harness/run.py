@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from harness import environment, report, store
+from harness import diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, stored_cases
@@ -103,6 +103,7 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
+        _tell(folder)
         written = report.write_report([folder], html)
         out.write(f"report   {written.html}\n")
     except (UsageError, OSError, ImportError) as error:
@@ -114,6 +115,14 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     if outcome.message:
         return 2
     return 1 if outcome.statuses["failed"] else 0
+
+
+def _tell(folder: Path) -> None:
+    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
+    frame = store.read(folder)
+    judged = verdict.judge(frame)
+    for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
+        sys.stdout.write(line + "\n")
 
 
 def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:

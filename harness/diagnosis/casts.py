@@ -40,7 +40,7 @@ def frozen_scales(material: Material) -> Iterator[Finding]:
             )
     for arm, told in frozen.items():
         yield Finding(
-            f"{arm}: {len(told)} delayed scales never move",
+            f"{arm}: {len(told)} delayed scale{' never moves' if len(told) == 1 else 's never move'}",
             few(told),
             "the amax history is recorded and never turned into scales",
             "call fp8core.update_scales(model) once a step, after optimizer.step()",
@@ -84,8 +84,9 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
         for kind, told in alarms.items():
             if told:
                 names = list(dict.fromkeys(text for _, text in sorted(told)))
+                tensors = len({t.split()[0] for t in names})
                 yield Finding(
-                    f"{arm}: {kind} alarm in {len({t.split()[0] for t in names})} tensors",
+                    f"{arm}: {kind} alarm in {tensors} tensor{'' if tensors == 1 else 's'}",
                     few(names),
                     *causes[kind],
                 )

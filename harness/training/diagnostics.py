@@ -131,6 +131,8 @@ def _figures(x: Tensor, cast: Cast | None, memory: AmaxMemory | None, role: str)
         "scale_log2": -float(lp.scale_inv.float().log2().median()),
         "sqnr_db": metrics.sqnr_db(lp.dequantize(torch.float32), x),
         "underflow_frac": metrics.underflow_frac(lp.qdata, x),
-        "saturated_frac": metrics.saturated_frac(x.double() / scale_inv.double(), cast.format.overflow_threshold),
+        "saturated_frac": metrics.saturated_frac(
+            x.double() / scale_inv.double(), cast.format.overflow_threshold
+        ),
         "subnormal_frac": float(subnormal.double().mean()),
     }

@@ -42,7 +42,7 @@ def spikes(pairs: Pairs) -> GateResult:
     mine, theirs = _spike_counts(pairs)
     seeds = len(pairs.seeds)
     more = [s for s, a, b in zip(pairs.seeds, mine, theirs, strict=True) if a > b]
-    told = f"{mine.sum()} spikes against {theirs.sum()} of the control"
+    told = f"{mine.sum()} spike{'' if mine.sum() == 1 else 's'} against {theirs.sum()} of the control"
     if seeds:
         told += f" (by seed {', '.join(f'{a}/{b}' for a, b in zip(mine, theirs, strict=True))})"
     status: Status = "FAIL" if more else "PASS"
