@@ -129,6 +129,15 @@ METRICS: dict[str, Metric] = {
             "bytes that a layer keeps for its backward pass beside the weight itself, per element of its input",
         ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
+        Metric(
+            "kernel_time_ms",
+            "ms",
+            "lower",
+            "device time of one step in the kernels of one class, which `part` names",
+        ),
+        Metric("peak_memory_bytes", "byte", "lower", "most memory that tensors took during a step"),
+        Metric("reserved_memory_bytes", "byte", "lower", "most memory that the allocator held during a step"),
+        Metric("energy_j", "J", "lower", "energy of one step, by the GPU's own counter"),
     )
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import environment, report, store
+from harness import diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, is_trial, stored_arms, stored_cases
@@ -123,6 +123,7 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
+        _tell(folder)
         written = report.write_report([folder], html)
         out.write(f"report   {written.html}\n")
     except (UsageError, OSError, ImportError) as error:
@@ -134,6 +135,14 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     if outcome.message:
         return 2
     return 1 if outcome.statuses["failed"] else 0
+
+
+def _tell(folder: Path) -> None:
+    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
+    frame = store.read(folder)
+    judged = verdict.judge(frame)
+    for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
+        sys.stdout.write(line + "\n")
 
 
 def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:

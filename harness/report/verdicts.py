@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from harness.compare import MODES, TIMES, rows_of, summary
+from harness.diagnosis import NOT_FP8
 from harness.report import text
 from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
 from harness.report.tables import Cell, Column, Table
@@ -32,7 +33,6 @@ WHAT = {
     "gemm": "single GEMMs (operands already cast)",
 }
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
-NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short (suite linear)
 
 
 @dataclass(frozen=True, slots=True)
