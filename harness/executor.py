@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment, store
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.measurement import Measurement
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
@@ -122,7 +122,7 @@ class Executor:
         try:
             return self.measure_case(planned, sustained=sustained)
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
-            return _all_arms(planned, "failed", _one_line(error))
+            return _all_arms(planned, "failed", one_line(error))
 
     def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
         """All rows of one case."""
@@ -170,7 +170,7 @@ class Executor:
             resolved.update(workload.resolved)  # a check may learn what really ran
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
             rows.append(
-                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=_one_line(error))
+                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=one_line(error))
             )
             return None
         rows += _numerics_rows(planned, arm, numerics)
@@ -200,7 +200,7 @@ class Executor:
         try:
             self.timer.synchronize()
         except RuntimeError as error:
-            return f"{LOST} in case {planned.case.case_id}: {_one_line(error)}; resume=RUN_ID runs the rest"
+            return f"{LOST} in case {planned.case.case_id}: {one_line(error)}; resume=RUN_ID runs the rest"
         return ""
 
 
@@ -300,11 +300,6 @@ def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[
         _row(planned, arm.name, "failed", metric, arm.resolved, f"{value:.6g}; {numerics.reason}")
         for metric, value in numerics.values.items()
     ]
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
 
 
 def _trace(error: BaseException) -> dict[str, object]:
