@@ -9,7 +9,7 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, gemm, tensor, operands, history,
-microbatch, linear, convert, verify.
+microbatch, linear, convert, schedule, verify.
 """
 
 from fp8core.config import (
@@ -27,6 +27,7 @@ from fp8core.history import update_scales
 from fp8core.linear import CastInput, Float8Linear, cast_input
 from fp8core.microbatch import microbatches
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
+from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.verify import Proof, verify
 
@@ -52,6 +53,7 @@ __all__ = [
     "Format",
     "Gemm",
     "LayerAudit",
+    "PrecisionSchedule",
     "Proof",
     "Recipe",
     "ScalingGranularity",

@@ -74,6 +74,8 @@ def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
     if not layers:
         raise ValueError("cast_input takes the layers that will read the tensor; got none")
     casts = _input_casts(layers[0].recipe)
+    if not any(layer.recipe.fp8_gemms for layer in layers):
+        return CastInput(x, x, None, casts)  # nn.Linear's own way, autocast included
     for layer in layers[1:]:
         if _input_casts(layer.recipe) != casts:
             raise ValueError(
@@ -173,9 +175,12 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
+        if not self.recipe.fp8_gemms:  # all held back, see `fp8core.schedule`: nn.Linear, bit for bit
+            return super().forward(input.hp if isinstance(input, CastInput) else input)
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
-            given = (input.for_output, input.for_grad_weight)
+            shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
+            given = (input.for_output, None if shared else input.for_grad_weight)
             if input.casts != _input_casts(self.recipe):
                 raise ValueError(
                     f"input was cast for another recipe than {self.recipe}; cast it for this layer"
@@ -274,8 +279,10 @@ class _ScaledLinear(torch.autograd.Function):
             input_lp, kept = cast_both(input_hp, *casts, amaxes, "input")
         elif input_lp is None:
             input_lp = cast_one(input_hp, casts[0], 1, amaxes, "input")
-        elif kept is None and needs_kept:  # the shared casts were made where nothing trained
-            kept = cast_one(input_hp, casts[1], 0, amaxes, "input")
+        elif (
+            kept is None and needs_kept
+        ):  # one cast serves both, or the shared ones were made where nothing trained
+            kept = input_lp if serves_both(*casts) else cast_one(input_hp, casts[1], 0, amaxes, "input")
         weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0])
         ctx.save_for_backward(kept if needs_kept else None, weight_kept)
         ctx.plan = plan

@@ -7,10 +7,11 @@ only prepares or checks lies outside of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from harness.case import Case, Scalar
 
@@ -92,8 +93,33 @@ class ArmInfo:
     recipe: str = ""
 
 
-class Suite(Protocol):
-    """A family of workloads: one module in `harness/suites/` that offers these names."""
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve of a trial: one sample a step."""
+
+    metric: str
+    samples: tuple[float, ...]
+    steps: tuple[int, ...]
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of an arm that is a run of its own and no closure to time.
+
+    Attributes:
+        series: at least one, unless `failure` says why there is none.
+        resolved: what really ran.
+        failure: "" where the run is a result, be it a bad one.
+    """
+
+    series: Sequence[Series]
+    resolved: Mapping[str, object] = field(default_factory=dict)
+    failure: str = ""
+
+
+class Plannable(Protocol):
+    """What the plan needs of a suite: one module in `harness/suites/` that offers these names."""
 
     AXES: Mapping[str, Axis]
     ARMS: Mapping[str, ArmInfo]
@@ -112,6 +138,30 @@ class Suite(Protocol):
         """A size (FLOPs or bytes) by which cases are ranked: the largest are measured under sustained load."""
         ...
 
+
+class Suite(Plannable, Protocol):
+    """A family of workloads that are timed."""
+
     def build(self, case: Case, arm: str, device: str) -> Workload:
         """Allocates operands from `case.seed` and returns the closure to time."""
+        ...
+
+
+@runtime_checkable
+class TrialSuite(Plannable, Protocol):
+    """A family of runs: each arm of a case is one, stored when it is finished."""
+
+    def trial(
+        self, case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
+    ) -> Trial:
+        """Runs one arm to its end.
+
+        Args:
+            case: which.
+            arm: which.
+            device: "cpu" or "cuda".
+            workspace: a folder for this (case, arm) alone. What is left in it is found again when a run that was cut
+                off is resumed; it is removed once the rows are stored.
+            on_step: to be told after each step how many are done, and of how many.
+        """
         ...
