@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from fp8core import Float8Linear
+from fp8core import E5M2, E5M2FNUZ, Float8Linear
 from fp8core.gemm import backend_named
 from harness.errors import unknown
 from harness.models.common import CausalAttention, plain_attention
@@ -100,15 +101,33 @@ def register_flop_formulas() -> None:
             register_flop_formula(op)(count)
 
 
-def counted_flops(model: nn.Module, *batch: Tensor) -> float:
-    """FLOPs of one forward and backward pass, counted by FlopCounterMode while it runs, attention as plain products.
+def counted_flops(model: nn.Module, batch: tuple[Tensor, ...], *, high_precision: str = "bf16") -> Flops:
+    """FLOPs of one forward and backward pass as FlopCounterMode counts them while it runs, attention as plain products.
 
-    For models that are not ours: it runs the model. Operators that PyTorch doesn't know count nothing.
+    For models and layers that are not ours (`flops_formula_id` "counted"). Runs the model once without adding to any
+    `.grad`. Recomputation is counted too; operators that the counter doesn't know count nothing.
     """
     register_flop_formulas()
-    with FlopCounterMode(display=False) as counter, plain_attention():
-        model(*batch).backward()
-    return float(counter.get_total_flops())
+    with FlopCounterMode(display=False) as counter, _Fp8Products() as fp8, plain_attention():
+        loss = model(*batch)
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    rest = counter.get_total_flops() - sum(fp8.flops.values())
+    return {**fp8.flops, high_precision: float(rest)} if rest else dict(fp8.flops)
+
+
+class _Fp8Products(TorchDispatchMode):
+    """FLOPs of the FP8 matmuls within the block, by the dtype of their operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: defaultdict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten._scaled_mm, torch.ops.fp8core.matmul):
+            e5m2 = any(operand.dtype in (E5M2.dtype, E5M2FNUZ.dtype) for operand in args[:2])
+            self.flops["e5m2" if e5m2 else "e4m3"] += 2.0 * result.numel() * args[0].shape[1]
+        return result
 
 
 def _passes(

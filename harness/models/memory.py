@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fp8core import Float8Linear, Float8Tensor
+from fp8core.operands import serves_both
 from harness.models.common import replace_parameters
 
 if TYPE_CHECKING:
@@ -65,16 +66,13 @@ def predict(
     kind = torch.device(device).type
     kind = kind if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()) else "cpu"
     model = copy.deepcopy(model)
-    with FakeTensorMode(), torch.device(kind):
-        made = {
-            p: nn.Parameter(torch.empty_like(p, device=kind), p.requires_grad) for p in model.parameters()
-        }
+    with FakeTensorMode():
+        made = {p: nn.Parameter(_blank(p, kind), p.requires_grad) for p in model.parameters()}
         replace_parameters(model, made)
         for module in model.modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = torch.empty_like(buffer, device=kind)
-        inputs = [torch.empty_like(part, device=kind) for part in batch]
+                module._buffers[name] = None if buffer is None else _blank(buffer, kind)
+        inputs = [_blank(part, kind) for part in batch]
         weights = sum(map(_bytes, model.parameters()))
         trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
         for parameter in model.parameters():
@@ -87,7 +85,7 @@ def predict(
             kept = lifetimes.alive
             loss.backward()
             most = lifetimes.most
-        fp8_weights = sum(_kept_weight(module) for module in model.modules())
+        fp8_weights = min(_kept_weights(model), kept)
     return {
         "weights": weights,
         "gradients": trained,
@@ -181,6 +179,11 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _blank(tensor: Tensor, kind: str) -> Tensor:
+    """Of the same shape and dtype; a tensor of "meta" can be no argument among fake ones."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind)
+
+
 def _drop_gradient(parameter: Tensor) -> None:
     """Gradients are a part of their own, counted whole."""
     parameter.grad = None
@@ -190,9 +193,17 @@ def _autocast(kind: str, dtype: torch.dtype | None) -> AbstractContextManager[An
     return torch.autocast(kind, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
-def _kept_weight(module: nn.Module) -> int:
-    """Bytes of the FP8 weight that the forward pass keeps for grad_input, where one cast serves both."""
-    if not isinstance(module, Float8Linear):
-        return 0
-    first, second = module.recipe.output.b, module.recipe.grad_input.b
-    return module.weight.numel() if first is not None and first == second and first.axis_free else 0
+def _kept_weights(model: nn.Module) -> int:
+    """Bytes of FP8 weights that the forward pass keeps for grad_input, where one cast serves both GEMMs.
+
+    Blocks under checkpointing, "selective" too, keep none: they cast again.
+    """
+    casts_again: set[nn.Module] = set()
+    if getattr(model, "checkpointing", "none") != "none" and isinstance(model.layers, nn.Module):
+        casts_again.update(model.layers.modules())
+    total = 0
+    for layer in model.modules():
+        if isinstance(layer, Float8Linear) and layer not in casts_again:
+            first, second = layer.recipe.output.b, layer.recipe.grad_input.b
+            total += layer.weight.numel() if serves_both(first, second) else 0
+    return total
