@@ -6,7 +6,6 @@ they saw as the layer's recipe does. Nothing of it reaches the training: see `un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,8 @@ from fp8core.scaling import amax, spread
 from harness import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from fp8core.recipe import Cast, Recipe
     from harness.training.setup import Setup
 
@@ -131,6 +132,8 @@ def _figures(x: Tensor, cast: Cast | None, memory: AmaxMemory | None, role: str)
         "scale_log2": -float(lp.scale_inv.float().log2().median()),
         "sqnr_db": metrics.sqnr_db(lp.dequantize(torch.float32), x),
         "underflow_frac": metrics.underflow_frac(lp.qdata, x),
-        "saturated_frac": metrics.saturated_frac(x.double() / scale_inv.double(), cast.format.overflow_threshold),
+        "saturated_frac": metrics.saturated_frac(
+            x.double() / scale_inv.double(), cast.format.overflow_threshold
+        ),
         "subnormal_frac": float(subnormal.double().mean()),
     }

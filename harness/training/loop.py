@@ -17,8 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,9 @@ from harness.training.checkpoint import Checkpoints
 from harness.training.diagnostics import diagnose, untouched
 from harness.training.setup import Setup, Trainee, prepare
 from harness.workload import Series
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Batch = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]  # number of a microbatch, from 0 -> what the model takes
@@ -71,7 +73,9 @@ class Regime:
         if not 0 <= self.min_lr <= self.lr:
             raise UsageError(f"min_lr={self.min_lr}: expected a number from 0 to lr={self.lr:g}")
         if not 0 <= self.warmup < self.steps:
-            raise UsageError(f"warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}")
+            raise UsageError(
+                f"warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}"
+            )
         for name in ("eval_every", "diagnose_every"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: expected an integer of at least 0")
@@ -230,7 +234,9 @@ class _Run:
         count = job.setup.accumulation
         batches = [job.batches(step * count + i) for i in range(count)]
         if regime.diagnose_every and step % regime.diagnose_every == 0:
-            for (metric, part), value in diagnose(self.trainee.model, job.setup, batches[0], self.device).items():
+            for (metric, part), value in diagnose(
+                self.trainee.model, job.setup, batches[0], self.device
+            ).items():
                 self.curves.add(metric, step, value, part)
         started = time.perf_counter()
         loss = float(self.trainee.step(batches))  # waits for the device
@@ -328,7 +334,12 @@ def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mappi
         "schedule": str(schedule),
         "steps": regime.steps,
         "tokens_per_step": setup.tokens_per_step,
-        "lr_schedule": {"rise_steps": regime.warmup, "lr": regime.lr, "min_lr": regime.min_lr, "fall": "cosine"},
+        "lr_schedule": {
+            "rise_steps": regime.warmup,
+            "lr": regime.lr,
+            "min_lr": regime.min_lr,
+            "fall": "cosine",
+        },
         "optimizer": f"AdamW, betas {setup.betas[0]:g} and {setup.betas[1]:g}, weight decay {setup.weight_decay:g}",
         "grad_clip": setup.grad_clip,
         "init_seed": setup.seed,
