@@ -205,7 +205,7 @@ MODELS: Mapping[str, ModelSpec] = {
         ),
         ModelSpec(
             "llama_moe",
-            "llama_125m with 8 experts of width 1536, 2 a token: as many active weights, 3.4 times as many in all",
+            "llama_125m with 8 experts of width 1536, 2 a token: as many active weights, 3.0 times as many in all",
             _OURS,
             MoeConfig(32000, 2048, 12, 768, 12, 4, 1536, tied=True, experts=8, top_k=2),
         ),
