@@ -11,15 +11,17 @@ stored when its run has ended, and resume= goes on with the arms that are left.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 import traceback
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment, store, trials
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line
 from harness.measurement import Measurement
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
@@ -76,6 +78,7 @@ class Executor:
         control: time each baseline twice (A/A).
         monitor: reads clocks, power and throttling of the GPU; None on a CPU.
         budget_s: start no case after this many seconds.
+        folder: of the run, for files that belong to rows (traces).
         lanes: runs of trial suites at once, each in a process of its own if there are several.
         on_case: told of each case that is timed before it starts.
         on_step: told of each run of a trial suite how many steps are done, and of how many; 0 of 0 when it starts.
@@ -89,6 +92,7 @@ class Executor:
     control: bool = True
     monitor: Any = None
     budget_s: float | None = None
+    folder: Path | None = None
     lanes: int = 1
     on_case: Callable[[PlannedCase], None] = lambda planned: None
     on_step: Callable[[trials.Task, int, int], None] = lambda task, done, total: None
@@ -199,7 +203,7 @@ class Executor:
         try:
             return self.measure_case(planned, sustained=sustained)
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
-            return _all_arms(planned, "failed", _one_line(error))
+            return _all_arms(planned, "failed", one_line(error))
 
     def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
         """All rows of one case."""
@@ -217,19 +221,27 @@ class Executor:
             for name in [name for name in arms if name in baselines]:
                 arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
         closures = {name: arm.workload.run for name, arm in arms.items()}
+        resident = {n: a.workload.resident for n, a in arms.items() if a.workload.resident is not None}
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self.timer
         before = environment.snapshot(self.monitor)
         watch = compiling.CompileWatch()
-        timings = list(measure(closures, timer, self.timing, self.seed, self.monitor).items())
-        if sustained:
+        timings = list(
+            measure(closures, timer, self.timing, self.seed, self.monitor, resident=resident).items()
+        )
+        if sustained and not resident:  # a resident arm is timed under its own load already
             # Listed first: making the copies takes memory and time that no timed call may spend.
             rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
             timings += measure_sustained(rotating, timer, self.timing, self.seed, self.monitor).items()
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
         recompiled = watch.steady_fault()
         state = {"before": before, "after": environment.snapshot(self.monitor)}
-        return rows + [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
+        rows += [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
+        return rows + [
+            _energy_row(planned, arms[name], timing, self.device)
+            for name, timing in timings
+            if arms[name].workload.tokens and not timing.failure
+        ]
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
@@ -240,14 +252,20 @@ class Executor:
             resolved.update(workload.resolved)
             arm = _Arm(name, info.baseline, workload, resolved)
             if workload.compiled:
-                rows.append(self._compile(planned, arm))
+                rows += self._compile(planned, arm)
                 if rows[-1].status == "failed":
                     return None
             numerics = workload.check()
             resolved.update(workload.resolved)  # a check may learn what really ran
+            if numerics.ok and workload.profile is not None and self.folder is not None:
+                profiled = workload.profile(self.folder)
+                resolved.update(workload.resolved)
+                rows += _numerics_rows(planned, arm, profiled)
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
+            if self.device == "cuda":
+                release_memory()  # memory that ran out for this arm is there for the next one
             rows.append(
-                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=_one_line(error))
+                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=one_line(error))
             )
             return None
         rows += _numerics_rows(planned, arm, numerics)
@@ -258,26 +276,40 @@ class Executor:
             return None
         return arm
 
-    def _compile(self, planned: PlannedCase, arm: _Arm) -> Measurement:
-        """The first call of a compiled arm, timed apart from all others."""
+    def _compile(self, planned: PlannedCase, arm: _Arm) -> list[Measurement]:
+        """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
         compiling.prime(self.device)
-        watch = compiling.CompileWatch()
-        started = time.perf_counter()
-        arm.workload.run()
-        self.timer.synchronize()
-        seconds = time.perf_counter() - started
-        arm.resolved.update(watch.summary())
-        fault = watch.fault()
-        if fault:
-            return _row(planned, arm.name, "failed", arm.workload.metric, arm.resolved, fault)
-        return _row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
+        work = arm.workload
+        with compiling.empty_caches() if work.recompile is not None else nullcontext():
+            watch = compiling.CompileWatch()
+            seconds = self._first_call(work)
+            arm.resolved.update(watch.summary())
+            fault = watch.fault()
+            if fault:
+                return [_row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
+            rows = [_row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
+            if work.recompile is not None:
+                work.recompile()
+                again = _row(
+                    planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
+                )
+                rows.append(replace(again, part="warm"))
+        return rows
+
+    def _first_call(self, work: Workload) -> float:
+        """Seconds of a call that compiles."""
+        with work.held():
+            started = time.perf_counter()
+            work.run()
+            self.timer.synchronize()
+            return time.perf_counter() - started
 
     def _device_lost(self, planned: PlannedCase) -> str:
         """After a CUDA fault every later call of the process fails; says so instead of failing case by case."""
         try:
             self.timer.synchronize()
         except RuntimeError as error:
-            return f"{LOST} in case {planned.case.case_id}: {_one_line(error)}; resume=RUN_ID runs the rest"
+            return f"{LOST} in case {planned.case.case_id}: {one_line(error)}; resume=RUN_ID runs the rest"
         return ""
 
 
@@ -349,6 +381,16 @@ def _trial_rows(planned: PlannedCase, ended: trials.Done) -> list[Measurement]:
         resolved = {**trial.resolved} | ({"traceback": ended.trace} if ended.trace else {})
         rows.append(_row(planned, arm, "failed", resolved=resolved, reason=trial.failure))
     return rows
+
+
+def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) -> Measurement:
+    """Joules per token by round; the rounds in which the meter failed are left out."""
+    read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
+    if not read:
+        why = f"no energy meter could be read on {device}"
+        return _row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
+    row = _row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
+    return replace(row, rounds=tuple(read), regime=timing.regime)
 
 
 def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> set[str]:
@@ -426,20 +468,18 @@ def _all_arms(planned: PlannedCase, status: str, reason: str) -> list[Measuremen
 
 def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[Measurement]:
     """The figures of the check; a figure that broke its bound is a failure with the figure in the reason."""
-    if numerics.ok:
-        return [
-            _row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
-            for metric, value in numerics.values.items()
-        ]
-    return [
-        _row(planned, arm.name, "failed", metric, arm.resolved, f"{value:.6g}; {numerics.reason}")
-        for metric, value in numerics.values.items()
+    figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
+    rows = []
+    for (metric, part), value in figures.items():
+        if numerics.ok:
+            row = _row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+        else:
+            row = _row(planned, arm.name, "failed", metric, arm.resolved, f"{value:.6g}; {numerics.reason}")
+        rows.append(replace(row, part=part))
+    return rows + [
+        _row(planned, arm.name, "skipped", metric, arm.resolved, why)
+        for metric, why in numerics.skipped.items()
     ]
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
 
 
 def _trace(error: BaseException) -> dict[str, object]:

@@ -222,12 +222,15 @@ def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[S
         spec = known[axis]
         if not _fits(spec, value):
             raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
-    return [float(value) if known[axis].kind == "float" else value for value in given]
+    is_float = known[axis].kind == "float"
+    return [float(value) if is_float and value not in known[axis].words else value for value in given]
 
 
 def _fits(axis: Axis, value: object) -> bool:
     if axis.choices:
         return value in axis.choices
+    if value in axis.words:
+        return True
     if axis.kind == "str":
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int if axis.kind == "int" else int | float):
@@ -240,7 +243,8 @@ def _expectation(axis: Axis) -> str:
         return "one of " + ", ".join(map(str, axis.choices))
     if axis.kind == "str":
         return "a text"
-    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}"
+    words = "".join(f", or {word}" for word in axis.words)
+    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}{words}"
 
 
 def _nothing_runs(cases: list[PlannedCase], device: str) -> str:

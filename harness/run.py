@@ -86,6 +86,7 @@ def _measure(
             control=config["control"],
             monitor=monitor,
             budget_s=config["budget_s"],
+            folder=writer.folder,
             lanes=_lanes(config),
             on_case=progress.case,
             on_step=progress.step,
@@ -120,10 +121,13 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
     for reason in outcome.reasons[:5]:
         out.write(f"  failed: {reason}\n")
+    try:
+        _tell(folder)
+    except (UsageError, OSError) as error:
+        out.write(f"no verdict: {error}\n")
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
-        _tell(folder)
         written = report.write_report([folder], html)
         out.write(f"report   {written.html}\n")
     except (UsageError, OSError, ImportError) as error:
