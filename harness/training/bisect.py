@@ -69,7 +69,7 @@ def bisect(units: Sequence[str], fails: Fails, most: int = 3) -> Finding:
         return Finding((), True, len(known))
     if asked([]):
         raise ValueError("the run fails with nothing in FP8: FP8 is not the cause")
-    left, culprits = list(units), []
+    left, culprits = list(units), list[tuple[str, ...]]()
     while len(culprits) < most and asked(left):
         found = _smallest([], False, left, asked)
         culprits.append(tuple(found))

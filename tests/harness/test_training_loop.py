@@ -47,13 +47,15 @@ def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Job:
     given: dict[str, Any] = {
         "setup": Setup("tiny", 4, 8, **(setup | changes.pop("setup", {}))),  # type: ignore[arg-type]
         "regime": Regime(**(regime | changes.pop("regime", {}))),  # type: ignore[arg-type]
-        "batches": tokens,
         "heldout": [tokens(10**6 + i) for i in range(2)],
         "schedule": PrecisionSchedule.parse(schedule),
         "identity": "a run",
         "model": Dropping(),
     }
-    return Job(**(given | changes))
+    given |= changes
+    count = given["setup"].accumulation
+    given["batches"] = lambda step: [tokens(step * count + i) for i in range(count)]
+    return Job(**given)
 
 
 def curves(result: Result, looked_at: bool = True) -> dict[tuple[str, str], list[tuple[int, float]]]:
