@@ -36,6 +36,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
+    lanes = _lanes(config)
     console = Console(stderr=True)
     if config["dry_run"]:
         sys.stdout.write("\n".join(describe(plan)) + "\n")
@@ -59,7 +60,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     )
     started = time.perf_counter()
     with _interruptible():
-        outcome = _measure(request, plan, writer, done, done_arms, console)
+        outcome = _measure(request, plan, writer, done, done_arms, lanes, console)
         writer.close(outcome.state)
         html = Path(config["reports_dir"]) / f"{run_id}.html"
         return _finish(outcome, folder, html, time.perf_counter() - started)
@@ -71,6 +72,7 @@ def _measure(
     writer: store.RunWriter,
     done: set[str],
     done_arms: set[tuple[str, str]],
+    lanes: int,
     console: Console,
 ) -> Outcome:
     config = request.config
@@ -87,7 +89,7 @@ def _measure(
             monitor=monitor,
             budget_s=config["budget_s"],
             folder=writer.folder,
-            lanes=_lanes(config),
+            lanes=lanes,
             on_case=progress.case,
             on_step=progress.step,
         )
