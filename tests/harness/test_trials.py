@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -135,6 +136,19 @@ def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) 
     assert begun == 3
     outcome, _ = execute(tmp_path, ToyTrials(), resume=True)
     assert not outcome.statuses  # nothing was left
+
+
+def test_ctrl_c_ends_the_other_processes(tmp_path: Path) -> None:
+    def stop(task: Task, done: int, total: int) -> None:
+        if task.arm == "rowwise" and done:
+            raise KeyboardInterrupt
+
+    outcome, frame = execute(tmp_path, ToyTrials({"rowwise": "wait"}), seeds=1, lanes=2, on_step=stop)
+    assert outcome.state == "interrupted"
+    assert multiprocessing.active_children() == []
+    assert "rowwise" not in set(frame["arm"])
+    _, frame = execute(tmp_path, ToyTrials(), seeds=1, resume=True, lanes=2)
+    assert curves(frame) == {key: values for key, values in WHOLE.items() if key[0] == 0}
 
 
 def test_a_run_resumed_twice_keeps_what_each_attempt_finished(tmp_path: Path) -> None:
@@ -315,21 +329,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_sweep_killed_from_outside_goes_on_where_it_was(
-    how: signal.Signals, command: ToyTrials, tmp_path: Path
-) -> None:
-    """Two processes at work; after the signal none is left, and resume= makes what is missing."""
+def test_a_sweep_killed_from_outside_goes_on_where_it_was(command: ToyTrials, tmp_path: Path) -> None:
+    """SIGKILL with two processes at work: resume= makes what is missing, from where it was."""
     (tmp_path / "child.py").write_text(CHILD)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     base = [sys.executable, str(tmp_path / "child.py"), "sweep=toyt", "device=cpu", "workers=2"]
-    process = subprocess.Popen(base, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    process = subprocess.Popen(base, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while not (found := list(tmp_path.glob("results/toyt/*/work/*-rowwise/place"))):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(how)
+    process.send_signal(signal.SIGKILL)
     process.wait()
     folder = found[0].parents[2]
     again = subprocess.run(
