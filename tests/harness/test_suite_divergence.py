@@ -96,8 +96,9 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rowwise bit for bit in every code of the forward and backward pass. Tensorwise up to the order in which the
-    CPU's kernel multiplies by the two scales: its products differ by ulps of float32, and
-    with them the scales and those codes that lie at a midpoint."""
+    CPU's kernel multiplies by the two scales: its products differ by ulps of float32, and with them the scales and
+    the codes that lie at a midpoint. Not counted are codes below eight float32 ulps of the largest: the gradients of
+    a first token's query and key cancel to nothing but rounding errors."""
     real = operands.cast_one
 
     def codes_of(arm: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -106,7 +107,7 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
         def spy(x: Any, cast: Any, dim: int, memory: Any = None, role: str = "input") -> Any:
             made = real(x, cast, dim, memory, role)
             if isinstance(made, Float8Tensor) and made is not x:
-                seen.append((role, made.qdata.view(torch.uint8).clone(), made.scale_inv.clone()))
+                seen.append((role, made.qdata.float(), made.scale_inv.clone()))
             return made
 
         monkeypatch.setattr(operands, "cast_one", spy)
@@ -121,12 +122,16 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
     assert torch.equal(mine[0][1], golden[0][1])
     scales = zip((scale for *_, scale in mine), (scale for *_, scale in golden), strict=True)
     ratio = max(float((a / b - 1).abs().max()) for a, b in scales)
-    differing = sum(int((a[1] != b[1]).sum()) for a, b in zip(mine, golden, strict=True))
+    noise = 2.0**-20 if recipe == "tensorwise" else 0.0
+    differing = sum(
+        int(((a != b) & (torch.maximum(a.abs(), b.abs()) > noise * b.abs().max())).sum())
+        for (_, a, _), (_, b, _) in zip(mine, golden, strict=True)
+    )
     if recipe == "rowwise":
         assert (ratio, differing) == (0.0, 0)
     else:
         assert ratio <= 2.0**-20  # a few ulps, for the roundings of two blocks add up
-        assert differing <= 1e-3 * sum(codes.numel() for _, codes, _ in mine)
+        assert differing <= 1e-4 * sum(codes.numel() for _, codes, _ in mine)
 
 
 def run(arm: str, folder: Path, **changes: Any) -> Trial:
