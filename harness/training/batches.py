@@ -34,7 +34,9 @@ def check(model: str, data: str, path: str, seq: int, layers: int) -> None:
     if layers > spec.layers:
         raise UsageError(f"layers={layers}: model {spec.name} has {spec.layers}")
     if len(text.train) <= seq:
-        raise UsageError(f"data={text.name}: the training part has {len(text.train)} tokens, seq={seq} needs more")
+        raise UsageError(
+            f"data={text.name}: the training part has {len(text.train)} tokens, seq={seq} needs more"
+        )
 
 
 def microbatches_of(
