@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 OUT_OF_MEMORY = "out of memory"  # the reason of such a row starts with it
@@ -14,6 +14,14 @@ OUT_OF_MEMORY = "out of memory"  # the reason of such a row starts with it
 
 class UsageError(ValueError):
     """The request cannot be carried out; the message names the value, the expectation and the way out."""
+
+
+class MemoryShortageError(MemoryError):
+    """Memory ran out; `facts` say of what, and belong into the `resolved` of the row."""
+
+    def __init__(self, message: str, facts: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.facts = dict(facts)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
@@ -35,5 +43,5 @@ def one_line(error: BaseException) -> str:
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: torch's own class on a GPU; its CPU allocator raises a bare RuntimeError."""
     # By name, so that what reads results needs no torch.
-    known = type(error).__name__ in {"OutOfMemoryError", "MemoryError"}
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

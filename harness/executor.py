@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment, store, trials
-from harness.errors import UsageError, one_line
+from harness.errors import MemoryShortageError, UsageError, one_line
 from harness.measurement import Measurement
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
@@ -265,7 +265,7 @@ class Executor:
             if self.device == "cuda":
                 release_memory()  # memory that ran out for this arm is there for the next one
             rows.append(
-                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=one_line(error))
+                _row(planned, name, "failed", resolved=resolved | _about(error), reason=one_line(error))
             )
             return None
         rows += _numerics_rows(planned, arm, numerics)
@@ -319,7 +319,8 @@ def _time_row(
     work = arm.workload
     fault = timing.failure or (recompiled if work.compiled else "")
     if fault:
-        return _row(planned, arm.name, "failed", work.metric, arm.resolved, fault, regime=timing.regime)
+        resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
+        return _row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
     return replace(
         _row(
             planned,
@@ -482,5 +483,7 @@ def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[
     ]
 
 
-def _trace(error: BaseException) -> dict[str, object]:
+def _about(error: BaseException) -> dict[str, object]:
+    if isinstance(error, MemoryShortageError):
+        return error.facts
     return {"traceback": "".join(traceback.format_exception(error))[-4000:]}

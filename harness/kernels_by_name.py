@@ -5,6 +5,8 @@ A name says what its author chose to put in it, so this is a reading, not a proo
 * A kernel that fuses a cast with something else (torch.compile does) counts as cast, a triton kernel by its name's words.
 * An elementwise kernel of eager PyTorch has no word of its purpose in its name. What launched it decides: inside of an
   FP8 layer it casts, inside of the optimizer's step it belongs to that. Elsewhere it is "other".
+* An operator that an FP8 GEMM calls is part of it: a CPU without FP8 instructions multiplies in float32 inside of it. A
+  kernel is what its own name says, wherever it was launched.
 * GEMM names are those that `fp8core.verify` looks for; a test holds the two together.
 """
 
@@ -76,10 +78,14 @@ def kernel_class(name: str, enclosing: Iterable[str] = ()) -> str:
     >>> kernel_class("aten::mul"), kernel_class("aten::mul", ["_ScaledLinearBackward"])
     ('other', 'cast')
     """
+    callers = tuple(enclosing)
     own = _first(_BY_KERNEL, name)
+    if own == BF16_GEMM and name.startswith("aten::"):
+        within = (_first(_BY_KERNEL, caller) for caller in callers)
+        return FP8_GEMM if FP8_GEMM in within else BF16_GEMM
     if own is not None:
         return own
-    for caller in enclosing:
+    for caller in (name, *callers):
         found = _first(_BY_ENCLOSING, caller) or _first(_BY_KERNEL, caller)
         if found is not None:
             return found

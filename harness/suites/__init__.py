@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes
+from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,4 +19,5 @@ SUITES: Mapping[str, Suite | TrialSuite] = {
     "linear": linear,
     "outliers": outliers,
     "recipes": recipes,
+    "train": train,
 }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import nn
 
@@ -51,9 +51,7 @@ class Residency:
             if kept is None or kept.shape != p.shape or kept.dtype != p.dtype:
                 found = "nothing" if kept is None else f"{list(kept.shape)} of {kept.dtype}"
                 raise ValueError(f"initial weights have {found} for {name}, {list(p.shape)} of {p.dtype}")
-        # Parameters that share a storage (a tied head) give it up once.
-        storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self._parameters.values()}
-        self._storages = [(storage, storage.nbytes()) for storage in storages.values()]
+        self._storages = [(storage, storage.nbytes()) for storage in _storages(self._parameters.values())]
         self._buffers = {
             name: value.clone() if isinstance(value, Tensor) else value
             for name, value in model.state_dict().items()
@@ -89,3 +87,16 @@ class Residency:
         trainee.grad_norm = None
         for storage, _ in self._storages:
             storage.resize_(0)
+
+
+def _storages(parameters: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """The storages of parameters, each once; memory that is not the allocator's own (NumPy's) is moved into such."""
+    moved: dict[int, torch.UntypedStorage] = {}
+    for p in parameters:
+        storage = p.untyped_storage()
+        if storage._cdata not in moved:
+            moved[storage._cdata] = storage if storage.resizable() else storage.clone()
+        if not storage.resizable():
+            place = torch.empty(0, dtype=p.dtype, device=p.device)
+            p.data = place.set_(moved[storage._cdata], p.storage_offset(), p.size(), p.stride())
+    return list(moved.values())

@@ -230,7 +230,7 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Traine
     if setup.peer:
         assert setup.recipe is not None
         model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name)
-    return Trainee(setup, model, _forward(model, setup, device), optimizer_of(model, setup, device), layers)
+    return Trainee(setup, model, forward_of(model, setup, device), optimizer_of(model, setup, device), layers)
 
 
 def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
@@ -263,8 +263,8 @@ def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Opt
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=setup.lr, betas=setup.betas, fused=fused)
 
 
-def _forward(model: nn.Module, setup: Setup, device: str) -> Callable[..., Tensor]:
-    """model(*batch) under the set-up's autocast, compiled whole if asked."""
+def forward_of(model: nn.Module, setup: Setup, device: str) -> Callable[..., Tensor]:
+    """model(*batch) under the set-up's autocast, compiled whole if asked: anew on each call of this."""
     kind, autocast = torch.device(device).type, setup.compute == "bf16_autocast"
 
     def forward(*batch: Tensor) -> Tensor:
