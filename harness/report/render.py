@@ -21,9 +21,9 @@ from harness.report.facts import conditions, facts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.report.charts import Chart
+    from harness.report.drawing import Chart
     from harness.report.runs import Machine, Material
-    from harness.report.tables import Table
+    from harness.report.table import Table
 
 HERE = Path(__file__).parent
 

@@ -15,7 +15,7 @@ from harness.compare import MODES, TIMES, rows_of, summary
 from harness.diagnosis import NOT_FP8
 from harness.report import text
 from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
-from harness.report.tables import Cell, Column, Table
+from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
