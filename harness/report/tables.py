@@ -216,7 +216,7 @@ def _spread(record: Record, q: float) -> float | None:
     return None if curve else quantile(record["samples"], q)
 
 
-def _arm_cell(record: Record) -> Cell:
+def arm_cell(record: Record) -> Cell:
     """The arm; one that had to be emulated says so, since its time is none of FP8's."""
     return Cell(record["arm"], record["arm"], note="emulated" if resolved_of(record).get("emulated") else "")
 
@@ -228,7 +228,8 @@ def _time_cell(record: Record) -> Cell:
     return Cell(shown, record["value"] * SECONDS[record["unit"]])
 
 
-def _peak_cell(record: Record) -> Cell:
+def peak_cell(record: Record) -> Cell:
+    """Share of the peak; a share that is impossible at the measured clock says so."""
     if "peak_known" not in record:
         return Cell("", None)
     over = record.get("over_peak", False)
@@ -236,7 +237,8 @@ def _peak_cell(record: Record) -> Cell:
     return Cell(text.percent(record["peak_share"]), record["peak_share"], "bad" if over else "", note)
 
 
-def _gain_cell(record: Record) -> Cell:
+def gain_cell(record: Record) -> Cell:
+    """The paired ratio against the baseline, with its interval."""
     verdict, speedup = record.get("verdict"), record.get("speedup")
     if not verdict:
         return Cell("", None)
@@ -268,7 +270,7 @@ def _figure_spec(metric: str, title: str) -> Spec:
 
 
 _SUITE_COLUMNS = (
-    Spec("arm", _arm_cell, numeric=False),
+    Spec("arm", arm_cell, numeric=False),
     Spec("time (ms)", _time_cell, "median of all samples"),
     Spec("TFLOP/s", lambda r: number_cell(r["tflops"]), "declared FLOPs / median time", needs="tflops"),
     Spec(
@@ -285,13 +287,13 @@ _SUITE_COLUMNS = (
     ),
     Spec(
         "of peak",
-        _peak_cell,
+        peak_cell,
         "share of the published dense peak: FLOPs of each dtype against its own, else bytes against bandwidth",
         needs="peak_known",
     ),
     Spec(
         "speedup",
-        _gain_cell,
+        gain_cell,
         "baseline time / this time, with its 95 % interval over rounds",
         needs="speedup",
     ),

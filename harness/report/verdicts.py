@@ -135,6 +135,12 @@ def did_fp8_run(machine: Machine) -> Answer:
             short.append(
                 f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
             )
+    for setup in machine.trainings:
+        trained = [
+            arm for arm, about in setup.resolved.items() if about.get("fp8_layers") and setup.arms.get(arm)
+        ]
+        if trained:
+            tally.setdefault("divergence", Counter()).update(unproven=len(trained))
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
     evidence += _reasons(machine)

@@ -111,7 +111,7 @@ def run_of(tmp_path, cases, **more):
 
 def test_an_emulated_arm_says_so_beside_its_name() -> None:
     for resolved, note in (('{"emulated": "no MX kernel"}', "emulated"), ("{}", ""), ("", "")):
-        cell = tables._arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
+        cell = tables.arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
         assert (cell.text, cell.order, cell.note) == ("mxfp8_eager", "mxfp8_eager", note)
 
 
