@@ -132,13 +132,16 @@ def _sections(machine: Machine) -> list[Section]:
             "failed. Anything else cannot be told from these runs. A CPU's losses count: they are numerics, not times.",
             first=[training.verdict_table(machine)] if machine.verdicts else [],
             charts=training_charts.losses(machine),
-            tables=[
-                training.reach_table(machine),
-                training.gates_table(machine),
-                training.layers_table(machine),
-            ]
+            tables=[training.reach_table(machine), training.layers_table(machine)]
             if machine.trainings
             else [],
+        ),
+        Section(
+            f"gates-{key}",
+            "Every gate in words",
+            "Effect, interval, seeds and margin of each gate of the loss verdict.",
+            tables=[training.gates_table(machine)] if machine.verdicts else [],
+            folded=True,
         ),
         Section(
             f"speed-{key}",
@@ -167,7 +170,7 @@ def _sections(machine: Machine) -> list[Section]:
             f"{label}Training steps",
             "One optimizer step: forward, backward, update. Each ratio is against the bf16 arm that was run the same way.",
             charts=steps.breakdown(machine),
-            tables=[steps.steps_table(machine)] if "train" in suites else [],
+            tables=steps.steps_tables(machine) if "train" in suites else [],
             folded=cpu,
         ),
         suite("linear", "Layers", "All arms of the layer cases."),

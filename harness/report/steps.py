@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -26,16 +27,20 @@ from harness.report.table import (
 from harness.report.tables import arm_cell, arm_records, gain_cell, peak_cell
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
     from harness.report.runs import Machine
     from harness.report.table import Record
 
 SUITE = "train"
-MOST_BARS = 24
+MOST_CASES = 6
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oooo")
 
 
-def steps_table(machine: Machine) -> Table:
-    """One row a (case, arm): speed with its paired ratio, memory, energy and what compiling costs."""
+def steps_tables(machine: Machine) -> list[Table]:
+    """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
     records: list[dict[str, Any]] = arm_records(machine, SUITE)
     compiling = _compile_seconds(machine)
     time_of = {(r["run_id"], r["case_id"], r["arm"]): r["value"] for r in records if r["status"] == "ok"}
@@ -52,12 +57,22 @@ def steps_table(machine: Machine) -> Table:
             r["pays_after"] = r["cold_s"] / gain_s if gain_s > 0 else float("inf")
     constant = machine.constant_axes(SUITE)
     axes = [text.axes_of(r["axes"]) for r in records]
-    names = sorted({n for a in axes for n in a} - constant)
-    fixed = {n: axes[0].get(n) for n in sorted(constant)} if axes else {}
-    specs = [axis_spec(n) for n in names if len({str(a.get(n)) for a in axes}) > 1]
-    specs += [s for s in _COLUMNS if not s.needs or any(known(r.get(s.needs)) for r in records)]
-    said = ", ".join(f"{n} {text.axis_value(v)}" for n, v in fixed.items() if v not in (None, ""))
-    return make_table(f"train-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
+    names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
+    fixed = ", ".join(
+        f"{n} {text.axis_value(axes[0][n])}" for n in sorted(constant) if axes[0].get(n) not in (None, "")
+    )
+    tables = []
+    for kind, columns in (("speed", _SPEED), ("cost", _COST)):
+        specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
+        if len(specs) > 1:
+            said = (
+                (f"All rows: {fixed}. " if fixed else "")
+                if kind == "speed"
+                else "What the same steps cost beside time."
+            )
+            lead = [*(axis_spec(n) for n in names), Spec("arm", arm_cell, numeric=False)]
+            tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
+    return tables
 
 
 @mpl.rc_context(STYLE)
@@ -65,41 +80,60 @@ def breakdown(machine: Machine) -> list[Chart]:
     """Device time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
     frame = machine.frame
     own = frame[(frame["suite"] == SUITE) & (frame["metric"] == "kernel_time_ms") & (frame["status"] == "ok")]
-    bars: dict[tuple[str, str, str], dict[str, float]] = {}
-    labels: dict[tuple[str, str, str], str] = {}
+    cases: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    labels: dict[tuple[str, str], str] = {}
     constant = machine.constant_axes(SUITE)
     for r in rows_of(own[own["part"] != ""]):
-        key = (r["run_id"], r["case_id"], r["arm"])
-        bars.setdefault(key, {})[r["part"]] = r["value"]
-        case = text.case_label(text.axes_of(r["axes"]), constant)
-        labels[key] = f"{r['arm']} {case}" if own["case_id"].nunique() > 1 else r["arm"]
-    if not bars:
+        key = (r["run_id"], r["case_id"])
+        cases.setdefault(key, {}).setdefault(r["arm"], {})[r["part"]] = r["value"]
+        labels[key] = text.case_label(text.axes_of(r["axes"]), constant)
+    if not cases:
         return []
-    shown = list(bars)[:MOST_BARS]
-    classes = sorted(
-        {c for b in bars.values() for c in b}, key=lambda c: -sum(b.get(c, 0) for b in bars.values())
+    shown = dict(list(cases.items())[:MOST_CASES])
+    total: Counter[str] = Counter()
+    for arms in shown.values():
+        for classes in arms.values():
+            total.update({name: 1 + ms for name, ms in classes.items()})
+    order = sorted(total, key=lambda name: (name == "other", -total[name]))
+    counts = [len(arms) for arms in shown.values()]
+    figure = Figure(figsize=(9.5, 0.5 + sum(0.75 + 0.31 * n for n in counts)), layout="constrained")
+    # A scale for each case: a small model's bars would vanish beside a large one's.
+    panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[1.2 + n for n in counts])[:, 0]
+    for axes, (key, arms) in zip(panels, shown.items(), strict=True):
+        _bars(axes, arms, order)
+        axes.set_title(labels[key] if len(shown) > 1 else "")
+    for i, name in enumerate(order):
+        panels[0].barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
+    panels[-1].set_xlabel("device time of one profiled step (ms)")
+    legend(figure, panels[0])
+    more = f" The first {MOST_CASES} of {len(cases)} cases." if len(cases) > MOST_CASES else ""
+    caption = (
+        f"Kernels by class, by their names; kernels that overlap count twice.{more} A profiled step takes longer than a "
+        "timed one."
     )
-    figure = Figure(figsize=(9.5, 0.9 + 0.34 * len(shown)), layout="constrained")
-    axes = figure.subplots()
-    left = [0.0] * len(shown)
-    for i, name in enumerate(classes):
-        widths = [bars[k].get(name, 0.0) for k in shown]
-        style: Any = {"hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
-        axes.barh(range(len(shown)), widths, left=left, height=0.62, color=SERIES[i % 8], label=name, **style)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for y, total in enumerate(left):
-        axes.text(total, y, f" {text.number(total)} ms", va="center", fontsize=8.5)
-    axes.set_yticks(range(len(shown)), [labels[k] for k in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, 1.12 * max(left))
-    axes.set_xlabel("device time of one profiled step (ms)")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    legend(figure, axes)
-    more = f" The first {MOST_BARS} of {len(bars)}." if len(bars) > MOST_BARS else ""
-    caption = f"Kernels by class, by their names; kernels that overlap count twice.{more} A profiled step is slower than a timed one."
     name = f"breakdown-{machine.env_id}"
     return [Chart(name, "Where a step's time goes", svg(figure, name), caption)]
+
+
+def _bars(axes: Axes, arms: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> None:
+    """One stacked bar an arm, its sum at the end."""
+    rows = range(len(arms))
+    left = [0.0] * len(arms)
+    for i, name in enumerate(order):
+        widths = [classes.get(name, 0.0) for classes in arms.values()]
+        axes.barh(rows, widths, left=left, height=0.62, color=SERIES[i % 8], **_pattern(i))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for y, total in enumerate(left):
+        axes.annotate(f"{text.number(total)} ms", (total, y), (5, 0), textcoords="offset points", va="center")
+    axes.set_yticks(rows, list(arms))
+    axes.set_ylim(len(arms) - 0.4, -0.6)
+    axes.set_xlim(0, 1.14 * max(left) or 1.0)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+
+
+def _pattern(i: int) -> dict[str, Any]:
+    return {"hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
 
 
 def _compile_seconds(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -132,8 +166,7 @@ def _pays_cell(record: Record) -> Cell:
     return Cell("never", steps, "bad") if steps == float("inf") else Cell(text.count(steps), steps)
 
 
-_COLUMNS = (
-    Spec("arm", arm_cell, numeric=False),
+_SPEED = (
     Spec(
         "tokens/s",
         lambda r: number_cell(r.get("tokens_per_s")),
@@ -151,6 +184,9 @@ _COLUMNS = (
         "share of the published dense peak, the FLOPs of each dtype against its own: sum of F_d / P_d over the step",
         needs="peak_share",
     ),
+    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+)
+_COST = (
     Spec(
         "peak memory",
         lambda r: _bytes_cell(r.get("peak_memory_bytes")),
@@ -198,5 +234,4 @@ _COLUMNS = (
         lambda r: word_cell(r["graphs"] - 1 if known(r.get("graphs")) else None),
         needs="graphs",
     ),
-    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
 )

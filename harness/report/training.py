@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 CONTROLS = (CONTROL, f"{CONTROL}_eps", f"{CONTROL}_other", NEGATIVE)
 STYLES = {"PASS": "pass", "WARN": "warn", "FAIL": "bad", "INCONCLUSIVE": "muted"}
 _SHORT = {"INCONCLUSIVE": "can't tell"}
+_HEADINGS = {
+    "L1": "L1 finite",
+    "L2": "L2 spikes",
+    "L3": "L3 early",
+    "L4": "L4 late",
+    "L4h": "L4 held-out",
+    "L5": "L5 trend",
+    "L6": "L6 gradients",
+    "prefix": "first phase",
+    "band": "seed band",
+}
 _DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2")
 
 
@@ -60,13 +71,13 @@ def is_candidate(arm: str) -> bool:
 
 def verdict_table(machine: Machine) -> Table:
     """One row an arm: the verdict, and each gate's status with the figure that it rests on."""
-    verdicts = machine.verdicts
+    verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.arm))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
     varying = _varying(machine)
     columns = (
         *(Column(name) for name in varying),
-        *(Column(t) for t in ("arm", "against", "verdict")),
-        *(Column(f"{name} {GATES[name]}" if name[0] == "L" else GATES[name]) for name in shown),
+        *(Column(t) for t in ("arm", "verdict")),
+        *(Column(_HEADINGS[name], hint=GATES[name]) for name in shown),
     )
     rows = []
     for v in verdicts:
@@ -76,8 +87,7 @@ def verdict_table(machine: Machine) -> Table:
         rows.append(
             (
                 *(Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying),
-                Cell(v.arm, v.arm),
-                Cell(v.against, v.against, "muted"),
+                Cell(v.arm, v.arm, note="" if v.against == CONTROL else f"against {v.against}"),
                 Cell(outcome, outcome, style, note),
                 *(_gate_cell(v.verdict.gate(name)) for name in shown),
             )
@@ -92,7 +102,7 @@ def gates_table(machine: Machine) -> Table:
     for v in machine.verdicts:
         name = label(machine, v)
         for g in v.verdict.gates:
-            title = f"{g.gate} {GATES[g.gate]}" if g.gate[0] == "L" else GATES[g.gate]
+            title = _HEADINGS[g.gate]
             status = _SHORT.get(g.status, g.status)
             rows.append(
                 (
@@ -147,7 +157,10 @@ def layers_table(machine: Machine) -> Table:
     """Worst figures of each cast tensor over all looks and seeds, for the arms that train in FP8 throughout."""
     frame = machine.frame
     own = frame[(frame["suite"] == "divergence") & (frame["part"] != "") & (frame["status"] == "ok")]
-    own = own[own["metric"].isin(_DIAGNOSED) & own["arm"].map(lambda a: is_candidate(a) and CONTROL not in a)]
+    own = own[
+        own["metric"].isin(_DIAGNOSED)
+        & own["arm"].isin([a for a in own["arm"].unique() if is_candidate(a) and CONTROL not in a])
+    ]
     worst: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in own.to_dict("records"):
         axes = {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}

@@ -39,7 +39,7 @@ DASHES: tuple[Any, ...] = (
 
 def losses(machine: Machine) -> list[Chart]:
     """Loss curves and gaps of each set-up that has a control."""
-    setups = [s for s in machine.trainings if s.arms.get(CONTROL)]
+    setups = [s for s in machine.trainings if _smoothed(s, CONTROL)[1].size]
     charts = []
     for i, setup in enumerate(setups[:MOST_SETUPS]):
         key = f"{machine.env_id}-{i}"

@@ -29,6 +29,7 @@ CPU_NOTICE = (
     "CPU timings say nothing about a GPU: read no speed claim into them."
 )
 WHAT = {
+    "train": "training steps (forward, backward, update)",
     "linear": "whole layers (forward and backward, casts included)",
     "gemm": "single GEMMs (operands already cast)",
 }

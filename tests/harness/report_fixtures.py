@@ -386,7 +386,7 @@ def train_cases(invented: Invented) -> list[list[Measurement]]:
         case = Case.of(
             "train", {"model": model, "batch": 8, "seq": 2048, "checkpointing": "none", "compute": "bf16"}
         )
-        flops, tokens = 9.0e14 * size, 8 * 2048
+        flops, tokens = 5.0e14 * size, 8 * 2048
         arms: dict[str, Mapping[str, object]] = {}
         rows = []
         for mode in ("eager", "compile"):
