@@ -6,11 +6,13 @@ only prepares or checks lies outside of it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from harness.case import Case, Scalar
@@ -23,6 +25,8 @@ class Numerics:
     values: Mapping[str, float]  # metric name (in METRICS) -> value
     ok: bool = True
     reason: str = ""  # why not ok: names the figure, the bound and where the bound comes from
+    skipped: Mapping[str, str] = field(default_factory=dict)  # metric -> why there is no figure here
+    parts: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (metric, part) -> value
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,11 @@ class Workload:
             through them so that no operand stays in cache. Empty: `run` alone is repeated.
         metric: the name of the time that `run` yields.
         on_host: time by the host's clock on every device; `run` then waits for the device itself.
+        resident: of a workload that fills the device alone: the context in which `run` may be called. Entering makes
+            its memory and puts it into the same state each time, leaving frees it; `run` allocates the rest.
+        recompile: of a compiled one: makes the next `run` compile again, so that it is timed with warm caches too.
+        tokens: that one call processes; 0 where the word has no meaning.
+        profile: writes files to the run's folder and gives the figures read from them; None: not asked for.
     """
 
     run: Callable[[], object]
@@ -63,6 +72,14 @@ class Workload:
     variants: Sequence[Callable[[], object]] = ()
     metric: str = "time_ms"
     on_host: bool = False
+    resident: Callable[[], AbstractContextManager[object]] | None = None
+    recompile: Callable[[], None] | None = None
+    tokens: int = 0
+    profile: Callable[[Path], Numerics] | None = None
+
+    def held(self) -> AbstractContextManager[object]:
+        """The context to call `run` in."""
+        return nullcontext() if self.resident is None else self.resident()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,7 @@ class Axis:
     minimum: float = 1  # of a number
     linked: bool = False  # read by the suite's `points` (M, K, N, tokens) and not crossed with the other axes
     kind: Literal["int", "float", "str"] = "int"  # a suite's `points` judges what a text says
+    words: tuple[str, ...] = ()  # taken beside the numbers
     default: Scalar = None  # where the sweep leaves the axis open; None: the first of `choices`, if any
 
 
@@ -139,6 +157,7 @@ class Plannable(Protocol):
         ...
 
 
+@runtime_checkable
 class Suite(Plannable, Protocol):
     """A family of workloads that are timed."""
 

@@ -16,6 +16,7 @@ import torch
 from harness.errors import UsageError, unknown
 from harness.models.common import CHECKPOINTING, check_checkpointing, materialise, plain_attention, share
 from harness.models.llama import Llama, LlamaConfig, RopeScaling
+from harness.models.llama_moe import LlamaMoe, MoeConfig
 from harness.models.nanogpt import Gpt, GptConfig
 from harness.models.user import UserModel, user_model
 
@@ -37,7 +38,11 @@ __all__ = [
 
 Config = GptConfig | LlamaConfig
 
-_CLASSES: Mapping[type, Callable[[Any, str], Gpt | Llama]] = {GptConfig: Gpt, LlamaConfig: Llama}
+_CLASSES: Mapping[type, Callable[[Any, str], Gpt | Llama]] = {
+    GptConfig: Gpt,
+    LlamaConfig: Llama,
+    MoeConfig: LlamaMoe,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +197,18 @@ MODELS: Mapping[str, ModelSpec] = {
         ),
         ModelSpec("llama3_8b", "Llama 3 8B", _LLAMA3 + "8B", _llama3(32, 4096, 32, 14336), 8_030_261_248),
         ModelSpec("llama3_70b", "Llama 3 70B", _LLAMA3 + "70B", _llama3(80, 8192, 64, 28672), 70_553_706_496),
+        ModelSpec(
+            "llama_moe_tiny",
+            "llama_tiny with 4 experts, 2 a token",
+            _OURS,
+            MoeConfig(256, 256, 2, 64, 4, 2, 96, experts=4, top_k=2),
+        ),
+        ModelSpec(
+            "llama_moe",
+            "llama_125m with 8 experts of width 1536, 2 a token: as many active weights, 3.0 times as many in all",
+            _OURS,
+            MoeConfig(32000, 2048, 12, 768, 12, 4, 1536, tied=True, experts=8, top_k=2),
+        ),
     )
 }
 

@@ -207,7 +207,7 @@ def materialise(model: nn.Module, device: torch.device | str, seed: int, std: Ca
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             made = dict(zip(names, pool.map(values, names), strict=True))
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError) as error:
         count = sum(parameter.numel() for parameter in names)
         raise UsageError(
             f"{count:,} weights do not fit on {device}: {str(error).splitlines()[0]}; take fewer layers or bfloat16"

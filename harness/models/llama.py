@@ -89,7 +89,8 @@ class Llama(nn.Module):
 
     def init_std(self, name: str) -> float:
         """Standard deviation of the initial matrix of that name."""
-        return residual_std(name, ("attention.o.weight", "ffn.down.weight"), self.config.layers)
+        writes = ("attention.o.weight", "ffn.down.weight", "ffn.experts.down")
+        return residual_std(name, writes, self.config.layers)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """See the class."""

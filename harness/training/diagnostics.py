@@ -6,7 +6,6 @@ they saw as the layer's recipe does. Nothing of it reaches the training: see `un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,8 @@ from fp8core.scaling import amax, spread
 from harness import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from fp8core.recipe import Cast, Recipe
     from harness.training.setup import Setup
 
