@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from harness.compare import rows_of
+from harness.kernels_by_name import CLASSES
 from harness.measurement import METRICS
 from harness.report import text
 from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
@@ -17,12 +17,12 @@ from harness.report.table import (
     Spec,
     Table,
     axis_spec,
+    count_cell,
     known,
     make_table,
     number_cell,
     resolved_of,
     status_cell,
-    word_cell,
 )
 from harness.report.tables import arm_cell, arm_records, gain_cell, peak_cell
 
@@ -43,7 +43,11 @@ def steps_tables(machine: Machine) -> list[Table]:
     """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
     records: list[dict[str, Any]] = arm_records(machine, SUITE)
     compiling = _compile_seconds(machine)
-    time_of = {(r["run_id"], r["case_id"], r["arm"]): r["value"] for r in records if r["status"] == "ok"}
+    time_of = {
+        (r["run_id"], r["case_id"], r["arm"], resolved_of(r).get("tokens_per_step")): r["value"]
+        for r in records
+        if r["status"] == "ok"
+    }
     for r in records:
         key = (r["run_id"], r["case_id"], r["arm"])
         resolved = resolved_of(r)
@@ -51,7 +55,7 @@ def steps_tables(machine: Machine) -> list[Table]:
         if r["status"] == "ok" and known(tokens) and tokens:
             r["tokens_per_s"] = tokens / (r["value"] * 1e-3)
         r |= compiling.get(key, {})
-        eager = time_of.get((*key[:2], r["arm"].removesuffix("_compile") + "_eager"))
+        eager = time_of.get((*key[:2], r["arm"].removesuffix("_compile") + "_eager", tokens))
         if known(r.get("cold_s")) and r["status"] == "ok" and eager is not None:
             gain_s = (eager - r["value"]) * 1e-3
             r["pays_after"] = r["cold_s"] / gain_s if gain_s > 0 else float("inf")
@@ -90,11 +94,8 @@ def breakdown(machine: Machine) -> list[Chart]:
     if not cases:
         return []
     shown = dict(list(cases.items())[:MOST_CASES])
-    total: Counter[str] = Counter()
-    for arms in shown.values():
-        for classes in arms.values():
-            total.update({name: 1 + ms for name, ms in classes.items()})
-    order = sorted(total, key=lambda name: (name == "other", -total[name]))
+    seen = {name for arms in shown.values() for classes in arms.values() for name in classes}
+    order = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
     counts = [len(arms) for arms in shown.values()]
     figure = Figure(figsize=(9.5, 0.5 + sum(0.75 + 0.31 * n for n in counts)), layout="constrained")
     # A scale for each case: a small model's bars would vanish beside a large one's.
@@ -146,8 +147,7 @@ def _compile_seconds(machine: Machine) -> dict[tuple[str, str, str], dict[str, A
         resolved = resolved_of(r)
         warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
         found["warm_s" if warm else "cold_s"] = r["value"]
-        if known(resolved.get("compile_graphs")):
-            found["graphs"] = resolved["compile_graphs"]
+        found |= {name: resolved.get(name) for name in ("compile_graphs", "compile_graph_breaks")}
     return out
 
 
@@ -229,9 +229,6 @@ _COST = (
         "cold compile time / what a step gains over the same arm in eager mode",
         needs="pays_after",
     ),
-    Spec(
-        "graph breaks",
-        lambda r: word_cell(r["graphs"] - 1 if known(r.get("graphs")) else None),
-        needs="graphs",
-    ),
+    Spec("graphs", lambda r: count_cell(r.get("compile_graphs")), needs="compile_graphs"),
+    Spec("graph breaks", lambda r: count_cell(r.get("compile_graph_breaks")), needs="compile_graph_breaks"),
 )

@@ -422,7 +422,7 @@ def train_cases(invented: Invented) -> list[list[Measurement]]:
                     if ms_of and mode == "compile":
                         rows.append(figure(case, arm, "kernel_time_ms", ms_of * 9.0 * size, part=name))
                 if mode == "compile":
-                    cold = {"compile_cache": "cold", "compile_graphs": 1}
+                    cold = {"compile_cache": "cold", "compile_graphs": 1, "compile_graph_breaks": 0}
                     rows.append(
                         figure(case, arm, "compile_s", 41.0 + 10 * (precision != "bf16"), resolved=cold)
                     )

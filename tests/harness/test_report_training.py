@@ -237,7 +237,11 @@ def test_compiling_that_gains_nothing_never_pays(tmp_path):
     rows = Invented().times(case, {"bf16_eager": {"ms": 1.0}, "bf16_compile": {"ms": 2.0}})
     rows.append(
         figure(
-            case, "bf16_compile", "compile_s", 30.0, resolved={"compile_cache": "cold", "compile_graphs": 3}
+            case,
+            "bf16_compile",
+            "compile_s",
+            30.0,
+            resolved={"compile_cache": "cold", "compile_graphs": 3, "compile_graph_breaks": 2},
         )
     )
     cost = table(steps.steps_tables(run_of(tmp_path, rows))[1])
