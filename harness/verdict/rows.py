@@ -184,7 +184,7 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         verdict = judge_pairs(
             mine,
             control,
-            golden=None if warm_up else setup.arms.get(f"{recipe}_golden"),
+            golden=setup.arms.get(f"{recipe.removesuffix('_golden')}_golden"),
             twin=control if warm_up else setup.arms.get(recipe) if cool_down else None,
             twin_name=against if warm_up else recipe,
             margin=margin,
