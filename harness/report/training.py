@@ -50,10 +50,12 @@ def trains_the_same(machine: Machine) -> Answer:
         return Answer(question, "can't tell", "No FP8 arm was trained in these runs.")
     told = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     verdict: Verdict = "partly"
-    if not count["FAIL"]:
-        verdict = "yes" if not count["INCONCLUSIVE"] else "partly" if count["PASS"] else "can't tell"
-    elif not count["PASS"]:
-        verdict = "no" if not count["INCONCLUSIVE"] else "partly"
+    if count["FAIL"] and not count["PASS"]:
+        verdict = "no"
+    elif not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]:
+        verdict = "can't tell"
+    elif not count["FAIL"] and not count["INCONCLUSIVE"]:
+        verdict = "yes"
     evidence = []
     for v in candidates:
         late = v.verdict.gate("L4")
@@ -179,13 +181,13 @@ def layers_table(machine: Machine) -> Table:
         ),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         Spec("tensor", lambda r: Cell(r["part"], r["part"]), numeric=False),
-        Spec("lowest SQNR (dB)", lambda r: number_cell(_extreme(r, "sqnr_db", min))),
-        Spec("most underflow", lambda r: share_cell(_extreme(r, "underflow_frac", max))),
-        Spec("most saturated", lambda r: share_cell(_extreme(r, "saturated_frac", max))),
-        Spec("smallest amax", lambda r: number_cell(_extreme(r, "amax", min))),
-        Spec("largest amax", lambda r: number_cell(_extreme(r, "amax", max))),
+        Spec("SQNR (dB)", lambda r: number_cell(_extreme(r, "sqnr_db", min))),
+        Spec("underflow", lambda r: share_cell(_extreme(r, "underflow_frac", max))),
+        Spec("saturated", lambda r: share_cell(_extreme(r, "saturated_frac", max))),
+        Spec("least amax", lambda r: number_cell(_extreme(r, "amax", min))),
+        Spec("most amax", lambda r: number_cell(_extreme(r, "amax", max))),
         Spec(
-            "scale drift (log2)",
+            "drift (log2)",
             lambda r: number_cell(r.get("drift")),
             "largest change of log2(scale) within a run",
         ),
