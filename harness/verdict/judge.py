@@ -105,7 +105,9 @@ def judge_pairs(
 def judge_other_seeds(other: Mapping[int, Run], control: Mapping[int, Run]) -> Verdict:
     """Judges runs of other seeds by the wide band that the control's own seeds span; nothing is paired."""
     results = [breaks.finite(other, {}), patterns.seed_band(other, control)]
-    return conclude(results, [], limits(other))
+    missing = sorted(control.keys() - other.keys())
+    notes = [f"no run for seed {', '.join(map(str, missing))}"] if missing else []
+    return conclude(results, notes, limits(other), whole=not missing)
 
 
 def conclude(results: list[GateResult], notes: list[str], limit: str, *, whole: bool = True) -> Verdict:

@@ -411,6 +411,13 @@ def test_a_pattern_without_its_twin_cannot_pass():
     assert verdict.outcome == "INCONCLUSIVE"
 
 
+def test_a_pattern_whose_twin_lacks_a_seed_cannot_pass():
+    fewer = {s: r for s, r in BASE.items() if s != 3}
+    verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin=fewer, twin_name="base")
+    assert gate(verdict, "prefix").sentence == "no run of base for seed 3"
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
 # Other seeds
 
 
@@ -420,6 +427,8 @@ def test_other_seeds_pass_the_wide_band_and_a_worse_arm_does_not():
     worse = {s: run_of(falling(50 + s) + 0.3) for s in range(5)}
     assert judge_other_seeds(worse, BASE).outcome == "FAIL"
     assert judge_other_seeds(other, {0: BASE[0]}).outcome == "INCONCLUSIVE"
+    fewer = judge_other_seeds({s: r for s, r in other.items() if s}, BASE)
+    assert (fewer.outcome, fewer.notes) == ("INCONCLUSIVE", ("no run for seed 0",))
 
 
 def test_the_wide_band_lets_through_about_one_correct_set_in_a_hundred():

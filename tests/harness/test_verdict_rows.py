@@ -122,6 +122,30 @@ def test_without_a_control_or_a_run_nothing_is_judged_as_passed(tmp_path):
     assert arms["rowwise"].verdict.notes == ("seed 0: no kernel",)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "phase"),
+    [("warmup_bf16:60", "PASS"), ("cooldown_bf16:0.2", None), ("warmup_bf16:60@layers.0.*", None)],
+)
+def test_an_arm_with_a_schedule_of_its_own(tmp_path, schedule, phase):
+    """A warm-up of the whole model is bitwise base at first; what other schedules equal is in no row of this set-up."""
+    warm = {}
+    for seed, run in shifted(BASE).items():
+        loss, switch = run.loss.values.copy(), 240 if "cool" in schedule else 60
+        if phase:
+            loss[:switch] = BASE[seed].loss.values[:switch]
+        warm[seed] = dataclasses.replace(run, loss=Curve.of(loss), switch_step=switch)
+    eps = shifted(warm)
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", warm, schedule=schedule)
+    rows += rows_of_runs("tensorwise_eps", eps, schedule=schedule, switch_steps=[60])
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    found = arms["tensorwise"].verdict.gate("prefix")
+    assert (found and found.status) == phase
+    assert arms["tensorwise_eps"].verdict.gate("prefix") is None
+    assert arms["tensorwise"].verdict.outcome == "PASS"
+    noted = any("first phase was not compared" in n for n in arms["tensorwise"].verdict.notes)
+    assert noted == (phase is None)
+
+
 def test_set_ups_are_judged_apart(tmp_path):
     other = {**AXES, "lr": 0.003}
     rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
