@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
-from report_fixtures import absent, frame
+from report_fixtures import absent, frame, write_run
 
+from harness.run import _tell
 from harness.verdict import Curve, Run, judge, lines, time_to_loss
 from harness.verdict.rows import setups
 from harness.verdict.time_to_loss import crossing
@@ -236,3 +237,11 @@ def test_time_to_loss_without_a_control_or_a_target_is_refused_or_empty():
 
 def _bare(runs):
     return {s: Run(r.loss, planned_steps=STEPS) for s, r in runs.items()}
+
+
+def test_the_end_of_a_run_prints_verdicts_and_findings(tmp_path, capsys):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise")
+    _tell(write_run(tmp_path, [rows]))
+    printed = capsys.readouterr().out
+    assert "INCONCLUSIVE rowwise against base" in printed
+    assert "finding  divergence rowwise did not run in FP8" in printed
