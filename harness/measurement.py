@@ -161,14 +161,35 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
         Metric(
+            "peak_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that tensors of this arm held at once during a step, above what was there before it",
+        ),
+        Metric(
+            "reserved_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that the allocator held for this arm, above what it held before",
+        ),
+        Metric(
+            "predicted_memory_bytes",
+            "byte",
+            "lower",
+            "memory that a step was predicted to take before anything was allocated; `resolved.memory` has the parts",
+        ),
+        Metric(
+            "joules_per_token",
+            "J",
+            "lower",
+            "energy of the whole board over a block of steps, by the tokens of the block",
+        ),
+        Metric(
             "kernel_time_ms",
             "ms",
             "lower",
-            "device time of one step in the kernels of one class, which `part` names",
+            "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
         ),
-        Metric("peak_memory_bytes", "byte", "lower", "most memory that tensors took during a step"),
-        Metric("reserved_memory_bytes", "byte", "lower", "most memory that the allocator held during a step"),
-        Metric("energy_j", "J", "lower", "energy of one step, by the GPU's own counter"),
     )
 }
 

@@ -10,9 +10,9 @@ from harness.diagnosis import pays
 from harness.diagnosis.finding import Finding, few, gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from harness.diagnosis.finding import Material
+    from harness.diagnosis.finding import Material, Record
 
 NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short
 FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
@@ -81,21 +81,29 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
         memory = r.resolved.get("memory") or base.resolved.get("memory") or {}
         parts = {k: v for k, v in memory.items() if isinstance(v, int | float) and v > 0}
         told = ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
-        of_batch = sum(parts.get(k, 0) for k in ("activations", "logits", "workspace"))
-        batch = r.axes.get("batch")
-        saves = {
-            "half the batch": f"about {gib(of_batch / 2)}" if of_batch else "bytes not known",
-            "full checkpointing": f"at most {gib(parts['activations'])}"
-            if parts.get("activations")
-            else "bytes not known",
-        }
-        smaller = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
         yield Finding(
             f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not",
-            (r.reason, *([f"predicted by part: {told}"] if told else [])),
+            (r.reason, *([f"predicted by part: {told}"] if told and "predicted" not in r.reason else [])),
             "FP8 keeps copies of weights and scales, and its GEMMs need more workspace; what it saves in memory is little",
-            f"{smaller} (frees {saves['half the batch']}), or axes.checkpointing=full (frees {saves['full checkpointing']})",
+            _remedies(r, parts),
         )
+
+
+def _remedies(row: Record, parts: Mapping[str, float]) -> str:
+    """The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts."""
+    predicted = row.resolved.get("remedies")
+    if isinstance(predicted, dict) and predicted:
+        return " or ".join(f"axes.{way} (frees {gib(size)})" for way, size in predicted.items())
+    batch, of_batch = (
+        row.axes.get("batch"),
+        sum(parts.get(k, 0) for k in ("activations", "logits", "workspace")),
+    )
+    halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
+    kept = parts.get("activations", 0)
+    return (
+        f"{halved} (frees {f'about {gib(of_batch / 2)}' if of_batch else 'bytes not known'}) or "
+        f"axes.checkpointing=full (frees {f'at most {gib(kept)}' if kept else 'bytes not known'})"
+    )
 
 
 def cannot_pay(material: Material) -> Iterator[Finding]:

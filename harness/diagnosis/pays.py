@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.compare import FP8_DTYPES, paired_ratios, rows_of, with_rates
 from harness.hardware import lookup
+from harness.kernels_by_name import CAST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +131,7 @@ def _steps(
             f"FP8 GEMMs can save at most {saved:.3g} ms of it ({machine.source})",
         ]
         casts = next(
-            (r["value"] for r in own if r["metric"] == "kernel_time_ms" and r.get("part") == "cast"), None
+            (r["value"] for r in own if r["metric"] == "kernel_time_ms" and r.get("part") == CAST), None
         )
         if casts is not None:
             evidence.append(f"its casts take {casts:.3g} ms")

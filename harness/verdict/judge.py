@@ -63,7 +63,8 @@ def judge_pairs(
     Args:
         candidate: runs by seed. Runs with a `switch_step` are a precision pattern and need `twin`.
         control: runs by seed, of the arm whose loss is the right one.
-        golden: runs of the emulation of the candidate's recipe; they set the band of the early window.
+        golden: runs of the emulation of the candidate's recipe; they set the bands of the early window and of the
+            gradient norms.
         twin: of a precision pattern, the runs that must be bitwise equal until the switch. Where it is the control
             itself (warm-up), the early window starts at the switch.
         twin_name: what to call that arm.
@@ -84,11 +85,12 @@ def judge_pairs(
     results = [
         breaks.finite(candidate, control),
         breaks.spikes(pairs),
-        gates.early_window(pairs, band, switch),
+        # The golden arm has no warm-up; right after one its gap is no measure.
+        gates.early_window(pairs, None if warm_up else band, switch),
         gates.late_window(pairs, margin),
         gates.heldout(pairs, margin),
         gates.trend(pairs, margin),
-        gates.gradients(pairs, switch),
+        gates.gradients(pairs, band, switch),
     ]
     notes = list(pairs.problems)
     if switches:
@@ -103,7 +105,9 @@ def judge_pairs(
 def judge_other_seeds(other: Mapping[int, Run], control: Mapping[int, Run]) -> Verdict:
     """Judges runs of other seeds by the wide band that the control's own seeds span; nothing is paired."""
     results = [breaks.finite(other, {}), patterns.seed_band(other, control)]
-    return conclude(results, [], limits(other))
+    missing = sorted(control.keys() - other.keys())
+    notes = [f"no run for seed {', '.join(map(str, missing))}"] if missing else []
+    return conclude(results, notes, limits(other), whole=not missing)
 
 
 def conclude(results: list[GateResult], notes: list[str], limit: str, *, whole: bool = True) -> Verdict:

@@ -27,6 +27,10 @@ def prefix(candidate: Mapping[int, Run], twin: Mapping[int, Run], named: str) ->
     shared = sorted(candidate.keys() & twin.keys())
     if not shared:
         return GateResult("prefix", "INCONCLUSIVE", f"no run of {named} to compare the first phase with")
+    alone = sorted(candidate.keys() - twin.keys())
+    if alone:
+        told = ", ".join(map(str, alone))
+        return GateResult("prefix", "INCONCLUSIVE", f"no run of {named} for seed {told}", seeds=len(shared))
     worst, differing, compared = 0.0, [], 0
     for seed in shared:
         run, other = candidate[seed], twin[seed]

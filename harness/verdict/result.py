@@ -72,7 +72,9 @@ def percent(value: float) -> str:
     >>> percent(0.000183), percent(-0.0025)
     ('+0.018 %', '-0.250 %')
     """
-    return f"{100 * value:+.3f} %" if abs(value) < 0.1 else f"{100 * value:+.1f} %"
+    digits = 3 if abs(value) < 0.1 else 1
+    shown = round(100 * value, digits) + 0.0  # no minus before a zero
+    return f"{shown:+.{digits}f} %"
 
 
 def estimate(

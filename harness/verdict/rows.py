@@ -177,19 +177,20 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         schedule = str(setup.resolved.get(arm, {}).get("schedule") or "")
         cool_down = arm.endswith(f"_to_{CONTROL}")
         warm_up = bool(_WARM_UP.search(schedule)) or arm.startswith(f"{CONTROL}_to_")
-        if schedule and not warm_up and not cool_down:
-            # An arm with a schedule of its own: the run to compare its first phase with is of another set-up.
+        if schedule and (arm.endswith("_eps") or not (warm_up or cool_down)):
+            # The run that its first phase should equal is of another set-up, or starts from other weights.
+            warm_up = False
             failed.append(f"schedule {schedule}: its first phase was not compared bit for bit")
             mine = {seed: replace(run, switch_step=None) for seed, run in mine.items()}
         verdict = judge_pairs(
             mine,
             control,
-            golden=None if warm_up else setup.arms.get(f"{recipe}_golden"),
+            golden=setup.arms.get(f"{recipe.removesuffix('_golden')}_golden"),
             twin=control if warm_up else setup.arms.get(recipe) if cool_down else None,
             twin_name=against if warm_up else recipe,
             margin=margin,
         )
-        if arm != f"{CONTROL}_eps" and _identical(mine, control):
+        if against == CONTROL and arm != f"{CONTROL}_eps" and _identical(mine, control):
             # An arm that should differ and does not was not run as it is named.
             failed.append(f"every loss is bitwise equal to {against}: FP8 cannot have run")
             if verdict.outcome == "PASS":

@@ -16,6 +16,7 @@ import numpy as np
 
 from harness import stats
 from harness.verdict.curves import Curve, ema, half_life
+from harness.verdict.result import MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,8 +62,8 @@ def time_to_loss(
     Args:
         arms: runs by arm and seed.
         control: the arm that the others are held against.
-        target: the loss in nats; None takes the largest over seeds of the lowest loss of the control, which every run
-            of the control reaches.
+        target: the loss in nats; None takes what counts as the control's: the verdict's margin above the lowest loss
+            that every run of the control reaches.
 
     Returns:
         One entry an arm, the control first; none where the control has no run.
@@ -79,7 +80,7 @@ def time_to_loss(
         for run in runs.values()
     )
     if target is None:
-        target = max(float(np.min(_curve(run, smoothed).values)) for run in base.values())
+        target = (1 + MARGIN) * max(float(np.min(_curve(run, smoothed).values)) for run in base.values())
     if not math.isfinite(target):
         raise ValueError(f"target={target} must be a finite loss in nats")
     name = "smoothed training loss" if smoothed else "held-out loss"

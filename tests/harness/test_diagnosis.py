@@ -179,6 +179,18 @@ def test_out_of_memory_names_both_remedies_with_their_bytes(tmp_path):
     assert "axes.checkpointing=full (frees at most 5.86 GiB)" in finding.change
 
 
+def test_remedies_that_the_suite_predicted_are_taken_as_they_are(tmp_path):
+    case = Case.of("train", {"model": "gpt2", "batch": 16})
+    rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
+    failed = absent(
+        case, "rowwise_eager", "failed", "out of memory; predicted GiB by part: weights 1", "bf16_eager"
+    )
+    facts = {"recipe": "rowwise", "memory": {"weights": 2**30}, "remedies": {"batch=8": 3 * 2**30}}
+    (finding,) = found(tmp_path, [*rows, dataclasses.replace(failed, resolved=facts)], "runs out of memory")
+    assert finding.change == "axes.batch=8 (frees 3.00 GiB)"
+    assert finding.evidence == (failed.reason,)
+
+
 def test_out_of_memory_of_both_arms_is_not_fp8s(tmp_path):
     case = Case.of("train", {"model": "gpt2", "batch": 16})
     rows = [
