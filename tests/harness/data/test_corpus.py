@@ -82,3 +82,8 @@ def test_text_shorter_than_a_block(length: int, block: int, message: str) -> Non
 def test_held_out_part_shorter_than_a_block() -> None:
     with pytest.raises(UsageError, match="data=counting: the held-out part has 10 tokens"):
         counting(100).heldout_batches(1, 1, 16)
+
+
+def test_negative_seed() -> None:
+    with pytest.raises(UsageError, match=r"seed=-1: batches are drawn for .* seeds of 0 or more"):
+        counting().batch(0, -1, 1, 16)

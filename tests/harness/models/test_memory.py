@@ -61,7 +61,7 @@ def allocated_peak(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> int:
     return most
 
 
-@pytest.mark.parametrize("recipe", [None, "tensorwise", "rowwise"])
+@pytest.mark.parametrize("recipe", [None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"])
 @pytest.mark.parametrize("name", ["nano", "llama_tiny", "llama_moe_tiny"])
 def test_kept_for_backward(name: str, recipe: str | None) -> None:
     """Oracle: saved_tensors_hooks on a real model. Exact, but for the loss itself: one float32."""
