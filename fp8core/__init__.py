@@ -9,7 +9,7 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, shared_input, linear, producers, convert, verify.
+microbatch, shared_input, linear, producers, convert, schedule, verify.
 """
 
 from fp8core.config import (
@@ -28,6 +28,7 @@ from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
+from fp8core.schedule import PrecisionSchedule
 from fp8core.shared_input import CastInput, cast_input
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.verify import Proof, verify
@@ -54,6 +55,7 @@ __all__ = [
     "Format",
     "Gemm",
     "LayerAudit",
+    "PrecisionSchedule",
     "Proof",
     "RMSNorm",
     "Recipe",

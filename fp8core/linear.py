@@ -119,9 +119,12 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
+        if not self.recipe.fp8_gemms:  # all held back, see `fp8core.schedule`: nn.Linear, bit for bit
+            return super().forward(input.hp if isinstance(input, CastInput) else input)
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
-            given = (input.for_output, input.for_grad_weight)
+            shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
+            given = (input.for_output, None if shared else input.for_grad_weight)
             if input.casts != input_casts(self.recipe):
                 raise ValueError(
                     f"input was cast for another recipe than {self.recipe}; cast it for this layer"
@@ -237,8 +240,9 @@ class _ScaledLinear(torch.autograd.Function):
             input_lp, kept = plan.cast_both(input_hp, *casts, "input")
         elif input_lp is None:
             input_lp = plan.cast_one(input_hp, casts[0], 1, "input")
-        elif kept is None and needs_kept:  # the shared casts were made where nothing trained
-            kept = plan.cast_one(input_hp, casts[1], 0, "input")
+        elif kept is None and needs_kept:
+            # One cast serves both, or the shared ones were made where nothing trained
+            kept = input_lp if serves_both(*casts) else plan.cast_one(input_hp, casts[1], 0, "input")
         weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0])
         ctx.save_for_backward(kept if needs_kept else None, weight_kept)
         ctx.plan = plan
@@ -305,4 +309,4 @@ def _matmul(
 
 def _result_dtype(gemm: Gemm, backend: Backend, out_dtype: torch.dtype) -> torch.dtype:
     """The dtype in which the backend can yield a result that is then converted to `out_dtype`."""
-    return out_dtype if gemm.granularity == "tensorwise" or backend.any_out_dtype else torch.bfloat16
+    return torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype

@@ -51,6 +51,20 @@ class Case:
             raise TypeError(f"axis {axis}={value!r} of suite {self.suite!r} must be an integer")
         return value
 
+    def number(self, axis: str) -> float:
+        """The value of an axis that measures something (a learning rate)."""
+        value = self[axis]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"axis {axis}={value!r} of suite {self.suite!r} must be a number")
+        return float(value)
+
+    def text(self, axis: str) -> str:
+        """The value of an axis that names something (a model, a data set)."""
+        value = self[axis]
+        if not isinstance(value, str):
+            raise TypeError(f"axis {axis}={value!r} of suite {self.suite!r} must be a text")
+        return value
+
     @property
     def axes_json(self) -> str:
         """The axes as canonical JSON: sorted keys, no spaces."""

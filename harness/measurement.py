@@ -4,6 +4,7 @@ A failure is a status with a reason. It is never a number and never a missing ro
 
 Schema history
 1  first version
+2  column `part`: which part of the case the number is of (a layer and role, a kernel class); "" = the whole
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["ok", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
@@ -23,12 +24,17 @@ Better = Literal["lower", "higher", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a number means. One literal each in `METRICS`."""
+    """What a number means. One literal each in `METRICS`.
+
+    `series`: the samples may be a curve over the steps of a run, with the steps as `rounds`; a row's value is then
+    its last sample, not the median.
+    """
 
     name: str
     unit: str
     better: Better
     meaning: str
+    series: bool = False
 
 
 METRICS: dict[str, Metric] = {
@@ -41,9 +47,10 @@ METRICS: dict[str, Metric] = {
             "compile_s",
             "s",
             "lower",
-            "first call of a compiled arm; `resolved.compile_cache` says cold or warm",
+            'first call of a compiled arm, `resolved.compile_cache` says cold or warm; part "warm": compiled once '
+            "more from the caches that the first call filled",
         ),
-        Metric("sqnr_db", "dB", "higher", "20 log10(|ref| / |ref - x|) over the whole result"),
+        Metric("sqnr_db", "dB", "higher", "20 log10(|ref| / |ref - x|) over the whole result", series=True),
         Metric("sqnr_row_min_db", "dB", "higher", "smallest SQNR of any row of the result"),
         Metric("grad_input_sqnr_db", "dB", "higher", "SQNR of the gradient of a layer's input"),
         Metric("grad_input_sqnr_row_min_db", "dB", "higher", "smallest SQNR of any of its rows"),
@@ -57,12 +64,52 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("accum_sqnr_db", "dB", "higher", "SQNR of an FP8 GEMM against the exact product of its codes"),
         Metric("rel_err_max", "1", "lower", "largest |x - ref| over the largest |ref|"),
-        Metric("underflow_frac", "1", "lower", "share of nonzero inputs that the cast turned into zero"),
+        Metric(
+            "underflow_frac",
+            "1",
+            "lower",
+            "share of nonzero inputs that the cast turned into zero",
+            series=True,
+        ),
         Metric(
             "saturated_frac",
             "1",
             "lower",
             "share of scaled inputs that would round beyond the largest FP8 value",
+            series=True,
+        ),
+        Metric(
+            "subnormal_frac",
+            "1",
+            "lower",
+            "share of elements whose code is subnormal: fewer bits than the format promises",
+            series=True,
+        ),
+        Metric("amax", "1", "none", "largest magnitude of a tensor before its cast", series=True),
+        Metric(
+            "scale_log2",
+            "1",
+            "none",
+            "log2 of the scale (high precision to FP8) of a tensor; of the median one where it has several",
+            series=True,
+        ),
+        Metric(
+            "loss", "nats", "lower", "training loss of each step, before its update, in float32", series=True
+        ),
+        Metric(
+            "heldout_loss",
+            "nats",
+            "lower",
+            "mean loss over a fixed held-out set; rounds are the updates made before",
+            series=True,
+        ),
+        Metric("grad_norm", "1", "none", "norm of all gradients of a step, before clipping", series=True),
+        Metric(
+            "elapsed_s",
+            "s",
+            "lower",
+            "seconds of training until the end of each step; evaluation and diagnostics left out",
+            series=True,
         ),
         Metric(
             "mismatches",
@@ -82,7 +129,67 @@ METRICS: dict[str, Metric] = {
             "lower",
             "bytes that a layer keeps for its backward pass beside the weight itself, per element of its input",
         ),
+        Metric(
+            "peak_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that tensors of this arm held at once during a step, above what was there before it",
+        ),
+        Metric(
+            "reserved_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that the allocator held for this arm, above what it held before",
+        ),
+        Metric(
+            "predicted_memory_bytes",
+            "byte",
+            "lower",
+            "memory that a step was predicted to take before anything was allocated; `resolved.memory` has the parts",
+        ),
+        Metric(
+            "joules_per_token",
+            "J",
+            "lower",
+            "energy of the whole board over a block of steps, by the tokens of the block",
+        ),
+        Metric(
+            "kernel_time_ms",
+            "ms",
+            "lower",
+            "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
+        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
+        Metric(
+            "peak_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that tensors of this arm held at once during a step, above what was there before it",
+        ),
+        Metric(
+            "reserved_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that the allocator held for this arm, above what it held before",
+        ),
+        Metric(
+            "predicted_memory_bytes",
+            "byte",
+            "lower",
+            "memory that a step was predicted to take before anything was allocated; `resolved.memory` has the parts",
+        ),
+        Metric(
+            "joules_per_token",
+            "J",
+            "lower",
+            "energy of the whole board over a block of steps, by the tokens of the block",
+        ),
+        Metric(
+            "kernel_time_ms",
+            "ms",
+            "lower",
+            "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
+        ),
     )
 }
 
@@ -100,9 +207,10 @@ class Measurement:
     seed: int = 0
     baseline: str = ""  # the arm that this one is to be compared with; "" for a baseline itself
     regime: str = ""  # "isolated" or "sustained" for times, "" otherwise
+    part: str = ""  # of the case: "layers.0.attn.q:input", a kernel class, ...; "" for the whole
     resolved: Mapping[str, object] = field(default_factory=dict)  # what really ran
     samples: tuple[float, ...] = ()
-    rounds: tuple[int, ...] = ()  # round of each sample; rounds pair the arms of a case
+    rounds: tuple[int, ...] = ()  # round of each sample, step of a series; rounds pair the arms of a case
     sample_clock_mhz: tuple[float, ...] = ()  # SM clock by sample, where it can be read
     reason: str = ""
     flops: Mapping[str, float] = field(default_factory=dict)  # by the dtype that each GEMM really ran in
@@ -129,8 +237,10 @@ class Measurement:
 
     @property
     def value(self) -> float | None:
-        """Median of the samples; None where there is none."""
-        return statistics.median(self.samples) if self.samples else None
+        """Median of the samples, of a series the last; None where there is none."""
+        if not self.samples:
+            return None
+        return self.samples[-1] if METRICS[self.metric].series else statistics.median(self.samples)
 
     def as_row(self) -> dict[str, object]:
         """The columns that a measurement itself knows; the store adds run, sweep and environment."""
@@ -148,6 +258,7 @@ class Measurement:
             "unit": meaning.unit,
             "better": meaning.better,
             "regime": self.regime,
+            "part": self.part,
             "samples": list(self.samples),
             "rounds": list(self.rounds),
             "sample_clock_mhz": list(self.sample_clock_mhz),

@@ -5,6 +5,8 @@ Everything that can be refused is refused here, before a folder is made or a ten
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,11 @@ from harness.errors import UsageError, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from harness.workload import Axis, Suite, Unsupported
+    from harness.workload import ArmInfo, Axis, Plannable, Unsupported
+
+
+AXIS_KEYS = ("model", "data", "data_path", "schedule")  # keys of a command line that are short for an axis
+PROFILE_KEYS = ("profile", "profile_start", "profile_end")  # likewise, below `train.`
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,7 @@ class PlannedCase:
     """A case, the arms that run, and those that cannot, each with its reason."""
 
     part: str
-    suite: Suite
+    suite: Plannable
     case: Case
     arms: tuple[str, ...]
     unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
@@ -48,7 +54,7 @@ class Plan:
         return {c.case.case_id for c in ranked[:most]}
 
 
-def make_plan(config: Mapping[str, Any], suites: Mapping[str, Suite]) -> Plan:
+def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Plan:
     """Expands a composed configuration.
 
     Args:
@@ -61,6 +67,8 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Suite]) -> Plan:
     """
     parts = _parts(config)
     _refuse_unused(config, parts, suites)
+    _spread_keys(config, parts, suites)
+    _choose_arms(config.get("train") or {}, parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for name, part in parts.items():
@@ -82,7 +90,7 @@ def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _refuse_unused(
-    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Suite]
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
 ) -> None:
     """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
     for name, part in parts.items():
@@ -118,8 +126,62 @@ def _refuse_unused(
                 del parts[name]
 
 
+def _spread_keys(
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Hands the keys that are short for an axis (`model=nano`) to the parts whose suites have it."""
+    train = config.get("train") or {}
+    given = {key: config.get(key) for key in AXIS_KEYS}
+    given |= {key: train.get(key) for key in PROFILE_KEYS}
+    for axis, value in given.items():
+        takers = [part for part in parts.values() if axis in suites[part["suite"]].AXES]
+        # A model as a mapping is what shapes=from_model reads; elsewhere it has always been passed over.
+        if value is None or (axis == "model" and not takers and not isinstance(value, str)):
+            continue
+        if not takers:
+            key = f"train.{axis}" if axis in PROFILE_KEYS else axis
+            raise UsageError(
+                f"{key}={value} means nothing to sweep {config['name']!r}: no suite of it has an axis {axis!r}"
+            )
+        for part in takers:
+            named = (
+                json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
+            )
+            part["axes"] = {**part["axes"], axis: named}
+
+
+def _choose_arms(
+    train: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """What `train.mixed_precision` and `train.recipe` leave of the arms.
+
+    bf16 keeps the arms without FP8; fp8 those and the ones of the recipe. Arms of recipe "any" go with every recipe.
+    """
+    text = train.get("mixed_precision")
+    if text is None:
+        if train.get("recipe") is not None:
+            raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8")
+        return
+    from harness.training.setup import mixed_precision  # torch
+
+    recipe = mixed_precision(text, train.get("recipe") or "tensorwise")
+    wanted = {""} if recipe is None else {"", "any", recipe.name}
+    by_recipe = [p for p in parts.values() if any(a.recipe for a in suites[p["suite"]].ARMS.values())]
+    if not by_recipe:
+        raise UsageError(
+            f"train.mixed_precision={text}: no suite of this sweep has arms by recipe; write arms=[...]"
+        )
+    for part in by_recipe:
+        known: Mapping[str, ArmInfo] = suites[part["suite"]].ARMS
+        asked = [arm for arm in part["arms"] or known if arm in known]
+        left = [arm for arm in asked if known[arm].recipe in wanted]
+        if not left:
+            raise UsageError(f"train.mixed_precision={text} leaves none of the arms {', '.join(asked)}")
+        part["arms"] = left
+
+
 def _plan_part(
-    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Suite]
+    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Plannable]
 ) -> tuple[list[PlannedCase], str]:
     suite = suites[part["suite"]]
     axes = {
@@ -161,20 +223,31 @@ def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[S
         raise UsageError(f"axes.{axis} is empty; expected {_expectation(known[axis])}")
     for value in given:
         spec = known[axis]
-        fits = (
-            value in spec.choices
-            if spec.choices
-            else isinstance(value, int) and not isinstance(value, bool) and value >= spec.minimum
-        )
-        if not fits:
+        if not _fits(spec, value):
             raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
-    return given
+    is_float = known[axis].kind == "float"
+    return [float(value) if is_float and value not in known[axis].words else value for value in given]
+
+
+def _fits(axis: Axis, value: object) -> bool:
+    if axis.choices:
+        return value in axis.choices
+    if value in axis.words:
+        return True
+    if axis.kind == "str":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int if axis.kind == "int" else int | float):
+        return False
+    return math.isfinite(value) and value >= axis.minimum
 
 
 def _expectation(axis: Axis) -> str:
     if axis.choices:
         return "one of " + ", ".join(map(str, axis.choices))
-    return f"an integer of at least {axis.minimum}"
+    if axis.kind == "str":
+        return "a text"
+    words = "".join(f", or {word}" for word in axis.words)
+    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}{words}"
 
 
 def _nothing_runs(cases: list[PlannedCase], device: str) -> str:

@@ -29,10 +29,11 @@ from harness.errors import UsageError
 from harness.measurement import SCHEMA_VERSION, Measurement, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pandas as pd
 
+_FILL = {"part": ""}  # what stands in a column that an older schema_version lacks; elsewhere null
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 
 SCHEMA = pa.schema(
@@ -51,6 +52,7 @@ SCHEMA = pa.schema(
         ("unit", pa.string()),
         ("better", pa.string()),
         ("regime", pa.string()),
+        ("part", pa.string()),
         ("samples", pa.list_(pa.float64())),
         ("rounds", pa.list_(pa.int32())),
         ("sample_clock_mhz", pa.list_(pa.float64())),
@@ -125,9 +127,26 @@ class RunWriter:
             for m in measurements
         ]
         if rows:
-            name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
-            _write_durably(pa.Table.from_pylist(rows, schema=SCHEMA), self.folder / name)
-            self._parts.append(name)
+            self._write(pa.Table.from_pylist(rows, schema=SCHEMA))
+
+    def _write(self, rows: pa.Table) -> None:
+        name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
+        _write_durably(rows, self.folder / name)
+        self._parts.append(name)
+
+    def carry_over(self, arms: Collection[tuple[str, str]]) -> None:
+        """Takes rows of earlier attempts of this run into the present one, so that what is added to their cases
+        does not replace them.
+
+        Args:
+            arms: (case id, arm) of the rows to keep.
+        """
+        if not arms:
+            return
+        frame = read(self.folder)
+        frame = frame[[key in arms for key in zip(frame["case_id"], frame["arm"], strict=True)]]
+        kept = frame.assign(attempt=self._attempt)
+        self._write(pa.Table.from_pandas(kept, schema=SCHEMA, preserve_index=False))
 
     def close(self, state: str) -> None:
         """Gathers this writer's parts into one file and records how the run ended.
@@ -171,7 +190,8 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
 
     Returns:
         The columns of `SCHEMA`. `frame.attrs["problems"]` says of each file that could not be read
-        which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get nulls where a column is new.
+        which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older
+        schema_version get nulls where a column is new, and the part "".
 
     Raises:
         UsageError: a path does not exist.
@@ -261,11 +281,11 @@ def _files(path: Path) -> list[Path]:
 
 
 def _conform(table: pa.Table) -> pa.Table:
-    """Brings a table of any schema_version up to SCHEMA: missing columns become null, unknown ones are dropped."""
+    """Brings a table of any schema_version up to SCHEMA: missing columns are filled, unknown ones are dropped."""
     columns = [
         table[field.name].cast(field.type)
         if field.name in table.column_names
-        else pa.nulls(len(table), field.type)
+        else pa.repeat(pa.scalar(_FILL.get(field.name), field.type), len(table))
         for field in SCHEMA
     ]
     if table.num_rows and "schema_version" in table.column_names:

@@ -84,7 +84,8 @@ class Backend:
         matmul: the product.
         is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
         shape_reason, device_reason, granularity_reason: why it would refuse, without allocating or running anything.
-        any_out_dtype: scales of rows and blocks too yield float32 and float16, not bfloat16 alone.
+        bf16_only: granularities whose product it yields in bfloat16 alone; "reference" rounds where the hardware's
+            default kernel for that granularity does, so that an emulated layer has the same roundings.
     """
 
     matmul: Matmul
@@ -92,7 +93,7 @@ class Backend:
     shape_reason: ShapeReason
     device_reason: DeviceReason
     granularity_reason: GranularityReason
-    any_out_dtype: bool
+    bf16_only: frozenset[str]
 
 
 def _takes_all(*_: object, **__: object) -> None:
@@ -106,7 +107,7 @@ BACKENDS: dict[str, Backend] = {
         shape_reason=layout.shape_reason,
         device_reason=layout.device_reason,
         granularity_reason=layout.granularity_reason,
-        any_out_dtype=False,
+        bf16_only=frozenset({"rowwise", "1x128", "128x128", "1x32"}),
     ),
     "triton": Backend(
         triton_mm.matmul,
@@ -114,9 +115,11 @@ BACKENDS: dict[str, Backend] = {
         shape_reason=triton_mm.shape_reason,
         device_reason=triton_mm.device_reason,
         granularity_reason=triton_mm.granularity_reason,
-        any_out_dtype=True,
+        bf16_only=frozenset(),
     ),
-    "reference": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, any_out_dtype=True),
+    "reference": Backend(
+        reference.matmul, False, _takes_all, _takes_all, _takes_all, bf16_only=frozenset({"rowwise"})
+    ),
 }
 
 

@@ -47,3 +47,13 @@ def test_an_unknown_axis_names_the_known_ones() -> None:
 def test_integer_refuses_what_does_not_count(value: object) -> None:
     with pytest.raises(TypeError, match="must be an integer"):
         Case.of("s", {"M": value}).integer("M")  # type: ignore[dict-item]
+
+
+def test_a_number_may_be_whole_and_a_text_is_no_number() -> None:
+    case = Case.of("s", {"lr": 1e-3, "n": 2, "model": "nano", "on": True})
+    assert (case.number("lr"), case.number("n"), case.text("model")) == (1e-3, 2.0, "nano")
+    for axis in ("model", "on"):
+        with pytest.raises(TypeError, match="must be a number"):
+            case.number(axis)
+    with pytest.raises(TypeError, match="must be a text"):
+        case.text("n")

@@ -30,6 +30,11 @@ def test_value_is_the_median_of_all_samples() -> None:
     assert row(samples=samples).value == statistics.median(samples)
 
 
+def test_value_of_a_series_is_its_last_sample() -> None:
+    assert row(metric="loss", samples=(5.0, 1.0, 100.0, 2.0), rounds=(0, 1, 2, 3)).value == 2.0
+    assert row(metric="sqnr_db", samples=(28.5,)).value == 28.5
+
+
 def test_a_row_carries_unit_and_direction_of_its_metric() -> None:
     made = row().as_row()
     assert (made["unit"], made["better"]) == ("ms", "lower")

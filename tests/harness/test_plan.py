@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from toy import ToySuite
 
 from harness.errors import UsageError
 from harness.plan import Plan, describe, make_plan
-from harness.workload import Unsupported
+from harness.workload import Axis, Unsupported
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -62,6 +63,31 @@ def test_axes_points_and_arms_expand() -> None:
 def test_what_is_refused_and_in_which_words(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("axis", "good", "bad", "message"),
+    [
+        (Axis("a rate", kind="float", minimum=0), [0, 1e-3], [-1e-9, math.nan, math.inf, "1e-3", True],
+         "expected a number of at least 0 "),
+        (Axis("a name", kind="str"), ["", "nano"], [1, None, True], "expected a text "),
+        (Axis("a count from 0", minimum=0), [0, 7], [-1, 1.0], "expected an integer of at least 0 "),
+    ],
+)  # fmt: skip
+def test_axes_of_numbers_and_texts(axis: Axis, good: list[Any], bad: list[Any], message: str) -> None:
+    toy = ToySuite()
+    toy.AXES = {**toy.AXES, "x": axis}
+    assert [c.case["x"] for c in plan(toy, axes={"n": [1], "x": good}).cases] == good
+    for value in bad:
+        with pytest.raises(UsageError, match=message):
+            plan(toy, axes={"n": [1], "x": [value]})
+
+
+def test_a_number_is_one_case_however_it_is_written() -> None:
+    toy = ToySuite()
+    toy.AXES = {**toy.AXES, "x": Axis("a rate", kind="float", minimum=0)}
+    one, two = (plan(toy, axes={"n": [1], "x": value}).cases[0].case for value in (1, 1.0))
+    assert one.case_id == two.case_id
 
 
 def test_a_shape_that_only_an_arm_not_asked_for_refuses_is_fine() -> None:

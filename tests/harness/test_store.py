@@ -141,13 +141,27 @@ def test_two_writers_of_one_run_do_not_touch_each_other(tmp_path: Path) -> None:
     assert len(store.read(tmp_path)) == 7
 
 
-def test_rows_of_an_older_schema_are_read_with_nulls(tmp_path: Path) -> None:
-    old = pa.table({"schema_version": [0], "case_id": ["c1"], "value": [3.0], "gone": ["x"]})
+def test_rows_of_an_older_schema_are_read_with_nulls_and_as_of_the_whole(tmp_path: Path) -> None:
+    old = pa.table({"schema_version": [1], "case_id": ["c1"], "value": [3.0], "gone": ["x"]})
     pq.write_table(old, tmp_path / "part-old.parquet")
     frame = store.read(tmp_path)
     assert frame.loc[0, "value"] == 3.0
     assert frame["timing"].isna().all()
+    assert frame["part"].tolist() == [""]
     assert list(frame.columns) == store.SCHEMA.names
+
+
+def test_rows_of_parts_stand_beside_the_row_of_the_whole(tmp_path: Path) -> None:
+    """One metric of one arm, for the whole and for two of its parts: nothing is folded together."""
+    run = writer(tmp_path / "r1")
+    run.append(
+        Measurement("s", "c1", "a", "{}", "amax", "ok", part=part, samples=(1.0, 3.0, 2.0), rounds=(0, 5, 10))
+        for part in ("", "layers.0:input", "layers.0:weight")
+    )
+    frame = store.read(tmp_path)
+    assert frame["part"].tolist() == ["", "layers.0:input", "layers.0:weight"]
+    assert frame["value"].tolist() == [2.0] * 3
+    assert frame["rounds"].map(list).tolist() == [[0, 5, 10]] * 3
 
 
 def test_rows_of_a_newer_schema_are_read_with_a_warning(tmp_path: Path) -> None:
