@@ -84,8 +84,9 @@ class Backend:
         matmul: the product.
         is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
         shape_reason, device_reason, granularity_reason: why it would refuse, without allocating or running anything.
-        bf16_only: granularities whose product it yields in bfloat16 alone; "reference" rounds where the hardware's
-            default kernel for that granularity does, so that an emulated layer has the same roundings.
+        bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
+            "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
+            as torchao's emulation.
     """
 
     matmul: Matmul
@@ -100,6 +101,8 @@ def _takes_all(*_: object, **__: object) -> None:
     """Refuses nothing."""
 
 
+_SCALED_IN_PARTS = frozenset({"rowwise", "1x128", "128x128", "1x32"})
+
 BACKENDS: dict[str, Backend] = {
     "torch": Backend(
         torch_mm.matmul,
@@ -107,7 +110,7 @@ BACKENDS: dict[str, Backend] = {
         shape_reason=layout.shape_reason,
         device_reason=layout.device_reason,
         granularity_reason=layout.granularity_reason,
-        bf16_only=frozenset({"rowwise", "1x128", "128x128", "1x32"}),
+        bf16_only=_SCALED_IN_PARTS,
     ),
     "triton": Backend(
         triton_mm.matmul,
@@ -117,9 +120,8 @@ BACKENDS: dict[str, Backend] = {
         granularity_reason=triton_mm.granularity_reason,
         bf16_only=frozenset(),
     ),
-    "reference": Backend(
-        reference.matmul, False, _takes_all, _takes_all, _takes_all, bf16_only=frozenset({"rowwise"})
-    ),
+    "reference": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, frozenset()),
+    "reference_bf16": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, _SCALED_IN_PARTS),
 }
 
 

@@ -104,8 +104,8 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
     def codes_of(arm: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
-        def spy(x: Any, cast: Any, dim: int, memory: Any = None, role: str = "input") -> Any:
-            made = real(x, cast, dim, memory, role)
+        def spy(x: Any, cast: Any, dim: int, memory: Any = None, role: str = "input", **how: Any) -> Any:
+            made = real(x, cast, dim, memory, role, **how)
             if isinstance(made, Float8Tensor) and made is not x:
                 seen.append((role, made.qdata.float(), made.scale_inv.clone()))
             return made
