@@ -69,7 +69,9 @@ def test_operators_stay_whole_under_the_compiler() -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, step(model, parameters, x), strict=True))
     with torch.autograd.profiler.profile(use_kineto=False) as profiler:
         step(compiled, parameters, x)
-    ran = Counter(event.name for event in profiler.function_events or [] if event.name.startswith("fp8core::"))
+    ran = Counter(
+        event.name for event in profiler.function_events or [] if event.name.startswith("fp8core::")
+    )
     assert ran == {
         "fp8core::cast_rowwise_both": 3,
         "fp8core::cast_1x128_both": 2,

@@ -202,5 +202,7 @@ def test_all_ranks_take_the_largest_amax(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="history of length 0 remembers nothing"):
         AmaxHistory(length=0)
-    with pytest.raises(ValueError, match="amax algorithm 'mean' is unknown; expected one of max, most_recent"):
+    with pytest.raises(
+        ValueError, match="amax algorithm 'mean' is unknown; expected one of max, most_recent"
+    ):
         AmaxHistory(algorithm="mean")
