@@ -81,7 +81,9 @@ def matmul(
     granularity = "1x32" if scale_inv_a.dtype == E8M0FNU.dtype else "tensorwise"
     reason = shape_reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype)
     reason = reason or granularity_reason(a.device, granularity)
-    if not (a.is_contiguous() and b.t().is_contiguous()):  # of a matrix of one column, say, any strides will do
+    if not (
+        a.is_contiguous() and b.t().is_contiguous()
+    ):  # of a matrix of one column, say, any strides will do
         reason = reason or layout.layout_reason(a, b)
     if reason is not None:
         raise ValueError(reason)
