@@ -81,12 +81,14 @@ def matmul(
     granularity = "1x32" if scale_inv_a.dtype == E8M0FNU.dtype else "tensorwise"
     reason = shape_reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype)
     reason = reason or granularity_reason(a.device, granularity)
-    reason = reason or layout.layout_reason(a, b)
+    if not (
+        a.is_contiguous() and b.t().is_contiguous()
+    ):  # of a matrix of one column, say, any strides will do
+        reason = reason or layout.layout_reason(a, b)
     if reason is not None:
         raise ValueError(reason)
-    if (
-        scale_inv_a.dim() and scale_inv_a.shape[0] != M
-    ):  # 128x128 on the left: the kernel takes a scale for each row
+    # Squares on the left: the kernel takes a scale for each row of A.
+    if scale_inv_a.dim() and scale_inv_a.shape[0] != M:
         scale_inv_a = scale_inv_a.repeat_interleave(BLOCK, 0)[:M]
     promote_every = 0 if use_fast_accum else PROMOTE_EVERY
     product: torch.Tensor = ops.matmul(a, b.t(), scale_inv_a, scale_inv_b.t(), out_dtype, promote_every)

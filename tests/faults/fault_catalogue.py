@@ -127,7 +127,7 @@ def signed(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> t
 
 def codes_of(change: Callable[..., torch.Tensor]) -> Patches:
     where = ("fp8core.cast.cast_saturating", "fault_checks.cast_saturating")
-    return [(target, change) for target in where]
+    return [(target, lambda x, fmt, overwrite=False: change(x, fmt)) for target in where]
 
 
 def without_clamp(x: torch.Tensor, fmt: Any) -> torch.Tensor:
