@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from harness.data.bin import binary
+from harness.data import bin as binary
+from harness.data import shakespeare, stdlib
 from harness.data.corpus import Corpus
-from harness.data.shakespeare import shakespeare
-from harness.data.stdlib import file_bytes, stdlib
 from harness.errors import UsageError, unknown
 
 __all__ = ["CORPORA", "Corpus", "corpus"]
@@ -53,12 +52,12 @@ def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = N
 def _read(name: str, path: Path | None, vocab_size: int | None) -> Corpus:
     try:
         if name == "shakespeare":
-            return shakespeare(path)
+            return shakespeare.load(path)
         if path is None:
-            return stdlib()
+            return stdlib.load()
         if name == "bytes":
-            return file_bytes(path)
+            return stdlib.load_file(path)
         assert vocab_size is not None
-        return binary(path, vocab_size)
+        return binary.load(path, vocab_size)
     except OSError as error:
         raise UsageError(f"data={name}: cannot read {path}: {error}") from error

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PIECE = 1 << 22  # ids read at once while a file is checked
 
 
-def binary(path: Path, vocab_size: int) -> Corpus:
+def load(path: Path, vocab_size: int) -> Corpus:
     """The ids of a file or of a folder's train.bin and val.bin.
 
     Each file is read once, piece by piece, for its sha256 and its largest id.

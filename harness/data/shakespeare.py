@@ -22,7 +22,7 @@ SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TIMEOUT_S = 30
 
 
-def shakespeare(path: Path | None = None) -> Corpus:
+def load(path: Path | None = None) -> Corpus:
     """The characters as indices into their sorted set.
 
     Raises:

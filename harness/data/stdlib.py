@@ -21,7 +21,7 @@ VOCAB_SIZE = 256
 _LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
-def stdlib(folder: Path | None = None) -> Corpus:
+def load(folder: Path | None = None) -> Corpus:
     """The bytes of the standard library's sources.
 
     Raises:
@@ -45,7 +45,7 @@ def stdlib_files(root: Path) -> list[str]:
     return sorted(found)
 
 
-def file_bytes(path: Path) -> Corpus:
+def load_file(path: Path) -> Corpus:
     """The bytes of any file."""
     return _of_bytes("bytes", path.read_bytes())
 

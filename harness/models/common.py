@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import fp8core.kernels.ops  # noqa: F401  # defines torch.ops.fp8core
 from fp8core import CastInput, Float8Linear, cast_input
 from harness.errors import UsageError, unknown
 
@@ -33,6 +34,7 @@ INIT_STD = 0.02  # of every weight matrix; GPT-2's, also Llama's in its publishe
 LOSS_CHUNK = 1024  # tokens whose logits are held in float32 at once
 
 aten = torch.ops.aten
+FP8_PRODUCTS = (aten._scaled_mm, torch.ops.fp8core.matmul)
 
 
 class CausalAttention(nn.Module):
@@ -158,7 +160,7 @@ _PRODUCTS = {
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
-    aten._scaled_mm.default,
+    *(product.default for product in FP8_PRODUCTS),
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_fl
 from fp8core import E5M2, E5M2FNUZ, Float8Linear
 from fp8core.gemm import backend_named
 from harness.errors import unknown
-from harness.models.common import CausalAttention, plain_attention
+from harness.models.common import FP8_PRODUCTS, CausalAttention, plain_attention
 from harness.models.llama_moe import Moe, Router
 
 if TYPE_CHECKING:
@@ -87,15 +87,12 @@ def recomputed(
 
 def register_flop_formulas() -> None:
     """Teaches FlopCounterMode our operators: grouped GEMMs here, those of `fp8core`; may be called again."""
-    from fp8core.kernels import ops  # defines torch.ops.fp8core; needs no triton
-
     own: dict[Any, Callable[..., int]] = {
         torch.ops.harness.grouped_mm: lambda x, weight, ends, **_: 2 * x[0] * x[1] * weight[2],
         torch.ops.harness.grouped_mm_weight_grad: lambda x, grad, ends, **_: 2 * x[0] * x[1] * grad[1],
         torch.ops.fp8core.matmul: lambda a, b_t, *_, **__: 2 * a[0] * a[1] * b_t[0],
         torch.ops.aten._scaled_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[1],
     }
-    assert "matmul" in ops.OPERATORS
     for op, count in own.items():
         if op not in flop_registry:
             register_flop_formula(op)(count)
@@ -124,7 +121,7 @@ class _Fp8Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten._scaled_mm, torch.ops.fp8core.matmul):
+        if func.overloadpacket in FP8_PRODUCTS:
             e5m2 = any(operand.dtype in (E5M2.dtype, E5M2FNUZ.dtype) for operand in args[:2])
             self.flops["e5m2" if e5m2 else "e4m3"] += 2.0 * result.numel() * args[0].shape[1]
         return result

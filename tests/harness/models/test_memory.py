@@ -61,7 +61,7 @@ def allocated_peak(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> int:
     return most
 
 
-@pytest.mark.parametrize("recipe", [None, "tensorwise", "rowwise"])
+@pytest.mark.parametrize("recipe", [None, "tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"])
 @pytest.mark.parametrize("name", ["nano", "llama_tiny", "llama_moe_tiny"])
 def test_kept_for_backward(name: str, recipe: str | None) -> None:
     """Oracle: saved_tensors_hooks on a real model. Exact, but for the loss itself: one float32."""
@@ -70,16 +70,19 @@ def test_kept_for_backward(name: str, recipe: str | None) -> None:
     assert kept == saved_bytes(made(name, recipe, "none", "cpu"), tokens("cpu")) + 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mode", CHECKPOINTING)
+@pytest.mark.parametrize(
+    ("dtype", "mode"), [*((torch.float32, mode) for mode in CHECKPOINTING), (torch.bfloat16, "none")]
+)
 @pytest.mark.parametrize("name", ["nano", "llama_tiny", "llama_moe_tiny"])
 def test_peak(name: str, mode: str, dtype: torch.dtype) -> None:
-    """Oracle: the CPU allocator's events of a real pass. Operators' own scratch memory is not seen by the prediction:
-    at most 3 % here."""
+    """Oracle: the CPU allocator's events of a real pass, exactly. Checkpointing also keeps the state of the random
+    numbers for each block, which no operator makes. (bfloat16 products have scratch memory of their own on a CPU,
+    which shows where they run at the peak: under checkpointing, 2 % of this model's.)"""
     predicted = predict(made(name, None, mode, "meta", dtype=dtype), tokens("meta"))
     pass_only = sum(predicted[part] for part in ("fp8_weights", "logits", "activations", "workspace"))
-    real = allocated_peak(made(name, None, mode, "cpu", dtype=dtype), tokens("cpu"))
-    assert 0.97 * real <= pass_only <= 1.01 * real
+    model = made(name, None, mode, "cpu", dtype=dtype)
+    random_state = 0 if mode == "none" else torch.get_rng_state().numel() * len(model.layers)
+    assert pass_only + random_state == allocated_peak(model, tokens("cpu"))
 
 
 def test_parts_of_a_model() -> None:

@@ -136,30 +136,22 @@ def test_compiled_is_one_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
+    ("name", "recipe", "mode"),
     [
-        ("llama_tiny", "none"),
-        *(
-            pytest.param(name, mode, marks=pytest.mark.slow)
-            for name, mode in (
-                ("llama_tiny", "selective"),
-                ("llama_tiny", "full"),
-                ("nano", "none"),
-                ("nano", "selective"),
-                ("nano", "full"),
-            )
-        ),
+        *(("nano", None, mode) for mode in CHECKPOINTING),
+        ("llama_tiny", None, "selective"),
+        pytest.param("llama_tiny", "rowwise", "selective", marks=pytest.mark.slow),
     ],
 )
-def test_fp8_is_one_graph(name: str, mode: str) -> None:
+def test_one_graph_under_checkpointing_and_fp8(name: str, recipe: str | None, mode: str) -> None:
     """Oracle: eager, bitwise: aot_eager runs the traced graph without fusion."""
-    model = convert_to_float8_training(build(name, checkpointing=mode, layers=1), config="rowwise")
+    model = build(name, checkpointing=mode, layers=1)
+    if recipe is not None:
+        convert_to_float8_training(model, config=recipe)
     torch._dynamo.reset()
     parameters = list(model.parameters())
-    losses = [
-        run(*batch(model))
-        for run in (model, torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager"))
-    ]
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    losses = [run(*batch(model)) for run in (model, compiled)]
     grads = [torch.autograd.grad(loss, parameters) for loss in losses]
     assert torch.equal(*losses)
     assert all(map(torch.equal, *grads))
