@@ -348,11 +348,12 @@ def _matmul(
     """a [M, K] @ b [K, N] in FP8 if the operands are, else in high precision."""
     if not isinstance(a, Float8Tensor) or not isinstance(b, Float8Tensor):
         return a @ b.to(a.dtype)
+    result_dtype = _result_dtype(gemm, out_dtype)  # emulated too: the same roundings
     if not backend_named(recipe.backend).is_fp8:
-        return scaled_mm(a, b, out_dtype, gemm.fast_accum, recipe.backend)
+        return scaled_mm(a, b, result_dtype, gemm.fast_accum, recipe.backend).to(out_dtype)
     columns = b.shape[1]
     left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
-    product = scaled_mm(left, right, _result_dtype(gemm, out_dtype), gemm.fast_accum, recipe.backend)
+    product = scaled_mm(left, right, result_dtype, gemm.fast_accum, recipe.backend)
     return product[:, :columns].to(out_dtype)
 
 

@@ -84,7 +84,7 @@ class PrecisionSchedule:
 
     Attributes:
         rules: none: every layer keeps its recipe.
-        switches: calls of `apply` that changed a layer's recipe, the first one apart.
+        switches: steps at which some layer's recipe changed.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -133,16 +133,23 @@ class PrecisionSchedule:
             total_steps: of the whole run.
 
         Returns:
-            How many layers changed.
+            How many times a layer's recipe was changed.
 
         Raises:
             ValueError: a rule that fits no layer of a converted model, or see `switch_steps`.
         """
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Float8Linear)}
-        first = layers.keys() != self._recipes.keys()
-        if first:
+        changed = 0
+        if layers.keys() != self._recipes.keys():
             self.switch_steps(total_steps)
             self._adopt(layers)
+            changed = self._set(layers, max(step - 1, 0), total_steps)  # where a resumed run was
+        switched = self._set(layers, step, total_steps)
+        self.switches += bool(switched)
+        return changed + switched
+
+    def _set(self, layers: dict[str, Float8Linear], step: int, total_steps: int) -> int:
+        """Gives the layers the recipes of a step; how many changed."""
         in_force = [rule for rule in self.rules if rule.holds(step, total_steps)]
         changed = 0
         for name, layer in layers.items():
@@ -154,7 +161,6 @@ class PrecisionSchedule:
             if layer.weight_cache is not None:
                 layer.weight_cache.entry = None  # casts of the recipe that was
             changed += 1
-        self.switches += bool(changed) and not first
         return changed
 
     def _adopt(self, layers: dict[str, Float8Linear]) -> None:

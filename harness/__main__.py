@@ -16,6 +16,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
        python -m harness gpu [minutes=9] [out=DIR]     the GPU session: tests, then the sweeps, resumable in slots
+       python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
 
 sweeps
 {sweeps}
@@ -47,6 +48,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "report": _report,
         "doctor": _doctor,
         "gpu": _gpu,
+        "verdict-selftest": _verdict_selftest,
     }
 
 
@@ -92,6 +94,12 @@ def _gpu(words: list[str]) -> int:
     from harness.gpu_session import main as gpu
 
     return gpu(words)
+
+
+def _verdict_selftest(words: list[str]) -> int:
+    from harness.verdict.selftest import main as selftest
+
+    return selftest(words)
 
 
 if __name__ == "__main__":

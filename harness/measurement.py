@@ -160,6 +160,36 @@ METRICS: dict[str, Metric] = {
             "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
         ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
+        Metric(
+            "peak_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that tensors of this arm held at once during a step, above what was there before it",
+        ),
+        Metric(
+            "reserved_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that the allocator held for this arm, above what it held before",
+        ),
+        Metric(
+            "predicted_memory_bytes",
+            "byte",
+            "lower",
+            "memory that a step was predicted to take before anything was allocated; `resolved.memory` has the parts",
+        ),
+        Metric(
+            "joules_per_token",
+            "J",
+            "lower",
+            "energy of the whole board over a block of steps, by the tokens of the block",
+        ),
+        Metric(
+            "kernel_time_ms",
+            "ms",
+            "lower",
+            "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
+        ),
     )
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import environment, report, store
+from harness import diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, is_trial, stored_arms, stored_cases
@@ -36,6 +36,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
+    lanes = _lanes(config)
     console = Console(stderr=True)
     if config["dry_run"]:
         sys.stdout.write("\n".join(describe(plan)) + "\n")
@@ -59,7 +60,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     )
     started = time.perf_counter()
     with _interruptible():
-        outcome = _measure(request, plan, writer, done, done_arms, console)
+        outcome = _measure(request, plan, writer, done, done_arms, lanes, console)
         writer.close(outcome.state)
         html = Path(config["reports_dir"]) / f"{run_id}.html"
         return _finish(outcome, folder, html, time.perf_counter() - started)
@@ -71,6 +72,7 @@ def _measure(
     writer: store.RunWriter,
     done: set[str],
     done_arms: set[tuple[str, str]],
+    lanes: int,
     console: Console,
 ) -> Outcome:
     config = request.config
@@ -87,7 +89,7 @@ def _measure(
             monitor=monitor,
             budget_s=config["budget_s"],
             folder=writer.folder,
-            lanes=_lanes(config),
+            lanes=lanes,
             on_case=progress.case,
             on_step=progress.step,
         )
@@ -121,6 +123,10 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
     for reason in outcome.reasons[:5]:
         out.write(f"  failed: {reason}\n")
+    try:
+        _tell(folder)
+    except (UsageError, OSError) as error:
+        out.write(f"no verdict: {error}\n")
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
@@ -135,6 +141,14 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     if outcome.message:
         return 2
     return 1 if outcome.statuses["failed"] else 0
+
+
+def _tell(folder: Path) -> None:
+    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
+    frame = store.read(folder)
+    judged = verdict.judge(frame)
+    for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
+        sys.stdout.write(line + "\n")
 
 
 def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:

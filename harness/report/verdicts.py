@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from harness.compare import MODES, TIMES, rows_of, summary
+from harness.diagnosis import NOT_FP8
 from harness.report import text
 from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
-from harness.report.tables import Cell, Column, Table
+from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,11 +29,11 @@ CPU_NOTICE = (
     "CPU timings say nothing about a GPU: read no speed claim into them."
 )
 WHAT = {
+    "train": "training steps (forward, backward, update)",
     "linear": "whole layers (forward and backward, casts included)",
     "gemm": "single GEMMs (operands already cast)",
 }
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
-NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short (suite linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,12 @@ def did_fp8_run(machine: Machine) -> Answer:
             short.append(
                 f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
             )
+    for setup in machine.trainings:
+        trained = [
+            arm for arm, about in setup.resolved.items() if about.get("fp8_layers") and setup.arms.get(arm)
+        ]
+        if trained:
+            tally.setdefault("divergence", Counter()).update(unproven=len(trained))
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
     evidence += _reasons(machine)

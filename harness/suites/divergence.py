@@ -24,10 +24,9 @@ from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.gemm import layout
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.case import expand
-from harness.data import Corpus, corpus
 from harness.errors import UsageError
-from harness.models import ModelSpec, resolve
 from harness.suites.common import with_defaults
+from harness.training import batches
 from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, Setup, Trainee
 from harness.workload import ArmInfo, Axis, Trial, Unsupported
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.case import Case, Scalar
+    from harness.data import Corpus
 
 BASE, NEGATIVE = "base", "negative_control"
 PHASE = 0.2  # of the steps, in the arms that change precision
@@ -186,19 +186,18 @@ def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
 def job_of(case: Case, arm: str, device: str) -> Job:
     """The run that an arm of a case is."""
     seed = case.seed + case.integer("seed") + (OTHER_SEEDS if arm == f"{BASE}_other" else 0)
-    spec = resolve(case.text("model"))
-    ours = isinstance(spec, ModelSpec)
-    batch, seq, count = case.integer("batch"), case.integer("seq"), case.integer("eval_batches")
+    model, text = case.text("model"), _corpus(case)
+    size = case.integer("accumulation"), case.integer("batch"), case.integer("seq")
     setup = Setup(
-        model=case.text("model"),
-        batch=batch,
-        seq=seq,
+        model=model,
+        batch=size[1],
+        seq=size[2],
         compute=case.text("compute"),
         recipe=recipe_of(arm),
         checkpointing=case.text("checkpointing"),
-        accumulation=case.integer("accumulation"),
+        accumulation=size[0],
         layers=case.integer("layers") or None,
-        vocab_size=_corpus(case).vocab_size if ours else None,
+        vocab_size=text.vocab_size if text is not None else None,
         seed=seed,
         lr=case.number("lr"),
         betas=(case.number("beta1"), case.number("beta2")),
@@ -206,23 +205,11 @@ def job_of(case: Case, arm: str, device: str) -> Job:
         grad_clip=case.number("grad_clip") or float("inf"),  # inf: measured, not clipped
     )
 
-    def of_corpus(index: int) -> Batch:
-        return _corpus(case).batch(index, seed, batch, seq, device)
-
-    def of_user(index: int) -> Batch:
-        assert not isinstance(spec, ModelSpec)
-        return spec.batch(index, seed, batch, device)
-
-    heldout: list[Batch]
-    if isinstance(spec, ModelSpec):
-        heldout = list(_corpus(case).heldout_batches(count, batch, seq, device)) if count else []
-    else:
-        heldout = [spec.batch(HELDOUT_STEP + i, 0, batch, device) for i in range(count)]
     return Job(
         setup=setup,
         regime=regime_of(case),
-        batches=of_corpus if ours else of_user,
-        heldout=heldout,
+        batches=lambda step: batches.microbatches_of(model, text, step, seed, size, device),
+        heldout=_heldout(case, device),
         schedule=schedule_of(case, arm),
         perturb=arm.endswith("_eps"),
         alter=scale_by_one if arm == NEGATIVE else None,
@@ -251,28 +238,37 @@ def scale_by_one(trainee: Trainee) -> None:
             layer.amaxes.ready = True
 
 
-def _corpus(case: Case) -> Corpus:
-    spec = resolve(case.text("model"))
-    size = spec.vocab_size if isinstance(spec, ModelSpec) else None
-    return corpus(case.text("data"), case.text("data_path") or None, size)
+def _corpus(case: Case) -> Corpus | None:
+    return batches.corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
+
+
+def _heldout(case: Case, device: str) -> list[Batch]:
+    """The batches of the held-out loss: the same for every arm and seed."""
+    count, batch, text = case.integer("eval_batches"), case.integer("batch"), _corpus(case)
+    if not count:
+        return []
+    if text is not None:
+        return list(text.heldout_batches(count, batch, case.integer("seq"), device))
+    size = 1, batch, case.integer("seq")
+    steps = range(HELDOUT_STEP, HELDOUT_STEP + count)
+    return [m for s in steps for m in batches.microbatches_of(case.text("model"), None, s, 0, size, device)]
 
 
 def _data_facts(case: Case) -> dict[str, object]:
-    if not isinstance(resolve(case.text("model")), ModelSpec):
-        return {"data": "batches of the model's own", "heldout": f"batches of steps from {HELDOUT_STEP}"}
-    text, count, batch = _corpus(case), case.integer("eval_batches"), case.integer("batch")
+    text, windows = _corpus(case), case.integer("eval_batches") * case.integer("batch")
+    if text is None:
+        return {"data": "batches of the model's own", "heldout": f"batches of steps from {HELDOUT_STEP} on"}
     return {
         "data": text.name,
         "data_sha256": text.sha256,
         "vocab_size": text.vocab_size,
-        "heldout": f"{count * batch} fixed windows, evenly spread over the last tenth of the text",
+        "heldout": f"{windows} fixed windows, evenly spread over the last tenth of the text",
     }
 
 
 def _check(case: Case) -> None:
     """Everything about a case that can be refused without building its model."""
     regime = regime_of(case)
-    spec = resolve(case.text("model"))
     try:
         for arm in (BASE, "tensorwise", f"{BASE}_to_tensorwise", f"tensorwise_to_{BASE}"):
             schedule_of(case, arm).switch_steps(regime.steps)
@@ -281,15 +277,13 @@ def _check(case: Case) -> None:
     for name in ("beta1", "beta2"):
         if case.number(name) >= 1:
             raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
-    if not isinstance(spec, ModelSpec):
-        spec.batch(0, 0, case.integer("batch"), "cpu")
-        return
-    seq, layers = case.integer("seq"), case.integer("layers")
-    if seq > spec.max_seq:
-        raise UsageError(f"seq={seq}: model {spec.name} takes at most {spec.max_seq} tokens")
-    if layers > spec.layers:
-        raise UsageError(f"layers={layers}: model {spec.name} has {spec.layers}")
+    model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
+    seq = case.integer("seq")
+    batches.check(model, data, path, seq, case.integer("layers"))
     text = _corpus(case)
-    for part, ids in (("training", text.train), ("held-out", text.heldout)):
-        if len(ids) <= seq:
-            raise UsageError(f"data={text.name}: the {part} part has {len(ids)} tokens, seq={seq} needs more")
+    if text is None:  # a batch function that can't be used says so now
+        batches.microbatches_of(model, None, 0, 0, (1, case.integer("batch"), seq), "cpu")
+    elif len(text.heldout) <= seq and case.integer("eval_batches"):
+        raise UsageError(
+            f"data={data}: the held-out part has {len(text.heldout)} tokens, seq={seq} needs more"
+        )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Batch = tuple[Tensor, ...]
-Batches = Callable[[int], Batch]  # number of a microbatch, from 0 -> what the model takes
+Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each what the model takes
 OnStep = Callable[[int, int], None]
 
 PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
@@ -141,7 +141,7 @@ class Job:
     Attributes:
         setup: what is trained.
         regime: for how long and how.
-        batches: microbatches by number; a step takes `setup.accumulation` of them.
+        batches: the microbatches of a step, `setup.accumulation` of them.
         heldout: fixed batches.
         schedule: of the precision.
         perturb: multiply all initial weights by 1 + 1e-4 N(0, 1), drawn from the seed.
@@ -231,8 +231,7 @@ class _Run:
             group["lr"] = regime.lr_at(step)
         if step == 0 or (regime.eval_every and step % regime.eval_every == 0):
             self._evaluate()
-        count = job.setup.accumulation
-        batches = [job.batches(step * count + i) for i in range(count)]
+        batches = job.batches(step)
         if regime.diagnose_every and step % regime.diagnose_every == 0:
             for (metric, part), value in diagnose(
                 self.trainee.model, job.setup, batches[0], self.device

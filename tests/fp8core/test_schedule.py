@@ -249,6 +249,15 @@ def test_texts_and_switch_steps() -> None:
     assert PrecisionSchedule().switch_steps(5) == ()
 
 
+def test_a_switch_right_after_a_resumption_is_counted_and_the_state_resumed_into_is_not() -> None:
+    made, schedule = model("tensorwise"), PrecisionSchedule.parse("warmup_bf16:2")
+    assert schedule.apply(made, 2, 5) == 6  # three layers: held back as they were at step 1, then let go
+    assert schedule.switches == 1
+    made, schedule = model("tensorwise"), PrecisionSchedule.parse("warmup_bf16:2")
+    assert schedule.apply(made, 1, 5) == 3
+    assert schedule.switches == 0
+
+
 def test_a_checkpoint_goes_on_and_one_of_other_rules_is_refused() -> None:
     arm = model("tensorwise")
     _, schedule = train(arm, "warmup_bf16:2")

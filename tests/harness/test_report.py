@@ -36,9 +36,10 @@ from harness import store
 from harness.__main__ import main as command_line
 from harness.case import Case
 from harness.errors import UsageError
-from harness.report import charts, numerics, tables, text, verdicts, write_report
+from harness.report import charts, drawing, numerics, tables, text, verdicts, write_report
 from harness.report.facts import facts
 from harness.report.runs import load
+from harness.report.table import quantile
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
 
@@ -110,16 +111,16 @@ def run_of(tmp_path, cases, **more):
 
 def test_an_emulated_arm_says_so_beside_its_name() -> None:
     for resolved, note in (('{"emulated": "no MX kernel"}', "emulated"), ("{}", ""), ("", "")):
-        cell = tables._arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
+        cell = tables.arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
         assert (cell.text, cell.order, cell.note) == ("mxfp8_eager", "mxfp8_eager", note)
 
 
 def test_quartiles_of_exact_results_are_infinite_not_nan() -> None:
     """numpy would interpolate between two infinities, which is NaN and a warning."""
     inf = float("inf")
-    assert [tables._quantile([inf] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [inf] * 6
-    assert tables._quantile([], 0.25) is None
-    assert tables._quantile([1.0, 2.0, 3.0], 0.25) == 1.5
+    assert [quantile([inf] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [inf] * 6
+    assert quantile([], 0.25) is None
+    assert quantile([1.0, 2.0, 3.0], 0.25) == 1.5
 
 
 def test_a_gpu_run_answers_all_three_questions(gpu):
@@ -569,7 +570,7 @@ def test_contrast_is_enough_in_every_scheme():
 
 
 def test_series_differ_in_marker_as_well_as_colour():
-    assert len(set(charts.MARKERS)) == len(charts.MARKERS) == len(charts.SERIES)
+    assert len(set(drawing.MARKERS)) == len(charts.MARKERS) == len(drawing.SERIES)
 
 
 # Words and numbers
