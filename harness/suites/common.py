@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from fp8core.gemm import backend_named, layout
 from harness.compiling import compile_unavailable
 from harness.shapes import FROM_MODEL, Layer
 from harness.workload import Axis, Unsupported
 
 if TYPE_CHECKING:
+    from fp8core.recipe import Recipe
     from harness.case import Scalar
 
 T = TypeVar("T")
@@ -199,3 +201,28 @@ def with_defaults(
         if not axis.linked and name not in axes and (axis.choices or axis.default is not None)
     }
     return [{**open_axes, **point} for point in points]
+
+
+def recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsupported | None:
+    """The first FP8 GEMM of a model under a recipe that this device has no kernel for, or whose tokens don't fit.
+
+    Args:
+        recipe: None, or an emulated one, runs everywhere.
+        tokens: of one forward pass.
+        device: "cpu" or "cuda".
+    """
+    if recipe is None or not backend_named(recipe.backend).is_fp8:
+        return None
+    for name, gemm in recipe.gemms.items():
+        if gemm.a is None or gemm.b is None:
+            continue
+        reason = layout.device_reason(device, gemm.a.format, gemm.b.format)
+        reason = reason or layout.granularity_reason(device, gemm.granularity, recipe.nearest)
+        if reason:
+            return Unsupported("device", reason)
+        if name == "grad_weight" and tokens % layout.MULTIPLE:
+            return Unsupported(
+                "shape",
+                f"batch x seq = {tokens} tokens; GEMM grad_weight takes multiples of {layout.MULTIPLE}",
+            )
+    return None

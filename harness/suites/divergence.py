@@ -16,17 +16,18 @@ of their own. What is compared with what, and by which rule, is the verdict's af
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
-from fp8core.gemm import layout
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.case import expand
-from harness.errors import UsageError
-from harness.suites.common import with_defaults
-from harness.training import batches
+from harness.device_memory import free_bytes
+from harness.errors import OUT_OF_MEMORY, UsageError
+from harness.models.memory import fits
+from harness.suites.common import recipe_unsupported, with_defaults
+from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, Setup, Trainee
 from harness.workload import ArmInfo, Axis, Trial, Unsupported
@@ -93,7 +94,7 @@ _TENSORWISE = RECIPES["tensorwise"]
 assert _TENSORWISE.output.a is not None
 _E4M3 = _TENSORWISE.output.a.format
 _UNSCALED = Cast(_E4M3, scaling="static")
-UNSCALED = dataclasses.replace(
+UNSCALED = replace(
     _TENSORWISE,
     name="tensorwise-e4m3_grad_unscaled",
     grad_input=Gemm(_UNSCALED, _TENSORWISE.grad_input.b),
@@ -120,24 +121,19 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """The first FP8 GEMM of the arm's recipe that this device has no kernel for, or whose tokens don't fit."""
-    recipe = recipe_of(arm)
-    if recipe is None or recipe.backend == "reference":
-        return None
-    tokens = case.integer("batch") * case.integer("seq")
-    for name, gemm in recipe.gemms.items():
-        if gemm.a is None or gemm.b is None:
-            continue
-        reason = layout.device_reason(device, gemm.a.format, gemm.b.format)
-        reason = reason or layout.granularity_reason(device, gemm.granularity, recipe.nearest)
-        if reason:
-            return Unsupported("device", reason)
-        if name == "grad_weight" and tokens % layout.MULTIPLE:
-            return Unsupported(
-                "shape",
-                f"batch x seq = {tokens} tokens; GEMM grad_weight takes multiples of {layout.MULTIPLE}",
-            )
-    return None
+    """Kernels and token counts of the arm's recipe, or memory that is predicted not to be there."""
+    setup = setup_of(case, arm)
+    why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
+    if why is not None:
+        return why
+    try:  # seeds and rates take no memory: one prediction serves all of them
+        needed = on_paper.memory(replace(setup, seed=0, lr=0.0, grad_clip=None), device)
+    except UsageError:
+        raise
+    except ValueError as error:  # no layer of this model can be converted
+        return Unsupported("shape", " ".join(str(error).split())[:300])
+    too_much = fits(needed, free_bytes(device))
+    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
 
 
 def work(case: Case) -> float:
@@ -183,32 +179,35 @@ def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
     return PrecisionSchedule.parse(case.text("schedule") if ARMS[arm].recipe in RECIPES else "")
 
 
-def job_of(case: Case, arm: str, device: str) -> Job:
-    """The run that an arm of a case is."""
-    seed = case.seed + case.integer("seed") + (OTHER_SEEDS if arm == f"{BASE}_other" else 0)
-    model, text = case.text("model"), _corpus(case)
-    size = case.integer("accumulation"), case.integer("batch"), case.integer("seq")
-    setup = Setup(
-        model=model,
-        batch=size[1],
-        seq=size[2],
+def setup_of(case: Case, arm: str) -> Setup:
+    """What an arm of a case trains."""
+    text, other = _corpus(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
+    return Setup(
+        model=case.text("model"),
+        batch=case.integer("batch"),
+        seq=case.integer("seq"),
         compute=case.text("compute"),
         recipe=recipe_of(arm),
         checkpointing=case.text("checkpointing"),
-        accumulation=size[0],
+        accumulation=case.integer("accumulation"),
         layers=case.integer("layers") or None,
         vocab_size=text.vocab_size if text is not None else None,
-        seed=seed,
+        seed=case.seed + case.integer("seed") + other,
         lr=case.number("lr"),
         betas=(case.number("beta1"), case.number("beta2")),
         weight_decay=case.number("weight_decay"),
         grad_clip=case.number("grad_clip") or float("inf"),  # inf: measured, not clipped
     )
 
+
+def job_of(case: Case, arm: str, device: str) -> Job:
+    """The run that an arm of a case is."""
+    setup, text = setup_of(case, arm), _corpus(case)
+    size = setup.accumulation, setup.batch, setup.seq
     return Job(
         setup=setup,
         regime=regime_of(case),
-        batches=lambda step: batches.microbatches_of(model, text, step, seed, size, device),
+        batches=lambda step: batches.microbatches_of(setup.model, text, step, setup.seed, size, device),
         heldout=_heldout(case, device),
         schedule=schedule_of(case, arm),
         perturb=arm.endswith("_eps"),

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8core.gemm import layout
-from fp8core.recipe import RECIPES, Recipe
+from fp8core.recipe import RECIPES
 from harness.case import expand
 from harness.data import CORPORA
 from harness.device_memory import free_bytes
 from harness.errors import OUT_OF_MEMORY, MemoryShortageError, UsageError, unknown
+from harness.models import ModelSpec, resolve
 from harness.models.memory import fits
 from harness.peers import PEERS
-from harness.suites.common import compile_missing, with_defaults
+from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
 from harness.training import batches, on_paper
 from harness.training.setup import CHECKPOINTING, COMPUTE, Setup
 from harness.training.timed import Profile, Source, TimedArm
@@ -106,7 +106,9 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if setup.peer and (reason := PEERS[setup.peer].missing(device)):
         return Unsupported("device", reason)
     why = compile_missing(device) if setup.compiled else None
-    why = why or _recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
+    # Who brings a model knows its tokens; a layer that can't take them says so.
+    tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
+    why = why or recipe_unsupported(setup.recipe, tokens, device)
     if why is not None:
         return why
     if case["batch"] == MAX and torch.device(device).type != "cuda":
@@ -189,20 +191,3 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         vocab_size=text.vocab_size if text is not None else None,
         seed=case.seed,
     )
-
-
-def _recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsupported | None:
-    """The first FP8 GEMM that this device has no kernel for, or whose tokens don't fit."""
-    for name, gemm in (recipe.gemms if recipe is not None else {}).items():
-        if recipe is None or gemm.a is None or gemm.b is None:
-            continue
-        reason = layout.device_reason(device, gemm.a.format, gemm.b.format)
-        reason = reason or layout.granularity_reason(device, gemm.granularity, recipe.nearest)
-        if reason:
-            return Unsupported("device", reason)
-        if name == "grad_weight" and tokens % layout.MULTIPLE:
-            return Unsupported(
-                "shape",
-                f"batch x seq = {tokens} tokens; GEMM grad_weight takes multiples of {layout.MULTIPLE}",
-            )
-    return None
