@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,15 +28,15 @@ class Peak:
     reserved: int = 0
 
 
-def free_bytes(device: str) -> int | None:
+def free_bytes(device: str) -> int:
     """Bytes that could be allocated now: of a GPU what no process holds, of a CPU what the system could make free.
 
-    None for a GPU that is not there: a plan can be made for it elsewhere.
+    No limit for a GPU that is not there: a plan can be made for it elsewhere.
     """
     import torch
 
     if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
+        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else sys.maxsize
     return int(psutil.virtual_memory().available)
 
 

@@ -119,8 +119,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         raise
     except ValueError as error:  # no layer of this model can be converted
         return Unsupported("shape", " ".join(str(error).split())[:300])
-    room = free_bytes(device)
-    too_much = fits(needed, room) if room is not None else None
+    too_much = fits(needed, free_bytes(device))
     return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
 
 
@@ -144,7 +143,6 @@ def largest(case: Case, arm: str, device: str) -> TimedArm:
         MemoryShortageError: not even one sequence fits.
     """
     room, batch = free_bytes(device), 1
-    assert room is not None
     # The first to be tried is predicted not to fit: the prediction is of eager code, and compiled code may need less.
     while on_paper.total(on_paper.memory(_setup(case, arm, batch), device)) <= room:
         batch *= 2

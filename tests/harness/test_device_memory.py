@@ -62,11 +62,9 @@ def test_the_peak_is_of_the_block_alone() -> None:
 
 
 def test_a_cpu_has_memory_and_a_gpu_that_is_not_there_no_limit() -> None:
-    free = free_bytes("cpu")
-    assert free is not None
-    assert 2**20 < free < 2**50
+    assert 2**20 < free_bytes("cpu") < 2**50
     if not torch.cuda.is_available():
-        assert free_bytes("cuda") is None
+        assert free_bytes("cuda") > 2**60
 
 
 @pytest.mark.gpu
