@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
 
 from fp8core import Float8Linear
 from harness import store
@@ -174,10 +176,6 @@ def wrong(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 def emulate(trainee: Trainee) -> None:
     layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
     layer.recipe = layer.recipe.emulated()
-
-
-def no_scales(trainee: Trainee) -> None:
-    trainee.setup = setup.replace(trainee.setup, recipe=None) if hasattr(setup, "replace") else trainee.setup
 
 
 def half_the_gradient(trainee: Trainee) -> None:
@@ -381,6 +379,65 @@ def test_a_profile_is_a_trace_and_a_time_for_each_class(tmp_path: Path) -> None:
         events = json.load(file)["traceEvents"]
     assert {e["name"] for e in events} >= {"step 1", "step 2", "aten::_scaled_mm"}
     assert "step 0" not in {e["name"] for e in events}
+
+
+def kernel(name: str, us: float, annotation: bool = False) -> Any:
+    """An event of the device's own."""
+    return SimpleNamespace(
+        name=name,
+        device_type=DeviceType.CUDA,
+        self_device_time_total=us,
+        kernels=[],
+        is_user_annotation=annotation,
+    )
+
+
+def operator(name: str, parent: Any = None, kernels: tuple[tuple[str, float], ...] = ()) -> Any:
+    """An operator on the host, with the kernels that it launched."""
+    launched = [SimpleNamespace(name=kernel, duration=us) for kernel, us in kernels]
+    return SimpleNamespace(
+        name=name, device_type=DeviceType.CPU, cpu_parent=parent, kernels=launched, self_cpu_time_total=1e6
+    )
+
+
+def test_kernels_are_named_by_themselves_or_by_what_launched_them() -> None:
+    """By hand, two steps: a kernel of no name within an FP8 layer casts; one that no operator claims has its name."""
+    layer = operator("_ScaledLinear")
+    plain, gemm, copied = (
+        "elementwise_kernel",
+        "nvjet_qqtst_128x256_128x6_2x1_v_bz_TNT",
+        "triton_poi_fused_add_4",
+    )
+    events = [
+        layer,
+        operator("aten::mul", layer, ((plain, 300.0),)),
+        operator("aten::_scaled_mm", layer, ((gemm, 4000.0),)),
+        operator("aten::add", None, ((plain, 500.0),)),
+        kernel(plain, 300.0),
+        kernel(plain, 500.0),
+        kernel(gemm, 4000.0),
+        kernel(copied, 700.0),
+        kernel("triton_red_fused_abs_max_2", 100.0),
+        kernel("step 0", 9000.0, annotation=True),
+    ]
+    assert steps.breakdown(events, 2) == pytest.approx({"cast": 0.2, "fp8_gemm": 2.0, "other": 0.6})
+
+
+@pytest.mark.slow
+def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path) -> None:
+    if train.unsupported(case(), "bf16_compile", "cpu") is not None:
+        pytest.skip("no compiler here")
+    frame = execute(tmp_path, ["bf16_compile", "delayed_compile"])
+    assert set(frame["status"]) == {"ok", "skipped"}
+    for arm in ("bf16_compile", "delayed_compile"):
+        compiling = frame[(frame["arm"] == arm) & (frame["metric"] == "compile_s")].set_index("part")["value"]
+        assert compiling["warm"] < compiling[""]
+        facts = row(frame, arm)["resolved"]
+        assert (facts["compile_graphs"], facts["compile_graph_breaks"], facts["compile_cache"]) == (
+            1,
+            0,
+            "cold",
+        )
 
 
 # Requests that are refused
