@@ -237,11 +237,12 @@ class Executor:
         recompiled = watch.steady_fault()
         state = {"before": before, "after": environment.snapshot(self.monitor)}
         rows += [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
-        return rows + [
+        energy = [
             _energy_row(planned, arms[name], timing, self.device)
             for name, timing in timings
             if arms[name].workload.tokens and not timing.failure
         ]
+        return rows + [row for row in energy if row.status == "ok" or not row.arm.endswith(AGAIN)]
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""

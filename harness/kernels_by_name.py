@@ -7,7 +7,7 @@ A name says what its author chose to put in it, so this is a reading, not a proo
   FP8 layer it casts, inside of the optimizer's step it belongs to that. Elsewhere it is "other".
 * An operator that an FP8 GEMM calls is part of it: a CPU without FP8 instructions multiplies in float32 inside of it. A
   kernel is what its own name says, wherever it was launched.
-* GEMM names are those that `fp8core.verify` looks for; a test holds the two together.
+* GEMM names are those that `fp8core.watching` looks for; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KERNELS: tuple[tuple[str, str], ...] = (
         FP8_GEMM,
         r"nvjet_(sm\d+_)?[qr]{2}|(?=.*(gemm|cutlass|xmma|matmul)).*(e4m3|e5m2|fp8|float8|float_e[45]m)",
     ),
-    (FP8_GEMM, r"_scaled_mm|_scaled_grouped_mm|fp8core::matmul|^_matmul_kernel"),
+    (FP8_GEMM, r"_scaled_mm|_scaled_grouped_mm|fp8core::matmul"),
     (
         BF16_GEMM,
         r"gemm|nvjet|cutlass|xmma|gemv|splitKreduce|aten::(mm|bmm|addmm|baddbmm|_grouped_mm)$|mkldnn_linear",
@@ -78,15 +78,12 @@ def kernel_class(name: str, enclosing: Iterable[str] = ()) -> str:
     >>> kernel_class("aten::mul"), kernel_class("aten::mul", ["_ScaledLinearBackward"])
     ('other', 'cast')
     """
-    callers = tuple(enclosing)
-    own = _first(_BY_KERNEL, name)
-    if own == BF16_GEMM and name.startswith("aten::"):
-        within = (_first(_BY_KERNEL, caller) for caller in callers)
-        return FP8_GEMM if FP8_GEMM in within else BF16_GEMM
-    if own is not None:
-        return own
-    for caller in (name, *callers):
-        found = _first(_BY_ENCLOSING, caller) or _first(_BY_KERNEL, caller)
+    chain = (name, *enclosing)
+    for depth, link in enumerate(chain, 1):
+        found = _first(_BY_ENCLOSING, link) or _first(_BY_KERNEL, link)
+        if found == BF16_GEMM and link.startswith("aten::"):
+            within = (_first(_BY_KERNEL, caller) for caller in chain[depth:])
+            return FP8_GEMM if FP8_GEMM in within else BF16_GEMM
         if found is not None:
             return found
     return OTHER

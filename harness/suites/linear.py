@@ -27,7 +27,7 @@ from fp8core.gemm import backend_named, layout
 from fp8core.history import update_scales
 from fp8core.operands import casts_route
 from fp8core.recipe import RECIPES, Cast, Recipe
-from fp8core.watching import FP8_GEMM_OPS
+from fp8core.watching import count_fp8_gemms
 from harness import metrics
 from harness.compiling import fresh_compile
 from harness.peers import PEERS, Peer
@@ -299,7 +299,7 @@ def _check(
     x, weight, grad = (t.detach() for t in operands)
     on_gpu = x.device.type == "cuda"
     results, events = profiled(lambda: step(operands[0], operands[2]), str(x.device))
-    ran = sum(event.name in FP8_GEMM_OPS for event in events)
+    ran = count_fp8_gemms(events)
     casts = _fp8_gemms(recipe)
     due = len(casts) if recipe is not None and backend_named(recipe.backend).is_fp8 else 0
     resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due, **kernel_names(events)}

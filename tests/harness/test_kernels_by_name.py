@@ -1,5 +1,5 @@
 """Oracles: names of kernels as cuBLAS, CUTLASS, Triton, FlashAttention, cuDNN, NCCL and torch give them (profiles in
-public traces and issues; libraries' own sources), a real CPU profile, and the patterns of `fp8core.verify`."""
+public traces and issues; libraries' own sources), a real CPU profile, and the patterns of `fp8core.watching`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fp8core import verify  # noqa: F401 -- the function hides the module of its name
-from harness.kernels_by_name import BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
+from fp8core import watching
+from harness.kernels_by_name import ATTENTION, BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
 
 NAMES = {
     "fp8_gemm": [
@@ -21,7 +21,7 @@ NAMES = {
         "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int>, cutlass::gemm"
         "::collective::CollectiveMma<cutlass::gemm::MainloopSm90TmaGmmaWarpSpecializedFP8, cutlass::float_e4m3_t>>>",
         "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_128x128x128_1x2x1_0_tnn_align16_warpspecialized",
-        "aten::_scaled_mm", "aten::_scaled_mm_v2", "fp8core::matmul", "_matmul_kernel",
+        "aten::_scaled_mm", "aten::_scaled_mm_v2", "fp8core::matmul", "_fp8_matmul_kernel",
     ],
     "bf16_gemm": [
         "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_NNN",
@@ -90,18 +90,15 @@ def test_names(name: str, kind: str) -> None:
 
 
 def test_gemm_kernels_are_those_that_verify_counts() -> None:
-    """`fp8core.verify` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
-    import sys
-
-    module = sys.modules["fp8core.verify"]
+    """`fp8core.watching` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
     for name, kind in CASES:
         if kind in (FP8_GEMM, BF16_GEMM) and "::" not in name.split("<")[0] and not name.startswith("triton"):
             if re.search("gemv|splitK", name):  # small ones, which it leaves out
                 continue
-            assert module.GEMM_KERNEL.search(name), name
-            if name != "_matmul_kernel":  # ours, which has no type in its name
-                assert bool(module.FP8_KERNEL.search(name)) == (kind == FP8_GEMM), name
-    assert all(kernel_class(op) == FP8_GEMM for op in module.FP8_GEMM_OPS)
+            assert watching.GEMM_KERNEL.search(name), name
+            assert bool(watching.FP8_KERNEL.search(name)) == (kind == FP8_GEMM), name
+    assert all(kernel_class(op) == FP8_GEMM for op in watching.FP8_GEMM_OPS)
+    assert not any(watching.GEMM_KERNEL.search(name) for name, kind in CASES if kind == ATTENTION)
 
 
 @pytest.mark.parametrize(
