@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import diagnosis, environment, report, store, verdict
+from harness import culprits, diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, is_trial, stored_arms, stored_cases
@@ -40,6 +40,11 @@ def run_sweep(overrides: Sequence[str]) -> int:
     console = Console(stderr=True)
     if config["dry_run"]:
         sys.stdout.write("\n".join(describe(plan)) + "\n")
+        return 0
+
+    if config["bisect"] is not None:
+        for line in culprits.find(plan, config["bisect"], config["device"], console.print):
+            sys.stdout.write(line + "\n")
         return 0
 
     fingerprint = environment.fingerprint(config["device"])
