@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,14 @@ class Peak:
 
 
 def free_bytes(device: str) -> int:
-    """Bytes that could be allocated now: of a GPU what no process holds, of a CPU what the system could make free."""
+    """Bytes that could be allocated now: of a GPU what no process holds, of a CPU what the system could make free.
+
+    No limit for a GPU that is not there: a plan can be made for it elsewhere.
+    """
     import torch
 
     if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else sys.maxsize
     return int(psutil.virtual_memory().available)
 
 

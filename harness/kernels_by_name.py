@@ -78,15 +78,12 @@ def kernel_class(name: str, enclosing: Iterable[str] = ()) -> str:
     >>> kernel_class("aten::mul"), kernel_class("aten::mul", ["_ScaledLinearBackward"])
     ('other', 'cast')
     """
-    callers = tuple(enclosing)
-    own = _first(_BY_KERNEL, name)
-    if own == BF16_GEMM and name.startswith("aten::"):
-        within = (_first(_BY_KERNEL, caller) for caller in callers)
-        return FP8_GEMM if FP8_GEMM in within else BF16_GEMM
-    if own is not None:
-        return own
-    for caller in (name, *callers):
-        found = _first(_BY_ENCLOSING, caller) or _first(_BY_KERNEL, caller)
+    chain = (name, *enclosing)
+    for depth, link in enumerate(chain, 1):
+        found = _first(_BY_ENCLOSING, link) or _first(_BY_KERNEL, link)
+        if found == BF16_GEMM and link.startswith("aten::"):
+            within = (_first(_BY_KERNEL, caller) for caller in chain[depth:])
+            return FP8_GEMM if FP8_GEMM in within else BF16_GEMM
         if found is not None:
             return found
     return OTHER

@@ -24,6 +24,7 @@ from harness.case import expand
 from harness.data import CORPORA
 from harness.device_memory import free_bytes
 from harness.errors import OUT_OF_MEMORY, MemoryShortageError, UsageError, unknown
+from harness.models import ModelSpec, resolve
 from harness.models.memory import fits
 from harness.peers import PEERS
 from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
@@ -105,7 +106,9 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if setup.peer and (reason := PEERS[setup.peer].missing(device)):
         return Unsupported("device", reason)
     why = compile_missing(device) if setup.compiled else None
-    why = why or recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
+    # Who brings a model knows its tokens; a layer that can't take them says so.
+    tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
+    why = why or recipe_unsupported(setup.recipe, tokens, device)
     if why is not None:
         return why
     if case["batch"] == MAX and torch.device(device).type != "cuda":

@@ -23,7 +23,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
-from fp8core.verify import FP8_GEMM_OPS, verify
+from fp8core.verify import count_fp8_gemms, verify
 from harness.kernels_by_name import kernel_class
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict
 
 def fp8_gemms(step: Callable[[], object], device: str) -> int:
     """Calls of the operators that multiply FP8, in one step."""
-    return sum(event.name in FP8_GEMM_OPS for event in _events(step, device))
+    return count_fp8_gemms(_events(step, device))
 
 
 def breakdown(events: list[Any], steps: int) -> dict[str, float]:

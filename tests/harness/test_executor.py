@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from harness import compiling, store
 from harness.case import Case
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, stored_cases
+from harness.gpu_monitor import NullMonitor
 from harness.plan import Plan, make_plan
 from harness.timing import TimingConfig, timer_for
 from harness.workload import Numerics, Unsupported, Workload
@@ -43,7 +46,7 @@ def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
 def execute(
     folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
 ) -> tuple[Outcome, pd.DataFrame]:
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK, **changes)
+    executor = Executor(device="cpu", timer=timer_for("cpu"), **({"timing": QUICK} | changes))
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
     outcome = executor.run(plan(suite, n), writer, done)
     writer.close(outcome.state)
@@ -263,6 +266,84 @@ def test_an_arm_that_recompiles_while_it_is_timed_fails(tmp_path: Path) -> None:
     row = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")].iloc[0]
     assert row["status"] == "failed"
     assert "compiled" in row["reason"]
+
+
+@needs_compiler
+def test_an_arm_that_can_is_compiled_cold_and_warm(tmp_path: Path) -> None:
+    """From empty caches, whatever this machine has compiled before; then from those that the first call filled."""
+
+    def build(case: Case) -> Workload:
+        made = [compiling.fresh_compile(add_one)]
+        x = torch.ones(case.integer("n") + 40)
+        return Workload(
+            run=lambda: made[0](x),
+            check=lambda: Numerics({}),
+            compiled=True,
+            recompile=lambda: made.__setitem__(0, compiling.fresh_compile(add_one)),
+        )
+
+    for folder in ("first", "second"):
+        _, frame = execute(tmp_path / folder, ToySuite(behaviour={"other": build}))
+        rows = frame[(frame["arm"] == "other") & (frame["metric"] == "compile_s")]
+        assert rows["part"].tolist() == ["", "warm"]
+        assert (rows["status"] == "ok").all()
+        assert rows["resolved"].str.contains('"compile_cache":"cold"').all()
+
+
+def test_figures_that_are_missing_or_of_a_part_are_rows_too(tmp_path: Path) -> None:
+    numerics = Numerics(
+        {"sqnr_db": 28.0},
+        skipped={"peak_memory_bytes": "no allocator"},
+        parts={("kernel_time_ms", "cast"): 0.5, ("kernel_time_ms", "other"): 1.5},
+    )
+    _, frame = execute(tmp_path, other(nothing, check=lambda: numerics))
+    rows = frame[frame["arm"] == "other"]
+    parts = rows[rows["metric"] == "kernel_time_ms"].set_index("part")["value"]
+    assert parts.to_dict() == {"cast": 0.5, "other": 1.5}
+    (skipped,) = rows[rows["metric"] == "peak_memory_bytes"].to_dict("records")
+    assert (skipped["status"], skipped["reason"]) == ("skipped", "no allocator")
+
+
+def test_a_resident_workload_is_entered_for_all_that_runs_it(tmp_path: Path) -> None:
+    inside: list[int] = []
+
+    @contextmanager
+    def resident() -> Iterator[None]:
+        inside.append(1)
+        yield
+        inside.pop()
+
+    _, frame = execute(tmp_path, other(lambda: inside or boom("not resident"), resident=resident))
+    assert time_rows(frame).loc["other", "status"] == "ok"
+    assert not inside
+
+
+class Metered(NullMonitor):
+    """A board that uses a joule between two readings."""
+
+    def __init__(self) -> None:
+        self.joules = 0.0
+
+    def energy_j(self) -> float | None:
+        self.joules += 1.0
+        return self.joules
+
+
+def test_energy_is_by_token_and_round(tmp_path: Path) -> None:
+    """Blocks of one sample and one call before it: half a joule a call, 8 tokens each."""
+    quick = replace(QUICK, block_ms=0.0)
+    suite = other(nothing, resident=nullcontext, tokens=8)
+    _, frame = execute(tmp_path, suite, monitor=Metered(), timing=quick)
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert row["status"] == "ok"
+    assert row["rounds"].tolist() == [0, 1, 2]
+    assert row["samples"].tolist() == pytest.approx([1 / 16] * 3)
+
+
+def test_energy_that_cannot_be_read_is_a_skipped_row(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8))
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert (row["status"], row["reason"]) == ("skipped", "no energy meter could be read on cpu")
 
 
 def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) -> None:
