@@ -16,9 +16,11 @@ from rich.console import Console
 from harness import culprits, diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome, is_trial, stored_arms, stored_cases
+from harness.executor import Executor, Outcome
 from harness.plan import Plan, describe, make_plan
 from harness.progress import Progress
+from harness.resume import stored_arms, stored_cases
+from harness.rows import is_trial
 from harness.suites import SUITES
 from harness.timing import timer_for
 
