@@ -67,6 +67,7 @@ class SweepConfig:
     data_path: str | None = None
     schedule: str | None = None  # of the precision, see fp8core.schedule
     train: TrainConfig = field(default_factory=TrainConfig)
+    bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
     workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
     timing: dict[str, Any] = field(default_factory=lambda: dataclasses.asdict(TimingConfig()))
     rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges

@@ -10,19 +10,18 @@ stored when its run has ended, and resume= goes on with the arms that are left.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
-import traceback
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment, store, trials
-from harness.errors import MemoryShortageError, UsageError, one_line
-from harness.measurement import Measurement
+from harness.errors import one_line
+from harness.resume import BUDGET, LOST
+from harness.rows import AGAIN, about, all_arms, is_trial, row, trial_rows
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
 from harness.workload import Suite, TrialSuite
@@ -31,15 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    import pandas as pd
-
+    from harness.measurement import Measurement
     from harness.plan import Plan, PlannedCase
     from harness.workload import Numerics, Workload
 
 WORK = "work"  # folder in a run's own, for the checkpoints of runs under way
-BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
-LOST = "the device was lost"  # likewise a failed one
-AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
 class _DiskError(Exception):
@@ -146,9 +141,9 @@ class Executor:
         for planned in cases:
             self.on_case(planned)
             if lost:
-                rows = _all_arms(planned, "failed", lost)
+                rows = all_arms(planned, "failed", lost)
             elif not in_budget():
-                rows = _all_arms(planned, "skipped", self._over_budget("case"))
+                rows = all_arms(planned, "skipped", self._over_budget("case"))
             else:
                 rows = self._rows_of(planned, sustained=planned.case.case_id in headline)
                 lost = self._device_lost(planned)
@@ -170,7 +165,7 @@ class Executor:
         planned_of = {planned.case: planned for planned in cases}
         for planned in cases:
             skipped = [
-                _row(planned, arm, "skipped", reason=why.reason)
+                row(planned, arm, "skipped", reason=why.reason)
                 for arm, why in planned.unsupported.items()
                 if (planned.case.case_id, arm) not in done
             ]
@@ -186,12 +181,14 @@ class Executor:
             task = ended.task
             del left[task.case, task.arm]
             planned = planned_of[task.case]
-            _store(_trial_rows(planned, ended), planned, writer, outcome)
+            _store(trial_rows(planned, ended), planned, writer, outcome)
             if not ended.died:
                 shutil.rmtree(task.workspace, ignore_errors=True)
+            if self.device == "cuda":
+                release_memory()
         for case, arm in left:
             planned = planned_of[case]
-            _store([_row(planned, arm, "skipped", reason=self._over_budget("run"))], planned, writer, outcome)
+            _store([row(planned, arm, "skipped", reason=self._over_budget("run"))], planned, writer, outcome)
         if (writer.folder / WORK).exists() and not any((writer.folder / WORK).iterdir()):
             (writer.folder / WORK).rmdir()
 
@@ -203,11 +200,11 @@ class Executor:
         try:
             return self.measure_case(planned, sustained=sustained)
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
-            return _all_arms(planned, "failed", one_line(error))
+            return all_arms(planned, "failed", one_line(error))
 
     def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
         """All rows of one case."""
-        rows = [_row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
+        rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
         compiling.reset()
         if self.device == "cuda":
             release_memory()
@@ -266,13 +263,13 @@ class Executor:
             if self.device == "cuda":
                 release_memory()  # memory that ran out for this arm is there for the next one
             rows.append(
-                _row(planned, name, "failed", resolved=resolved | _about(error), reason=one_line(error))
+                row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
             return None
         rows += _numerics_rows(planned, arm, numerics)
         if not numerics.ok:
             rows.append(
-                _row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
+                row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
             )
             return None
         return arm
@@ -287,11 +284,11 @@ class Executor:
             arm.resolved.update(watch.summary())
             fault = watch.fault()
             if fault:
-                return [_row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
-            rows = [_row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
+                return [row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
+            rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
             if work.recompile is not None:
                 work.recompile()
-                again = _row(
+                again = row(
                     planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
                 )
                 rows.append(replace(again, part="warm"))
@@ -321,9 +318,9 @@ def _time_row(
     fault = timing.failure or (recompiled if work.compiled else "")
     if fault:
         resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
-        return _row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
+        return row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
     return replace(
-        _row(
+        row(
             planned,
             arm.name,
             "ok",
@@ -338,11 +335,6 @@ def _time_row(
         bytes_moved=work.bytes_moved,
         timing={**timing.as_json_dict(), **state},
     )
-
-
-def is_trial(planned: PlannedCase) -> bool:
-    """Whether each arm of the case is a run of its own."""
-    return isinstance(planned.suite, TrialSuite)
 
 
 def _trial_suite(planned: PlannedCase) -> TrialSuite:
@@ -365,24 +357,9 @@ def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWrite
         writer.append(rows)
     except OSError as error:
         raise _DiskError(error.strerror) from error
-    outcome.statuses.update(row.status for row in rows)
+    outcome.statuses.update(r.status for r in rows)
     failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
     outcome.reasons += [reason for reason in failed if reason not in outcome.reasons]
-
-
-def _trial_rows(planned: PlannedCase, ended: trials.Done) -> list[Measurement]:
-    """The curves of a run, and why there is none if it failed."""
-    arm, trial = ended.task.arm, ended.trial
-    rows = [
-        replace(
-            _row(planned, arm, "ok", s.metric, trial.resolved, samples=s.samples), rounds=s.steps, part=s.part
-        )
-        for s in trial.series
-    ]
-    if trial.failure:
-        resolved = {**trial.resolved} | ({"traceback": ended.trace} if ended.trace else {})
-        rows.append(_row(planned, arm, "failed", resolved=resolved, reason=trial.failure))
-    return rows
 
 
 def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) -> Measurement:
@@ -390,82 +367,9 @@ def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) ->
     read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
     if not read:
         why = f"no energy meter could be read on {device}"
-        return _row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
-    row = _row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
-    return replace(row, rounds=tuple(read), regime=timing.regime)
-
-
-def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> set[str]:
-    """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
-
-    Raises:
-        UsageError: the run was made in another environment or by other code; its numbers would not be comparable.
-    """
-    rows = store.read(folder)
-    others = set(rows["env_id"]) - {env_id}
-    if others:
-        raise UsageError(
-            f"{folder.name} was measured in environment {sorted(others)[0]}, this one is {env_id}; "
-            "start a new run (leave resume= out)"
-        )
-    commits = {json.loads(env).get("git_commit") for env in rows["env"].unique()}
-    if commits - {commit}:
-        raise UsageError(
-            f"{folder.name} was measured by commit {', '.join(map(str, commits))}, this is {commit}; "
-            "start a new run (leave resume= out)"
-        )
-    waiting = _waiting(rows)
-    stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
-    unfinished = set(rows[waiting]["case_id"])
-    return {
-        c.case.case_id
-        for c in plan.cases
-        if c.case.case_id not in unfinished and set(c.arms) <= stored.get(c.case.case_id, set())
-    }
-
-
-def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]]:
-    """(case id, arm) of the runs of trial suites that a run holds of unfinished cases already, for resume=."""
-    rows = store.read(folder)
-    rows = rows[~_waiting(rows)]
-    ours = {c.case.case_id for c in plan.cases if is_trial(c)} - done
-    return {(i, arm) for i, arm in zip(rows["case_id"], rows["arm"], strict=True) if i in ours}
-
-
-def _waiting(rows: pd.DataFrame) -> pd.Series[bool]:
-    """The rows of what was not measured for a reason that may have passed."""
-    return rows["reason"].str.startswith((BUDGET, LOST, trials.DIED))
-
-
-def _row(
-    planned: PlannedCase,
-    arm: str,
-    status: Any,
-    metric: str = "",
-    resolved: Mapping[str, object] | None = None,
-    reason: str = "",
-    samples: tuple[float, ...] = (),
-    regime: str = "",
-) -> Measurement:
-    name = arm.removesuffix(AGAIN)
-    return Measurement(
-        suite=planned.case.suite,
-        case_id=planned.case.case_id,
-        arm=arm,
-        baseline=planned.suite.ARMS[name].baseline if arm == name else name,
-        axes=planned.case.axes_json,
-        seed=planned.case.seed,
-        metric=metric or ("loss" if is_trial(planned) else "time_ms"),
-        status=status,
-        regime=regime,
-        resolved=resolved or {},
-        samples=samples,
-        reason=reason,
-    )
-
-
-def _all_arms(planned: PlannedCase, status: str, reason: str) -> list[Measurement]:
-    return [_row(planned, arm, status, reason=reason) for arm in planned.arms]
+        return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
+    energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
+    return replace(energy, rounds=tuple(read), regime=timing.regime)
 
 
 def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[Measurement]:
@@ -474,17 +378,12 @@ def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[
     rows = []
     for (metric, part), value in figures.items():
         if numerics.ok:
-            row = _row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+            figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
         else:
-            row = _row(planned, arm.name, "failed", metric, arm.resolved, f"{value:.6g}; {numerics.reason}")
-        rows.append(replace(row, part=part))
+            why = f"{value:.6g}; {numerics.reason}"
+            figure = row(planned, arm.name, "failed", metric, arm.resolved, why)
+        rows.append(replace(figure, part=part))
     return rows + [
-        _row(planned, arm.name, "skipped", metric, arm.resolved, why)
+        row(planned, arm.name, "skipped", metric, arm.resolved, why)
         for metric, why in numerics.skipped.items()
     ]
-
-
-def _about(error: BaseException) -> dict[str, object]:
-    if isinstance(error, MemoryShortageError):
-        return error.facts
-    return {"traceback": "".join(traceback.format_exception(error))[-4000:]}

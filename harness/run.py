@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import diagnosis, environment, report, store, verdict
+from harness import culprits, diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome, is_trial, stored_arms, stored_cases
+from harness.executor import Executor, Outcome
 from harness.plan import Plan, describe, make_plan
 from harness.progress import Progress
+from harness.resume import stored_arms, stored_cases
+from harness.rows import is_trial
 from harness.suites import SUITES
 from harness.timing import timer_for
 
@@ -40,6 +42,11 @@ def run_sweep(overrides: Sequence[str]) -> int:
     console = Console(stderr=True)
     if config["dry_run"]:
         sys.stdout.write("\n".join(describe(plan)) + "\n")
+        return 0
+
+    if config["bisect"] is not None:
+        for line in culprits.find(plan, config["bisect"], config["device"], console.print):
+            sys.stdout.write(line + "\n")
         return 0
 
     fingerprint = environment.fingerprint(config["device"])

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.errors import one_line
 from harness.workload import Trial
 
 if TYPE_CHECKING:
@@ -83,9 +84,8 @@ def _run(task: Task, device: str, on_step: Callable[[int, int], None]) -> Done:
     try:
         return Done(task, task.suite.trial(task.case, task.arm, device, task.workspace, on_step))
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
-        text = " ".join(str(error).split())[:500]
-        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        return Done(task, Trial((), failure=reason), "".join(traceback.format_exception(error))[-4000:])
+        trace = "".join(traceback.format_exception(error))[-4000:]
+        return Done(task, Trial((), failure=one_line(error)), trace)
 
 
 class _Lane:

@@ -18,9 +18,10 @@ from toy import ToySuite, nothing
 from harness import compiling, store
 from harness.case import Case
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome, stored_cases
+from harness.executor import Executor, Outcome
 from harness.gpu_monitor import NullMonitor
 from harness.plan import Plan, make_plan
+from harness.resume import stored_cases
 from harness.timing import TimingConfig, timer_for
 from harness.workload import Numerics, Unsupported, Workload
 

@@ -362,3 +362,43 @@ def test_the_sweep_end_to_end_sequential_and_in_two_processes(
         )
     assert frames[0] == frames[1]
     assert len(frames[0]) > 100
+
+
+def test_bisect_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A correct recipe has nothing to be found, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "sweep=divergence",
+        "device=cpu",
+        "axes.steps=50",
+        "axes.lr_warmup=5",
+        "axes.seed=[0,1,2]",
+        "axes.seq=16",
+    ]
+    words += ["axes.eval_batches=2", "axes.diagnose_every=0", "axes.lr=0.003"]
+    assert main([*words, "bisect=tensorwise"]) == 0
+    assert "nothing to find: with every unit in FP8 the run passes (1 run)" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bisect=tensrwise"], "unknown arm 'tensrwise' (nearest: tensorwise)"),
+        (["bisect=base"], "bisect=base: expected an arm that runs FP8 from the first step to the last"),
+        (["bisect=base_to_tensorwise"], "expected an arm that runs FP8 from the first step"),
+    ],
+)
+def test_what_cannot_be_bisected_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep=divergence", "device=cpu", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_bisect_needs_the_sweep_that_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=cast", "device=cpu", "bisect=eager"]) == 2
+    assert "bisect= works on sweep=divergence" in capsys.readouterr().err

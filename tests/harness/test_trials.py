@@ -19,9 +19,10 @@ from toy_trials import STEPS, ToyTrials
 
 from harness import run, store
 from harness.__main__ import main
-from harness.executor import Executor, Outcome, stored_arms, stored_cases
+from harness.executor import Executor, Outcome
 from harness.plan import Plan, make_plan
 from harness.progress import _Log
+from harness.resume import stored_arms, stored_cases
 from harness.timing import TimingConfig, timer_for
 from harness.trials import Task
 from harness.workload import Suite, TrialSuite, Unsupported
