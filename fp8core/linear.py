@@ -119,8 +119,8 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        if not self.recipe.fp8_gemms:  # all held back, see `fp8core.schedule`: nn.Linear, bit for bit
-            return super().forward(input.hp if isinstance(input, CastInput) else input)
+        if not self.recipe.fp8_gemms:
+            return self._held_back(input)
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
             shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
@@ -150,6 +150,19 @@ class Float8Linear(nn.Linear):
         output = _ScaledLinear.apply(flat, self.weight, *given, plan)
         output = output.reshape(*input.shape[:-1], self.out_features)
         return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def _held_back(self, input: torch.Tensor | CastInput) -> torch.Tensor:
+        """With all GEMMs in high precision, see `fp8core.schedule`: nn.Linear, bit for bit where that takes the input."""
+        if isinstance(input, CastInput):
+            if input.codes_only:
+                raise ValueError(
+                    f"input consists of codes alone, and recipe {self.recipe} multiplies none; make it anew"
+                )
+            input = input.hp
+        if torch.is_autocast_enabled(input.device.type) or input.dtype == self.weight.dtype:
+            return super().forward(input)
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return nn.functional.linear(input, self.weight.to(input.dtype), bias)
 
     def _check_cast(self, flat: Float8Tensor) -> None:
         """A Float8Tensor as input must be what the recipe would have made, for each GEMM that will read it."""

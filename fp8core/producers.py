@@ -98,7 +98,8 @@ class RMSNorm(nn.Module):
             y, rstd = ops.rms_norm(flat, weight, self.eps)
             return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
         casts = shared_casts(*layers)
-        if not reads_for_grad_weight(*layers) and not (torch.is_grad_enabled() and x.requires_grad):
+        trains = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        if not trains and not reads_for_grad_weight(*layers):
             shared = self._codes(x, flat, casts, *layers)
             if shared is not None:
                 return shared
@@ -198,7 +199,7 @@ class _RMSNorm(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, rstd)
-        return y
+        return y.detach()  # an input returned as it is would be a view, which no one may change in place
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -215,7 +216,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return h
+        return h.detach()  # as in _RMSNorm
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -20,6 +20,7 @@ all others matrices [M, K]; bad ones raise as `fp8core.scaling.check_hp` or a Va
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch._library.custom_ops import CustomOpDef
 
@@ -76,9 +78,15 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> CustomOpDef:
             )
         dtypes = (arg for arg in args if isinstance(arg, torch.dtype))
         same = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return implementation(name, x, *dtypes)(x.contiguous(), *same)
+        with _on_device_of(x):
+            return implementation(name, x, *dtypes)(x.contiguous(), *same)
 
     return _define(name, schema, run, fake)
+
+
+def _on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Tuning measures on the current device, which need not be x's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> CustomOpDef:
@@ -237,9 +245,10 @@ def _matmul(
     if a.dim() != 2 or b_t.dim() != 2 or a.shape[1] != b_t.shape[1]:
         raise ValueError(f"matmul takes A [M, K] and B_T [N, K], got {list(a.shape)} and {list(b_t.shape)}")
     run = implementation("matmul", a if b_t.numel() else b_t, a.dtype, b_t.dtype)
-    result: torch.Tensor = run(
-        a.contiguous(), b_t.contiguous(), scale_inv_a, scale_inv_b, out_dtype, promote_every
-    )
+    with _on_device_of(a):
+        result: torch.Tensor = run(
+            a.contiguous(), b_t.contiguous(), scale_inv_a, scale_inv_b, out_dtype, promote_every
+        )
     return result
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
+from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.case import expand
 from harness.device_memory import free_bytes
@@ -238,7 +239,7 @@ def scale_by_one(trainee: Trainee) -> None:
     for layer in trainee.model.modules():
         if isinstance(layer, Float8Linear) and layer.amaxes is not None:
             layer.amaxes.in_use.fill_(_E4M3.max)
-            layer.amaxes.ready = True
+            look(layer.amaxes)
 
 
 def _corpus(case: Case) -> Corpus | None:

@@ -177,6 +177,39 @@ def test_verify_takes_a_block_of_codes() -> None:
     assert proof.counted == 9
 
 
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "delayed"])
+def test_a_gain_alone_trains(name: str) -> None:
+    """Oracle: the same through the norm's plain result. Frozen layers and an input without gradient ask for codes alone."""
+    torch.manual_seed(0)
+    norm = RMSNorm(32)
+    layer = Float8Linear(32, 48, config=RECIPES[name]).requires_grad_(False)
+    x, grads = torch.randn(16, 32), []
+    if name == "delayed":
+        layer(norm(x)).sum().backward()
+        layer.amaxes.record("grad_output", torch.tensor(1.0))
+        update_scales(layer)
+    for call in (lambda: layer(norm(x, layer)), lambda: layer(norm(x))):
+        norm.weight.grad = None
+        call().square().sum().backward()
+        grads.append(norm.weight.grad)
+    assert torch.equal(*grads)
+
+
+def test_results_may_be_changed_in_place() -> None:
+    """Oracle: the same out of place; torch's own norm allows it."""
+    norm, act, x = RMSNorm(32), SwiGLU(), torch.randn(16, 32)
+    results = []
+    for in_place in (True, False):
+        left = x.clone().requires_grad_()
+        y = norm(left)
+        y = y.mul_(2) if in_place else y * 2
+        h = act(y, left)
+        h = h.add_(1) if in_place else h + 1
+        h.square().sum().backward()
+        results.append((h.detach(), left.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_compiled_is_one_graph() -> None:
     """Oracle: eager of the plain block, but for the rounding of its formulas; fullgraph refuses breaks."""
     torch._dynamo.reset()

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 
 from fp8core import (
     RECIPES,
+    CastInput,
     Float8Linear,
     PrecisionSchedule,
     cast_input,
@@ -240,6 +241,19 @@ def test_a_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
 def test_a_schedule_that_does_not_fit_the_run_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrecisionSchedule.parse(text).apply(model("tensorwise"), 0, 10)
+
+
+def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:
+    """An input of another dtype than the weights, as in FP8: a run must not end at its cool-down."""
+    layer = Float8Linear(32, 48, config="tensorwise")
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+    assert layer(x).dtype == torch.bfloat16
+    PrecisionSchedule.parse("keep_bf16").apply(layer, 0, 1)
+    want = torch.nn.functional.linear(x, layer.weight.bfloat16(), layer.bias.bfloat16())
+    assert torch.equal(layer(x), want)
+    codes = CastInput(x, x, None, (None, None), codes_only=True)
+    with pytest.raises(ValueError, match="codes alone"):
+        layer(codes)
 
 
 def test_texts_and_switch_steps() -> None:

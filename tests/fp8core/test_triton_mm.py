@@ -74,7 +74,7 @@ def test_its_rules_are_its_own() -> None:
     ):
         assert said in str(unsupported_reason(*arguments, backend="triton"))
     assert "device type 'mps'" in str(triton_mm.device_reason("mps", E4M3FN, E4M3FN))
-    assert set(BACKENDS) == {"torch", "triton", "reference"}
+    assert "triton" in BACKENDS
 
 
 def test_operands_must_lie_as_the_units_read_them() -> None:

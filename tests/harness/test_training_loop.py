@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_training, quantize
+from fp8core.history import look
 from harness.errors import UsageError
 from harness.training.diagnostics import diagnose
 from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, train
@@ -298,7 +299,7 @@ def test_saturation_shows_where_a_delayed_scale_is_too_large() -> None:
     assert isinstance(layer, Float8Linear)
     assert layer.amaxes is not None
     layer.amaxes.in_use.copy_(torch.tensor([0.5, 1.0, 1.0]))
-    layer.amaxes.ready = True
+    look(layer.amaxes)
     x = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
     setup = Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe)
     figures = diagnose(_Weighted(layer), setup, (x, torch.ones(16, 16)), "cpu")
