@@ -189,6 +189,36 @@ def test_the_golden_arm_sets_the_early_band():
     assert gate(own, "L3").status == "PASS"
 
 
+@pytest.mark.parametrize(("seeds", "status"), [(3, "INCONCLUSIVE"), (4, "INCONCLUSIVE"), (5, "WARN")])
+def test_a_band_of_few_golden_seeds_cannot_warn(seeds, status):
+    """A gap of two bands. Oracle: the half-width t(.995, S-1) sd sqrt(1 + 1/S) of the golden arm's gaps, by scipy."""
+    golden = {s: r for s, r in shifted(BASE, 0.0007, sd=2e-4).items() if s < seeds}
+    early = slice(0, 100)
+    own = [
+        (r.loss.values - BASE[s].loss.values)[early].mean() / BASE[s].loss.values[early].mean()
+        for s, r in golden.items()
+    ]
+    half = scipy.stats.t.ppf(0.995, seeds - 1) * np.std(own, ddof=1) * math.sqrt(1 + 1 / seeds)
+    wide = {s: run_of(r.loss.values * (1 + np.mean(own) + 2 * half)) for s, r in BASE.items()}
+    result = gate(judge_pairs(wide, BASE, golden=golden), "L3")
+    assert result.status == status
+    assert ("too few of 5" in result.sentence) == (seeds < 5)
+    assert gate(judge_pairs(golden, BASE, golden=golden), "L3").status == "PASS"
+
+
+def test_a_golden_run_that_is_left_out_is_a_note_and_not_a_problem_of_the_candidate():
+    base = control(range(8))
+    golden = {s: r for s, r in shifted(base, 0.0002).items() if s != 3}
+    golden[1] = dataclasses.replace(golden[1], planned_steps=1000, stopped="killed")
+    verdict = judge_pairs(shifted(base, 0.0002), base, golden=golden)
+    assert "band of 6 golden runs" in gate(verdict, "L3").sentence
+    assert verdict.notes == (
+        "the golden arm has no run of seed 3",
+        "seed 1: the golden arm ended at step 300 of 1000 (killed)",
+    )
+    assert verdict.outcome == "PASS"
+
+
 def test_two_golden_runs_are_no_band():
     few = {s: r for s, r in shifted(BASE).items() if s < 2}
     verdict = judge_pairs(shifted(BASE), BASE, golden=few)
@@ -420,6 +450,26 @@ def test_a_cool_down_is_bitwise_the_fp8_arm_until_its_switch():
     assert gate(wrong, "prefix").status == "FAIL"
 
 
+def test_a_cool_down_is_judged_by_its_steps_in_fp8():
+    """A ratio of 0.8 up to the switch at 60 of 300 steps: the median over the whole run is exactly 1 and hides it."""
+    fp8 = shifted(BASE)
+    for seed, run in fp8.items():
+        fp8[seed] = dataclasses.replace(run, grad_norm=Curve.of(run.grad_norm.values * 0.8))
+    cool = switched(shifted(BASE), fp8, 60)
+    assert np.median(cool[0].grad_norm.values / BASE[0].grad_norm.values) == 1
+    verdict = judge_pairs(cool, BASE, twin=fp8)
+    assert gate(verdict, "L6").status == "FAIL"
+    assert gate(verdict, "L6").effect == pytest.approx(0.8)
+    assert gate(verdict, "L3").sentence.startswith("steps 0 to 59")
+
+
+def test_a_span_without_a_logged_step_cannot_tell():
+    fp8 = shifted(BASE)
+    verdict = judge_pairs(switched(shifted(BASE), fp8, 0), BASE, twin=fp8)
+    assert [gate(verdict, name).status for name in ("L3", "L6")] == ["INCONCLUSIVE"] * 2
+    assert "no logged step ran in FP8" in gate(verdict, "L3").sentence
+
+
 def test_a_pattern_without_its_twin_cannot_pass():
     verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin_name="tensorwise")
     assert gate(verdict, "prefix").status == "INCONCLUSIVE"
@@ -526,7 +576,7 @@ def test_the_self_test_prints_its_table_and_its_bounds_decide_its_exit_code(caps
     printed = capsys.readouterr().out
     assert "| two margins | 0.25 | 5 | 0.0 | 100.0 | 0.0 |" in printed
     assert "PASS at no gap" in printed
-    assert printed.endswith((": MISSED\n" if code else ": ok\n"))
+    assert printed.endswith(": MISSED\n" if code else ": ok\n")
 
 
 @pytest.mark.parametrize("words", [["--draws", "0"], ["--steps", "20"], ["--draws", "many"], ["--drws", "3"]])
