@@ -127,7 +127,8 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
     """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named.
 
     Args:
-        candidate, control: runs by seed.
+        candidate: runs by seed.
+        control: the same.
         named: what the problems call the candidate.
     """
     problems = []
