@@ -67,8 +67,8 @@ def judge_pairs(
         golden: runs of the emulation of the candidate's recipe; they set the bands of the early window and of the
             gradient norms.
         twin: of a precision pattern, the runs that must be bitwise equal until the switch. Where it is the control
-            itself (warm-up), the early window and the gradient norms start at the switch; where it is another arm (cool-down),
-            they end there.
+            itself (warm-up), the early window and the gradient norms start at the switch;
+            where it is another arm (cool-down), they end there.
         twin_name: what to call that arm.
         margin: of equivalence, relative to the control's mean loss.
 
