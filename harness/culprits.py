@@ -7,6 +7,7 @@ accused. Nothing is stored; what is found is printed.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from fp8core import PrecisionSchedule, audit
@@ -14,7 +15,7 @@ from fp8core.recipe import GEMMS
 from harness.errors import UsageError, unknown
 from harness.suites import divergence
 from harness.training import on_paper
-from harness.training.bisect import locate, schedule_with
+from harness.training.bisect import NotFP8Error, locate, schedule_with
 from harness.training.loop import train
 from harness.verdict import Curve, Run, judge_pairs
 
@@ -72,7 +73,7 @@ def _find(cases: Sequence[Case], arm: str, device: str, tell: Callable[[str], No
 
     try:
         by_layer, by_gemm = locate(layers, fails)
-    except ValueError as error:
+    except NotFP8Error as error:
         yield f"{arm}: {error}"
         return
     yield f"{arm}, layers: {by_layer}"
@@ -92,7 +93,8 @@ def _run(result: Result, steps: int) -> Run:
         return Curve.of([value for _, value in points], [step for step, _ in points]) if points else None
 
     return Run(
-        loss=curve("loss") or Curve.of([]),
+        # NaN at the very first step leaves no point; the run still is one, and it broke.
+        loss=curve("loss") or Curve.of([math.nan]),
         heldout=curve("heldout_loss"),
         grad_norm=curve("grad_norm"),
         planned_steps=steps,

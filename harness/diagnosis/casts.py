@@ -69,7 +69,7 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
     causes = {
         "saturated": (
             "a scale that is too large: under dynamic scaling nothing may saturate",
-            "check the scale of these layers: fp8core.verify(model, batch)",
+            "check the scale of these layers: fp8core.verify(step_fn, model)",
         ),
         "underflow": (
             "a few outliers set the scale and small values round to zero",

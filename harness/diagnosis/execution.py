@@ -41,7 +41,7 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
                 f"{arm} did not run in FP8",
                 few(reasons),
                 "the arm trains in high precision under FP8's name: the filter skipped its layers, or they were never called",
-                "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(model, batch) counts FP8 GEMMs",
+                "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
             )
 
 

@@ -17,6 +17,10 @@ from fp8core.recipe import GEMMS
 Fails = Callable[[frozenset[str]], bool]
 
 
+class NotFP8Error(ValueError):
+    """The run fails with nothing in FP8 as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What a bisection found.
@@ -55,7 +59,7 @@ def bisect(units: Sequence[str], fails: Fails, most: int = 3) -> Finding:
         most: sets of culprits after which to stop.
 
     Raises:
-        ValueError: the run fails with nothing in FP8, so FP8 is not the cause.
+        NotFP8Error: the run fails with nothing in FP8, so FP8 is not the cause.
     """
     known: dict[frozenset[str], bool] = {}
 
@@ -68,7 +72,7 @@ def bisect(units: Sequence[str], fails: Fails, most: int = 3) -> Finding:
     if not asked(units):
         return Finding((), True, len(known))
     if asked([]):
-        raise ValueError("the run fails with nothing in FP8: FP8 is not the cause")
+        raise NotFP8Error("the run fails with nothing in FP8: FP8 is not the cause")
     left, culprits = list(units), list[tuple[str, ...]]()
     while len(culprits) < most and asked(left):
         found = _smallest([], False, left, asked)
@@ -101,6 +105,9 @@ def locate(layers: Sequence[str], fails: Fails, most: int = 3) -> tuple[Finding,
 
     Returns:
         What was found among the layers, and among their GEMMs; None where no layer was found.
+
+    Raises:
+        NotFP8Error: see `bisect`.
     """
     by_layer = bisect(layers, lambda chosen: fails(_gemms(chosen)), most)
     if not by_layer.culprits:

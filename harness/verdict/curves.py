@@ -63,9 +63,9 @@ class Run:
 
     Attributes:
         loss: training loss in nats, logged in fp32.
-        heldout: loss on the fixed held-out windows, at some steps; the last one is taken as the final one.
+        heldout: loss on the fixed held-out windows after so many updates; the last one is taken as the final one.
         grad_norm: norm of the whole gradient before any clipping.
-        elapsed: seconds since the first step began.
+        elapsed: seconds of training until the end of each step; evaluation and diagnostics left out, as `METRICS` says.
         planned_steps: how many steps the run was meant to have; 0 where that is not known.
         switch_step: the first step that ran in the other precision; None for a run of one precision.
         nonfinite_step: where the run met NaN or infinity, if its curve was cut there.
@@ -123,10 +123,16 @@ class Pairs:
         return self.candidate - self.control
 
 
-def pair(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> Pairs:
-    """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named."""
+def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = "candidate") -> Pairs:
+    """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named.
+
+    Args:
+        candidate: runs by seed.
+        control: the same.
+        named: what the problems call the candidate.
+    """
     problems = []
-    for name, one, other in (("candidate", candidate, control), ("control", control, candidate)):
+    for name, one, other in ((named, candidate, control), ("control", control, candidate)):
         missing = sorted(other.keys() - one.keys())
         if missing:
             problems.append(f"the {name} has no run of seed {_list(missing)}")
@@ -135,7 +141,7 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> Pairs:
     for seed in sorted(candidate.keys() & control.keys()):
         reasons = [
             f"seed {seed}: the {name} {why}"
-            for name, run in (("candidate", candidate[seed]), ("control", control[seed]))
+            for name, run in ((named, candidate[seed]), ("control", control[seed]))
             if (why := _unusable(run, reference))
         ]
         problems += reasons

@@ -25,6 +25,7 @@ from harness.verdict.result import (
     HORIZON,
     LATE,
     MARGIN,
+    MIN_GOLDEN,
     MIN_SEEDS,
     GateResult,
     Status,
@@ -37,24 +38,33 @@ if TYPE_CHECKING:
     from harness.stats import Vector
     from harness.verdict.curves import Pairs
 
+Span = tuple[float, float]  # first step, and the first one after it
+WHOLE: Span = (0.0, math.inf)
 
-def early_window(pairs: Pairs, golden: Pairs | None = None, switch: int = 0) -> GateResult:
+
+def early_window(pairs: Pairs, golden: Pairs | None = None, span: Span = WHOLE) -> GateResult:
     """L3: mean gap and largest smoothed gap early on, in the band that the golden emulation spans.
 
     Args:
         pairs: candidate and control.
-        golden: the golden emulation of the same recipe and the control; None: fixed limits stand in.
-        switch: the step from which the precisions differ; the window starts there.
+        golden: the golden emulation of the same recipe and the control; None: fixed limits stand in. With fewer than
+            `MIN_GOLDEN` seeds their band is so wide that beyond it nobody can tell: at 3 seeds it is 11.5 sd, and FAIL
+            needs 46.
+        span: the steps in which the precisions differ; the window starts with it and ends within.
     """
     missing = too_little(pairs, "L3")
     if missing:
         return missing
-    means, peaks = _early_figures(pairs, switch)
+    window = _early_window(pairs, span)
+    if not window.size:
+        return GateResult("L3", "INCONCLUSIVE", "no logged step ran in FP8", seeds=len(pairs.seeds))
+    means, peaks = _early_figures(pairs, window)
     limits = ((-EARLY_MEAN, EARLY_MEAN), (-EARLY_MAX, EARLY_MAX))
     wide = ((-EARLY_MEAN * FAIL_TIMES, EARLY_MEAN * FAIL_TIMES), (-1.0, EARLY_MAX * FAIL_TIMES))
     source = "fixed band, no golden arm"
+    own = None
     if golden is not None and len(golden.seeds) >= MIN_SEEDS:
-        own = _early_figures(golden, switch)
+        own = _early_figures(golden, window)
         limits = (_prediction(own[0], 1.0), _prediction(own[1], 1.0))
         wide = (_prediction(own[0], FAIL_TIMES), _prediction(own[1], FAIL_TIMES))
         source = f"band of {len(golden.seeds)} golden runs"
@@ -64,7 +74,9 @@ def early_window(pairs: Pairs, golden: Pairs | None = None, switch: int = 0) -> 
         means.min() < wide[0][0] or means.max() > wide[0][1] or peaks.max() > wide[1][1],
     )
     status: Status = "FAIL" if beyond[1] else "WARN" if beyond[0] else "PASS"
-    window = _early_window(pairs, switch)
+    if own is not None and own[0].size < MIN_GOLDEN and status == "WARN":
+        status = "INCONCLUSIVE"
+        source += f", too few of {MIN_GOLDEN} to tell a fault from the recipe's own effect"
     low, high = stats.t_interval(means)
     sentence = (
         f"steps {int(window[0])} to {int(window[-1])}: mean gap {percent(means.mean())}, worst seed "
@@ -130,7 +142,7 @@ def trend(pairs: Pairs, margin: float = MARGIN) -> GateResult:
     return estimate("L5", "WARN" if growing else "PASS", sentence, slopes, (low, high), margin)
 
 
-def gradients(pairs: Pairs, golden: Pairs | None = None, switch: int = 0) -> GateResult:
+def gradients(pairs: Pairs, golden: Pairs | None = None, span: Span = WHOLE) -> GateResult:
     """L6: median over steps of the ratio of gradient norms, its mean over seeds inside `GRAD_BAND`.
 
     A recipe can itself change the norm: on a small transformer tensorwise with e5m2 gradients raises it by 2 to 3 %, and
@@ -141,18 +153,18 @@ def gradients(pairs: Pairs, golden: Pairs | None = None, switch: int = 0) -> Gat
     Args:
         pairs: candidate and control.
         golden: the golden emulation of the same recipe and the control.
-        switch: the step from which the precisions differ.
+        span: the steps in which the precisions differ; the others would dilute the median.
     """
     missing = too_little(pairs, "L6")
     if missing:
         return missing
-    ratios = _norm_ratios(pairs, switch)
+    ratios = _norm_ratios(pairs, span)
     if ratios is None:
         said = "no gradient norms above 0 at the same steps in every run"
         return GateResult("L6", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
     low, high = stats.t_interval(ratios)
     mean = float(ratios.mean())
-    own = _norm_ratios(golden, switch) if golden is not None and len(golden.seeds) >= MIN_SEEDS else None
+    own = _norm_ratios(golden, span) if golden is not None and len(golden.seeds) >= MIN_SEEDS else None
     if own is not None:
         bounds = stats.prediction_interval(own, 0.99)
         wide = (min(GRAD_BAND[0], bounds[0]), max(GRAD_BAND[1], bounds[1]))
@@ -176,15 +188,15 @@ def gradients(pairs: Pairs, golden: Pairs | None = None, switch: int = 0) -> Gat
     return GateResult("L6", status, sentence, mean, low, high, sd, ratios.size, GRAD_BAND[1] - 1, "ratio")
 
 
-def _norm_ratios(pairs: Pairs, switch: int) -> Vector | None:
+def _norm_ratios(pairs: Pairs, span: Span) -> Vector | None:
     """By seed: median over steps of candidate / control; None where a norm is missing or not above 0."""
     if pairs.grad_norm is None:
         return None
     steps, mine, theirs = pairs.grad_norm
-    after = steps >= switch
-    if not after.any() or (theirs[:, after] <= 0).any():
+    inside = (steps >= span[0]) & (steps < span[1])
+    if not inside.any() or (theirs[:, inside] <= 0).any():
         return None
-    return np.asarray(np.median(mine[:, after] / theirs[:, after], axis=1), np.float64)
+    return np.asarray(np.median(mine[:, inside] / theirs[:, inside], axis=1), np.float64)
 
 
 def _equivalence(gate: str, what: str, gaps: Vector, margin: float) -> GateResult:
@@ -214,19 +226,17 @@ def _equivalence(gate: str, what: str, gaps: Vector, margin: float) -> GateResul
     return estimate(gate, status, sentence, gaps, (low, high), margin)
 
 
-def _early_window(pairs: Pairs, switch: int) -> Vector:
-    """Logged steps of the early window: a third of the run, at most 1,000 steps, from the switch on."""
+def _early_window(pairs: Pairs, span: Span) -> Vector:
+    """Logged steps of the early window: a third of the run, at most 1,000 steps, from the start of the span on."""
     steps = pairs.steps
-    start = max(float(switch), steps[0])
-    length = min(EARLY_STEPS, EARLY_SHARE * pairs.length)
-    inside = steps[(steps >= start) & (steps < start + length)]
-    return inside if inside.size else steps[-1:]
+    start = max(span[0], steps[0])
+    stop = min(start + min(EARLY_STEPS, EARLY_SHARE * pairs.length), span[1])
+    return steps[(steps >= start) & (steps < stop)]
 
 
-def _early_figures(pairs: Pairs, switch: int) -> tuple[Vector, Vector]:
+def _early_figures(pairs: Pairs, window: Vector) -> tuple[Vector, Vector]:
     """By seed: mean gap over the early window, and the largest smoothed gap in it, both relative to the loss."""
     steps = pairs.steps
-    window = _early_window(pairs, switch)
     inside = (steps >= window[0]) & (steps <= window[-1])
     life = half_life(pairs.length)
     smooth_gap = np.abs(ema(pairs.gap, steps, life, from_zero=True)[:, inside])

@@ -6,6 +6,7 @@ INCONCLUSIVE: what could not be tested is never passed in silence.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -66,7 +67,8 @@ def judge_pairs(
         golden: runs of the emulation of the candidate's recipe; they set the bands of the early window and of the
             gradient norms.
         twin: of a precision pattern, the runs that must be bitwise equal until the switch. Where it is the control
-            itself (warm-up), the early window starts at the switch.
+            itself (warm-up), the early window and the gradient norms start at the switch;
+            where it is another arm (cool-down), they end there.
         twin_name: what to call that arm.
         margin: of equivalence, relative to the control's mean loss.
 
@@ -80,23 +82,29 @@ def judge_pairs(
     pairs = pair(candidate, control)
     switches = {run.switch_step for run in candidate.values()} - {None}
     warm_up = twin is control and bool(switches)
-    switch = int(max(s for s in switches if s is not None)) if warm_up else 0
-    band = pair(golden, control) if golden else None
+    span = gates.WHOLE
+    if warm_up:
+        span = (float(max(s for s in switches if s is not None)), math.inf)
+    elif switches and twin:
+        span = (0.0, float(min(s for s in switches if s is not None)))
+    band = pair(golden, control, "golden arm") if golden else None
     results = [
         breaks.finite(candidate, control),
         breaks.spikes(pairs),
         # The golden arm has no warm-up; right after one its gap is no measure.
-        gates.early_window(pairs, None if warm_up else band, switch),
+        gates.early_window(pairs, None if warm_up else band, span),
         gates.late_window(pairs, margin),
         gates.heldout(pairs, margin),
         gates.trend(pairs, margin),
-        gates.gradients(pairs, band, switch),
+        gates.gradients(pairs, band, span),
     ]
     notes = list(pairs.problems)
     if switches:
         results.append(patterns.prefix(candidate, twin or {}, twin_name))
         if twin and not warm_up:
             notes += _cooled(candidate, twin, control)
+    if band is not None:
+        notes += [problem for problem in band.problems if problem not in notes]
     if band is not None and len(band.seeds) < MIN_SEEDS:
         notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed one stands in")
     return conclude(results, notes, limits({**control, **candidate}), whole=not pairs.problems)

@@ -30,6 +30,7 @@ GATES: dict[str, str] = {
 
 MARGIN = 0.0025  # of the control's mean loss; the order of what DeepSeek-V3 reports for FP8 at scale
 MIN_SEEDS = 3
+MIN_GOLDEN = 5  # golden runs below which their band cannot warn: 11.5 sd wide with 3, 5.0 with 5
 MIN_POINTS = 50  # logged losses; fewer leave under ten for the late window
 LATE = 0.2
 EARLY_STEPS = 1000

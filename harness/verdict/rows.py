@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.verdict.curves import Curve, Run
-from harness.verdict.judge import Verdict, conclude, judge_other_seeds, judge_pairs
+from harness.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.verdict.result import MARGIN, GateResult
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SUITE = "divergence"
 CONTROL = "base"
 NEGATIVE = "negative_control"
+MUST_PASS = (f"{CONTROL}_eps", f"{CONTROL}_other")
 _CURVES = {"loss": "loss", "heldout_loss": "heldout", "grad_norm": "grad_norm", "elapsed_s": "elapsed"}
 
 _BROKEN = re.compile(r"\b(loss|grad_norm) is (nan|-?inf)", re.IGNORECASE)
@@ -72,9 +73,16 @@ class ArmVerdict:
 
     @property
     def surprising(self) -> bool:
-        """Whether the instrument itself is in doubt: a control that should pass fails, or the other way round."""
-        control = self.arm in (f"{CONTROL}_eps", f"{CONTROL}_other", NEGATIVE)
-        return control and self.verdict.outcome not in (self.expected, "INCONCLUSIVE")
+        """Whether the instrument itself is in doubt: a control did the opposite of what it must.
+
+        The negative control must FAIL. Where it is INCONCLUSIVE, this set-up has not the power to see a gross fault, so
+        a PASS beside it means little. The controls that should pass raise doubt only by a FAIL: INCONCLUSIVE shows
+        no fault, just too little data, which the arms' own gates (power, partners, steps) judge for themselves; it is told
+        as a note.
+        """
+        if self.arm == NEGATIVE:
+            return self.verdict.outcome != "FAIL"
+        return self.arm in MUST_PASS and self.verdict.outcome == "FAIL"
 
 
 def judge(frame: pd.DataFrame, margin: float = MARGIN) -> list[ArmVerdict]:
@@ -211,20 +219,27 @@ def _identical(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> bool
 
 
 def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
-    """Where a control did not behave as it must, no other arm of the set-up passes."""
-    doubts = [
+    """Where a control did the opposite of what it must, no other arm passes; where it can't tell, each is told so."""
+    doubts = tuple(
         f"{v.arm} is {v.verdict.outcome}, not {v.expected}: this set-up cannot tell"
         for v in verdicts
         if v.surprising
-    ]
-    if not doubts:
-        return verdicts
+    )
+    unknown = tuple(
+        f"{v.arm} is INCONCLUSIVE: that this set-up passes what it must was not shown"
+        for v in verdicts
+        if v.arm in MUST_PASS and v.verdict.outcome == "INCONCLUSIVE"
+    )
     return [
-        replace(v, verdict=replace(v.verdict, outcome="INCONCLUSIVE", notes=(*doubts, *v.verdict.notes)))
-        if v.verdict.outcome == "PASS" and not v.surprising
-        else v
+        v if v.surprising or v.verdict.outcome != "PASS" else _with_doubt(v, doubts, unknown)
         for v in verdicts
     ]
+
+
+def _with_doubt(passed: ArmVerdict, doubts: tuple[str, ...], unknown: tuple[str, ...]) -> ArmVerdict:
+    own = passed.verdict
+    outcome: Outcome = "INCONCLUSIVE" if doubts else own.outcome
+    return replace(passed, verdict=replace(own, outcome=outcome, notes=(*doubts, *unknown, *own.notes)))
 
 
 def _missing(arms: Arms) -> tuple[str, ...]:

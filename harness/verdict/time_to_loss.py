@@ -122,10 +122,17 @@ def _reach(arm: str, runs: Mapping[int, Run], target: float, name: str, smoothed
     steps, seconds = {}, {}
     for seed, run in sorted(runs.items()):
         steps[seed] = step = crossing(_curve(run, smoothed), target)
-        clock = run.elapsed
-        known = clock is not None and math.isfinite(step)
-        seconds[seed] = float(np.interp(step, clock.steps, clock.values)) if known and clock else math.nan
+        # A held-out loss at r follows r updates, a training loss at s precedes update s + 1 but is known with it.
+        updates = step + 1 if smoothed else step
+        seconds[seed] = math.nan if run.elapsed is None else _seconds(run.elapsed, updates)
     return Reach(arm, target, name, steps, seconds)
+
+
+def _seconds(clock: Curve, updates: float) -> float:
+    """Seconds of training for so many updates: the clock at step s was read after s + 1 of them, and 0 are free."""
+    if not math.isfinite(updates):
+        return math.nan
+    return float(np.interp(updates, np.append(0.0, clock.steps + 1), np.append(0.0, clock.values)))
 
 
 def _against(reach: Reach, control: Reach) -> Reach:

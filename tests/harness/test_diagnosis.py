@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
+import pathlib
+import re
 
 import numpy as np
 import pytest
 from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
 from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, frame, linear_cases
 
+import fp8core
+from harness import diagnosis
 from harness.case import Case
 from harness.diagnosis import findings, lines
 from harness.diagnosis.finding import few, gib
@@ -352,3 +357,17 @@ def test_no_rows_have_no_findings(tmp_path):
     stored = frame(tmp_path, rows_of_runs("base", BASE))
     assert findings(stored[stored["suite"] == "none"]) == []
     assert json.loads(stored["axes"].iloc[0])["steps"] == STEPS == AXES["steps"]
+
+
+def test_remedies_name_functions_with_the_arguments_that_they_take():
+    """Oracle: the signatures themselves; every call of fp8core in the text of a finding."""
+    folder = pathlib.Path(diagnosis.__file__).parent
+    calls = {
+        found
+        for path in folder.glob("*.py")
+        for found in re.findall(r"fp8core\.(\w+)\((.*?)\)", path.read_text())
+    }
+    assert {name for name, _ in calls} >= {"audit", "verify"}
+    for name, arguments in calls:
+        names = [a.strip() for a in arguments.split(",")]
+        assert names == list(inspect.signature(getattr(fp8core, name)).parameters)[: len(names)], name

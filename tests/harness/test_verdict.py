@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from harness.__main__ import main as command_line
 from harness.verdict import Curve, Run, judge_other_seeds, judge_pairs
 from harness.verdict.curves import ema, half_life, pair
-from harness.verdict.selftest import SCENARIOS, outcomes
+from harness.verdict.result import MARGIN
+from harness.verdict.selftest import BETWEEN, END, SCENARIOS, Scenario, bounds, draw, outcomes
 
 BASE = control()
 
@@ -136,19 +137,33 @@ def test_gradient_spikes_need_five_steps_above_ten_medians():
         assert gate(judge_pairs(runs, BASE), "L2").status == status
 
 
-def test_from_eight_seeds_rates_are_compared_by_fishers_test():
-    """Oracle: scipy's p for k of 8 against 0 of 8; one more spike is no longer a FAIL by itself."""
+def spiked(runs, seeds, times=1):
+    """The runs with so many spikes of 1 nat in some seeds."""
+    for seed in seeds:
+        loss = runs[seed].loss.values.copy()
+        for start in range(30, 30 + 32 * times, 32):
+            loss[start : start + 6] += 2.0
+        runs = with_loss(runs, seed, loss)
+    return runs
+
+
+@pytest.mark.parametrize("hit", [1, 5])
+def test_one_more_spike_fails_with_eight_seeds_too_and_the_rates_are_told(hit):
+    """Oracle: scipy's p for k of 8 against 0 of 8 in the sentence; the rule of the design for the status."""
     base = control(range(8))
-    for hit in (1, 5):
-        runs = shifted(base)
-        for seed in range(hit):
-            loss = runs[seed].loss.values.copy()
-            loss[100:110] += 1.0
-            runs = with_loss(runs, seed, loss)
-        p = scipy.stats.fisher_exact([[hit, 8 - hit], [0, 8]], alternative="greater").pvalue
-        result = gate(judge_pairs(runs, base), "L2")
-        assert result.status == ("FAIL" if p < 0.05 else "WARN")
-        assert f"p = {p:.3f}" in result.sentence
+    p = scipy.stats.fisher_exact([[hit, 8 - hit], [0, 8]], alternative="greater").pvalue
+    result = gate(judge_pairs(spiked(shifted(base), range(hit)), base), "L2")
+    assert result.status == "FAIL"
+    assert f"{hit} of 8 runs with spikes against 0, Fisher's exact p = {p:.3f}" in result.sentence
+
+
+def test_many_spikes_in_every_run_fail_against_one_in_every_run():
+    """As many runs have spikes on both sides, so Fisher's test sees no difference at all (p = 1)."""
+    base = spiked(control(range(8)), range(8))
+    result = gate(judge_pairs(spiked(shifted(control(range(8))), range(8), times=8), base), "L2")
+    assert "(by seed 8/1, 8/1" in result.sentence
+    assert "p = 1.000" in result.sentence
+    assert result.status == "FAIL"
 
 
 # L3
@@ -172,6 +187,36 @@ def test_the_golden_arm_sets_the_early_band():
     assert "band of 5 golden runs" in gate(verdict, "L3").sentence
     own = judge_pairs(golden, BASE, golden=golden)
     assert gate(own, "L3").status == "PASS"
+
+
+@pytest.mark.parametrize(("seeds", "status"), [(3, "INCONCLUSIVE"), (4, "INCONCLUSIVE"), (5, "WARN")])
+def test_a_band_of_few_golden_seeds_cannot_warn(seeds, status):
+    """A gap of two bands. Oracle: the half-width t(.995, S-1) sd sqrt(1 + 1/S) of the golden arm's gaps, by scipy."""
+    golden = {s: r for s, r in shifted(BASE, 0.0007, sd=2e-4).items() if s < seeds}
+    early = slice(0, 100)
+    own = [
+        (r.loss.values - BASE[s].loss.values)[early].mean() / BASE[s].loss.values[early].mean()
+        for s, r in golden.items()
+    ]
+    half = scipy.stats.t.ppf(0.995, seeds - 1) * np.std(own, ddof=1) * math.sqrt(1 + 1 / seeds)
+    wide = {s: run_of(r.loss.values * (1 + np.mean(own) + 2 * half)) for s, r in BASE.items()}
+    result = gate(judge_pairs(wide, BASE, golden=golden), "L3")
+    assert result.status == status
+    assert ("too few of 5" in result.sentence) == (seeds < 5)
+    assert gate(judge_pairs(golden, BASE, golden=golden), "L3").status == "PASS"
+
+
+def test_a_golden_run_that_is_left_out_is_a_note_and_not_a_problem_of_the_candidate():
+    base = control(range(8))
+    golden = {s: r for s, r in shifted(base, 0.0002).items() if s != 3}
+    golden[1] = dataclasses.replace(golden[1], planned_steps=1000, stopped="killed")
+    verdict = judge_pairs(shifted(base, 0.0002), base, golden=golden)
+    assert "band of 6 golden runs" in gate(verdict, "L3").sentence
+    assert verdict.notes == (
+        "the golden arm has no run of seed 3",
+        "seed 1: the golden arm ended at step 300 of 1000 (killed)",
+    )
+    assert verdict.outcome == "PASS"
 
 
 def test_two_golden_runs_are_no_band():
@@ -405,6 +450,26 @@ def test_a_cool_down_is_bitwise_the_fp8_arm_until_its_switch():
     assert gate(wrong, "prefix").status == "FAIL"
 
 
+def test_a_cool_down_is_judged_by_its_steps_in_fp8():
+    """A ratio of 0.8 up to the switch at 60 of 300 steps: the median over the whole run is exactly 1 and hides it."""
+    fp8 = shifted(BASE)
+    for seed, run in fp8.items():
+        fp8[seed] = dataclasses.replace(run, grad_norm=Curve.of(run.grad_norm.values * 0.8))
+    cool = switched(shifted(BASE), fp8, 60)
+    assert np.median(cool[0].grad_norm.values / BASE[0].grad_norm.values) == 1
+    verdict = judge_pairs(cool, BASE, twin=fp8)
+    assert gate(verdict, "L6").status == "FAIL"
+    assert gate(verdict, "L6").effect == pytest.approx(0.8)
+    assert gate(verdict, "L3").sentence.startswith("steps 0 to 59")
+
+
+def test_a_span_without_a_logged_step_cannot_tell():
+    fp8 = shifted(BASE)
+    verdict = judge_pairs(switched(shifted(BASE), fp8, 0), BASE, twin=fp8)
+    assert [gate(verdict, name).status for name in ("L3", "L6")] == ["INCONCLUSIVE"] * 2
+    assert "no logged step ran in FP8" in gate(verdict, "L3").sentence
+
+
 def test_a_pattern_without_its_twin_cannot_pass():
     verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin_name="tensorwise")
     assert gate(verdict, "prefix").status == "INCONCLUSIVE"
@@ -481,12 +546,37 @@ def test_error_rates_on_known_curves(scenario):
         assert status["L5", "WARN"] >= 0.1
 
 
-def test_the_self_test_prints_its_table_and_checks_its_bounds(capsys):
-    assert command_line(["verdict-selftest", "--draws", "40"]) == 0
+def test_the_invented_held_out_gap_shares_the_late_gaps_constant():
+    """Oracle: half of the variance is shared, so the gaps of many seeds correlate by 0.5, each with an sd of M/4."""
+    candidate, base = draw(Scenario("many", seeds=4000), 100, np.random.default_rng(5))
+    late = [(candidate[s].loss.values - base[s].loss.values)[80:].mean() for s in base]
+    ends = [candidate[s].heldout.values[0] - base[s].heldout.values[0] for s in base]
+    assert np.corrcoef(late, ends)[0, 1] == pytest.approx(BETWEEN, abs=0.04)  # three standard errors
+    assert np.std(late) == pytest.approx(MARGIN * END / 4, rel=0.04)
+    assert np.std(ends) == pytest.approx(MARGIN * END / 4, rel=0.04)
+
+
+@pytest.mark.parametrize("half", ["L4", "L4h"])
+def test_one_half_that_passes_too_often_misses_the_bound_though_the_verdict_never_passes(half):
+    passed, torn = judge_pairs(BASE, BASE), judge_pairs(shifted(BASE, 0.00525, 5e-4), BASE)
+    own = tuple(dataclasses.replace(g, status="PASS") if g.gate == half else g for g in torn.gates)
+    lucky = dataclasses.replace(torn, gates=own)
+    assert torn.outcome == lucky.outcome == "INCONCLUSIVE"
+    assert bounds([passed] * 100, [lucky] * 7 + [torn] * 93)[1]
+    said, good = bounds([passed] * 100, [torn] * 100, [lucky] * 8 + [torn] * 92)
+    assert not good
+    assert "verdict 0.0 %" in said
+    assert f"{half} 8.0 %" in said
+    assert not bounds([passed] * 94 + [torn] * 6, [torn] * 100)[1]
+
+
+def test_the_self_test_prints_its_table_and_its_bounds_decide_its_exit_code(capsys):
+    """So few draws scatter beyond the bounds: which word it is depends on them, and the code on the word."""
+    code = command_line(["verdict-selftest", "--draws", "40"])
     printed = capsys.readouterr().out
     assert "| two margins | 0.25 | 5 | 0.0 | 100.0 | 0.0 |" in printed
     assert "PASS at no gap" in printed
-    assert printed.endswith(": ok\n")
+    assert printed.endswith(": MISSED\n" if code else ": ok\n")
 
 
 @pytest.mark.parametrize("words", [["--draws", "0"], ["--steps", "20"], ["--draws", "many"], ["--drws", "3"]])

@@ -89,6 +89,36 @@ def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
     assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
 
 
+def _cut(runs):
+    """Runs that were meant to go on for longer: none has a partner."""
+    return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}
+
+
+def test_a_negative_control_that_cannot_tell_demotes_what_passes(tmp_path):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
+    rows += rows_of_runs("negative_control", _cut(shifted(BASE, 0.0001)))
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["negative_control"].verdict.outcome == "INCONCLUSIVE"
+    assert arms["negative_control"].surprising
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    said = "negative_control is INCONCLUSIVE, not FAIL: this set-up cannot tell"
+    assert arms["tensorwise"].verdict.notes[0] == said
+
+
+@pytest.mark.parametrize("arm", ["base_eps", "base_other"])
+def test_a_control_that_must_pass_and_cannot_tell_is_told_and_demotes_nothing(tmp_path, arm):
+    """Too little data in it shows no fault; what the candidate's own data shows stands."""
+    few = {s: r for s, r in shifted(BASE).items() if s < 2}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, few)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms[arm].verdict.outcome == "INCONCLUSIVE"
+    assert not arms[arm].surprising
+    assert arms["tensorwise"].verdict.outcome == "PASS"
+    assert arms["tensorwise"].verdict.notes == (
+        f"{arm} is INCONCLUSIVE: that this set-up passes what it must was not shown",
+    )
+
+
 def test_an_fp8_arm_that_equals_its_control_bit_for_bit_does_not_pass(tmp_path):
     (verdict,) = judge(frame(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE)))
     assert verdict.verdict.outcome == "INCONCLUSIVE"
@@ -180,12 +210,12 @@ def linear_run(step_s: float, slope: float = 0.01, steps: int = 101) -> Run:
     return Run(
         Curve.of(3 - slope * np.arange(steps)),
         heldout=Curve(t, 3 - slope * t),
-        elapsed=Curve.of(step_s * np.arange(steps)),
+        elapsed=Curve.of(step_s * (1 + np.arange(steps))),
     )
 
 
 def test_time_to_loss_of_straight_lines():
-    """Oracle: 3 - 0.01 t reaches 2.45 at step 55; half the seconds a step make it there in half the time."""
+    """Oracle: 3 - 0.01 t reaches 2.45 after 55 updates, which take 55 steps' time; half of it where a step takes half."""
     arms = {"base": {s: linear_run(0.2) for s in range(3)}, "fast": {s: linear_run(0.1) for s in range(3)}}
     base, fast = time_to_loss(arms, target=2.45)
     assert list(base.steps.values()) == pytest.approx([55.0] * 3)
@@ -194,6 +224,22 @@ def test_time_to_loss_of_straight_lines():
     assert fast.second_ratio.value == pytest.approx(2.0)
     assert base.step_ratio is None
     assert base.curve == "held-out loss"
+
+
+@pytest.mark.parametrize("reached", [0, 10, 55])
+def test_a_held_out_loss_after_r_updates_costs_the_time_of_r_steps(reached):
+    """Oracle: steps of unequal length by hand: the first takes 5 s (it compiles), each later one 0.1 s."""
+    run = dataclasses.replace(linear_run(0.1), elapsed=Curve.of(5 + 0.1 * np.arange(101)))
+    (base,) = time_to_loss({"base": {0: run}}, target=3 - 0.01 * reached + 1e-12)
+    assert base.steps[0] == pytest.approx(reached)
+    assert base.seconds[0] == pytest.approx(5 + 0.1 * (reached - 1) if reached else 0.0)
+
+
+def test_a_training_loss_at_s_costs_the_time_until_that_step_ended():
+    """Oracle: a smoothed constant crosses at once, and the first step has ended after 5 s."""
+    run = Run(Curve.of(np.full(101, 2.0)), elapsed=Curve.of(5 + 0.1 * np.arange(101)))
+    (base,) = time_to_loss({"base": {0: run}}, target=2.5)
+    assert (base.steps[0], base.seconds[0]) == (0.0, 5.0)
 
 
 def test_the_default_target_is_reached_by_every_control_run():
