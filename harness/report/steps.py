@@ -68,7 +68,7 @@ def steps_tables(machine: Machine) -> list[Table]:
     tables = []
     for kind, columns in (("speed", _SPEED), ("cost", _COST)):
         specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
-        if len(specs) > 1:
+        if specs:
             said = (
                 (f"All rows: {fixed}." if fixed else "")
                 if kind == "speed"

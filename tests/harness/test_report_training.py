@@ -250,6 +250,15 @@ def test_compiling_that_gains_nothing_never_pays(tmp_path):
     assert [r["graph breaks"] for r in cost if r["arm"] == "bf16_compile"] == ["2"]
 
 
+def test_a_prediction_of_memory_is_shown_where_nothing_else_is_known(tmp_path):
+    """As on a CPU, whose allocator keeps no peak."""
+    case = Case.of("train", {"model": "nano"})
+    rows = Invented().times(case, {"bf16_eager": {"ms": 1.0}})
+    rows.append(figure(case, "bf16_eager", "predicted_memory_bytes", float(3 << 20)))
+    _, cost = (table(t) for t in steps.steps_tables(run_of(tmp_path, rows)))
+    assert cost == [{"arm": "bf16_eager", "predicted": "3 MiB"}]
+
+
 def test_the_breakdown_adds_up(gpu):
     """Oracle: the sum of the classes that the fixture gives to an arm, nine times."""
     (chart,) = steps.breakdown(machine(gpu[0]))
