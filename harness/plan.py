@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.case import Case, Scalar, expand
+from harness.case import LOCAL, Case, Scalar, expand
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -225,6 +225,10 @@ def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[S
         spec = known[axis]
         if not _fits(spec, value):
             raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
+    if axis in LOCAL and len(given) > 1:
+        raise UsageError(
+            f"axes.{axis} has {len(given)} values; cases are not told apart by it, so give one and make a run each"
+        )
     is_float = known[axis].kind == "float"
     return [float(value) if is_float and value not in known[axis].words else value for value in given]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from harness import store
 from harness.errors import UsageError
 from harness.rows import is_trial
+from harness.training.batches import text_of
 from harness.trials import DIED
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> s
     """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
 
     Raises:
-        UsageError: the run was made in another environment or by other code; its numbers would not be comparable.
+        UsageError: the run was made in another environment, by other code or from another text; its numbers would
+            not be comparable.
     """
     rows = store.read(folder)
     others = set(rows["env_id"]) - {env_id}
@@ -40,6 +42,7 @@ def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> s
             f"{folder.name} was measured by commit {', '.join(map(str, commits))}, this is {commit}; "
             "start a new run (leave resume= out)"
         )
+    _refuse_another_text(folder.name, rows, plan)
     waiting = _waiting(rows)
     stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
     unfinished = set(rows[waiting]["case_id"])
@@ -48,6 +51,22 @@ def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> s
         for c in plan.cases
         if c.case.case_id not in unfinished and set(c.arms) <= stored.get(c.case.case_id, set())
     }
+
+
+def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
+    """A text goes by the name of its kind, which leaves open what lies at data_path: the sha256 in the rows says it."""
+    of_case = rows.groupby("case_id")["resolved"].agg(set)
+    for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
+        if "data_path" not in dict(case.axes):
+            continue
+        stored = {json.loads(r or "{}").get("data_sha256") for r in of_case[case.case_id]} - {None}
+        text = text_of(case)
+        now = text.sha256 if text is not None else None
+        if stored - {now}:
+            raise UsageError(
+                f"{run_id} read a text with sha256 {sorted(stored - {now})[0][:16]}..., data={case['data']} is now "
+                f"one with {str(now)[:16]}...; give that text by data_path=FILE or start a new run (leave resume= out)"
+            )
 
 
 def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]]:

@@ -109,6 +109,8 @@ def _sections(machine: Machine) -> list[Section]:
     label = "CPU times: " if cpu else ""
     known = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence")
     key = machine.env_id
+    every = tables.every_row(machine)
+    of_parts = len(machine.frame) - len(every.rows)
 
     def suite(
         name: str, title: str, intro: str, figures: Sequence[Chart] = (), numeric: bool = False
@@ -170,7 +172,7 @@ def _sections(machine: Machine) -> list[Section]:
             f"{label}Training steps",
             "One optimizer step: forward, backward, update. Each ratio is against the bf16 arm that was run the same way.",
             charts=steps.breakdown(machine),
-            tables=steps.steps_tables(machine) if "train" in suites else [],
+            tables=[*steps.steps_tables(machine), steps.traces_table(machine)] if "train" in suites else [],
             folded=cpu,
         ),
         suite("linear", "Layers", "All arms of the layer cases."),
@@ -209,9 +211,10 @@ def _sections(machine: Machine) -> list[Section]:
         ),
         Section(
             f"rows-{key}",
-            f"Every stored row ({len(machine.frame)})",
-            "Medians and quartiles of all samples, none trimmed; the samples themselves are in the Parquet files.",
-            tables=[tables.every_row(machine)],
+            f"Every stored row ({len(every.rows):,})",
+            "Medians and quartiles of all samples, none trimmed; the samples themselves are in the Parquet files."
+            + (f" So are {text.plural(of_parts, 'row')} of layers and kernel classes." if of_parts else ""),
+            tables=[every],
             folded=True,
             in_markdown=False,
         ),

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.compare import rows_of
+from harness.compare import AGAIN, rows_of
 from harness.kernels_by_name import CLASSES
 from harness.measurement import METRICS
 from harness.report import text
 from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
+from harness.report.first_steps import SUITE
 from harness.report.table import (
     Cell,
     Spec,
     Table,
     axis_spec,
-    count_cell,
+    case_cell,
     known,
     make_table,
     number_cell,
     resolved_of,
     status_cell,
 )
-from harness.report.tables import arm_cell, arm_records, gain_cell, peak_cell
+from harness.report.tables import COMPILE_COLUMNS, COMPILE_FACTS, arm_cell, arm_records, gain_cell, peak_cell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Record
 
-SUITE = "train"
 MOST_CASES = 6
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oooo")
 
@@ -62,15 +63,14 @@ def steps_tables(machine: Machine) -> list[Table]:
     constant = machine.constant_axes(SUITE)
     axes = [text.axes_of(r["axes"]) for r in records]
     names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
-    fixed = ", ".join(
-        f"{n} {text.axis_value(axes[0][n])}" for n in sorted(constant) if axes[0].get(n) not in (None, "")
-    )
+    # Of a single case no axis varies: all of them are said.
+    fixed = text.axes_said(axes[0], sorted(constant) or sorted(axes[0])) if axes else ""
     tables = []
     for kind, columns in (("speed", _SPEED), ("cost", _COST)):
         specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
-        if len(specs) > 1:
+        if specs:
             said = (
-                (f"All rows: {fixed}. " if fixed else "")
+                (f"All rows: {fixed}." if fixed else "")
                 if kind == "speed"
                 else "What the same steps cost beside time."
             )
@@ -79,9 +79,40 @@ def steps_tables(machine: Machine) -> list[Table]:
     return tables
 
 
+def traces_table(machine: Machine) -> Table:
+    """The traces that were asked for: which steps of which arm, and the file in the run's folder."""
+    frame = machine.frame
+    records: dict[tuple[str, str, str], Record] = {}
+    for r in rows_of(frame[(frame["suite"] == SUITE) & ~frame["arm"].str.endswith(AGAIN)]):
+        if resolved_of(r).get("trace"):
+            records.setdefault((r["run_id"], r["case_id"], r["arm"]), r)
+    runs = list(dict.fromkeys(run for run, _, _ in records))
+    constant = machine.constant_axes(SUITE)
+    specs = [
+        *([Spec("run", lambda r: Cell(r["run_id"], r["run_id"]), numeric=False)] if len(runs) > 1 else []),
+        *(
+            [Spec("case", lambda r: case_cell(r, constant), numeric=False)]
+            if len({case for _, case, _ in records}) > 1
+            else []
+        ),
+        Spec("arm", arm_cell, numeric=False),
+        Spec(
+            "steps",
+            lambda r: Cell(" to ".join(map(str, resolved_of(r).get("trace_steps", ())))),
+            numeric=False,
+        ),
+        Spec("trace", lambda r: Cell(str(resolved_of(r)["trace"])), numeric=False),
+    ]
+    where = f"the folder of run {runs[0]}" if len(runs) == 1 else "the folders of their runs"
+    said = f"Traces, gzipped, in {where}; Perfetto opens them."
+    return replace(
+        make_table(f"traces-{machine.env_id}", specs, list(records.values()), said), sortable=False
+    )
+
+
 @mpl.rc_context(STYLE)
 def breakdown(machine: Machine) -> list[Chart]:
-    """Device time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
+    """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
     frame = machine.frame
     own = frame[(frame["suite"] == SUITE) & (frame["metric"] == "kernel_time_ms") & (frame["status"] == "ok")]
     cases: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
@@ -105,13 +136,15 @@ def breakdown(machine: Machine) -> list[Chart]:
         axes.set_title(labels[key] if len(shown) > 1 else "")
     for i, name in enumerate(order):
         panels[0].barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
-    panels[-1].set_xlabel("device time of one profiled step (ms)")
+    panels[-1].set_xlabel("time of one profiled step (ms)")
     legend(figure, panels[0])
     more = f" The first {MOST_CASES} of {len(cases)} cases." if len(cases) > MOST_CASES else ""
-    caption = (
-        f"Kernels by class, by their names; kernels that overlap count twice.{more} A profiled step takes longer than a "
-        "timed one."
+    what = (
+        "Device time of kernels by class, by their names; kernels that overlap count twice."
+        if machine.is_gpu
+        else "Own time of a CPU's operators by class, by their names: no kernel of a GPU is in it."
     )
+    caption = f"{what}{more} A profiled step takes longer than a timed one."
     name = f"breakdown-{machine.env_id}"
     return [Chart(name, "Where a step's time goes", svg(figure, name), caption)]
 
@@ -147,7 +180,7 @@ def _compile_seconds(machine: Machine) -> dict[tuple[str, str, str], dict[str, A
         resolved = resolved_of(r)
         warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
         found["warm_s" if warm else "cold_s"] = r["value"]
-        found |= {name: resolved.get(name) for name in ("compile_graphs", "compile_graph_breaks")}
+        found |= {name: resolved.get(name) for name in COMPILE_FACTS}
     return out
 
 
@@ -229,6 +262,5 @@ _COST = (
         "cold compile time / what a step gains over the same arm in eager mode",
         needs="pays_after",
     ),
-    Spec("graphs", lambda r: count_cell(r.get("compile_graphs")), needs="compile_graphs"),
-    Spec("graph breaks", lambda r: count_cell(r.get("compile_graph_breaks")), needs="compile_graph_breaks"),
+    *COMPILE_COLUMNS,
 )

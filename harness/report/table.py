@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -75,9 +75,9 @@ def axis_spec(name: str) -> Spec:
     return Spec(name, make, numeric=name in NUMBERS)
 
 
-def case_cell(record: Record) -> Cell:
-    """The case in words."""
-    label = text.case_label(text.axes_of(record["axes"]))
+def case_cell(record: Record, without: Collection[str] = ()) -> Cell:
+    """The case in words, without the axes that say nothing."""
+    label = text.case_label(text.axes_of(record["axes"]), without)
     return Cell(label, label)
 
 

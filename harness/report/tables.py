@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from harness.hardware import Device
     from harness.report.runs import Machine
 
+COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
+
 
 def suite_table(machine: Machine, suite: str) -> Table:
     """One row a (case, arm, regime) of a suite: what it cost, what it gained and how exact it is.
@@ -51,15 +53,14 @@ def suite_table(machine: Machine, suite: str) -> Table:
         {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
     )
     constant = machine.constant_axes(suite)
-    fixed = {n: axes[0].get(n) for n in names if n in constant}
-    varying = [n for n in names if n not in fixed]
+    varying = [n for n in names if n not in constant]
     specs = [axis_spec(name) for name in varying]
     specs += [s for s in _SUITE_COLUMNS if not s.needs or any(given(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
         specs.insert(
             len(varying) + 1, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
         )
-    said = ", ".join(f"{n} {text.axis_value(v)}" for n, v in fixed.items() if v not in (None, ""))
+    said = text.axes_said(axes[0], (n for n in names if n in constant))
     return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
 
 
@@ -144,40 +145,43 @@ def squares(machine: Machine) -> list[tuple[str, Table]]:
 
 
 def troubles(machine: Machine) -> Table:
-    """Every row that failed or was skipped, gathered by reason: nothing is hidden."""
+    """Every row that failed or was skipped, gathered by metric and reason: nothing is hidden, nothing said twice."""
     bad = machine.frame[machine.frame["status"] != "ok"]
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in rows_of(bad):
-        groups.setdefault((r["status"], r["suite"], r["arm"], r["metric"], r["reason"]), []).append(r)
+        groups.setdefault((r["status"], r["suite"], r["metric"], r["reason"]), []).append(r)
     rows = []
-    for (status, suite, arm, metric, reason), members in sorted(groups.items()):
-        labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"])) for m in members))
+    for (status, suite, metric, reason), members in sorted(groups.items()):
+        constant = machine.constant_axes(suite)
+        arms = list(dict.fromkeys(str(m["arm"]) for m in members))
+        labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"]), constant) for m in members))
         ids = list(dict.fromkeys(str(m["case_id"]) for m in members))
         rows.append(
             (
                 Cell(status, status, "bad" if status == "failed" else "muted"),
                 Cell(suite, suite),
-                Cell(arm, arm),
                 Cell(metric, metric),
                 Cell(reason, reason),
+                Cell(", ".join(arms), len(arms)),
                 Cell(some(labels), len(labels), note=some(ids, 3)),
             )
         )
-    titles = ("status", "suite", "arm", "metric", "reason", "cases")
+    titles = ("status", "suite", "metric", "reason", "arms", "cases")
     return Table(f"troubles-{machine.env_id}", tuple(Column(t) for t in titles), tuple(rows))
 
 
 def compile_times(machine: Machine) -> Table:
     """First call of each compiled arm, apart from every other time."""
     frame = machine.frame
-    records = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
+    compiled = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
+    records = [r | {fact: resolved_of(r).get(fact) for fact in COMPILE_FACTS} for r in compiled]
     specs = [
         Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        Spec("case", case_cell, numeric=False),
+        Spec("case", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         Spec("first call (s)", lambda r: number_cell(r["value"])),
         Spec("cache", lambda r: word_cell(r["part"] or resolved_of(r).get("compile_cache")), numeric=False),
-        Spec("graphs", lambda r: word_cell(resolved_of(r).get("compile_graphs"))),
+        *(s for s in COMPILE_COLUMNS if any(known(r.get(s.needs)) for r in records)),
     ]
     return make_table(f"compile-{machine.env_id}", specs, records)
 
@@ -187,10 +191,13 @@ def every_row(machine: Machine) -> Table:
 
     Rows of a part (a layer, a class of kernels) can be thousands; they have tables of their own.
     """
+    cases = machine.frame.drop_duplicates(["suite", "axes"])
+    several = bool(cases["suite"].duplicated().any())  # else an id alone tells its case
+    constant = {suite: machine.constant_axes(suite) for suite in cases["suite"]}
     specs = [
         Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
         Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        Spec("axes", lambda r: word_cell(text.case_label(text.axes_of(r["axes"]))), numeric=False),
+        *([Spec("axes", lambda r: case_cell(r, constant[r["suite"]]), numeric=False)] if several else []),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
         Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
@@ -206,7 +213,8 @@ def every_row(machine: Machine) -> Table:
         Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
     ]
     whole = machine.frame[machine.frame["part"] == ""]
-    return make_table(f"rows-{machine.env_id}", specs, rows_of(whole))
+    named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
+    return make_table(f"rows-{machine.env_id}", specs, rows_of(whole), "" if several else " ".join(named))
 
 
 def _spread(record: Record, q: float) -> float | None:
@@ -269,6 +277,12 @@ def _figure_spec(metric: str, title: str) -> Spec:
     return Spec(title, lambda r: number_cell(r.get(metric)), METRICS[metric].meaning, needs=metric)
 
 
+def _compile_spec(fact: str) -> Spec:
+    title = fact.removeprefix("compile_").replace("_", " ")
+    return Spec(title, lambda r: count_cell(r.get(fact)), needs=fact)
+
+
+COMPILE_COLUMNS = tuple(map(_compile_spec, COMPILE_FACTS))
 _SUITE_COLUMNS = (
     Spec("arm", arm_cell, numeric=False),
     Spec("time (ms)", _time_cell, "median of all samples"),

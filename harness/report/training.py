@@ -233,9 +233,7 @@ def _said(machine: Machine) -> str:
     if not machine.trainings:
         return ""
     axes, varying = machine.trainings[0].axes, _varying(machine)
-    fixed = ", ".join(
-        f"{n} {text.axis_value(v)}" for n, v in axes.items() if n not in varying and v not in (None, "")
-    )
+    fixed = text.axes_said(axes, (n for n in axes if n not in varying))
     limits = " ".join(dict.fromkeys(v.verdict.limits for v in machine.verdicts))
     missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
     return (

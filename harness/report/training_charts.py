@@ -66,7 +66,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
             linewidth=0,
             label="other seeds, 95 %",
         )
-        told += f" Band: control -+ t sd of {other.shape[0]} runs of other seeds."
+        told += f" Band: control +/- t sd of {other.shape[0]} runs of other seeds."
     shown = [CONTROL, *(a for a in setup.arms if a == NEGATIVE or is_candidate(a))]
     ends = [centre.min(), centre[centre.size // 20]]
     for i, arm in enumerate(shown):

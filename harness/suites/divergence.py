@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.case import Case, Scalar
-    from harness.data import Corpus
 
 BASE, NEGATIVE = "base", "negative_control"
 PHASE = 0.2  # of the steps, in the arms that change precision
@@ -186,7 +185,7 @@ def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
 
 def setup_of(case: Case, arm: str) -> Setup:
     """What an arm of a case trains."""
-    text, other = _corpus(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
+    text, other = batches.text_of(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
     return Setup(
         model=case.text("model"),
         batch=case.integer("batch"),
@@ -207,7 +206,7 @@ def setup_of(case: Case, arm: str) -> Setup:
 
 def job_of(case: Case, arm: str, device: str) -> Job:
     """The run that an arm of a case is."""
-    setup, text = setup_of(case, arm), _corpus(case)
+    setup, text = setup_of(case, arm), batches.text_of(case)
     size = setup.accumulation, setup.batch, setup.seq
     return Job(
         setup=setup,
@@ -217,7 +216,7 @@ def job_of(case: Case, arm: str, device: str) -> Job:
         schedule=schedule_of(case, arm),
         perturb=arm.endswith("_eps"),
         alter=scale_by_one if arm == NEGATIVE else None,
-        identity=f"{case.case_id} {arm}",
+        identity=f"{case.case_id} {arm}" + (f" {text.sha256}" if text is not None else ""),
     )
 
 
@@ -242,13 +241,9 @@ def scale_by_one(trainee: Trainee) -> None:
             look(layer.amaxes)
 
 
-def _corpus(case: Case) -> Corpus | None:
-    return batches.corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
-
-
 def _heldout(case: Case, device: str) -> list[Batch]:
     """The batches of the held-out loss: the same for every arm and seed."""
-    count, batch, text = case.integer("eval_batches"), case.integer("batch"), _corpus(case)
+    count, batch, text = case.integer("eval_batches"), case.integer("batch"), batches.text_of(case)
     if not count:
         return []
     if text is not None:
@@ -259,7 +254,7 @@ def _heldout(case: Case, device: str) -> list[Batch]:
 
 
 def _data_facts(case: Case) -> dict[str, object]:
-    text, windows = _corpus(case), case.integer("eval_batches") * case.integer("batch")
+    text, windows = batches.text_of(case), case.integer("eval_batches") * case.integer("batch")
     if text is None:
         return {"data": "batches of the model's own", "heldout": f"batches of steps from {HELDOUT_STEP} on"}
     return {
@@ -284,7 +279,7 @@ def _check(case: Case) -> None:
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
     seq = case.integer("seq")
     batches.check(model, data, path, seq, case.integer("layers"))
-    text = _corpus(case)
+    text = batches.text_of(case)
     if text is None:  # a batch function that can't be used says so now
         batches.microbatches_of(model, None, 0, 0, (1, case.integer("batch"), seq), "cpu")
     elif len(text.heldout) <= seq and case.integer("eval_batches"):

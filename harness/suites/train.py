@@ -174,7 +174,7 @@ def _timed(case: Case, arm: str, batch: int, device: str) -> TimedArm:
 def _setup(case: Case, arm: str, batch: int) -> Setup:
     name, _, mode = arm.rpartition("_")
     peer = next((key for key in MODEL_PEERS if name.startswith(f"{PEERS[key].arm}_")), "")
-    text = batches.corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
+    text = batches.text_of(case)
     return Setup(
         model=case.text("model"),
         batch=batch,

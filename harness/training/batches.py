@@ -11,6 +11,7 @@ from harness.models import ModelSpec, resolve
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from harness.case import Case
     from harness.data import Corpus
 
 
@@ -18,6 +19,11 @@ def corpus_of(model: str, data: str, path: str = "") -> Corpus | None:
     """The text that a model reads; None for a user's model, which brings batches of its own."""
     spec = resolve(model)
     return corpus(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
+
+
+def text_of(case: Case) -> Corpus | None:
+    """The text that a training case reads."""
+    return corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
 
 
 def check(model: str, data: str, path: str, seq: int, layers: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from curves_for_tests import AXES, SEEDS, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
-from report_fixtures import CPU, KERNELS, Invented, figure, train_cases, write_run
+from report_fixtures import CPU, KERNELS, Invented, absent, figure, train_cases, write_run
 from test_diagnosis import look
 
 from harness.case import Case
@@ -250,6 +250,15 @@ def test_compiling_that_gains_nothing_never_pays(tmp_path):
     assert [r["graph breaks"] for r in cost if r["arm"] == "bf16_compile"] == ["2"]
 
 
+def test_a_prediction_of_memory_is_shown_where_nothing_else_is_known(tmp_path):
+    """As on a CPU, whose allocator keeps no peak."""
+    case = Case.of("train", {"model": "nano"})
+    rows = Invented().times(case, {"bf16_eager": {"ms": 1.0}})
+    rows.append(figure(case, "bf16_eager", "predicted_memory_bytes", float(3 << 20)))
+    _, cost = (table(t) for t in steps.steps_tables(run_of(tmp_path, rows)))
+    assert cost == [{"arm": "bf16_eager", "predicted": "3 MiB"}]
+
+
 def test_the_breakdown_adds_up(gpu):
     """Oracle: the sum of the classes that the fixture gives to an arm, nine times."""
     (chart,) = steps.breakdown(machine(gpu[0]))
@@ -267,6 +276,57 @@ def test_a_run_of_training_steps_only_has_no_training_answer(tmp_path):
     ).html.read_text()
     assert "Does it train the same" not in html
     assert "Training steps" in html
+
+
+# What was proved of a step before it was timed
+
+
+def first_step(arm="tensorwise_eager", **changes):
+    """One FP8 arm of a training case, timed, as the suite `train` stores it."""
+    resolved = {
+        "first_loss": 5.501, "first_loss_control": 5.5, "first_grad_norm_ratio": 1.01, "fp8_layers": 9,
+        "fp8_gemms": 27, "fp8_gemms_expected": 27, "verify": "FP8 verified: 27 of 27", **changes,
+    }  # fmt: skip
+    return {arm: {"ms": 1.0, "flops": {"e4m3": 1.0}, "resolved": resolved}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "said"),
+    [
+        ({}, "yes", "largest gap of a first loss 0.0010 nats (tensorwise_eager); norm of the first gradients at worst 1.01"),
+        ({"verify": ""}, "yes", "largest gap of a first loss 0.0010 nats"),
+        ({"verify_warnings": ["head: 2 % underflow"]}, "yes", "warning: head: 2 % underflow (tensorwise_eager)"),
+        ({"verify": "FP8 NOT verified: nothing"}, "no", "train tensorwise_eager: FP8 NOT verified: nothing"),
+        ({"first_loss": None}, "no", "train tensorwise_eager: its first loss, or the control's, is no number"),
+        ({"fp8_layers": 0}, "can't tell", None),
+    ],
+)  # fmt: skip
+def test_checks_of_a_training_step_answer_whether_it_is_sound(tmp_path, changes, verdict, said):
+    case = Case.of("train", {"model": "nano"})
+    answer = verdicts.is_sound(run_of(tmp_path, Invented().times(case, first_step(**changes))))
+    assert answer.verdict == verdict
+    if said is not None:
+        assert any(said in line for line in answer.evidence)
+    if verdict == "yes":
+        assert answer.sentence.startswith("The first training step of 1 FP8 arm agrees with the control's")
+
+
+def test_a_step_that_failed_its_check_is_a_no(tmp_path):
+    case = Case.of("train", {"model": "nano"})
+    rows = Invented().times(case, first_step())
+    why = "numerics: first loss 9.0000, the baseline's is 5.5000: 3.5000 apart, 0.02 allowed"
+    answer = verdicts.is_sound(run_of(tmp_path, [*rows, absent(case, "rowwise_eager", "failed", why)]))
+    assert answer.verdict == "no"
+    assert answer.evidence[0].startswith("train rowwise_eager: nano: first loss 9.0000")
+
+
+def test_traces_are_named_as_they_lie_in_the_run_folder(tmp_path):
+    case = Case.of("train", {"model": "nano"})
+    rows = Invented().times(case, first_step(trace="trace-x.json.gz", trace_steps=[2, 3]))
+    found = run_of(tmp_path, rows + Invented().times(case, first_step("rowwise_eager")))
+    made = steps.traces_table(found)
+    assert table(made) == [{"arm": "tensorwise_eager", "steps": "2 to 3", "trace": "trace-x.json.gz"}]
+    assert found.runs[0].run_id in made.caption
 
 
 # The page
