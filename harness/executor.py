@@ -24,6 +24,7 @@ from harness.resume import BUDGET, LOST
 from harness.rows import AGAIN, about, all_arms, is_trial, row, trial_rows
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
+from harness.timing_session import METERED_S
 from harness.workload import Suite, TrialSuite
 
 if TYPE_CHECKING:
@@ -363,10 +364,15 @@ def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWrite
 
 
 def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) -> Measurement:
-    """Joules per token by round; the rounds in which the meter failed are left out."""
+    """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
     read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
     if not read:
         why = f"no energy meter could be read on {device}"
+        if timing.joules:
+            why = (
+                f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
+                f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
+            )
         return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
     energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
     return replace(energy, rounds=tuple(read), regime=timing.regime)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from toy import ToySuite, nothing
 
-from harness import compiling, store
+from harness import compiling, store, timing_session
 from harness.case import Case
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome
@@ -330,8 +330,9 @@ class Metered(NullMonitor):
         return self.joules
 
 
-def test_energy_is_by_token_and_round(tmp_path: Path) -> None:
+def test_energy_is_by_token_and_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one sample and one call before it: half a joule a call, 8 tokens each."""
+    monkeypatch.setattr(timing_session, "METERED_S", 0.0)  # this meter has no tick
     quick = replace(QUICK, block_ms=0.0)
     suite = other(nothing, resident=nullcontext, tokens=8)
     _, frame = execute(tmp_path, suite, monitor=Metered(), timing=quick)
@@ -339,6 +340,14 @@ def test_energy_is_by_token_and_round(tmp_path: Path) -> None:
     assert row["status"] == "ok"
     assert row["rounds"].tolist() == [0, 1, 2]
     assert row["samples"].tolist() == pytest.approx([1 / 16] * 3)
+
+
+def test_energy_of_blocks_shorter_than_the_meter_resolves_is_a_skipped_row(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8), monitor=Metered())
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert row["status"] == "skipped"
+    assert row["reason"].startswith("blocks of less than 2 s, too short for an energy meter")
+    assert "timing.block_ms=2500 " in row["reason"]
 
 
 def test_energy_that_cannot_be_read_is_a_skipped_row(tmp_path: Path) -> None:
