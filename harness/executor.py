@@ -178,18 +178,23 @@ class Executor:
             if (planned.case.case_id, arm) not in done
         ]
         left = {(task.case, task.arm): task for task in tasks}
-        for ended in trials.run(tasks, self.device, self.lanes, self.on_step, in_budget):
+        lost = ""
+
+        def may_start() -> bool:
+            return not lost and in_budget()
+
+        for ended in trials.run(tasks, self.device, self.lanes, self.on_step, may_start):
             task = ended.task
             del left[task.case, task.arm]
             planned = planned_of[task.case]
             _store(trial_rows(planned, ended), planned, writer, outcome)
             if not ended.died:
                 shutil.rmtree(task.workspace, ignore_errors=True)
-            if self.device == "cuda":
-                release_memory()
+            lost = lost or self._device_lost(planned)
         for case, arm in left:
             planned = planned_of[case]
-            _store([row(planned, arm, "skipped", reason=self._over_budget("run"))], planned, writer, outcome)
+            status, why = ("failed", lost) if lost else ("skipped", self._over_budget("run"))
+            _store([row(planned, arm, status, reason=why)], planned, writer, outcome)
         if (writer.folder / WORK).exists() and not any((writer.folder / WORK).iterdir()):
             (writer.folder / WORK).rmdir()
 
@@ -214,6 +219,8 @@ class Executor:
             arm = self._prepare(planned, name, rows)
             if arm is not None:
                 arms[name] = arm
+            elif self.device == "cuda":
+                release_memory()  # what this arm held is there for the next one, now that no frame holds it
         if self.control:
             baselines = {arm.baseline or arm.name for arm in arms.values()}
             for name in [name for name in arms if name in baselines]:
@@ -261,8 +268,6 @@ class Executor:
                 resolved.update(workload.resolved)
                 rows += _numerics_rows(planned, arm, profiled)
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
-            if self.device == "cuda":
-                release_memory()  # memory that ran out for this arm is there for the next one
             rows.append(
                 row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
@@ -304,9 +309,14 @@ class Executor:
             return time.perf_counter() - started
 
     def _device_lost(self, planned: PlannedCase) -> str:
-        """After a CUDA fault every later call of the process fails; says so instead of failing case by case."""
+        """After a CUDA fault every later call of the process fails; says so instead of failing case by case.
+
+        A device that is well gets back what the case left in its memory.
+        """
         try:
             self.timer.synchronize()
+            if self.device == "cuda":
+                release_memory()
         except RuntimeError as error:
             return f"{LOST} in case {planned.case.case_id}: {one_line(error)}; resume=RUN_ID runs the rest"
         return ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.device_memory import peak_memory
-from harness.errors import MemoryShortageError, one_line, out_of_memory
+from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
 from harness.training import on_paper, steps
@@ -165,10 +165,14 @@ class TimedArm:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            line, facts = on_paper.shortage(self.setup, self.device, what)
-            self.resolved |= facts
-            # Without the first error, whose frames hold the tensors that it was about.
-            raise MemoryShortageError(f"{line} ({one_line(error)})", self.resolved) from None
+            reason = one_line(error)
+            # `with` makes it the context of the error below, and its frames hold the tensors that it was about.
+            let_go(error)
+        else:
+            return
+        line, facts = on_paper.shortage(self.setup, self.device, what)
+        self.resolved |= facts
+        raise MemoryShortageError(f"{line} ({reason})", self.resolved)
 
     def _facts(self) -> dict[str, object]:
         setup, audit, recipe = self.setup, self.trainee.audit, self.setup.recipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from toy import ToySuite, nothing
 
 from harness import compiling, store, timing_session
+from harness import executor as executor_module
 from harness.case import Case
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome
@@ -47,7 +49,8 @@ def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
 def execute(
     folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
 ) -> tuple[Outcome, pd.DataFrame]:
-    executor = Executor(device="cpu", timer=timer_for("cpu"), **({"timing": QUICK} | changes))
+    given = {"device": "cpu", "timer": timer_for("cpu"), "timing": QUICK} | changes
+    executor = Executor(**given)
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
     outcome = executor.run(plan(suite, n), writer, done)
     writer.close(outcome.state)
@@ -177,6 +180,31 @@ def test_resume_refuses_another_environment(tmp_path: Path) -> None:
     execute(tmp_path, ToySuite())
     with pytest.raises(UsageError, match="measured in environment e, this one is f"):
         stored_cases(tmp_path, "f", None, plan(ToySuite()))
+
+
+def test_memory_is_released_when_no_frame_of_a_failed_arm_holds_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor in a frame that an arm's failure went through, and in the one that led to it."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    seen: list[bool] = []
+
+    def build(case: Case) -> Workload:
+        first = torch.zeros(3)
+        held.append(weakref.ref(first))
+        try:
+            raise MemoryError("first")
+        except MemoryError:
+            second = torch.zeros(3)
+            held.append(weakref.ref(second))
+            raise MemoryError("second") from None
+
+    monkeypatch.setattr(
+        executor_module, "release_memory", lambda: seen.append(all(r() is None for r in held) and bool(held))
+    )
+    monkeypatch.setattr(compiling, "prime", lambda device: None)
+    execute(tmp_path, ToySuite(behaviour={"other": build}), device="cuda")
+    assert seen == [False, True, True], "before the case, after the arm, after the case"
 
 
 class LostDevice:

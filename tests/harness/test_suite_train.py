@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -283,6 +284,25 @@ def test_an_arm_that_runs_out_of_memory_says_what_would_help(
     assert all(saved > 0 for saved in got["resolved"]["remedies"].values())
     assert set(got["resolved"]["memory"]) >= {"weights", "gradients", "optimizer", "activations"}
     assert row(frame, "bf16_eager")["status"] == "ok"
+
+
+def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the report of it is on its way, no tensor of the step that failed is kept."""
+    held: list[weakref.ref[Tensor]] = []
+    made = train._timed(case(), "rowwise_eager", 2, "cpu")
+
+    def refused(self: Trainee, batches: Any) -> Tensor:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Trainee, "step", refused)
+    try:
+        made.check()
+    except MemoryShortageError as error:
+        assert str(error).startswith("a training step; predicted")
+        assert [ref() for ref in held] == [None]
+    assert held
 
 
 def test_memory_that_runs_out_while_it_is_timed_says_the_same(
