@@ -122,13 +122,12 @@ class TimedArm:
         """First step against the control's, then the precision, then the memory of some steps."""
         first = self.control.first
         with self.resident():
-            loss = float(self.run())
-            assert self.trainee.grad_norm is not None
-            mine = steps.FirstStep(loss, float(self.trainee.grad_norm))
+            mine = steps.FirstStep.of(self.run(), self.trainee)
             self.resolved |= {"first_loss": mine.loss, "first_loss_control": first.loss}
             self.resolved["first_grad_norm_ratio"] = (
                 mine.grad_norm / first.grad_norm if first.grad_norm else None
             )
+            self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
             fault = steps.first_step_fault(mine, first)
             fault = fault or steps.precision_fault(self.run, self.trainee, self.resolved)
         if fault:
@@ -237,9 +236,8 @@ def _control(setup: Setup, source: Source, device: str) -> Control:
     weights = host_copy(trainee.model)
     with torch.random.fork_rng(devices=[0] if torch.device(device).type == "cuda" else []):
         torch.manual_seed(setup.seed)
-        loss = float(trainee.step(_step(setup, source, 0, device)))
-    assert trainee.grad_norm is not None
-    return Control(weights, steps.FirstStep(loss, float(trainee.grad_norm)))
+        loss = trainee.step(_step(setup, source, 0, device))
+    return Control(weights, steps.FirstStep.of(loss, trainee))
 
 
 @functools.lru_cache(maxsize=1)
