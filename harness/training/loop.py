@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -346,10 +346,17 @@ def _collected(found: list[str]) -> Iterator[None]:
         warnings.filterwarnings("always", message=_DETERMINISM.pattern, category=UserWarning)
         show = warnings.showwarning
 
-        def collect(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        def collect(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             text = " ".join(str(message).split())
             if not _DETERMINISM.match(text):
-                show(message, category, *where)
+                show(message, category, filename, lineno, file, line)
             elif (what := text.partition(_LACKS)[0][:200]) not in found:
                 found.append(what)
 

@@ -362,14 +362,19 @@ def test_what_is_not_deterministic_on_a_gpu_is_named(
     """An operator that torch has no deterministic kernel for, also on a CPU; the caller's settings come back."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+    def watched() -> list[str]:
+        with reproducible("cuda") as found:
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+            for _ in range(2):
+                torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+            warnings.warn("the attention is non-deterministic", UserWarning, stacklevel=1)
+            warnings.warn("another matter", UserWarning, stacklevel=1)
+        return found
+
     try:
         with pytest.warns(UserWarning, match="another matter") as others:
-            with reproducible("cuda") as found:
-                assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-                for _ in range(2):
-                    torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
-                warnings.warn("the attention is non-deterministic", UserWarning, stacklevel=1)
-                warnings.warn("another matter", UserWarning, stacklevel=1)
+            found = watched()
         assert found == ["put_", "the attention is non-deterministic"]
         assert len(others) == 1
         assert torch.are_deterministic_algorithms_enabled() == before
