@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,3 +46,14 @@ def out_of_memory(error: BaseException) -> bool:
     # By name, so that what reads results needs no torch.
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def let_go(error: BaseException) -> None:
+    """Clears the variables of all frames that an exception, and those that led to it, went through.
+
+    For one that is kept while memory is to be freed. Frames that still run keep theirs.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

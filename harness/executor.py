@@ -24,6 +24,7 @@ from harness.resume import BUDGET, LOST
 from harness.rows import AGAIN, about, all_arms, is_trial, row, trial_rows
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
+from harness.timing_session import METERED_S
 from harness.workload import Suite, TrialSuite
 
 if TYPE_CHECKING:
@@ -177,18 +178,23 @@ class Executor:
             if (planned.case.case_id, arm) not in done
         ]
         left = {(task.case, task.arm): task for task in tasks}
-        for ended in trials.run(tasks, self.device, self.lanes, self.on_step, in_budget):
+        lost = ""
+
+        def may_start() -> bool:
+            return not lost and in_budget()
+
+        for ended in trials.run(tasks, self.device, self.lanes, self.on_step, may_start):
             task = ended.task
             del left[task.case, task.arm]
             planned = planned_of[task.case]
             _store(trial_rows(planned, ended), planned, writer, outcome)
             if not ended.died:
                 shutil.rmtree(task.workspace, ignore_errors=True)
-            if self.device == "cuda":
-                release_memory()
+            lost = lost or self._device_lost(planned)
         for case, arm in left:
             planned = planned_of[case]
-            _store([row(planned, arm, "skipped", reason=self._over_budget("run"))], planned, writer, outcome)
+            status, why = ("failed", lost) if lost else ("skipped", self._over_budget("run"))
+            _store([row(planned, arm, status, reason=why)], planned, writer, outcome)
         if (writer.folder / WORK).exists() and not any((writer.folder / WORK).iterdir()):
             (writer.folder / WORK).rmdir()
 
@@ -213,6 +219,8 @@ class Executor:
             arm = self._prepare(planned, name, rows)
             if arm is not None:
                 arms[name] = arm
+            elif self.device == "cuda":
+                release_memory()  # what this arm held is there for the next one, now that no frame holds it
         if self.control:
             baselines = {arm.baseline or arm.name for arm in arms.values()}
             for name in [name for name in arms if name in baselines]:
@@ -260,8 +268,6 @@ class Executor:
                 resolved.update(workload.resolved)
                 rows += _numerics_rows(planned, arm, profiled)
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
-            if self.device == "cuda":
-                release_memory()  # memory that ran out for this arm is there for the next one
             rows.append(
                 row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
@@ -303,9 +309,14 @@ class Executor:
             return time.perf_counter() - started
 
     def _device_lost(self, planned: PlannedCase) -> str:
-        """After a CUDA fault every later call of the process fails; says so instead of failing case by case."""
+        """After a CUDA fault every later call of the process fails; says so instead of failing case by case.
+
+        A device that is well gets back what the case left in its memory.
+        """
         try:
             self.timer.synchronize()
+            if self.device == "cuda":
+                release_memory()
         except RuntimeError as error:
             return f"{LOST} in case {planned.case.case_id}: {one_line(error)}; resume=RUN_ID runs the rest"
         return ""
@@ -363,10 +374,15 @@ def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWrite
 
 
 def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) -> Measurement:
-    """Joules per token by round; the rounds in which the meter failed are left out."""
+    """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
     read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
     if not read:
         why = f"no energy meter could be read on {device}"
+        if timing.joules:
+            why = (
+                f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
+                f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
+            )
         return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
     energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
     return replace(energy, rounds=tuple(read), regime=timing.regime)

@@ -101,8 +101,8 @@ class Timing:
         rounds: round of each sample.
         sample_clock_mhz: SM clock while each sample's block ran; NaN where one reading failed, empty where
             none worked.
-        joules: energy of the whole board for one call, by round; NaN where one reading failed, empty where none
-            worked.
+        joules: energy of the whole board for one call, by round; NaN where one reading failed or the block was too
+            short for the meter, empty where no reading worked.
         calls_per_sample: calls that one sample spans (it holds their mean).
         late_samples: samples whose work was not wholly queued when the device reached it (CUDA only).
         rel_half_width: what the stop rule saw at the end; None below two rounds.

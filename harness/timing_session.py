@@ -26,6 +26,9 @@ Resident = Callable[[], AbstractContextManager[object]]
 
 # A sample shorter than 50 steps of its clock carries over 2 % of rounding.
 _STEPS_PER_SAMPLE = 50
+# NVML's energy meter moves some ten times a second. A block that spans fewer steps carries over 5 % of rounding, and
+# one that falls between two of them has used nothing at all.
+METERED_S = 20 * 0.1
 # A Python call takes at least some 50 ns. Without a floor, one that reads as 0 ms would be repeated forever.
 _SHORTEST_CALL_MS = 5e-5
 
@@ -41,7 +44,8 @@ class Run:
     clocks: list[float | None] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)  # one per round
     throttles: dict[int, frozenset[str]] = field(default_factory=dict)
-    joules: list[float | None] = field(default_factory=list)  # of one call, by round
+    # Of one call, by round: None where the meter was not read, NaN where the block was too short for it.
+    joules: list[float | None] = field(default_factory=list)
     seconds: float = 0.0
     late: int = 0
     warm_calls: int = 0
@@ -106,7 +110,7 @@ class Session:
         self.annotate = annotate or timer.annotate
         self.random = random.Random(seed)
         self.reading: float | None = None
-        self.joules: float | None = None  # of one call of the last block
+        self.joules: float | None = None  # of one call of the last block, as in Run
         self.reasons: frozenset[str] = frozenset()
         self.contended = self.monitor.contended()
 
@@ -133,7 +137,7 @@ class Session:
         lead = 0 if run.resident is None else 1
         try:
             with self._resident(run):
-                # The meter moves some ten times a second: it says nothing of a block of kernels.
+                # It says nothing of a block of kernels, which is far shorter than METERED_S.
                 joules = self.monitor.energy_j() if lead else None
                 begin = self.clock()
                 with self.annotate(name):
@@ -146,7 +150,9 @@ class Session:
             run.failure = one_line(error)
             return []
         made = n * calls + lead
-        self.joules = None if joules is None or after is None else (after - joules) / made
+        self.joules = None
+        if joules is not None and after is not None:
+            self.joules = (after - joules) / made if wall >= METERED_S else math.nan
         run.seconds += wall
         run.call_ms = min(run.call_ms, *samples)
         run.wall_ms = min(run.wall_ms, 1e3 * wall / made)

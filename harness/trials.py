@@ -1,7 +1,8 @@
 """Runs the arms of trial suites: one after the other here, or several at once in processes of their own.
 
-A run depends on nothing but its case and arm, so its result is the same bit for bit wherever and beside whatever it
-runs. A process that dies takes only the run that it had with it.
+A run depends on nothing but its case and arm, so on a CPU its result is the same bit for bit wherever and beside
+whatever it runs; on a GPU as far as its kernels are deterministic (`harness.training.loop`). A process that dies, or
+loses its device, takes only the run that it had with it.
 """
 
 from __future__ import annotations
@@ -150,6 +151,9 @@ def _in_processes(
                 if isinstance(message, tuple):
                     on_step(task, *message)
                 else:
+                    if message.lost:
+                        lane.end()
+                        lanes[index] = lane = _Lane(device)
                     feed(lane)
                     yield Done(task, message.trial, message.trace)
     finally:
@@ -161,6 +165,20 @@ def _in_processes(
 class _Answer:
     trial: Trial
     trace: str
+    lost: bool  # the process can't use its device any more; the next run needs another one
+
+
+def device_works(device: str) -> bool:
+    """Whether the device still answers: after a CUDA fault every later call of a process fails."""
+    if device == "cpu":
+        return True
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _serve(parent: Connection, device: str) -> None:
@@ -186,4 +204,4 @@ def _serve(parent: Connection, device: str) -> None:
             return
         made: Any = importlib.import_module(suite) if isinstance(suite, str) else suite
         done = _run(Task(made, case, arm, workspace), device, report)
-        parent.send(_Answer(done.trial, done.trace))
+        parent.send(_Answer(done.trial, done.trace, not device_works(device)))

@@ -1,9 +1,10 @@
 """One training run: a set-up, a schedule, data and a seed in; the curves out.
 
 Everything that decides a number is a pure function of these: weights of the seed, the batch of (seed, step), the
-learning rate of the step, one thread on a CPU and deterministic kernels on a GPU. So two runs of one seed are equal bit
-for bit, and so is one that was killed and went on from its checkpoint. What is only looked at (held-out loss,
-diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
+learning rate of the step, one thread on a CPU and deterministic kernels on a GPU where there are any. So on a CPU two
+runs of one seed are equal bit for bit, and so is one that was killed and went on from its checkpoint; on a GPU as far as
+its kernels are deterministic: those that are not are named in the run's facts (`nondeterministic`). What is only looked
+at (held-out loss, diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
 
 Steps count from 0. `loss` and `grad_norm` at step s are those of the batch of step s, before its update;
 `heldout_loss` at r is that of the weights after r updates.
@@ -12,12 +13,14 @@ Steps count from 0. `loss` and `grad_norm` at step s are those of the batch of s
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +40,9 @@ Batch = tuple[Tensor, ...]
 Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each what the model takes
 OnStep = Callable[[int, int], None]
 
+# How torch says of an operator that it has no deterministic kernel (ATen, Context.cpp); some say it in other words.
+_LACKS = " does not have a deterministic implementation"
+_DETERMINISM = re.compile("(?s).*determinis", re.IGNORECASE)
 PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
 
 
@@ -175,9 +181,11 @@ def train(
     Raises:
         UsageError, ValueError, TypeError: a model or batch that can't be trained, see `prepare` and `Trainee.step`.
     """
-    with _reproducible(device), torch.random.fork_rng():
+    with reproducible(device) as nondeterministic, torch.random.fork_rng():
         torch.manual_seed(job.setup.seed)
-        return _Run(job, device, workspace).to_the_end(on_step)
+        result = _Run(job, device, workspace).to_the_end(on_step)
+    result.facts["nondeterministic"] = nondeterministic
+    return result
 
 
 class _Run:
@@ -308,21 +316,52 @@ def perturb(model: nn.Module, seed: int) -> None:
 
 
 @contextmanager
-def _reproducible(device: str) -> Iterator[None]:
-    """One thread on a CPU, so that sums don't depend on how many cores are free; deterministic kernels on a GPU."""
+def reproducible(device: str) -> Iterator[list[str]]:
+    """One thread on a CPU, so that sums don't depend on how many cores are free; on a GPU deterministic kernels.
+
+    What has no deterministic kernel runs all the same; it is listed in what is yielded, complete when the block has
+    ended. cuBLAS repeats its results only with a workspace of fixed size, which it reads when it starts: it is set for
+    the process unless it was set before (docs.nvidia.com/cuda/cublas, "Results Reproducibility").
+    """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    found: list[str] = []
     if device == "cpu":
         torch.set_num_threads(1)
     else:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with warnings.catch_warnings():
-            # What has no deterministic kernel runs all the same: two runs then show it, not a warning a step.
-            warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
-            yield
+        with _collected(found):
+            yield found
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def _collected(found: list[str]) -> Iterator[None]:
+    """Lists what torch warns of as not deterministic, each once; other warnings go where they went before."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_DETERMINISM.pattern, category=UserWarning)
+        show = warnings.showwarning
+
+        def collect(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            text = " ".join(str(message).split())
+            if not _DETERMINISM.match(text):
+                show(message, category, filename, lineno, file, line)
+            elif (what := text.partition(_LACKS)[0][:200]) not in found:
+                found.append(what)
+
+        warnings.showwarning = collect
+        yield
 
 
 def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mapping[str, Any]:

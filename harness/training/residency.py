@@ -52,10 +52,12 @@ class Residency:
                 found = "nothing" if kept is None else f"{list(kept.shape)} of {kept.dtype}"
                 raise ValueError(f"initial weights have {found} for {name}, {list(p.shape)} of {p.dtype}")
         self._storages = [(storage, storage.nbytes()) for storage in _storages(self._parameters.values())]
+        # A state_dict has a parameter under each of its names; copies of those would be weights that never leave.
+        tied = dict(model.named_parameters(remove_duplicate=False))
         self._buffers = {
-            name: value.clone() if isinstance(value, Tensor) else value
+            name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
             for name, value in model.state_dict().items()
-            if name not in self._parameters
+            if name not in tied
         }
         self._leave()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.device_memory import peak_memory
-from harness.errors import MemoryShortageError, one_line, out_of_memory
+from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
 from harness.training import on_paper, steps
@@ -122,13 +122,12 @@ class TimedArm:
         """First step against the control's, then the precision, then the memory of some steps."""
         first = self.control.first
         with self.resident():
-            loss = float(self.run())
-            assert self.trainee.grad_norm is not None
-            mine = steps.FirstStep(loss, float(self.trainee.grad_norm))
+            mine = steps.FirstStep.of(self.run(), self.trainee)
             self.resolved |= {"first_loss": mine.loss, "first_loss_control": first.loss}
             self.resolved["first_grad_norm_ratio"] = (
                 mine.grad_norm / first.grad_norm if first.grad_norm else None
             )
+            self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
             fault = steps.first_step_fault(mine, first)
             fault = fault or steps.precision_fault(self.run, self.trainee, self.resolved)
         if fault:
@@ -165,10 +164,14 @@ class TimedArm:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            line, facts = on_paper.shortage(self.setup, self.device, what)
-            self.resolved |= facts
-            # Without the first error, whose frames hold the tensors that it was about.
-            raise MemoryShortageError(f"{line} ({one_line(error)})", self.resolved) from None
+            reason = one_line(error)
+            # `with` makes it the context of the error below, and its frames hold the tensors that it was about.
+            let_go(error)
+        else:
+            return
+        line, facts = on_paper.shortage(self.setup, self.device, what)
+        self.resolved |= facts
+        raise MemoryShortageError(f"{line} ({reason})", self.resolved)
 
     def _facts(self) -> dict[str, object]:
         setup, audit, recipe = self.setup, self.trainee.audit, self.setup.recipe
@@ -233,9 +236,8 @@ def _control(setup: Setup, source: Source, device: str) -> Control:
     weights = host_copy(trainee.model)
     with torch.random.fork_rng(devices=[0] if torch.device(device).type == "cuda" else []):
         torch.manual_seed(setup.seed)
-        loss = float(trainee.step(_step(setup, source, 0, device)))
-    assert trainee.grad_norm is not None
-    return Control(weights, steps.FirstStep(loss, float(trainee.grad_norm)))
+        loss = trainee.step(_step(setup, source, 0, device))
+    return Control(weights, steps.FirstStep.of(loss, trainee))
 
 
 @functools.lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -15,7 +16,8 @@ import pytest
 import torch
 from toy import ToySuite, nothing
 
-from harness import compiling, store
+from harness import compiling, store, timing_session
+from harness import executor as executor_module
 from harness.case import Case
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome
@@ -47,7 +49,8 @@ def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
 def execute(
     folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
 ) -> tuple[Outcome, pd.DataFrame]:
-    executor = Executor(device="cpu", timer=timer_for("cpu"), **({"timing": QUICK} | changes))
+    given = {"device": "cpu", "timer": timer_for("cpu"), "timing": QUICK} | changes
+    executor = Executor(**given)
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
     outcome = executor.run(plan(suite, n), writer, done)
     writer.close(outcome.state)
@@ -177,6 +180,31 @@ def test_resume_refuses_another_environment(tmp_path: Path) -> None:
     execute(tmp_path, ToySuite())
     with pytest.raises(UsageError, match="measured in environment e, this one is f"):
         stored_cases(tmp_path, "f", None, plan(ToySuite()))
+
+
+def test_memory_is_released_when_no_frame_of_a_failed_arm_holds_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor in a frame that an arm's failure went through, and in the one that led to it."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    seen: list[bool] = []
+
+    def build(case: Case) -> Workload:
+        first = torch.zeros(3)
+        held.append(weakref.ref(first))
+        try:
+            raise MemoryError("first")
+        except MemoryError:
+            second = torch.zeros(3)
+            held.append(weakref.ref(second))
+            raise MemoryError("second") from None
+
+    monkeypatch.setattr(
+        executor_module, "release_memory", lambda: seen.append(all(r() is None for r in held) and bool(held))
+    )
+    monkeypatch.setattr(compiling, "prime", lambda device: None)
+    execute(tmp_path, ToySuite(behaviour={"other": build}), device="cuda")
+    assert seen == [False, True, True], "before the case, after the arm, after the case"
 
 
 class LostDevice:
@@ -330,8 +358,9 @@ class Metered(NullMonitor):
         return self.joules
 
 
-def test_energy_is_by_token_and_round(tmp_path: Path) -> None:
+def test_energy_is_by_token_and_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one sample and one call before it: half a joule a call, 8 tokens each."""
+    monkeypatch.setattr(timing_session, "METERED_S", 0.0)  # this meter has no tick
     quick = replace(QUICK, block_ms=0.0)
     suite = other(nothing, resident=nullcontext, tokens=8)
     _, frame = execute(tmp_path, suite, monitor=Metered(), timing=quick)
@@ -339,6 +368,14 @@ def test_energy_is_by_token_and_round(tmp_path: Path) -> None:
     assert row["status"] == "ok"
     assert row["rounds"].tolist() == [0, 1, 2]
     assert row["samples"].tolist() == pytest.approx([1 / 16] * 3)
+
+
+def test_energy_of_blocks_shorter_than_the_meter_resolves_is_a_skipped_row(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8), monitor=Metered())
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert row["status"] == "skipped"
+    assert row["reason"].startswith("blocks of less than 2 s, too short for an energy meter")
+    assert "timing.block_ms=2500 " in row["reason"]
 
 
 def test_energy_that_cannot_be_read_is_a_skipped_row(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,6 +195,18 @@ def another_loss(trainee: Trainee) -> None:
     trainee.run = lambda *batch: run(*batch) + 0.03
 
 
+def flip_the_sign(trainee: Trainee) -> None:
+    """Of the gradient of every FP8 weight: loss and norm stay as they are."""
+    for layer in trainee.model.modules():
+        if isinstance(layer, Float8Linear):
+            layer.weight.register_hook(lambda grad: -grad)
+
+
+def flip_one_sign(trainee: Trainee) -> None:
+    layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
+    layer.weight.register_hook(lambda grad: -grad)
+
+
 def fewer_calls(trainee: Trainee) -> None:
     layer: Any = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
     layer.forward = lambda x: torch.nn.functional.linear(
@@ -206,6 +220,8 @@ def fewer_calls(trainee: Trainee) -> None:
         (emulate, "FP8 NOT verified: "),
         (half_the_gradient, "norm of the first gradients"),
         (another_loss, r"first loss .*: 0\.0.* apart, 0\.02 allowed"),
+        (flip_the_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 9 of 1\d weights are as wrong"),
+        (flip_one_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 1 of 1\d weights are as wrong"),
         (fewer_calls, "FP8 NOT verified: "),
     ],
 )
@@ -254,6 +270,23 @@ def test_bounds_of_the_first_step() -> None:
         assert (steps.first_step_fault(steps.FirstStep(*mine), base) == "") is fine, mine
 
 
+def test_bounds_of_the_first_gradients() -> None:
+    """By hand: 59 and 61 degrees between two vectors, one that is gone, and one that is not there to be compared."""
+    base = steps.FirstStep(5.0, 2.0, {"a": torch.tensor([1.0, 0.0]), "unused": torch.zeros(2)})
+
+    def fault(gradient: list[float]) -> str:
+        mine = steps.FirstStep(5.0, 2.0, {"a": torch.tensor(gradient), "unused": torch.ones(2)})
+        return steps.first_step_fault(mine, base)
+
+    for degrees, fine in ((0, True), (59, True), (61, False), (180, False)):
+        angle = math.radians(degrees)
+        assert (fault([1e-9 * math.cos(angle), 1e-9 * math.sin(angle)]) == "") is fine, degrees
+    assert fault([0.0, 0.0]).startswith("first gradient of a has a cosine of 0.000")
+    assert "cosine of nan" in fault([float("nan"), 0.0])
+    gone = steps.first_step_fault(steps.FirstStep(5.0, 2.0), base)
+    assert gone == "no gradient of a in the first step (2 in all), the baseline has one"
+
+
 # Memory
 
 
@@ -283,6 +316,22 @@ def test_an_arm_that_runs_out_of_memory_says_what_would_help(
     assert all(saved > 0 for saved in got["resolved"]["remedies"].values())
     assert set(got["resolved"]["memory"]) >= {"weights", "gradients", "optimizer", "activations"}
     assert row(frame, "bf16_eager")["status"] == "ok"
+
+
+def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the report of it is on its way, no tensor of the step that failed is kept."""
+    held: list[weakref.ref[Tensor]] = []
+    made = train._timed(case(), "rowwise_eager", 2, "cpu")
+
+    def refused(self: Trainee, batches: Any) -> Tensor:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Trainee, "step", refused)
+    with pytest.raises(MemoryShortageError, match=r"a training step; predicted"):
+        made.check()
+    assert [ref() for ref in held] == [None], "pytest still holds the error, and so all frames"
 
 
 def test_memory_that_runs_out_while_it_is_timed_says_the_same(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,14 +23,16 @@ ROUNDS = TimingConfig(
 
 
 class Meter(NullMonitor):
-    """Counts a constant power over a fake clock."""
+    """Counts a constant power over a fake clock; with a tick, it moves only once in so many seconds."""
 
-    def __init__(self, clock: FakeTime, watts: float) -> None:
-        self.clock, self.watts = clock, watts
+    def __init__(self, clock: FakeTime, watts: float, tick: float = 0.0) -> None:
+        self.clock, self.watts, self.tick = clock, watts, tick
         self.broken = False
 
     def energy_j(self) -> float | None:
-        return None if self.broken else self.watts * self.clock()
+        now = self.clock()
+        seen = math.floor(now / self.tick) * self.tick if self.tick else now
+        return None if self.broken else self.watts * seen
 
 
 class Held:
@@ -106,14 +109,30 @@ def test_adjoining_samples_flush_nothing_and_count_launch_gaps(fake_cuda: FakeCu
     assert (timing.method, timing.l2, fake_cuda.flushes) == ("cuda_events_adjoining", "warm", 0)
 
 
+def metered(fake_time: FakeTime, meter: Meter, ms: float, block_ms: float) -> Any:
+    """One resident arm of so many ms a call, in blocks of so many."""
+    config = replace(ROUNDS, block_ms=block_ms, max_seconds=1e3)
+    held = Held(fake_time)
+    arms, resident = {"a": held.arm("a", ms)}, {"a": held.resident("a")}
+    (timing,) = measure(arms, CpuTimer(fake_time), config, 0, meter, fake_time, resident=resident).values()
+    return timing
+
+
 def test_energy_is_that_of_the_samples_alone(fake_time: FakeTime) -> None:
-    """500 W over 2 and 4 ms; the second that entering takes, and the untimed call, are left out."""
-    arms, resident = Held(fake_time).both()
-    timings = measure(
-        arms, CpuTimer(fake_time), ROUNDS, 0, Meter(fake_time, 500.0), fake_time, resident=resident
-    )
-    assert timings["a"].joules == pytest.approx([1.0] * 4)
-    assert timings["b"].joules == pytest.approx([2.0] * 4)
+    """500 W over 50 and 100 ms; the second that entering takes, and the untimed call, are left out."""
+    for ms, joules in ((50.0, 25.0), (100.0, 50.0)):
+        timing = metered(fake_time, Meter(fake_time, 500.0), ms, 2500.0)
+        assert timing.joules == pytest.approx([joules] * 4)
+
+
+def test_a_meter_that_ticks_gives_a_figure_within_its_rounding_or_none(fake_time: FakeTime) -> None:
+    """Ten times a second: a block of 20 ticks is off by one of them at most, one between two ticks reads 0 J."""
+    meter = Meter(fake_time, 500.0, tick=0.1)
+    assert metered(fake_time, meter, 50.0, 2500.0).joules == pytest.approx([25.0] * 4, rel=0.05)
+    for block_ms in (20.0, 1800.0):
+        short = metered(fake_time, meter, 10.0, block_ms)
+        assert len(short.joules) == 4
+        assert all(map(math.isnan, short.joules)), "no figure, and that a meter was there is known"
 
 
 def test_energy_is_not_read_for_kernels_or_where_it_cannot_be(fake_time: FakeTime) -> None:
@@ -135,16 +154,18 @@ def test_a_meter_that_fails_once_leaves_a_gap(fake_time: FakeTime) -> None:
     held = Held(fake_time)
 
     def run() -> None:
-        fake_time.sleep(2e-3)
+        fake_time.sleep(1.5)
         meter.broken = (
             len(held.log) == 7
         )  # in the third round: three residencies, and their ends, came before
 
-    rounds = TimingConfig(min_rounds=3, max_rounds=3, warmup_min_iterations=1, warmup_min_seconds=0.0)
+    rounds = TimingConfig(
+        min_rounds=3, max_rounds=3, max_seconds=100.0, warmup_min_iterations=1, warmup_min_seconds=0.0
+    )
     (timing,) = measure(
         {"a": run}, CpuTimer(fake_time), rounds, 0, meter, fake_time, resident={"a": held.resident("a")}
     ).values()
-    assert timing.joules[:2] == pytest.approx([1.0, 1.0])
+    assert timing.joules[:2] == pytest.approx([750.0, 750.0])
     assert math.isnan(timing.joules[2])
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fp8core import RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_
 from fp8core.history import look
 from harness.errors import UsageError
 from harness.training.diagnostics import diagnose
-from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, train
+from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, reproducible, train
 from harness.training.setup import Setup
 
 STEPS = 12
@@ -352,6 +353,42 @@ def test_the_noise_on_the_weights_has_the_size_it_is_said_to_have() -> None:
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), again.parameters(), strict=True))
     perturb(two, 8)
     assert not torch.equal(one.up.weight, two.up.weight)
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_not_deterministic_on_a_gpu_is_named(
+    before: bool, warn_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that torch has no deterministic kernel for, also on a CPU; the caller's settings come back."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+    def watched() -> list[str]:
+        with reproducible("cuda") as found:
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+            for _ in range(2):
+                torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+            warnings.warn("the attention is non-deterministic", UserWarning, stacklevel=1)
+            warnings.warn("another matter", UserWarning, stacklevel=1)
+        return found
+
+    try:
+        with pytest.warns(UserWarning, match="another matter") as others:
+            found = watched()
+        assert found == ["put_", "the attention is non-deterministic"]
+        assert len(others) == 1
+        assert torch.are_deterministic_algorithms_enabled() == before
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with reproducible("cuda"):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8", "the user's own"
+
+
+def test_a_cpu_run_has_nothing_that_is_not_deterministic() -> None:
+    assert train(job(regime={"steps": 4}), "cpu").facts["nondeterministic"] == []
 
 
 class _Breaking(TinyLM):

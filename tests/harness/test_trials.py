@@ -15,9 +15,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import toy_trials
 from toy_trials import STEPS, ToyTrials
 
-from harness import run, store
+from harness import executor as executor_module
+from harness import run, store, trials
 from harness.__main__ import main
 from harness.executor import Executor, Outcome
 from harness.plan import Plan, make_plan
@@ -49,7 +51,8 @@ def execute(
     done = stored_cases(folder, "e", None, made) if resume else set()
     done_arms = stored_arms(folder, made, done) if resume else set()
     into = writer(folder)
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=TimingConfig(), **changes)
+    given = {"device": "cpu", "timer": timer_for("cpu")} | changes
+    executor = Executor(timing=TimingConfig(), **given)
     outcome = executor.run(made, into, done, done_arms)
     into.close(outcome.state)
     return outcome, store.read(folder)
@@ -97,6 +100,50 @@ def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
     assert failed["resolved"].str.contains("toy_trials.py").all()  # the traceback
     assert outcome.statuses["failed"] == 2
     assert not (tmp_path / "work").exists()
+
+
+class LostDevice:
+    """A CPU timer whose device is the toy suite's."""
+
+    def synchronize(self) -> None:
+        if toy_trials.fault:
+            raise RuntimeError(toy_trials.fault[0])
+
+
+def test_a_lost_device_is_named_and_resume_makes_the_runs_that_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy_trials, "fault", [])
+    monkeypatch.setattr(trials, "device_works", trials.device_works)
+    suite = ToyTrials({"tensorwise": "lose"})
+    _, frame = execute(tmp_path, suite, seeds=1, timer=LostDevice())
+    assert curves(frame) == {(0, "base"): [0.0] * STEPS}
+    reasons = frame[frame["status"] == "failed"].set_index("arm")["reason"]
+    assert reasons["tensorwise"].startswith("RuntimeError: CUDA error")
+    for arm in ("rowwise", "broken"):
+        assert reasons[arm].startswith("the device was lost in case ")
+    toy_trials.fault.clear()
+    _, frame = execute(tmp_path, suite, seeds=1, resume=True)
+    assert set(curves(frame)) == {(0, arm) for arm in ARMS if arm != "tensorwise"}
+
+
+def test_memory_that_cannot_be_released_is_a_lost_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(executor_module, "release_memory", refuse)
+    outcome, frame = execute(tmp_path, ToyTrials(), seeds=1, device="cuda")
+    assert outcome.state == "finished"
+    assert curves(frame) == {(0, "base"): [0.0] * STEPS}
+    assert frame["reason"].str.startswith("the device was lost").sum() == 3
+
+
+def test_a_process_that_lost_its_device_makes_no_more_runs(tmp_path: Path) -> None:
+    """Four arms of two seeds on two processes: those that follow a fault find a new process."""
+    _, frame = execute(tmp_path, ToyTrials({"tensorwise": "lose"}), lanes=2)
+    assert curves(frame) == {key: values for key, values in WHOLE.items() if key[1] != "tensorwise"}
 
 
 def test_a_curve_that_ends_early_is_a_result_and_one_that_never_began_a_failure(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import trials
 from harness.case import Case, Scalar
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 STEPS = 5
+fault: list[str] = []  # of this process's device
 
 
 @dataclass
@@ -21,6 +23,7 @@ class ToyTrials:
     """Each run counts to five and keeps its place in a file; `acts` says what else an arm does, at step 3.
 
     raise    a RuntimeError
+    lose     likewise, and so does every later run of the process, as after a CUDA fault
     die      the process kills itself, once: not where its file shows that it has been there
     stop     Ctrl-C
     wait     sleeps for a tenth of a second a step
@@ -67,6 +70,11 @@ class ToyTrials:
         if act == "nothing":
             return Trial((), {"threads": 1}, "nothing was trained: loss is nan at step 0")
         for step in range(begun, STEPS):
+            if step == 3 and act == "lose":
+                fault.append("CUDA error: an illegal memory access was encountered")
+                trials.device_works = lambda device: not fault
+            if fault:
+                raise RuntimeError(fault[0])
             if step == 3 and act == "raise":
                 raise RuntimeError("boom")
             if step == 3 and act == "die" and begun == 0:
