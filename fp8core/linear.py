@@ -49,11 +49,13 @@ class Float8Linear(nn.Linear):
         recipe: what is cast and how.
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
+        scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
     """
 
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
+    scheduled_from: Recipe | None
 
     def __init__(
         self,
@@ -71,6 +73,7 @@ class Float8Linear(nn.Linear):
         backend_named(self.recipe.backend)
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
+        self.scheduled_from = None
 
     def reset_parameters(self) -> None:
         """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""

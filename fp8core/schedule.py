@@ -125,7 +125,8 @@ class PrecisionSchedule:
     def apply(self, model: nn.Module, step: int, total_steps: int) -> int:
         """Gives every Float8Linear the recipe that is due; call it before each step, between optimizer steps.
 
-        The recipes that the layers have at the first call are those that the schedule returns to.
+        What the layers were converted to is what the schedule returns to; a layer that another schedule holds back
+        remembers it, so that one may be made anew for each call.
 
         Args:
             model: always the same one; converted, or not, in which case nothing is done.
@@ -158,6 +159,7 @@ class PrecisionSchedule:
             if layer.recipe is due:
                 continue
             layer.recipe = due
+            layer.scheduled_from = None if due is self._recipes[name] else self._recipes[name]
             if layer.weight_cache is not None:
                 layer.weight_cache.entry = None  # casts of the recipe that was
             changed += 1
@@ -170,7 +172,7 @@ class PrecisionSchedule:
                 raise ValueError(
                     f"{rule}: no FP8 layer is named like {rule.pattern!r}; there are {', '.join(layers)}"
                 )
-        self._recipes = {name: layer.recipe for name, layer in layers.items()}
+        self._recipes = {name: layer.scheduled_from or layer.recipe for name, layer in layers.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the step; the recipes in force follow from it."""

@@ -68,12 +68,14 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     parts = _parts(config)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
-    _choose_arms(config.get("train") or {}, parts, suites)
+    recipe = _choose_arms(config.get("train") or {}, parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for name, part in parts.items():
         planned, products[name] = _plan_part(name, part, config, suites)
         cases += planned
+    if recipe is not None:
+        _refuse_high_precision_alone(recipe, cases)
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config["device"])))
     return Plan(tuple(cases), products)
@@ -152,8 +154,8 @@ def _spread_keys(
 
 def _choose_arms(
     train: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
-) -> None:
-    """What `train.mixed_precision` and `train.recipe` leave of the arms.
+) -> str | None:
+    """What `train.mixed_precision` and `train.recipe` leave of the arms; the name of the recipe if it is FP8.
 
     bf16 keeps the arms without FP8; fp8 those and the ones of the recipe. Arms of recipe "any" go with every recipe.
     """
@@ -161,10 +163,12 @@ def _choose_arms(
     if text is None:
         if train.get("recipe") is not None:
             raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8")
-        return
+        return None
     from harness.training.setup import mixed_precision  # torch
 
     recipe = mixed_precision(text, train.get("recipe") or "tensorwise")
+    if recipe is None and train.get("recipe") is not None:
+        raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8, not {text}")
     wanted = {""} if recipe is None else {"", "any", recipe.name}
     by_recipe = [p for p in parts.values() if any(a.recipe for a in suites[p["suite"]].ARMS.values())]
     if not by_recipe:
@@ -175,9 +179,22 @@ def _choose_arms(
         known: Mapping[str, ArmInfo] = suites[part["suite"]].ARMS
         asked = [arm for arm in part["arms"] or known if arm in known]
         left = [arm for arm in asked if known[arm].recipe in wanted]
+        if recipe is not None and not any(known[arm].recipe == recipe.name for arm in left):
+            left += [
+                arm for arm in known if known[arm].recipe == recipe.name
+            ]  # the sweep leaves it out by default
         if not left:
             raise UsageError(f"train.mixed_precision={text} leaves none of the arms {', '.join(asked)}")
         part["arms"] = left
+    return None if recipe is None else recipe.name
+
+
+def _refuse_high_precision_alone(recipe: str, cases: Sequence[PlannedCase]) -> None:
+    """FP8 was asked for by name; a run in which only bf16 can run would answer another question."""
+    ours = [(c, arm) for c in cases for arm in c.arms if c.suite.ARMS[arm].recipe == recipe]
+    if ours and not any(arm in c.runnable for c, arm in ours):
+        case, arm = ours[0]
+        raise UsageError(f"train.recipe={recipe} cannot run here: {case.unsupported[arm].reason}")
 
 
 def _plan_part(

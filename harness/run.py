@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -167,7 +168,25 @@ def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, P
     about = store.read_about(folder)
     if about.get("sweep", config["name"]) != config["name"]:
         raise UsageError(f"run {config['resume']} is of sweep {about['sweep']!r}, not {config['name']!r}")
+    _refuse_other_settings(folder.name, about, config)
     return folder.name, folder
+
+
+# What decides which cases and arms there are, and how they train
+_SETTINGS = ("suite", "axes", "shapes", "arms", "parts", "model", "data", "schedule", "train", "seed")
+
+
+def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
+    """A run holds one experiment, and its command must stay the one that made it."""
+    stored = about.get("config", {})
+    differs = [
+        key for key in _SETTINGS if key in stored and stored[key] != json.loads(json.dumps(config[key]))
+    ]
+    if differs:
+        raise UsageError(
+            f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
+            f"{about.get('command', '')}"
+        )
 
 
 def _writable(folder: Path, key: str) -> None:

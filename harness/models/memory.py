@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_iter
 
 from fp8core import Float8Linear, Float8Tensor
 from fp8core.operands import serves_both
+from harness.errors import UsageError
 from harness.models.common import replace_parameters
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ def predict(
         with _Lifetimes([*model.parameters(), *model.buffers(), *inputs]) as lifetimes:
             with _autocast(kind, autocast):
                 loss = model(*inputs)
+            if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+                raise UsageError(
+                    f"{type(model).__name__}: model(*batch) returned {_described(loss)}; expected the loss: one number, "
+                    "float32, that depends on the weights"
+                )
             kept = lifetimes.alive
             loss.backward()
             most = lifetimes.most
@@ -95,6 +101,13 @@ def predict(
         "activations": kept - fp8_weights - logits.bytes,
         "workspace": most - kept,
     }
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    what = "" if value.requires_grad else ", which needs no gradient"
+    return f"a tensor {list(value.shape)} {str(value.dtype).removeprefix('torch.')}{what}"
 
 
 def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:

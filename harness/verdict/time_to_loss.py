@@ -81,6 +81,8 @@ def time_to_loss(
     )
     if target is None:
         target = (1 + MARGIN) * max(float(np.min(_curve(run, smoothed).values)) for run in base.values())
+        if not math.isfinite(target):
+            return []  # no run of the control has a finite loss
     if not math.isfinite(target):
         raise ValueError(f"target={target} must be a finite loss in nats")
     name = "smoothed training loss" if smoothed else "held-out loss"

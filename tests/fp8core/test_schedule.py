@@ -243,6 +243,17 @@ def test_a_schedule_that_does_not_fit_the_run_is_refused(text: str, message: str
         PrecisionSchedule.parse(text).apply(model("tensorwise"), 0, 10)
 
 
+def test_a_schedule_made_anew_for_each_step_returns_to_the_recipe() -> None:
+    """Oracle: the same schedule kept as one object."""
+    kept, anew = (convert_to_float8_training(nn.Linear(32, 48), config="tensorwise") for _ in range(2))
+    schedule = PrecisionSchedule.parse("warmup_bf16:5,cooldown_bf16:0.1")
+    for step in range(20):
+        schedule.apply(kept, step, 20)
+        PrecisionSchedule.parse(str(schedule)).apply(anew, step, 20)
+        assert kept.recipe == anew.recipe
+        assert kept.recipe.fp8_gemms == (3 if 5 <= step < 18 else 0)
+
+
 def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:
     """An input of another dtype than the weights, as in FP8: a run must not end at its cool-down."""
     layer = Float8Linear(32, 48, config="tensorwise")

@@ -80,3 +80,26 @@ def test_a_run_reads_one_place(tmp_path: Path) -> None:
             },
             {"divergence": divergence},
         )  # fmt: skip
+
+
+def test_resume_with_other_settings_is_refused_and_leaves_the_run_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run holds one experiment: another one's rows beside it, and its command lost, would make it worthless."""
+    folders = [f"results_dir={tmp_path}", f"reports_dir={tmp_path}"]
+    words = [
+        "sweep=cast",
+        "device=cpu",
+        "axes.M=32",
+        "axes.K=32",
+        "axes.granularity=tensorwise",
+        "arms=[eager]",
+    ]
+    assert main([*words, "rounds=2", *folders]) == 0
+    (about,) = tmp_path.glob("cast/*/run.json")
+    before = about.read_text()
+    resumed = f"resume={about.parent.name}"
+    assert main([*words[:2], "axes.M=64", *words[3:], resumed, *folders]) == 2
+    assert "was made with another axes; repeat its command" in capsys.readouterr().err
+    assert about.read_text() == before
+    assert main([*words, resumed, *folders]) == 0
