@@ -15,7 +15,7 @@ from harness.case import LOCAL, Case, Scalar, expand
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from harness.workload import ArmInfo, Axis, Plannable, Unsupported
 

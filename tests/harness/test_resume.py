@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness import store
+from harness.__main__ import main
 from harness.errors import UsageError
 from harness.plan import Plan, make_plan
 from harness.resume import stored_arms, stored_cases
