@@ -98,7 +98,7 @@ def test_expected_gemms_are_those_that_run(backend: str, name: str) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         model(x).sum().backward()
     counts = Counter({event.key: event.count for event in trace.key_averages()})
-    expected = {"torch": 5, "triton": 7, "reference": 0}[backend]
+    expected = {"torch": 5, "triton": 7}.get(backend, 0)
     if name == "rowwise_with_gw_hp" and expected:
         expected -= 1
     ran = counts["aten::_scaled_mm"] + counts["fp8core::matmul"]
