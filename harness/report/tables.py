@@ -60,7 +60,7 @@ def suite_table(machine: Machine, suite: str) -> Table:
         specs.insert(
             len(varying) + 1, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
         )
-    said = text.axes_said(axes[0], (n for n in names if n in constant))
+    said = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
     return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
 
 
