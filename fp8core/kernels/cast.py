@@ -30,7 +30,6 @@ import triton.language as tl
 from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, tensor_scale, widen
 
-PROGRAMS_PER_PROCESSOR = 4  # of the persistent grids
 # The first is the default. Fewer elements a thread leave registers for more programs on a processor; both sides
 # of a tile are runs of memory, of the codes or of their transpose, so neither may get short.
 TILES: tuple[tuning.Candidate, ...] = (
@@ -155,7 +154,7 @@ def _cast(
     block = 8192
     launch.launch(
         _cast_kernel,
-        _grid(launch.ceil_div(x.numel(), block), x.device),
+        launch.persistent_grid(launch.ceil_div(x.numel(), block), x.device),
         *(x, codes.view(torch.uint8), amax, *_bits(scale_inv, seen), x.numel()),
         device=x.device,
         **_constants(x.device, seen, dtype, power_of_two, margin),
@@ -181,16 +180,12 @@ def _cast_both(
 
     def run(tile: tuning.Candidate) -> None:
         tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
-        grid = _grid(tiles, x.device)
+        grid = launch.persistent_grid(tiles, x.device)
         launch.launch(_cast_both_kernel, grid, *pointers, M, K, device=x.device, **constants, **tile)
 
     name = "cast_both" if seen is None else "cast_delayed_both"
     run(tuning.choose(name, (M, K), x.dtype, launch.target_of(x.device).name, TILES, run))
     return codes, codes_t
-
-
-def _grid(work: int, device: torch.device) -> tuple[int]:
-    return (min(work, launch.target_of(device).processors * PROGRAMS_PER_PROCESSOR),)
 
 
 def _bits(scale_inv: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

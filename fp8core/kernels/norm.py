@@ -34,7 +34,6 @@ from fp8core.kernels.encode import (
 )
 
 MAX_COLUMNS = 65536
-PROGRAMS_PER_PROCESSOR = 4
 PLAIN, AMAX, DELAYED, ROWWISE = (tl.constexpr(i) for i in range(4))  # what the kernel makes of its result
 
 
@@ -126,10 +125,6 @@ def _norm_block(K: int) -> dict[str, int]:
     return {"BLOCK_K": block, "num_warps": min(max(block // 512, 4), 16)}
 
 
-def _grid(x: torch.Tensor) -> tuple[int]:
-    return (min(x.shape[0], launch.target_of(x.device).processors * PROGRAMS_PER_PROCESSOR),)
-
-
 def _rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -153,7 +148,7 @@ def _rms_norm(
     expected, scale_inv, seen = results
     launch.launch(
         _rms_norm_kernel,
-        _grid(x),
+        launch.persistent_grid(x.shape[0], x.device),
         *(x, weight, y, rstd, expected, scale_inv.view(torch.int32), seen.view(torch.int32), M, K, eps),
         device=x.device,
         OUTPUT=output.value,
@@ -225,7 +220,7 @@ def rms_norm_backward(
     """As `reference.rms_norm_backward`; grad_y and x [M, K] row-major."""
     M, K = x.shape
     grad_x, amax = torch.empty_like(x), launch.zero(x.device)
-    grid = _grid(x)
+    grid = launch.persistent_grid(x.shape[0], x.device)
     partial = torch.empty((grid[0], K), dtype=torch.float32, device=x.device)
     launch.launch(
         _rms_norm_backward_kernel,

@@ -18,8 +18,6 @@ import triton.language as tl
 from fp8core.kernels import launch
 from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, narrow, tensor_scale, widen
 
-PROGRAMS_PER_PROCESSOR = 4
-
 
 @triton.jit
 def _swiglu_kernel(
@@ -121,10 +119,6 @@ def _swiglu_backward_kernel(
         tl.atomic_max(up_amax_bits_ptr, tl.max(largest_up, 0), sem="relaxed")
 
 
-def _grid(x: torch.Tensor, work: int) -> tuple[int]:
-    return (min(work, launch.target_of(x.device).processors * PROGRAMS_PER_PROCESSOR),)
-
-
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """As `reference.swiglu`; both contiguous."""
     return _swiglu(gate, up, None)
@@ -142,7 +136,7 @@ def _swiglu(gate: torch.Tensor, up: torch.Tensor, seen: torch.Tensor | None) -> 
     bits = h if seen is None else seen.view(torch.int32)  # h: never touched
     launch.launch(
         _swiglu_kernel,
-        _grid(gate, launch.ceil_div(gate.numel(), block)),
+        launch.persistent_grid(launch.ceil_div(gate.numel(), block), gate.device),
         *(gate, up, h, bits, gate.numel()),
         device=gate.device,
         WITH_AMAX=seen is not None,
@@ -168,7 +162,9 @@ def swiglu_cast_delayed_both(
     tile = {"BLOCK_M": 128, "BLOCK_K": 64}
     launch.launch(
         _swiglu_cast_kernel,
-        _grid(gate, launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])),
+        launch.persistent_grid(
+            launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"]), gate.device
+        ),
         *(gate, up, codes.view(torch.uint8), codes_t.view(torch.uint8), amax),
         *(scale_inv.view(torch.int32), seen.view(torch.int32), M, K),
         device=gate.device,
@@ -207,7 +203,7 @@ def _swiglu_backward(
     bits = grads if seen is None else tuple(s.view(torch.int32) for s in seen)  # grads: never touched
     launch.launch(
         _swiglu_backward_kernel,
-        _grid(gate, launch.ceil_div(gate.numel(), block)),
+        launch.persistent_grid(launch.ceil_div(gate.numel(), block), gate.device),
         *(grad_h, gate, up, *grads, *bits, gate.numel()),
         device=gate.device,
         WITH_AMAX=seen is not None,
