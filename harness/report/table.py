@@ -133,9 +133,3 @@ def known(value: object) -> TypeGuard[float]:
 def given(value: object) -> bool:
     """Whether a value is there at all: a number or a yes or no."""
     return isinstance(value, bool) or known(value)
-
-
-def some(items: Sequence[str], most: int = 4) -> str:
-    """The first few items and how many more there are."""
-    more = len(items) - most
-    return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")

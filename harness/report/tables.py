@@ -28,7 +28,6 @@ from harness.report.table import (
     quantile,
     resolved_of,
     share_cell,
-    some,
     status_cell,
     word_cell,
 )
@@ -163,7 +162,7 @@ def troubles(machine: Machine) -> Table:
                 Cell(metric, metric),
                 Cell(reason, reason),
                 Cell(", ".join(arms), len(arms)),
-                Cell(some(labels), len(labels), note=some(ids, 3)),
+                Cell(text.some(labels), len(labels), note=text.some(ids, 3)),
             )
         )
     titles = ("status", "suite", "metric", "reason", "arms", "cases")
