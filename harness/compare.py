@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -225,15 +225,19 @@ class _Row:
         """Tokens of one training step; 0 where the row is of no such step."""
         return float(_json(self.record["resolved"]).get("tokens_per_step") or 0)
 
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        """Median of the samples of each round."""
+        if not len(self.record["rounds"]):
+            return {}
+        return stats.round_medians(self.record["samples"], self.record["rounds"])
+
     def log_ratios(self, arm: _Row) -> list[float]:
         """log(median of this one / median of `arm`), a value a shared round; none where they share no round."""
-        mine, theirs = self.record, arm.record
-        if not set(mine["rounds"]) & set(theirs["rounds"]):
-            return []
         # Steps of different batches compare by the token: a step of twice the tokens may take twice the time.
         more = math.log(arm.tokens / self.tokens) if arm.tokens and self.tokens else 0.0
-        ratios = stats.paired_log_ratios(theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"])
-        return (ratios + more).tolist()
+        mine, theirs = self.medians, arm.medians
+        return [math.log(mine[r] / theirs[r]) + more for r in mine if r in theirs]
 
 
 def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:

@@ -14,7 +14,7 @@ from harness.compare import rows_of
 from harness.report import text
 from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.numerics import SQNR, numerics_by_arm
-from harness.report.tables import arm_records, copy_curve
+from harness.report.records import arm_records, copy_curve, matmul_ceilings, newest
 from harness.report.verdicts import fp8_pairs
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from harness.report.runs import Machine
 
+LINES: tuple[Any, ...] = (":", "--", "-.", (0, (1, 3)))
 MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
 
 
@@ -50,7 +51,9 @@ def speedups(machine: Machine) -> list[Chart]:
 def rates(machine: Machine) -> list[Chart]:
     """TFLOP/s of every GEMM arm by shape, with the matmul rates that this device reached in the ceilings."""
     records = [
-        r for r in arm_records(machine, "gemm") if r["tflops"] == r["tflops"] and r["regime"] == "isolated"
+        r
+        for r in newest(arm_records(machine, "gemm"))
+        if r["tflops"] == r["tflops"] and r["regime"] == "isolated"
     ]
     if not records:
         return []
@@ -61,8 +64,8 @@ def rates(machine: Machine) -> list[Chart]:
     for i, arm in enumerate(arms):
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
         axes.plot(*zip(*own, strict=True), MARKERS[i % 8], color=SERIES[i % 8], label=arm)
-    for label, value, style in _matmul_ceilings(machine):
-        axes.axvline(value, color=MUTED, linewidth=0.9, linestyle=style, label=label)
+    for i, (what, rate) in enumerate(matmul_ceilings(machine).items()):
+        axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"{what} ceiling")
     axes.set_xlim(left=0)
     axes.set_xlabel("TFLOP/s (2MNK / median time)")
     legend(figure, axes)
@@ -77,7 +80,7 @@ def rates(machine: Machine) -> list[Chart]:
 @mpl.rc_context(STYLE)
 def casts(machine: Machine) -> list[Chart]:
     """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
-    records = [r for r in arm_records(machine, "cast") if r["gb_per_s"] == r["gb_per_s"]]
+    records = [r for r in newest(arm_records(machine, "cast")) if r["gb_per_s"] == r["gb_per_s"]]
     records = [r for r in records if r["regime"] in ("isolated", "")]
     if not records:
         return []
@@ -240,14 +243,3 @@ def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) ->
 def _count(cases: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> str:
     total = len({r["case_id"] for r in records})
     return f"The {len(cases)} largest of {total} cases; the table has all." if len(cases) < total else ""
-
-
-def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, Any]]:
-    """Best rate of each kind of matmul in the ceilings, with a line style each."""
-    found: dict[str, float] = {}
-    for r in arm_records(machine, "ceilings"):
-        what = str(text.axes_of(r["axes"]).get("what"))
-        if what.startswith("mm_") and r["tflops"] == r["tflops"]:
-            found[what] = max(found.get(what, 0.0), r["tflops"])
-    styles = (":", "--", "-.", (0, (1, 3)))
-    return [(f"{what} ceiling", found[what], styles[i % 4]) for i, what in enumerate(sorted(found))]

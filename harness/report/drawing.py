@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"} | {
 }
 MARKERS = "osD^vPX*"
 STYLE: Any = {
+    **rcParamsDefault,  # whatever the reader's matplotlibrc says: the same rows give the same bytes
+    "text.parse_math": False,  # a name with two dollar signs is a name
     "svg.fonttype": "none",
     "svg.hashsalt": "fp8-harness",
     "figure.facecolor": "none",
@@ -79,9 +83,14 @@ def legend(figure: Figure, axes: Axes) -> None:
 def svg(figure: Figure, key: str) -> str:
     """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(
-        buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    with warnings.catch_warnings():
+        # The page's own font draws the letters; matplotlib's serves to measure them.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        # A name so long that nothing is left for the figure: it is cut off, not lost.
+        warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.compare import AGAIN, FP8_DTYPES, TIMES
 from harness.report import text
+from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Worst:
         return self.sqnr[metric] < self.bounds.get(metric, -math.inf)
 
 
+@once
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
     frame = machine.frame
@@ -139,6 +141,7 @@ def numerics_table(machine: Machine) -> Table:
     return Table(f"numerics-{machine.env_id}", tuple(columns[i] for i in kept), cells, sortable=False)
 
 
+@once
 def fp8_rows(machine: Machine) -> pd.DataFrame:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
     frame = machine.frame

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import math
 import re
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import jinja2
 from itables.utils import find_package_file
+from markupsafe import Markup
 
-from harness.report import charts, numerics, steps, tables, text, training, training_charts, verdicts
+from harness.report import charts, markup, numerics, steps, tables, text, training, training_charts, verdicts
 from harness.report.facts import conditions, facts
 
 if TYPE_CHECKING:
@@ -231,10 +230,17 @@ def _jinja() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
         keep_trailing_newline=True,
     )
-    environment.filters.update(cell=_markdown_cell, sort_key=_sort_key, bytes=text.bytes_)
-    environment.globals.update(script="")
+    environment.filters.update(md=markup.markdown, code=markup.code, bytes=text.bytes_, count=text.count)
+    environment.globals.update(
+        script="",
+        rows=markup.rows_html,
+        pack=markup.pack,
+        shown=markup.SHOWN,
+        most_markdown=markup.MOST_MARKDOWN,
+    )
     return environment
 
 
@@ -248,22 +254,12 @@ def _interactive() -> dict[str, str]:
     return {
         "script": script,
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        # mtime=0: the same report from the same data, byte for byte.
-        "bundle": base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode(),
+        "bundle": markup.pack(source),
         "itables_version": metadata.version("itables"),
         "itables_license": license_file.read_text(),
         "bundle_license": notices[1].strip("\n") if notices else "(none stated)",
     }
 
 
-def _markdown_cell(value: object) -> str:
-    return " ".join(str(value).replace("|", "\\|").split())
-
-
-def _sort_key(value: object) -> str:
-    if isinstance(value, float):
-        if math.isnan(value):
-            return ""
-        # JavaScript's parser knows no "inf".
-        return repr(math.copysign(1e308, value)) if math.isinf(value) else repr(value)
-    return str(value)
+def _shown(value: object) -> object:
+    return markup.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

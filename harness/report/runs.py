@@ -14,10 +14,10 @@ import json
 import math
 import os
 import warnings
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import pandas as pd
@@ -32,15 +32,27 @@ from harness.verdict import judge
 from harness.verdict.rows import setups
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.diagnosis import Finding
     from harness.verdict import ArmVerdict
     from harness.verdict.rows import Setup
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _TEXTS = ("run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id", "part")
-_IDENTITY = ["run_id", "suite", "case_id", "arm", "metric", "regime", "part", "attempt"]  # of a row, within a machine
+_IDENTITY = [
+    "run_id",
+    "suite",
+    "case_id",
+    "arm",
+    "metric",
+    "regime",
+    "part",
+    "attempt",
+]  # of a row, within a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +105,17 @@ class Run:
         }.get(self.state, "has no readable run.json, so its command and how it ended are unknown")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Machine:
     """All rows of one environment."""
 
     env_id: str
-    envs: tuple[dict[str, Any], ...]  # distinct ones: they differ in what no time depends on, such as the commit
+    envs: tuple[
+        dict[str, Any], ...
+    ]  # distinct ones: they differ in what no time depends on, such as the commit
     runs: tuple[Run, ...]
     frame: pd.DataFrame  # rows of the store, with `tflops`, `gb_per_s` and `commit` added
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # of `once`
 
     @property
     def env(self) -> dict[str, Any]:
@@ -186,6 +201,19 @@ class Machine:
         return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
+def once(function: Callable[Concatenate[Machine, P], T]) -> Callable[Concatenate[Machine, P], T]:
+    """What follows from a machine's rows is worked out once; every caller gets the same object, to be read only."""
+
+    @wraps(function)
+    def remembered(machine: Machine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (function, args, tuple(sorted(kwargs.items())))
+        if key not in machine.memo:
+            machine.memo[key] = function(machine, *args, **kwargs)
+        return machine.memo[key]
+
+    return remembered
+
+
 @dataclass(frozen=True)
 class Material:
     """Everything that one report is made of."""
@@ -243,7 +271,9 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     # Text as objects: pandas takes ten times as long to hand out a string of its own type.
     frame = frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
     for column in ("env", "axes", "resolved", "timing", "flops"):
-        frame[column] = frame[column].map({value: value if _is_object(value) else "{}" for value in frame[column].unique()})
+        frame[column] = frame[column].map(
+            {value: value if _is_object(value) else "{}" for value in frame[column].unique()}
+        )
     for column in _TEXTS:
         frame[column] = frame[column].where(frame[column].notna(), "")
     frame["commit"] = frame["env"].map({env: _commit(json.loads(env)) for env in frame["env"].unique()})

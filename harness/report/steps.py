@@ -14,6 +14,7 @@ from harness.measurement import METRICS
 from harness.report import text
 from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
 from harness.report.first_steps import SUITE
+from harness.report.records import arm_records
 from harness.report.table import (
     Cell,
     Spec,
@@ -26,7 +27,7 @@ from harness.report.table import (
     resolved_of,
     status_cell,
 )
-from harness.report.tables import COMPILE_COLUMNS, COMPILE_FACTS, arm_cell, arm_records, gain_cell, peak_cell
+from harness.report.tables import COMPILE_COLUMNS, COMPILE_FACTS, arm_cell, gain_cell, peak_cell, run_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oooo")
 
 def steps_tables(machine: Machine) -> list[Table]:
     """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
-    records: list[dict[str, Any]] = arm_records(machine, SUITE)
+    records = [{**r} for r in arm_records(machine, SUITE)]
     compiling = _compile_seconds(machine)
     time_of = {
         (r["run_id"], r["case_id"], r["arm"], resolved_of(r).get("tokens_per_step")): r["value"]
@@ -74,7 +75,11 @@ def steps_tables(machine: Machine) -> list[Table]:
                 if kind == "speed"
                 else "What the same steps cost beside time."
             )
-            lead = [*(axis_spec(n) for n in names), Spec("arm", arm_cell, numeric=False)]
+            lead = [
+                *run_column(records),
+                *(axis_spec(n) for n in names),
+                Spec("arm", arm_cell, numeric=False),
+            ]
             tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
     return tables
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from harness.compare import AGAIN, MODES, SECONDS, TIMES, rows_of, square
+from harness.compare import MODES, SECONDS, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
+from harness.report.records import arm_records, repeated
 from harness.report.table import (
     NUMBERS,
     Cell,
@@ -35,7 +32,6 @@ from harness.report.table import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.hardware import Device
     from harness.report.runs import Machine
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
@@ -46,84 +42,29 @@ def suite_table(machine: Machine, suite: str) -> Table:
 
     Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
     """
-    records = arm_records(machine, suite)
+    records: list[Record] = [*arm_records(machine, suite)]
     axes = [text.axes_of(r["axes"]) for r in records]
     names = sorted(
         {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
     )
     constant = machine.constant_axes(suite)
     varying = [n for n in names if n not in constant]
-    specs = [axis_spec(name) for name in varying]
+    specs = [*run_column(records), *(axis_spec(name) for name in varying)]
+    at = len(specs) + 1  # after the arm
     specs += [s for s in _SUITE_COLUMNS if not s.needs or any(given(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
-        specs.insert(
-            len(varying) + 1, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
-        )
+        specs.insert(at, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False))
     said = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
     return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
 
 
-def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
-    """Time rows of a suite joined with their ratio, numerics and compile time; A/A controls left out."""
-    frame = machine.frame[machine.frame["suite"] == suite]
-    ratios = {
-        (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r for r in rows_of(machine.ratios)
-    }
-    others = frame[~frame["metric"].isin(TIMES) & (frame["part"] == "")]
-    figures: dict[tuple[str, str, str], dict[str, float]] = {}
-    for r in rows_of(others[others["status"] == "ok"]):
-        figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
-    copy = copy_curve(machine)
-    records = []
-    for row in rows_of(frame[frame["metric"].isin(TIMES)]):
-        if row["arm"].endswith(AGAIN):
-            continue
-        pair = ratios.get((row["run_id"], row["case_id"], row["arm"], row["regime"] or "", row["metric"]), {})
-        gains = {name: pair.get(name) for name in ("speedup", "low", "high", "floor", "verdict")}
-        record = {**row, **gains, **figures.get((row["run_id"], row["case_id"], row["arm"]), {})}
-        if copy and suite != "ceilings" and known(row["gb_per_s"]):
-            record["copy_share"] = row["gb_per_s"] / copy_at(copy, row["bytes_moved"])
-        if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
-            record |= _against_peak(machine.device, row)
-        records.append(record)
-    return records
-
-
-def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
-    """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
-
-    `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
-    """
-    seconds = row["value"] * SECONDS[row["unit"]]
-    work = {str(d): float(f) for d, f in json.loads(row["flops"] or "{}").items() if f}
-    if device is None:
-        return {"peak_share": math.nan, "peak_known": False}
-    if not work:
-        return {"peak_share": row["gb_per_s"] / (1e3 * device.bandwidth_tb_s), "peak_known": True}
-    peaks = {dtype: device.peak_tflops(dtype) for dtype in work}
-    if None in peaks.values():
-        return {"peak_share": math.nan, "peak_known": False}
-    share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
-    clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
-    over = bool(device.exceeds_peak(work, seconds, float(np.median(clocks)) if clocks else None))
-    return {"peak_share": share, "peak_known": True, "over_peak": over}
-
-
-def copy_curve(machine: Machine) -> list[tuple[float, float]]:
-    """Measured copy bandwidth as (bytes moved, GB/s), by size; empty where the ceilings were not measured."""
-    frame = machine.frame
-    rows = frame[(frame["suite"] == "ceilings") & frame["gb_per_s"].notna()]
-    best: dict[float, float] = {}
-    for axes, moved, rate in zip(rows["axes"], rows["bytes_moved"], rows["gb_per_s"], strict=True):
-        if text.axes_of(axes).get("what") == "copy":
-            best[moved] = max(rate, best.get(moved, 0.0))
-    return sorted(best.items())
-
-
-def copy_at(curve: Sequence[tuple[float, float]], moved: float) -> float:
-    """Copy bandwidth in GB/s for that many bytes, between the measured sizes by the logarithm of the size."""
-    sizes, rates = zip(*curve, strict=True)
-    return float(np.interp(math.log(moved), np.log(sizes), rates))
+def run_column(records: Sequence[Record]) -> list[Spec]:
+    """The column that names the run, where several runs measured the same."""
+    return (
+        [Spec("run", lambda r: Cell(r["run_id"], r["run_id"], "id"), numeric=False)]
+        if repeated(records)
+        else []
+    )
 
 
 def squares(machine: Machine) -> list[tuple[str, Table]]:
@@ -192,11 +133,14 @@ def every_row(machine: Machine) -> Table:
     """
     cases = machine.frame.drop_duplicates(["suite", "axes"])
     several = bool(cases["suite"].duplicated().any())  # else an id alone tells its case
-    constant = {suite: machine.constant_axes(suite) for suite in cases["suite"]}
     specs = [
         Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
         Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        *([Spec("axes", lambda r: case_cell(r, constant[r["suite"]]), numeric=False)] if several else []),
+        *(
+            [Spec("axes", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False)]
+            if several
+            else []
+        ),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
         Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
@@ -211,9 +155,10 @@ def every_row(machine: Machine) -> Table:
         Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
         Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
     ]
-    whole = machine.frame[machine.frame["part"] == ""]
+    whole = [r for r in machine.rows if not r["part"]]
     named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
-    return make_table(f"rows-{machine.env_id}", specs, rows_of(whole), "" if several else " ".join(named))
+    said = "" if several else " ".join(named)
+    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *specs], whole, said)
 
 
 def _spread(record: Record, q: float) -> float | None:
