@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from harness.compare import rows_of
 from harness.report import text
-from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, ratio_axis, svg
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.records import arm_records, copy_curve, matmul_ceilings, newest
 from harness.report.verdicts import fp8_pairs
@@ -193,7 +193,7 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
             ends.append(r["speedup"])
             axes.plot([r["speedup"]], [y], MARKERS[i % 8], color=SERIES[i % 8])
         axes.set_title(title)
-        _ratio_axis(axes)
+        ratio_axis(axes.xaxis, log=axes.set_xscale)
         axes.set_yticks(range(len(cases)), list(cases.values()))
         axes.set_ylim(len(cases) - 0.4, -0.6)
         axes.grid(axis="x")
@@ -220,16 +220,6 @@ def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
     axes.grid()
     axes.set_axisbelow(True)
     return figure, axes
-
-
-def _ratio_axis(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(
-        LogLocator(base=10, subs=(0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7))
-    )
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
@@ -78,6 +82,16 @@ def legend(figure: Figure, axes: Axes) -> None:
         borderpad=0,
         labelcolor=INK,
     )
+
+
+def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:
+    """Speedups on a logarithmic scale, so that 2x and 0.5x are as far from 1; `log` sets the scale of the axis."""
+    log("log")
+    at = (0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7)
+    axis.set_major_locator(LogLocator(base=10, subs=at))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def svg(figure: Figure, key: str) -> str:
