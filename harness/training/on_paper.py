@@ -10,7 +10,7 @@ import torch
 
 from fp8core.convert import convert_to_float8_training
 from harness.models import ModelSpec, resolve
-from harness.models.flops import counted_flops, step_flops
+from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
 from harness.models.memory import GIB, predict
 from harness.training.setup import CHECKPOINTING, Setup
 
@@ -72,6 +72,22 @@ def _flops(setup: Setup, formula: str) -> dict[str, float]:
     else:
         once = counted_flops(model, shapes(setup), high_precision=high)
     return {dtype: amount * setup.accumulation for dtype, amount in once.items()}
+
+
+def recomputed_flops(setup: Setup) -> dict[str, dict[str, float]]:
+    """FLOPs that activation checkpointing adds to an optimizer step, by rule and dtype; {} for a user's model.
+
+    What is counted of a user's model (`flops`) has them in it.
+    """
+    if not isinstance(resolve(setup.model), ModelSpec):
+        return {}
+    high = "fp32" if setup.compute == "fp32" else "bf16"
+    model = skeleton(replace(setup, compiled=False, peer=""))
+    found = {}
+    for formula in FORMULAS:
+        once = recomputed(model, setup.batch, setup.seq, formula=formula, high_precision=high)
+        found[formula] = {dtype: amount * setup.accumulation for dtype, amount in once.items()}
+    return found
 
 
 def flops_formula_id(setup: Setup) -> str:
