@@ -87,7 +87,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:
     """Speedups on a logarithmic scale, so that 2x and 0.5x are as far from 1; `log` sets the scale of the axis."""
     log("log")
-    at = (0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7)
+    at = (1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7, 8, 9)
     axis.set_major_locator(LogLocator(base=10, subs=at))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
     axis.set_minor_formatter(NullFormatter())

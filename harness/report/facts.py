@@ -75,6 +75,11 @@ def conditions(machine: Machine) -> str:
     return " · ".join(parts)
 
 
+def described(machine: Machine) -> str:
+    """The device and its conditions, as they stand below a figure."""
+    return f"{machine.name} \u00b7 {conditions(machine)}"
+
+
 def _peaks(machine: Machine) -> list[tuple[str, str]]:
     if not machine.is_gpu:
         return []

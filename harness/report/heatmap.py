@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness import stats
 from harness.compare import MODES, rows_of
 from harness.report import text
-from harness.report.table import Cell, Column, Table
+from harness.report.table import Cell, Column, Grid, Table
 from harness.report.verdicts import fp8_pairs
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EDGES = (
 MOST_ARMS, MOST_M, MOST_SIDE = 3, 4, 12
 
 
-def heat_maps(machine: Machine, suite: str) -> list[tuple[str, Table]]:
+def heat_maps(machine: Machine, suite: str) -> list[Grid]:
     """Maps of a suite whose cases have M, K and N, isolated regime; none where a single shape was measured.
 
     The arms with the largest gain are drawn, compiled ones where there are any, and sizes spread evenly where there
@@ -66,7 +66,7 @@ def heat_maps(machine: Machine, suite: str) -> list[tuple[str, Table]]:
             )
             if ks and ns:
                 key = f"map-{suite}-{arm}-{m}-{machine.env_id}"
-                maps.append((f"{arm}, M = {m}", _map(key, own, ks, ns)))
+                maps.append(Grid(f"M = {m}", _map(key, own, ks, ns), arm))
     return maps
 
 

@@ -34,6 +34,7 @@ def rows_html(table: Table, start: int = 0, stop: int | None = None) -> Markup:
 def _cell_html(cell: Cell, column: Column) -> str:
     style = f"n {cell.style}".rstrip() if column.numeric else cell.style
     name = f' class="{style}"' if style else ""
+    name += f' id="{escape(cell.anchor)}"' if cell.anchor else ""
     key = ""
     if cell.order is not None and str(cell.order) != cell.text:
         key = f' data-order="{escape(sort_key(cell.order))}"'

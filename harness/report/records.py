@@ -102,6 +102,15 @@ def matmul_ceilings(machine: Machine) -> dict[str, float]:
     return dict(sorted(found.items()))
 
 
+def achieved(machine: Machine) -> dict[str, float] | None:
+    """TFLOP/s by rate ("bf16", "fp8") that this GPU reached in its ceilings; None where these were not measured."""
+    best: dict[str, float] = {}
+    for what, rate in matmul_ceilings(machine).items():
+        kind = "bf16" if what == "mm_bf16" else "fp8"
+        best[kind] = max(rate, best.get(kind, 0.0))
+    return best or None
+
+
 def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.compare import FP8_DTYPES
+from harness.report import text
 from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
-from harness.report.records import arm_records, copy_curve, matmul_ceilings, newest
+from harness.report.records import achieved, arm_records, copy_curve, newest
 from harness.report.table import known
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def roofline(machine: Machine) -> list[Chart]:
     axes.set_yscale("log")
     axes.set_xlim(low, high)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
         axis.set_minor_formatter(NullFormatter())
     axes.grid(which="major")
     axes.set_axisbelow(True)
@@ -67,12 +69,8 @@ def roofline(machine: Machine) -> list[Chart]:
 
 def _measured(machine: Machine) -> dict[str, float]:
     """TFLOP/s by kind and TB/s as "copy", as the ceilings of this machine found them; what is unknown is left out."""
-    rates: dict[str, float] = {}
-    for what, rate in matmul_ceilings(machine).items():
-        kind = "bf16" if what == "mm_bf16" else "fp8"
-        rates[kind] = max(rate, rates.get(kind, 0.0))
     curve = copy_curve(machine)
-    return rates | ({"copy": max(rate for _, rate in curve) / 1e3} if curve else {})
+    return (achieved(machine) or {}) | ({"copy": max(rate for _, rate in curve) / 1e3} if curve else {})
 
 
 def _nominal(machine: Machine) -> dict[str, float]:

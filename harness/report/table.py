@@ -27,6 +27,7 @@ class Cell:
     style: str = ""
     note: str = ""  # a second, smaller line
     href: str = ""  # where the text leads, within the page
+    anchor: str = ""  # the id under which others lead here
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,15 @@ class Table:
     caption: str = ""
     sortable: bool = True
     left_out: int = 0  # rows beyond `MOST`
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A small table that stands beside others; those of one group follow each other under its name."""
+
+    name: str
+    table: Table
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +118,6 @@ def count_cell(value: float | None) -> Cell:
 def share_cell(value: float | None) -> Cell:
     """A share in percent."""
     return Cell(text.percent(value), value) if known(value) else Cell("", None)
-
-
-def word_cell(value: object) -> Cell:
-    """A stored word or number as it is."""
-    return (
-        Cell("", None)
-        if value is None
-        else Cell(str(value), value if isinstance(value, int | float) else str(value))
-    )
 
 
 def resolved_of(record: Record) -> Mapping[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from harness.compare import MODES, SECONDS, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
+from harness.report.paying import FACTS, compilations
 from harness.report.records import arm_records, repeated
 from harness.report.table import (
     NUMBERS,
     Cell,
     Column,
+    Grid,
     Record,
     Spec,
     Table,
@@ -26,15 +29,12 @@ from harness.report.table import (
     resolved_of,
     share_cell,
     status_cell,
-    word_cell,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.report.runs import Machine
-
-COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
 def suite_table(machine: Machine, suite: str) -> Table:
@@ -67,7 +67,7 @@ def run_column(records: Sequence[Record]) -> list[Spec]:
     )
 
 
-def squares(machine: Machine) -> list[tuple[str, Table]]:
+def squares(machine: Machine) -> list[Grid]:
     """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name."""
     found = square(machine.frame)
     out = []
@@ -80,7 +80,8 @@ def squares(machine: Machine) -> list[tuple[str, Table]]:
             )
             rows = tuple((Cell(r["precision"]), *(_square_cell(r, mode) for mode in MODES)) for r in records)
             columns = (Column("precision"), *(Column(f"{mode} (ms)", numeric=True) for mode in MODES))
-            out.append((name, Table(f"square-{run_id}-{case_id}-{regime}", columns, rows, sortable=False)))
+            key = f"square-{run_id}-{case_id}-{regime}"
+            out.append(Grid(name, Table(key, columns, rows, sortable=False)))
     return out
 
 
@@ -111,16 +112,12 @@ def troubles(machine: Machine) -> Table:
 
 
 def compile_times(machine: Machine) -> Table:
-    """First call of each compiled arm, apart from every other time."""
-    frame = machine.frame
-    compiled = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
-    records = [r | {fact: resolved_of(r).get(fact) for fact in COMPILE_FACTS} for r in compiled]
+    """First call of each compiled arm, apart from every other time, and when it has paid."""
+    records = [about | {"arm": arm, "run_id": run} for (run, _, arm), about in compilations(machine).items()]
     specs = [
         Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
         Spec("case", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        Spec("first call (s)", lambda r: number_cell(r["value"])),
-        Spec("cache", lambda r: word_cell(r["part"] or resolved_of(r).get("compile_cache")), numeric=False),
         *(s for s in COMPILE_COLUMNS if any(known(r.get(s.needs)) for r in records)),
     ]
     return make_table(f"compile-{machine.env_id}", specs, records)
@@ -226,7 +223,30 @@ def _compile_spec(fact: str) -> Spec:
     return Spec(title, lambda r: count_cell(r.get(fact)), needs=fact)
 
 
-COMPILE_COLUMNS = tuple(map(_compile_spec, COMPILE_FACTS))
+def _pays_cell(calls: float | None) -> Cell:
+    if not known(calls):
+        return Cell("", None)
+    return Cell("never", calls, "bad") if calls == math.inf else Cell(text.count(calls), calls)
+
+
+COMPILE_COLUMNS = (
+    Spec(
+        "compile cold (s)", lambda r: number_cell(r.get("cold_s")), "first call, empty caches", needs="cold_s"
+    ),
+    Spec(
+        "warm (s)",
+        lambda r: number_cell(r.get("warm_s")),
+        "first call again, from filled caches",
+        needs="warm_s",
+    ),
+    Spec(
+        "pays after (calls)",
+        lambda r: _pays_cell(r.get("cold_pays")),
+        "cold compile time / what a call gains over the same arm in eager mode",
+        needs="cold_pays",
+    ),
+    *map(_compile_spec, FACTS),
+)
 _SUITE_COLUMNS = (
     Spec("arm", arm_cell, numeric=False),
     Spec("time (ms)", _time_cell, "median of all samples"),

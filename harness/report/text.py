@@ -162,3 +162,11 @@ def some(items: Sequence[str], most: int = 4) -> str:
     """The first few items and how many more there are."""
     more = len(items) - most
     return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def short(words: str, most: int) -> str:
+    """A text of at most so many characters, its middle left out."""
+    if len(words) <= most:
+        return words
+    tail = most // 3
+    return f"{words[: most - tail - 1]}\u2026{words[-tail:]}"

@@ -47,6 +47,7 @@ CPU = {
     "git_commit": "0123456789abcdef0123456789abcdef01234567",
     "git_dirty": True,
 }
+H100 = H200 | {"gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_gib": 79.2, "driver": "560.35.03"}
 TIMING = {
     "method": "cuda_events",
     "l2": "cold",
@@ -213,17 +214,18 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
                 "N": n_,
             }
             case = Case.of("gemm", axes)
-            flops = 2.0 * m_ * k_ * n_
+            flops, moved = 2.0 * m_ * k_ * n_, 2.0 * (m_ * k_ + k_ * n_ + m_ * n_)
             base = 0.012 + flops / (bf16_tflops * 1e9)
             arms: dict[str, Mapping[str, object]] = {
-                "bf16": {"ms": base, "flops": {"bf16": flops}},
+                "bf16": {"ms": base, "flops": {"bf16": flops}, "bytes": moved},
                 "bf16:again": {"ms": base, "flops": {"bf16": flops}, "baseline": "bf16"},
             }
             if fp8:
                 for arm, gain in zip(GEMM_ARMS[1:], (1.55, 1.78, 1.32, 1.52), strict=True):
                     ms = 0.015 + flops / (gain * bf16_tflops * 1e9)
                     resolved = {"backend": "torch", "a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}
-                    arms[arm] = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
+                    about = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
+                    arms[arm] = {**about, "bytes": moved / 2 + m_ * n_}
             rows = invented.times(case, arms)
             for arm in GEMM_ARMS[1:]:
                 if fp8:
@@ -342,9 +344,9 @@ def tiny_run(folder: Path, **more: object) -> Path:
     return write_run(folder, gemm_cases(Invented(), 720.0)[:3], **more)  # type: ignore[arg-type]
 
 
-def gpu_run(folder: Path, **more: object) -> Path:
+def gpu_run(folder: Path, seed: int = 0, **more: object) -> Path:
     """A whole quick run on an invented H200, with one wrong arm and one skipped one."""
-    invented = Invented()
+    invented = Invented(seed)
     cases = cast_cases(invented, 4200.0) + gemm_cases(invented, 720.0) + linear_cases(invented, 690.0)
     cases += ceiling_cases(invented, 4200.0, 740.0)
     odd = Case.of(

@@ -380,11 +380,11 @@ def test_a_suite_that_nobody_knew_gets_a_table(tmp_path):
 
 def test_squares_show_every_cell(gpu, cpu):
     for folder in (gpu[0], cpu[0]):
-        for _, table in tables.squares(machine(folder)):
-            assert [len(row) for row in table.rows] == [3] * 4
-            assert all(cell.text for row in table.rows for cell in row)
+        for grid in tables.squares(machine(folder)):
+            assert [len(row) for row in grid.table.rows] == [3] * 4
+            assert all(cell.text for row in grid.table.rows for cell in row)
     without_compiler = tables.squares(machine(cpu[0]))
-    notes = [cell.note for _, table in without_compiler for row in table.rows for cell in row]
+    notes = [cell.note for grid in without_compiler for row in grid.table.rows for cell in row]
     assert notes.count("no C++ compiler: torch.compile needs one") == 4 * len(without_compiler)
 
 
@@ -683,10 +683,11 @@ def test_each_case_is_held_to_its_own_bound() -> None:
         ("sqnr_db", 24.5, '{"sqnr_bound_db":{"sqnr_db":24.0}}'),
         ("rel_err_max", 0.1, "{}"),
     ]
-    frame = pd.DataFrame(rows, columns=["metric", "value", "resolved"])
-    assert numerics._nearest_to_bound(frame) == ({"sqnr_db": 24.5}, {"sqnr_db": 24.0})
+    frame = pd.DataFrame(rows, columns=["metric", "value", "resolved"]).assign(run_id="r", case_id=["a", "b", "c"])
+    where = {"sqnr_db": ("r", "b")}
+    assert numerics._nearest_to_bound(frame) == ({"sqnr_db": 24.5}, {"sqnr_db": 24.0}, where)
     unbounded = frame.assign(resolved="{}")
-    assert numerics._nearest_to_bound(unbounded) == ({"sqnr_db": 24.5}, {})
+    assert numerics._nearest_to_bound(unbounded) == ({"sqnr_db": 24.5}, {}, where)
 
 
 # Labels of cases
