@@ -4,6 +4,7 @@
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
 # make gpu          on a GPU machine: gpu tests, then the sweeps, in slots of at most 9 minutes; run it again to go on
+# make published    the published report in reports/published, from results/published
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ endif
 ARGS ?=
 
 
-.PHONY: quick test check format coverage bench gpu setup clean
+.PHONY: quick test check format coverage bench gpu published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -45,6 +46,9 @@ bench: $(READY)
 
 gpu: $(READY)
 	$(PY) -m harness gpu $(ARGS)
+
+published: $(READY)
+	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
 
 setup: $(READY)
 

@@ -144,7 +144,7 @@ def soundness(machine: Machine) -> list[Chart]:
     for i, (metric, name) in enumerate(SQNR.items()):
         drawn = rows[rows["metric"] == metric]
         for y, w in enumerate(worst):
-            own = drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)]
+            own = _spread(drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)].tolist())
             axes.plot(own, [y] * len(own), MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9)
             if len(own) and metric in w.bounds:
                 axes.plot([w.bounds[metric]] * 2, [y - 0.36, y + 0.36], color=SERIES[i], linewidth=1.6)
@@ -155,7 +155,7 @@ def soundness(machine: Machine) -> list[Chart]:
     axes.margins(x=0.06)
     legend(figure, axes)
     bound = " A bar: the least SQNR that the suite accepts in the case nearest to it." if bounded else ""
-    caption = f"A mark a case, against a high-precision reference of the same operands.{bound}"
+    caption = f"A mark a case (60 of an arm at most, by rank), against a high-precision reference of the same operands.{bound}"
     return [
         Chart(
             f"sqnr-{machine.env_id}",
@@ -174,24 +174,22 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
     figure = Figure(figsize=(9.5, height), layout="constrained")
     columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    ends = [1.0]
+    ends, row = [1.0], {case: i for i, case in enumerate(cases)}
     for axes, (title, group) in zip(columns, panels.items(), strict=True):
         axes.axvline(1, color=INK, linewidth=0.9)
-        for r in rows_of(group):
-            if r["case_id"] not in cases:
-                continue
-            row = list(cases).index(r["case_id"])
-            i = arms.index(re.sub("_(eager|compile)$", "", r["arm"]))
-            y = row + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2)
-            if r["floor"] == r["floor"] and i == 0:
-                axes.fill_betweenx(
-                    [row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0
-                )
-            if r["low"] == r["low"]:
-                axes.plot([r["low"], r["high"]], [y, y], color=SERIES[i % 8], linewidth=1.3)
-                ends += [r["low"], r["high"]]
-            ends.append(r["speedup"])
-            axes.plot([r["speedup"]], [y], MARKERS[i % 8], color=SERIES[i % 8])
+        shown = [r for r in rows_of(group) if r["case_id"] in cases]
+        floors = {row[r["case_id"]]: r["floor"] for r in shown if r["floor"] == r["floor"]}
+        lows = [1 / floor for floor in floors.values()]
+        widths = [floor - 1 / floor for floor in floors.values()]
+        axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
+        for i, arm in enumerate(arms):
+            own = [r for r in shown if re.sub("_(eager|compile)$", "", r["arm"]) == arm]
+            at = [row[r["case_id"]] + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2) for r in own]
+            known = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if r["low"] == r["low"]]
+            if known:
+                axes.hlines(*zip(*known, strict=True), color=SERIES[i % 8], linewidth=1.3)
+            axes.plot([r["speedup"] for r in own], at, MARKERS[i % 8], color=SERIES[i % 8])
+            ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if end == end]
         axes.set_title(title)
         ratio_axis(axes.xaxis, log=axes.set_xscale)
         axes.set_yticks(range(len(cases)), list(cases.values()))
@@ -222,12 +220,20 @@ def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def _spread(values: list[float], most: int = 60) -> list[float]:
+    """At most so many of the values, evenly by rank, the smallest and the largest among them: more cannot be seen."""
+    ordered = sorted(values)
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
+
+
 def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:
     """The cases to draw, id to label, in reading order; those with the largest M*K*N where there are too many."""
     axes = {r["case_id"]: text.axes_of(r["axes"]) for r in records}
     size = {c: math.prod(v for v in a.values() if isinstance(v, int)) for c, a in axes.items()}
     kept = set(sorted(axes, key=lambda c: size[c], reverse=True)[:MOST_ROWS])
-    return {c: text.case_label(a, constant) for c, a in axes.items() if c in kept}
+    return {c: text.short(text.case_label(a, constant), 48) for c, a in axes.items() if c in kept}
 
 
 def _count(cases: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> str:

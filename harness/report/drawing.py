@@ -6,12 +6,14 @@ serves both colour schemes. Series differ in marker or dash as well as colour. T
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import escape
 from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -32,6 +34,7 @@ MARKERS = "osD^vPX*"
 STYLE: Any = {
     **rcParamsDefault,  # whatever the reader's matplotlibrc says: the same rows give the same bytes
     "text.parse_math": False,  # a name with two dollar signs is a name
+    "font.sans-serif": ["DejaVu Sans"],  # measures the letters; the page draws them in its own font
     "svg.fonttype": "none",
     "svg.hashsalt": "fp8-harness",
     "figure.facecolor": "none",
@@ -108,7 +111,10 @@ def svg(figure: Figure, key: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{key}-", text)
+    # Ids are unique within the page, and short: every mark of a figure repeats one. A hundredth of a point is enough.
+    prefix = hashlib.sha256(key.encode()).hexdigest()[:6]
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    text = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda m: _rounded(m[0]), text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     # Size comes from the page: the width of its column, the height from viewBox.
@@ -118,3 +124,26 @@ def svg(figure: Figure, key: str) -> str:
         re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", text, count=1),
         count=1,
     )
+
+
+def _rounded(attribute: str) -> str:
+    return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), attribute)
+
+
+def standalone(chart: Chart, css: str) -> str:
+    """A figure as a file of its own: the colours of the page, light or dark as its reader's system is.
+
+    Args:
+        chart: of a report.
+        css: of its page, whose first two `:root` blocks are the light and the dark colours.
+    """
+    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)[:2]
+    colours = [" ".join(re.findall(r"--[\w-]+: #[0-9a-f]{6};", block)) for block in (light, dark)]
+    style = (
+        f"svg {{ {colours[0]} background: var(--paper); }} "
+        f"@media (prefers-color-scheme: dark) {{ svg {{ {colours[1]} }} }} "
+        "text { font-family: system-ui, sans-serif !important; }"
+    )
+    end = chart.svg.index(">") + 1
+    head, rest = chart.svg[:end], chart.svg[end:]
+    return f"{head}\n<title>{escape(chart.title)}</title>\n<style>{style}</style>{rest}"

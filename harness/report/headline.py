@@ -6,6 +6,7 @@ whole steps before layers before single GEMMs. On a CPU there is no speed to sho
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from harness.report.runs import once
 from harness.report.table import Cell, Column, Table, known, resolved_of
 from harness.report.training import STYLES, is_candidate
 from harness.report.verdicts import WHAT, fp8_pairs
+from harness.verdict.result import percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -221,7 +223,9 @@ def _loss(machine: Machine, name: str) -> tuple[Cell, Rows]:
     words = outcome or ", ".join(f"{count} {word}" for word, count in told.items())
     runs = {v.run_id for v in own}
     rows = [r for r in machine.rows if r["run_id"] in runs and r["arm"] == name and r["metric"] == "loss"]
-    return Cell(words, words, STYLES.get(outcome, "")), _of(rows)
+    late = [g.effect for v in own if (g := v.verdict.gate("L4")) is not None and math.isfinite(g.effect)]
+    note = f"late gap {percent(late[0])}" if len(own) == 1 and late else ""
+    return Cell(words, words, STYLES.get(outcome, ""), note), _of(rows)
 
 
 def _of(rows: Sequence[dict[str, Any]]) -> Rows:

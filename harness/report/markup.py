@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from harness.report.table import Cell, Column, Table
 
 SHOWN = 100  # rows that stand in the page as they are; the rest of a longer table is packed beside it
-MOST_MARKDOWN = 100
+MOST_MARKDOWN = 40
+
+
+def cell_markdown(cell: Cell) -> str:
+    """A cell of a markdown table."""
+    shown = (
+        "<br>".join(map(code, cell.text.split("\n"))).replace("|", "\\|")
+        if cell.style == "command"
+        else markdown(cell.text)
+    )
+    return f"{shown} ({markdown(cell.note)})" if cell.note else shown
 
 
 def rows_html(table: Table, start: int = 0, stop: int | None = None) -> Markup:

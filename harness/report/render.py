@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import jinja2
 from itables.utils import find_package_file
@@ -16,6 +17,7 @@ from markupsafe import Markup
 
 from harness.report import markup, text, training, utilization, verdicts
 from harness.report.claims import Ledger
+from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
 from harness.report.headline import headline, headline_rows, overview
 from harness.report.sections import Section, about_mfu, sections, shared
@@ -45,22 +47,34 @@ class MachineView:
     facts: tuple[tuple[str, str], ...]
 
 
-def render(material: Material, static: bool, focus: str = "") -> tuple[str, str]:
-    """The report as (HTML, markdown); the same input gives the same bytes.
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A rendered report: HTML, its markdown twin, and each figure as an SVG file of its own, by file name."""
+
+    html: str
+    markdown: str
+    figures: dict[str, str]
+
+
+def render(material: Material, static: bool, focus: str = "", figures: str = "") -> Page:
+    """The report; the same input gives the same bytes.
 
     Args:
         material: what to show.
         static: leave out the JavaScript; tables then neither sort nor filter.
         focus: "mfu" puts MFU first, or the reason why there is none.
+        figures: folder from which the markdown twin shows the figures; "": it shows none.
     """
     ledger = Ledger()
     rows = {m: headline_rows(m, described(m), ledger) for m in material.machines}
-    views = [_view(machine, own) for machine, own in rows.items()]
+    views = [_view(machine, own, focus) for machine, own in rows.items()]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
     first: tuple[Section, ...] = ()
     if focus == "mfu":
         notices = [note for note in (utilization.why_none(material), *notices) if note]
         first = about_mfu(material)
+    together = shared(material)
+    charts = [c for s in (*together, *(s for view in views for s in view.sections)) for c in s.charts]
     common = {
         "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else "FP8 against bf16",
         "title": views[0].name if len(views) == 1 else f"{len(views)} machines",
@@ -70,19 +84,21 @@ def render(material: Material, static: bool, focus: str = "") -> tuple[str, str]
         "first": first,
         "definitions": utilization.definitions() if focus == "mfu" else (),
         "overview": overview(rows) if len(rows) > 1 else None,
-        "shared": shared(material),
+        "shared": together,
+        "figures": figures,
         "ledger": ledger.tables(),
         "runs": material.runs,
         "problems": material.problems,
     }
-    environment = _jinja()
+    environment, css = _jinja(), (HERE / "page.css").read_text()
     html = environment.get_template("page.html.j2").render(
-        **common, css=(HERE / "page.css").read_text(), **({} if static else _interactive())
+        **common, css=css, **({} if static else _interactive())
     )
-    return html, environment.get_template("page.md.j2").render(**common)
+    markdown = environment.get_template("page.md.j2").render(**common)
+    return Page(html, markdown, {f"{c.key}.svg": standalone(c, css) for c in charts})
 
 
-def _view(machine: Machine, rows: Sequence[HeadlineRow]) -> MachineView:
+def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineView:
     return MachineView(
         machine.env_id,
         machine.name,
@@ -91,7 +107,7 @@ def _view(machine: Machine, rows: Sequence[HeadlineRow]) -> MachineView:
         "" if machine.is_gpu else verdicts.CPU_NOTICE,
         headline(machine, rows),
         (*verdicts.answers(machine), *([training.trains_the_same(machine)] if machine.trainings else [])),
-        sections(machine),
+        sections(machine, "train" if focus == "mfu" else ""),
         facts(machine),
     )
 
@@ -109,7 +125,14 @@ def _jinja() -> jinja2.Environment:
         finalize=_shown,
         keep_trailing_newline=True,
     )
-    environment.filters.update(md=markup.markdown, code=markup.code, bytes=text.bytes_, count=text.count)
+    environment.filters.update(
+        cell=markup.cell_markdown,
+        link=quote,
+        md=markup.markdown,
+        code=markup.code,
+        bytes=text.bytes_,
+        count=text.count,
+    )
     environment.globals.update(
         script="",
         rows=markup.rows_html,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.report.runs import Machine
 
-MOST_POINTS = 400
+MOST_POINTS = 200
 KINDS = {"bf16": (SERIES[0], "o"), "fp8": (SERIES[1], "s")}
 
 

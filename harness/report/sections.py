@@ -57,10 +57,11 @@ class Section:
         return not (self.charts or self.grids or self.all_tables)
 
 
-def sections(machine: Machine) -> tuple[Section, ...]:
-    """All sections of a machine that have something to show, those that are folded last."""
+def sections(machine: Machine, first: str = "") -> tuple[Section, ...]:
+    """All sections of a machine that have something to show, the one named `first` before all, folded ones last."""
     found = [*_judgement(machine), *_speed(machine), *_suites(machine), *_rest(machine)]
-    return tuple(sorted((s for s in found if not s.empty), key=lambda s: s.folded))
+    lead = f"{first}-{machine.env_id}"
+    return tuple(sorted((s for s in found if not s.empty), key=lambda s: (s.folded, s.key != lead)))
 
 
 def shared(material: Material) -> tuple[Section, ...]:

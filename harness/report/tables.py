@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.compare import MODES, SECONDS, rows_of, square
+from harness.compare import MODES, PRECISIONS, SECONDS, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
 from harness.report.paying import FACTS, compilations
@@ -67,12 +67,16 @@ def run_column(records: Sequence[Record]) -> list[Spec]:
     )
 
 
-def squares(machine: Machine) -> list[Grid]:
-    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name."""
+def squares(machine: Machine, most: int = 40) -> list[Grid]:
+    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
+
+    The first `most` of them: the table of the suite has all.
+    """
     found = square(machine.frame)
     out = []
     if len(found):
-        for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
+        shown = found.head(most * len(PRECISIONS))  # a square is so many rows
+        for (run_id, case_id, regime), group in shown.groupby(["run_id", "case_id", "regime"], sort=False):
             records = rows_of(group)
             axes = text.axes_of(records[0]["axes"])
             name = text.case_label(axes, machine.constant_axes("linear")) + (

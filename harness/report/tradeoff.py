@@ -18,7 +18,7 @@ from harness.report.verdicts import WHAT
 if TYPE_CHECKING:
     from harness.report.runs import Machine
 
-MOST_POINTS = 150  # of an arm
+MOST_POINTS = 80  # of an arm
 OUTLIERS = ("randn", "outliers_1e2", "outliers_1e3", "outliers_1e4", "outliers_1e5")
 
 

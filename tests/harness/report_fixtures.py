@@ -339,6 +339,41 @@ def ceiling_cases(invented: Invented, peak_gb_s: float, bf16_tflops: float) -> l
     return out
 
 
+def large_run(folder: Path, cases: int, **more: object) -> Path:
+    """So many cases of GEMMs and layers, every third one a layer with the whole square; about 26 rows a case."""
+    invented = Invented(rounds=8, samples=3)
+    parts: list[list[Measurement]] = []
+    for i in range(cases):
+        m, k, n = 256 * (1 + i % 16), 512 * (1 + i // 16 % 16), 512 * (1 + i // 256)
+        layer = i % 3 == 0
+        case = Case.of(
+            "linear" if layer else "gemm", {"shape_set": "custom", "layer": "custom", "M": m, "K": k, "N": n}
+        )
+        flops = (6.0 if layer else 2.0) * m * k * n
+        arms: dict[str, Mapping[str, object]] = {}
+        for j, arm in enumerate(LINEAR_ARMS if layer else GEMM_ARMS):
+            fp8 = not arm.startswith("bf16")
+            gain = 1.2 + 0.05 * j if fp8 else 1.0
+            arms[arm] = {
+                "ms": 0.012 + flops / (gain * 720e9),
+                "flops": {"e4m3" if fp8 else "bf16": flops},
+                "bytes": 2.0 * (m * k + k * n + m * n),
+                "baseline": (f"bf16_{arm.rsplit('_', 1)[1]}" if layer else "bf16") if fp8 else "",
+                "resolved": {"fp8_gemms": 3} if fp8 and layer else {},
+            }
+        control = "bf16_eager" if layer else "bf16"
+        arms[f"{control}:again"] = {**arms[control], "baseline": control}
+        rows = invented.times(case, arms)
+        for arm in arms:
+            for metric, value in (("sqnr_db", 28.5), ("sqnr_row_min_db", 27.0), ("accum_sqnr_db", 55.0)):
+                if ":" not in arm:
+                    rows.append(figure(case, arm, metric, value + invented.random.random()))
+        if i % 200 == 0:
+            parts.append([])
+        parts[-1] += rows
+    return write_run(folder, parts, **more)  # type: ignore[arg-type]
+
+
 def tiny_run(folder: Path, **more: object) -> Path:
     """The three GEMMs of one layer on an invented H200: enough where the contents do not matter."""
     return write_run(folder, gemm_cases(Invented(), 720.0)[:3], **more)  # type: ignore[arg-type]
