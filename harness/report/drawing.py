@@ -18,6 +18,8 @@ from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from harness.report.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -108,7 +110,7 @@ def svg(figure: Figure, key: str) -> str:
         FigureCanvasSVG(figure).print_svg(
             buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
-    text = buffer.getvalue()
+    text = printable(buffer.getvalue())
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # Ids are unique within the page, and short: every mark of a figure repeats one. A hundredth of a point is enough.

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from harness.report.text import printable
+
 if TYPE_CHECKING:
     from harness.report.table import Cell, Column, Table
 
@@ -84,8 +86,3 @@ def code(value: object) -> str:
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
-
-
-def printable(text: str) -> str:
-    """Without control characters and those that turn the direction of text or cannot be seen (Unicode TR 36)."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)

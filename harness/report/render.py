@@ -161,4 +161,4 @@ def _interactive() -> dict[str, str]:
 
 
 def _shown(value: object) -> object:
-    return markup.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return text.printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -165,8 +165,14 @@ def some(items: Sequence[str], most: int = 4) -> str:
 
 
 def short(words: str, most: int) -> str:
-    """A text of at most so many characters, its middle left out."""
+    """A text in one line of at most so many characters, its middle left out."""
+    words = " ".join(printable(words).split())
     if len(words) <= most:
         return words
     tail = most // 3
     return f"{words[: most - tail - 1]}\u2026{words[-tail:]}"
+
+
+def printable(text: str) -> str:
+    """Without control characters and those that turn the direction of text or cannot be seen (Unicode TR 36)."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)

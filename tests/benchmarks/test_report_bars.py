@@ -44,6 +44,8 @@ def test_report_of_a_large_run(
 
     benchmark.pedantic(render, rounds=1, iterations=1)
     size = target.stat().st_size
-    print(f"\n{cases} cases, {len(stored)} rows: {benchmark.stats.stats.total:.1f} s (bar {seconds:g} s), {size / 1e6:.2f} MB")
+    print(
+        f"\n{cases} cases, {len(stored)} rows: {benchmark.stats.stats.total:.1f} s (bar {seconds:g} s), {size / 1e6:.2f} MB"
+    )
     assert benchmark.stats.stats.total < seconds
     assert most_bytes is None or size < most_bytes

@@ -683,7 +683,9 @@ def test_each_case_is_held_to_its_own_bound() -> None:
         ("sqnr_db", 24.5, '{"sqnr_bound_db":{"sqnr_db":24.0}}'),
         ("rel_err_max", 0.1, "{}"),
     ]
-    frame = pd.DataFrame(rows, columns=["metric", "value", "resolved"]).assign(run_id="r", case_id=["a", "b", "c"])
+    frame = pd.DataFrame(rows, columns=["metric", "value", "resolved"]).assign(
+        run_id="r", case_id=["a", "b", "c"]
+    )
     where = {"sqnr_db": ("r", "b")}
     assert numerics._nearest_to_bound(frame) == ({"sqnr_db": 24.5}, {"sqnr_db": 24.0}, where)
     unbounded = frame.assign(resolved="{}")
