@@ -103,7 +103,7 @@ def break_even(machine: Machine) -> list[Chart]:
         told += f" The {len(shown)} of {len(paying)} arms that pay soonest."
     if len(paying) < len(found):
         told += (
-            f" {text.plural(len(found) - len(paying), 'compiled arm')} gain nothing: compiling never pays."
+            f" Compiling never pays in {len(found) - len(paying)} of {len(found)} arms: they gain nothing."
         )
     key = f"pays-{machine.env_id}"
     return [Chart(key, "When compiling pays", svg(figure, key), told)]
