@@ -90,7 +90,7 @@ def render(material: Material, static: bool, focus: str = "", figures: str = "")
         "runs": material.runs,
         "problems": material.problems,
     }
-    environment, css = _jinja(), (HERE / "page.css").read_text()
+    environment, css = _jinja(), (HERE / "page.css").read_text(encoding="utf-8")
     html = environment.get_template("page.html.j2").render(
         **common, css=css, **({} if static else _interactive())
     )
@@ -146,7 +146,7 @@ def _jinja() -> jinja2.Environment:
 def _interactive() -> dict[str, str]:
     """The DataTables bundle that itables ships, its licences, and the script that starts it."""
     source = find_package_file("html/dt_bundle.js").read_text(encoding="utf-8")
-    script = (HERE / "page.js.j2").read_text()
+    script = (HERE / "page.js.j2").read_text(encoding="utf-8")
     notices = re.search(r"/\*! Bundled license information:(.*?)\*/\s*(export|$)", source, re.DOTALL)
     files = metadata.files("itables") or []
     license_file = next(f for f in files if f.name == "LICENSE")
@@ -155,7 +155,7 @@ def _interactive() -> dict[str, str]:
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "bundle": markup.pack(source),
         "itables_version": metadata.version("itables"),
-        "itables_license": license_file.read_text(),
+        "itables_license": license_file.read_text(encoding="utf-8"),
         "bundle_license": notices[1].strip("\n") if notices else "(none stated)",
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import subprocess
@@ -516,15 +517,21 @@ assert not {"torch", "triton", "fp8core"} & set(sys.modules), "render"
 
 
 def test_same_bytes_from_the_same_data_and_no_torch(gpu, tmp_path):
-    """Two processes with different hash seeds, and this one, write the same file; none imports torch."""
+    """Processes with other hash seeds, time zones, locales and drawing settings write the same files; none has torch."""
     expected = gpu[1].html.read_bytes(), gpu[1].markdown.read_bytes()
     target = gpu[1].html.with_name("again.html")
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
+    (tmp_path / "matplotlibrc").write_text(
+        "font.size: 20\naxes.formatter.use_locale: True\nsvg.fonttype: path\n"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "MPLCONFIGDIR": str(tmp_path)}
+    for settings in (
+        {"PYTHONHASHSEED": "1", "TZ": "Pacific/Kiritimati", **ascii_only},
+        {"PYTHONHASHSEED": "2", "TZ": "America/Adak", "LC_ALL": "de_DE.UTF-8", "LANG": "tr_TR.UTF-8"},
+    ):
         subprocess.run(
             [sys.executable, "-W", "error", "-c", RENDER, str(gpu[0]), str(target)],
             check=True,
-            env=environment,
+            env={**os.environ, **settings},
         )
         assert target.read_bytes() == expected[0]
         assert target.with_suffix(".md").read_bytes() == expected[1]
@@ -559,8 +566,8 @@ def _schemes():
     return light, light | dark, light | paper
 
 
-def test_contrast_is_enough_in_every_scheme():
-    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for the marks of a figure."""
+def _contrast(one, other):
+    """WCAG 2.1 contrast ratio of two colours."""
 
     def luminance(colour):
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -569,16 +576,49 @@ def test_contrast_is_enough_in_every_scheme():
             [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts],
         )
 
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_enough_in_every_scheme():
+    """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for the marks of a figure."""
+    text_colours = ("--ink", "--muted", "--link", "--yes", "--no", "--partly", "--unknown")
     for scheme in _schemes():
         for name, colour in scheme.items():
-            least = (
-                4.5
-                if name in ("--ink", "--muted", "--link", "--yes", "--no", "--partly", "--unknown")
-                else 3.0
-            )
-            if name.startswith("--series") or least == 4.5:
-                light, dark = sorted((luminance(colour), luminance(scheme["--paper"])), reverse=True)
-                assert (light + 0.05) / (dark + 0.05) >= least, (name, colour)
+            least = 4.5 if name in text_colours else 3.0 if name.startswith("--series") else 0.0
+            assert _contrast(colour, scheme["--paper"]) >= least, (name, colour)
+
+
+# Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency", table 1,
+# severity 1.0: linear RGB of a normal eye -> what a protanope, deuteranope and tritanope see.
+BLIND = {
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}  # fmt: skip
+
+
+def _seen(colour, eye):
+    """CIE L*a*b* (D65) of a colour as an eye sees it."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(BLIND.get(eye, np.eye(3))) @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(xyz / [0.9505, 1.0, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("eye", ["normal", *BLIND])
+def test_the_heat_map_can_be_read_by_every_eye(eye):
+    """Neighbours differ (CIE76 above 3, a visible step), faster and slower differ clearly, and text stays readable."""
+    for scheme in _schemes():
+        heat = [_seen(scheme[f"--heat-{i}"], eye) for i in range(9)]
+        steps = [np.linalg.norm(a - b) for a, b in itertools.pairwise(heat)]
+        assert min(steps) > 3
+        for i in range(1, 5):
+            assert np.linalg.norm(heat[4 - i] - heat[4 + i]) > (5 if i == 1 else 10)
+        for i in range(9):
+            assert _contrast(scheme["--ink"], scheme[f"--heat-{i}"]) >= 4.5
 
 
 def test_series_differ_in_marker_as_well_as_colour():
