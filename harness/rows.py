@@ -99,11 +99,9 @@ def about(error: BaseException) -> dict[str, object]:
 def time_row(
     planned: PlannedCase, arm: PreparedArm, timing: Timing, recompiled: str, state: Mapping[str, object]
 ) -> Measurement:
-    """The samples of a timed arm with the conditions they were taken under, or why there are none.
+    """The samples of a timed arm and the state of the machine before and after, or why there are none.
 
-    Args:
-        recompiled: what the compiler did while arms were timed, "" for nothing; fails the arms that are compiled.
-        state: of the machine before and after.
+    What the compiler did while arms were timed (`recompiled`, "" for nothing) fails the arms that are compiled.
     """
     work = arm.workload
     fault = timing.failure or (recompiled if work.compiled else "")

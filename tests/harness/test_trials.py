@@ -267,7 +267,7 @@ def test_a_log_tells_the_step_and_the_time_left_now_and_then() -> None:
             lines.append(text)
 
     now = [0.0]
-    log = _Log(Console(), lambda: now[0])  # type: ignore[arg-type]
+    log = _Log(Console(), lambda: now[0])
     log("begins", 0.0, True)
     for now[0], share in ((10.0, 0.1), (40.0, 0.25), (60.0, 0.3), (80.0, 0.5)):
         log(f"at {share}", share, False)
@@ -287,7 +287,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyTrials:
     (tmp_path / "sweeps" / "toyt.yaml").write_text(SWEEP)
     monkeypatch.chdir(tmp_path)
     suite = ToyTrials()
-    monkeypatch.setitem(run.SUITES, "toy_trials", suite)  # type: ignore[arg-type]
+    monkeypatch.setitem(run.SUITES, "toy_trials", suite)
     return suite
 
 
