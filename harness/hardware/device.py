@@ -42,13 +42,15 @@ class Reached:
     Attributes:
         rate: "bf16" or "fp8".
         tflops: 1e12 FLOP/s.
-        source: who measured it, and on which shape.
+        source: who measured it.
+        size: M, K and N; None where it is not said, or a mean over shapes.
         power_w: limit during the measurement; None: the part's own.
     """
 
     rate: str
     tflops: float
     source: str
+    size: tuple[int, int, int] | None = None
     power_w: float | None = None
 
 

@@ -28,7 +28,7 @@ _BLACKWELL_PAPER = (
     "NVIDIA RTX Blackwell GPU architecture white paper, appendix B, through pages that quote it"
 )
 _AMD = "https://www.amd.com/en/products/accelerators/instinct/"
-_MAMF = "ml-engineering, MAMF table, best of a sweep over shapes"
+_MAMF = "ml-engineering, MAMF table, best of a sweep over shapes (there M x N x K)"
 _TITAN = "torchtitan, get_peak_flops"
 _TORCHAO = "torchao, roofline_utils.py"
 
@@ -58,8 +58,8 @@ def _gh200(key: str, name: str, memory_gib: float, bandwidth: float, others: tup
         link_gb_s=_NVLINK4,
         others=others,
         reached=(
-            Reached("bf16", 828.6, _MAMF, 900),
-            Reached("fp8", 1535.0, f"{_MAMF}, 1024x14336x14336", 900),
+            Reached("bf16", 828.6, _MAMF, power_w=900),
+            Reached("fp8", 1535.0, _MAMF, (1024, 14336, 14336), power_w=900),
         ),
         remark="one limit is shared by GPU and CPU: 450 to 1000 W",
     )
@@ -217,8 +217,8 @@ DEVICES: tuple[Device, ...] = (
             ),
         ),
         reached=(
-            Reached("bf16", 794.5, f"{_MAMF}, 2048x2048x13312"),
-            Reached("fp8", 1402.6, f"{_MAMF}, 1024x9216x14336"),
+            Reached("bf16", 794.5, _MAMF, (2048, 13312, 2048)),
+            Reached("fp8", 1402.6, _MAMF, (1024, 14336, 9216)),
         ),
     ),
     Device(
@@ -272,7 +272,7 @@ DEVICES: tuple[Device, ...] = (
         link_gb_s=_NVLINK4,
         reached=(
             Reached("bf16", 794.5, f"{_MAMF}, of the H100, whose silicon it is"),
-            Reached("fp8", 1453.4, f"{_MAMF}, 1280x4096x12032"),
+            Reached("fp8", 1453.4, _MAMF, (1280, 12032, 4096)),
         ),
     ),
     Device(
