@@ -49,7 +49,9 @@ def _correction(rates: Rates, kind: str, role: str, M: int, K: int, N: int) -> f
     """Measured over closed form, of the measured products nearby; 1 where none is near."""
     weight = total = 0.0
     for product in rates.products:
-        if product.kind != kind and not (kind == ROWWISE and product.kind == TENSORWISE and not _has(rates, ROWWISE)):
+        if product.kind != kind and not (
+            kind == ROWWISE and product.kind == TENSORWISE and not _has(rates, ROWWISE)
+        ):
             continue
         distance = math.dist(_place(product.M, product.K, product.N), _place(M, K, N))
         distance += 0.5 * (product.role != role)

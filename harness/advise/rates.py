@@ -82,8 +82,12 @@ class Rates:
 # What is known of GPUs in general; sources in docs/advise.md.
 _BANDWIDTH = Figure(0.90, 0.05, TYPICAL, "a copy reached 4.3 of 4.8 TB/s on one H200; torchao assumes 0.92")
 _GENERAL: Mapping[str, Figure] = {
-    "casts": Figure(0.85, 0.12, TYPICAL, "transposing Triton casts of torchao reach 85 to 91 % of a copy on H100"),
-    "strided": Figure(0.64, 0.25, TYPICAL, "Inductor's cast with transpose: 1.4 of 2.2 TB/s (pytorch 133242)"),
+    "casts": Figure(
+        0.85, 0.12, TYPICAL, "transposing Triton casts of torchao reach 85 to 91 % of a copy on H100"
+    ),
+    "strided": Figure(
+        0.64, 0.25, TYPICAL, "Inductor's cast with transpose: 1.4 of 2.2 TB/s (pytorch 133242)"
+    ),
     "between": Figure(1.0, 0.30, TYPICAL, "every byte counted once, at the bandwidth of a copy"),
     "network": Figure(0.8 * 50e9, 0.2, TYPICAL, "400 Gbit/s a GPU, 80 % of it"),
     "dispatch": Figure(8e-6, 0.4, TYPICAL, "Triton 9 to 11 us a call, a precompiled launch 2 to 4.5 us"),
@@ -100,7 +104,9 @@ def typical_share(rate: str) -> Figure:
     """The share of its peak that the best published product reaches: the median over the GPUs of the table."""
     shares = [r.tflops / d.tflops[rate] for d in DEVICES for r in d.reached if r.rate == rate]
     middle = statistics.median(shares)
-    return Figure(middle, statistics.stdev(shares) / middle, TYPICAL, f"median of {len(shares)} published products")
+    return Figure(
+        middle, statistics.stdev(shares) / middle, TYPICAL, f"median of {len(shares)} published products"
+    )
 
 
 def typical_ratio() -> Figure:
@@ -108,7 +114,9 @@ def typical_ratio() -> Figure:
     best = [{r.rate: r.tflops for r in device.reached} for device in DEVICES]
     ratios = [rates["fp8"] / rates["bf16"] for rates in best if {"bf16", "fp8"} <= rates.keys()]
     middle = statistics.median(ratios)
-    return Figure(middle, max(statistics.stdev(ratios) / middle, 0.08), TYPICAL, f"median of {len(ratios)} GPUs")
+    return Figure(
+        middle, max(statistics.stdev(ratios) / middle, 0.08), TYPICAL, f"median of {len(ratios)} GPUs"
+    )
 
 
 def rates_of(
@@ -137,13 +145,17 @@ def rates_of(
         if found is not None:
             figures[rate] = found
     if "bf16" not in figures:
-        raise UsageError(f"{device.key}: no bf16 peak is known; measure it with sweep=ceilings and name the run by runs=")
+        raise UsageError(
+            f"{device.key}: no bf16 peak is known; measure it with sweep=ceilings and name the run by runs="
+        )
     family = "hopper" if device.key.startswith(("H1", "H2", "GH")) else "ampere"
     modern = device.key.startswith(("B2", "GB", "MI", "H", "GH"))
     share = _ATTENTION["hopper" if modern else family]
     spread = 0.2 if family == "hopper" else 0.35
     peak = device.tflops["bf16"] * 1e12
-    figures["attention"] = Figure(share * peak, spread, TYPICAL, f"FlashAttention-2, {share:.0%} of the bf16 peak")
+    figures["attention"] = Figure(
+        share * peak, spread, TYPICAL, f"FlashAttention-2, {share:.0%} of the bf16 peak"
+    )
     figures["link"] = Figure(
         _LINK_SHARE * device.link_gb_s * 1e9, 0.15, TYPICAL, f"{_LINK_SHARE:.0%} of {device.link_gb_s:g} GB/s"
     )
@@ -188,4 +200,6 @@ def _product_rate(rate: str, device: Device, measured: Ceilings | None, bandwidt
         return replace(ratio, value=value, source=f"{ratio.value:.2f} between FP8 and bf16, {ratio.source}")
     share = typical_share(rate)
     peak = device.tflops[rate]
-    return replace(share, value=share.value * peak * 1e12, source=f"{share.value:.0%} of {peak:g}: {share.source}")
+    return replace(
+        share, value=share.value * peak * 1e12, source=f"{share.value:.0%} of {peak:g}: {share.source}"
+    )

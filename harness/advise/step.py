@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOP_S = 14e-6  # NCCL's own estimate for a step of a ring over the network, protocol Simple
 _HOP_NODE_S = 3.4e-6  # the same over NVLink
+_BASE_S = 8.4e-6  # NCCL's own estimate for the start of a ring, protocol Simple
 _SCALES_A_LAYER = 2  # of a layer's three tensors, those whose scale goes across the split
 _CONFIDENCE = 1.96
 _BF16, _FP8 = 2.0, 1.0
@@ -46,6 +47,21 @@ CHECKPOINTING: Mapping[str, Again] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """Activations that go around a tensor-parallel group.
+
+    Attributes:
+        sent: bytes in bfloat16, of one forward pass.
+        layers: whose input is gathered, or whose result is scattered.
+        gathers: forward it is gathered, and its gradient scattered backward; else the other way round.
+    """
+
+    sent: float
+    layers: tuple[str, ...]
+    gathers: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """How the model is trained.
 
@@ -54,14 +70,17 @@ class Plan:
         again: what is run twice.
         accumulation: microbatches of an optimizer step.
         dp: GPUs over which FSDP shards; 1: none.
-        tp: GPUs that share each layer; the model given to `step_cost` is then one GPU's part (`harness.advise.tensor_parallel`).
-        tp_bytes: bytes of activations that tensor parallelism gathers, and as many that it scatters, in one pass.
+        tp: GPUs that share each layer; the model given to `step_cost` is then one GPU's part
+            (`harness.advise.tensor_parallel`), and `exchanges` what it sends.
+        exchanges: activations that tensor parallelism gathers and scatters in one pass.
         node: GPUs of a node.
         gather_fp8: FSDP gathers weights in FP8 where the recipe can.
         tp_gather_fp8: tensor parallelism gathers activations in FP8.
-        tp_overlap: its communication runs beside the products (asynchronous tensor parallelism).
+        tp_overlap: each of its exchanges runs beside the products that it belongs to (asynchronous tensor parallelism).
         update_bytes: of weights, gradients and optimizer states that an update moves, for a parameter.
         gradient_bytes: of a gradient that is reduced.
+        bf16_step_s: seconds of a bf16 step, measured: what the parts leave unexplained is kept in FP8 too. None: nothing
+            is known.
     """
 
     compiled: bool = True
@@ -69,13 +88,16 @@ class Plan:
     accumulation: int = 1
     dp: int = 1
     tp: int = 1
-    tp_bytes: float = 0.0
+    exchanges: tuple[Exchange, ...] = ()
     node: int = 8
     gather_fp8: bool = True
     tp_gather_fp8: bool = False
     tp_overlap: bool = False
-    update_bytes: float = 40.0  # float32: AdamW reads 16 and writes 12, clipping reads 4, reads 4 and writes 4
+    update_bytes: float = (
+        40.0  # float32: AdamW reads 16 and writes 12, clipping reads 4, reads 4 and writes 4
+    )
     gradient_bytes: float = 4.0
+    bf16_step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +112,7 @@ class Parts:
     optimizer: float
     communication: float
     launches: float
+    unexplained: float = 0.0
 
     @property
     def total(self) -> float:
@@ -141,7 +164,11 @@ def layer_cost(layer: Linear, recipe: Recipe, rates: Rates) -> LayerCost:
         fp8[role] = bf16[role]
         if role in recipe.fp8_gemms:
             fp8[role] = product_seconds(rates, recipe.kind, role, *size) / recipe.product_share
-    elements = {"input": layer.tokens * layer.K, "weight": layer.K * layer.N, "grad_output": layer.tokens * layer.N}
+    elements = {
+        "input": layer.tokens * layer.K,
+        "weight": layer.K * layer.N,
+        "grad_output": layer.tokens * layer.N,
+    }
     casts = {tensor: cast_seconds(elements[tensor], tensor, recipe, rates) for tensor in elements}
     return LayerCost(layer, bf16, fp8, casts)
 
@@ -158,7 +185,9 @@ def cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> 
     return max(elements * moved / bandwidth, 2e-6 * cast.kernels)
 
 
-def step_cost(model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, converted: Collection[str] = ()) -> Parts:
+def step_cost(
+    model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, converted: Collection[str] = ()
+) -> Parts:
     """One optimizer step on one GPU.
 
     Args:
@@ -171,16 +200,21 @@ def step_cost(model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, con
     if recipe is not None and recipe.gathered_weight is not None and plan.dp > 1 and plan.gather_fp8:
         recipe = replace(recipe, casts={**recipe.casts, "weight": recipe.gathered_weight})
     linear = casts = 0.0
+    times: dict[str, Mapping[str, float]] = {}
     cast_inputs: set[int] = set()
     kernels = model.forward.fused_kernels + model.backward.fused_kernels
     if not plan.compiled:
         kernels = model.forward.eager_kernels + model.backward.eager_kernels
     for layer in model.layers:
         if recipe is None or layer.fqn not in converted:
-            times = {role: product_seconds(rates, BF16, role, *size) for role, size in gemm_sizes(layer).items()}
-            linear += sum(times.values()) + plan.again.products * times["output"]
+            own = {
+                role: product_seconds(rates, BF16, role, *size) for role, size in gemm_sizes(layer).items()
+            }
+            times[layer.fqn] = own
+            linear += sum(own.values()) + plan.again.products * own["output"]
             continue
         cost = layer_cost(layer, recipe, rates)
+        times[layer.fqn] = cost.fp8
         linear += sum(cost.fp8.values()) + plan.again.products * cost.fp8["output"]
         mine = dict(cost.casts)
         if recipe.shares_input and layer.input_id in cast_inputs:
@@ -203,7 +237,7 @@ def step_cost(model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, con
     exposed = _sharding(model, rates, plan, recipe, fp8_weights, once + idle)
     if plan.tp > 1:
         small = _SCALES_A_LAYER * len(converted) if recipe is not None else 0
-        exposed += _tensor_parallel(rates, plan, recipe is not None, small, linear)
+        exposed += _tensor_parallel(rates, plan, recipe is not None, small, times)
     n = plan.accumulation
     return Parts(
         n * linear, n * casts, n * products, n * attention, n * between, optimizer, exposed, n * idle
@@ -230,17 +264,26 @@ def _sharding(
     return ends + max(0.0, whole - ends - plan.accumulation * compute)
 
 
-def _tensor_parallel(rates: Rates, plan: Plan, fp8: bool, small: int, linear: float) -> float:
-    """What tensor parallelism adds: each input is gathered and each result scattered, forward and again backward.
+def _tensor_parallel(
+    rates: Rates, plan: Plan, fp8: bool, small: int, times: Mapping[str, Mapping[str, float]]
+) -> float:
+    """What tensor parallelism adds: each input is gathered and each result scattered, and backward the other way round.
 
-    `small` amaxes of split tensors are agreed upon, one by one.
+    `small` amaxes of split tensors are agreed upon, one by one. `times` are those of the products of each layer.
     """
     halved = _FP8 / _BF16 if fp8 and plan.tp_gather_fp8 else 1.0
-    passes = 2 + plan.again.products
-    once = passes * plan.tp_bytes * (1 + halved) * (plan.tp - 1) / plan.tp / rates["link"]
-    if plan.tp_overlap:
-        once = max(0.0, once - linear)
-    return plan.accumulation * (once + small * 2 * (plan.tp - 1) * _HOP_NODE_S)
+    share = (plan.tp - 1) / plan.tp / rates["link"]
+    seconds = 0.0
+    for exchange in plan.exchanges:
+        for role, gathering, passes in (
+            ("output", exchange.gathers, 1 + plan.again.products),
+            ("grad_input", not exchange.gathers, 1.0),
+        ):
+            once = exchange.sent * (halved if gathering else 1.0) * share
+            if plan.tp_overlap:
+                once = max(0.0, once - sum(times[fqn][role] for fqn in exchange.layers))
+            seconds += passes * once
+    return plan.accumulation * (seconds + small * (_BASE_S + 2 * (plan.tp - 1) * _HOP_NODE_S))
 
 
 def _collective(sent: float, rates: Rates, plan: Plan, messages: int) -> float:
@@ -252,32 +295,36 @@ def _collective(sent: float, rates: Rates, plan: Plan, messages: int) -> float:
     return sent * (plan.dp - 1) / plan.dp / speed + messages * steps * hop
 
 
-def speedup(
-    model: Model, rates: Rates, plan: Plan, recipe: Recipe, converted: Collection[str], compare: Plan | None = None
-) -> Ratio:
-    """Step time in bf16 over step time in FP8, with its interval.
+def step_ratio(model: Model, rates: Rates, plan: Plan, recipe: Recipe, converted: Collection[str]) -> float:
+    """Step time in bf16 over step time in FP8."""
+    bf16 = step_cost(model, rates, plan, None)
+    fp8 = step_cost(model, rates, plan, recipe, converted)
+    rest = unexplained(plan, bf16)
+    return (bf16.total + rest) / (fp8.total + rest)
 
-    Args:
-        compare: plan of the bf16 step, where it differs.
-    """
+
+def unexplained(plan: Plan, bf16: Parts) -> float:
+    """Seconds of a measured bf16 step that its parts do not explain."""
+    return 0.0 if plan.bf16_step_s is None else max(0.0, plan.bf16_step_s - bf16.total)
+
+
+def speedup(model: Model, rates: Rates, plan: Plan, recipe: Recipe, converted: Collection[str]) -> Ratio:
+    """Step time in bf16 over step time in FP8, with its interval."""
 
     def value(at: Rates) -> float:
-        base = step_cost(model, at, compare or plan, None).total
-        return base / step_cost(model, at, plan, recipe, converted).total
+        return step_ratio(model, at, plan, recipe, converted)
 
     return with_interval(value, rates, rates.figures)
 
 
-def with_interval(value: Callable[[Rates], float], rates: Rates, names: Sequence[str] | Mapping[str, object]) -> Ratio:
+def with_interval(
+    value: Callable[[Rates], float], rates: Rates, names: Sequence[str] | Mapping[str, object]
+) -> Ratio:
     """A positive figure and the interval that the uncertainty of the rates gives it."""
     middle = value(rates)
     variance = sum(
-        (math.log(value(rates.shifted(name, 1.0)) / value(rates.shifted(name, -1.0))) / 2) ** 2 for name in names
+        (math.log(value(rates.shifted(name, 1.0)) / value(rates.shifted(name, -1.0))) / 2) ** 2
+        for name in names
     )
     half = math.exp(_CONFIDENCE * math.sqrt(variance))
     return Ratio(middle, middle / half, middle * half)
-
-
-def without_recomputation(plan: Plan) -> Plan:
-    """The same plan with every activation kept."""
-    return replace(plan, again=Again())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from harness.advise.step import Exchange
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ COLUMNS = frozenset({"q", "k", "v", "qkv", "gate", "up", "head"})
 ROWS = frozenset({"o", "down", "proj"})
 
 
-def split(model: Model, tp: int) -> tuple[Model, float]:
-    """The part of one of `tp` GPUs, and the bytes of activations that are gathered in one forward pass (bf16).
+def split(model: Model, tp: int) -> tuple[Model, tuple[Exchange, ...]]:
+    """The part of one of `tp` GPUs, and the activations that go around the group in one forward pass.
 
     The pass has the tokens of the whole group. Between the products tokens are split too, so that what runs there
     is shared as well.
@@ -25,11 +26,18 @@ def split(model: Model, tp: int) -> tuple[Model, float]:
         UsageError: a layer whose name says neither, or sizes that `tp` does not divide.
     """
     layers = tuple(_split(layer, tp, model.name) for layer in model.layers)
-    gathered, seen = 0.0, set()
+    readers: dict[int, list[Linear]] = {}
     for layer in model.layers:
-        if _word(layer) in COLUMNS and layer.input_id not in seen:
-            seen.add(layer.input_id)
-            gathered += 2.0 * layer.tokens * layer.K
+        if _word(layer) in COLUMNS:
+            readers.setdefault(layer.input_id, []).append(layer)
+    gathered = [
+        Exchange(2.0 * g[0].tokens * g[0].K, tuple(la.fqn for la in g), True) for g in readers.values()
+    ]
+    scattered = [
+        Exchange(2.0 * layer.tokens * layer.N, (layer.fqn,), False)
+        for layer in model.layers
+        if _word(layer) in ROWS
+    ]
     part = replace(
         model,
         layers=layers,
@@ -40,7 +48,7 @@ def split(model: Model, tp: int) -> tuple[Model, float]:
         parameters=round(model.parameters / tp),
         in_linears=round(model.in_linears / tp),
     )
-    return part, gathered
+    return part, (*gathered, *scattered)
 
 
 def _split(layer: Linear, tp: int, name: str) -> Linear:

@@ -70,6 +70,7 @@ class Device:
         tflops: published dense TFLOP/s by rate name.
         bandwidth_tb_s: published memory bandwidth, 1e12 bytes/s.
         source: where the published figures stand.
+        capability: compute capability, or AMD's name of the architecture.
         max_clock_mhz: highest SM clock.
         clock_implied: no source prints `clock_mhz`; it is what the figures imply.
         link_gb_s: bandwidth to the other GPUs of a node, one direction, 1e9 bytes/s of one GPU.
@@ -89,6 +90,7 @@ class Device:
     tflops: Mapping[str, float]
     bandwidth_tb_s: float
     source: str
+    capability: str
     max_clock_mhz: float
     clock_implied: bool = False
     link_gb_s: float = 32.0

@@ -1,0 +1,375 @@
+"""An advice as tables for a terminal of 100 columns, and as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from harness.advise import decide, filters
+from harness.advise.casts import GEMMS, TENSORS
+from harness.advise.measured import spread
+from harness.advise.rates import FIGURES, MEASURED
+from harness.advise.step import gemm_sizes
+from harness.report.text import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+    from harness.advise.advice import Advice
+    from harness.advise.decide import LayerAdvice
+    from harness.advise.measured import Check
+    from harness.advise.step import Ratio
+
+WIDTH = 100
+_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red"}
+_MOST_CHECKS = 12
+
+
+def show(found: Advice, console: Console) -> None:
+    """Everything, the decision first. Names may hold anything: nothing is read as markup."""
+    _headline(found, console)
+    console.print(_reasons(found))
+    for table in (
+        _layers(found),
+        _gemms(found),
+        _recipes(found),
+        _step(found),
+        _rates(found),
+        _checks(found),
+    ):
+        if table.row_count:
+            console.print(table)
+    for line in _thresholds(found):
+        _say(console, line)
+    _filter(found, console)
+    for warning in found.warnings:
+        _say(console, f"note: {warning}", "yellow")
+
+
+def grouped(layers: Iterable[LayerAdvice]) -> list[tuple[str, int, LayerAdvice]]:
+    """Layers that are alike in shape, last word, tokens and verdict: (name, how many, one of them)."""
+    groups: dict[tuple[object, ...], list[LayerAdvice]] = {}
+    for advice in layers:
+        layer = advice.layer
+        key = (layer.fqn.rsplit(".", 1)[-1], layer.K, layer.N, layer.tokens, advice.converted, advice.reason)
+        groups.setdefault(key, []).append(advice)
+    return [(_name(members), len(members), members[0]) for members in groups.values()]
+
+
+def as_dict(found: Advice) -> dict[str, Any]:
+    """The same as plain values; times in milliseconds, infinities as null."""
+    chosen, on = found.chosen, found.decision != decide.OFF
+    layers = [layer.fqn for layer in found.model.layers]
+    return _plain(
+        {
+            "model": found.model.name,
+            "gpu": found.device.key,
+            "tokens": found.model.tokens,
+            "plan": asdict(found.plan),
+            "decision": found.decision,
+            "recipe": chosen.recipe.name,
+            "step_speedup": _ratio(chosen.step),
+            "step_ms": {
+                name: {f.name: 1e3 * getattr(parts, f.name) for f in fields(parts)}
+                | {"total": 1e3 * parts.total}
+                for name, parts in zip(("bf16", "fp8"), found.parts, strict=True)
+            },
+            "reasons": [asdict(reason) for reason in found.reasons],
+            "recipes": [
+                {
+                    "name": option.recipe.name,
+                    "cast_bytes": {t: option.recipe.casts[t].total for t in TENSORS},
+                    "layers": len(option.converted),
+                    "step_speedup": _ratio(option.step),
+                    "step_speedup_all_layers": _ratio(option.everything),
+                    "unavailable": option.unavailable,
+                }
+                for option in found.options
+            ],
+            "layers": [_layer_dict(advice) for advice in chosen.layers],
+            "filter": {
+                "left_out": dict(found.left_out),
+                "code": filters.as_code(chosen.recipe.name, found.left_out) if on else None,
+                "config": filters.as_config(chosen.recipe.name, found.left_out, layers) if on else None,
+            },
+            "pays_from_tokens": found.pays_from,
+            "gather_matters_from_gpus": found.gather_from,
+            "rates": {name: asdict(figure) for name, figure in found.rates.figures.items()},
+            "checks": [asdict(check) | {"error": check.error} for check in found.checks],
+            "warnings": list(found.warnings),
+        }
+    )
+
+
+def _layer_dict(advice: LayerAdvice) -> dict[str, Any]:
+    layer, cost = advice.layer, advice.cost
+    return {
+        "fqn": layer.fqn,
+        "K": layer.K,
+        "N": layer.N,
+        "tokens": layer.tokens,
+        "converted": advice.converted,
+        "reason": advice.reason,
+        "speedup": _ratio(advice.ratio),
+        "bf16_ms": {role: 1e3 * s for role, s in cost.bf16.items()},
+        "fp8_ms": {role: 1e3 * s for role, s in cost.fp8.items()},
+        "cast_ms": {tensor: 1e3 * s for tensor, s in cost.casts.items()},
+    }
+
+
+def _headline(found: Advice, console: Console) -> None:
+    step = found.chosen.step
+    model, plan = found.model, found.plan
+    how = [
+        f"{model.tokens:,} tokens",
+        "compiled" if plan.compiled else "eager",
+        f"dp={plan.dp}",
+        f"tp={plan.tp}",
+    ]
+    _say(console, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
+    if found.decision == decide.OFF:
+        line = "FP8: off"
+        if found.chosen.converted and not found.chosen.unavailable:
+            line += f" (at best {_times(step)}, not worth {decide.STEP_GAIN - 1:.0%})"
+    else:
+        some = f" for {len(found.chosen.converted)} of {len(model.layers)} layers"
+        scope = "" if found.decision == decide.ON else some
+        line = (
+            f"FP8: {found.decision}, recipe {found.chosen.recipe.name}{scope}; step predicted {_times(step)}"
+        )
+    _say(console, line, f"bold {_COLOURS[found.decision]}")
+
+
+def _reasons(found: Advice) -> Table:
+    table = _table("why", ("question", "left"), ("here", "left"), ("for", "left"))
+    for reason in found.reasons:
+        _row(table, reason.question, reason.finding, reason.speaks_for)
+    return table
+
+
+def _layers(found: Advice) -> Table:
+    table = _table(
+        f"layers, forward and backward, recipe {found.chosen.recipe.name} (ms)",
+        ("layer", "left"),
+        *((title, "right") for title in ("n", "K", "N", "bf16", "fp8", "casts", "speedup")),
+        ("FP8, or why not", "left"),
+    )
+    for name, count, advice in grouped(found.chosen.layers):
+        bf16, fp8, casts = (
+            1e3 * sum(part.values()) for part in (advice.cost.bf16, advice.cost.fp8, advice.cost.casts)
+        )
+        layer = advice.layer
+        cells = (
+            name,
+            count,
+            layer.K,
+            layer.N,
+            number(bf16),
+            number(fp8),
+            number(casts),
+            _times(advice.ratio),
+        )
+        _row(table, *map(str, cells), "FP8" if advice.converted else advice.reason)
+    return table
+
+
+def _gemms(found: Advice) -> Table:
+    table = _table(
+        "products: FLOP/byte against the ridge of each dtype, time (ms)",
+        ("layer", "left"),
+        ("GEMM", "left"),
+        *((title, "right") for title in ("M", "K", "N", "F/B bf16", "F/B fp8", "bf16", "fp8", "bound")),
+    )
+    bandwidth = found.rates["bandwidth"]
+    for name, _, advice in grouped(found.chosen.layers):
+        for role in GEMMS:
+            M, K, N = gemm_sizes(advice.layer)[role]
+            intensity = {b: 2 * M * K * N / (b * (M * K + K * N) + 2 * M * N) for b in (2, 1)}
+            in_fp8 = role in found.chosen.recipe.fp8_gemms
+            ridge = {2: found.rates["bf16"] / bandwidth, 1: found.rates["fp8"] / bandwidth}
+            bound = " ".join("c" if intensity[b] > ridge[b] else "m" for b in (2, 1))
+            bf16, fp8 = 1e3 * advice.cost.bf16[role], 1e3 * advice.cost.fp8[role]
+            cells = (
+                f"{intensity[2]:.0f}",
+                f"{intensity[1]:.0f}" if in_fp8 else "-",
+                number(bf16),
+                number(fp8),
+                bound,
+            )
+            _row(table, name if role == GEMMS[0] else "", role, str(M), str(K), str(N), *cells)
+    if table.row_count:
+        ridges = f"ridge bf16 {found.rates['bf16'] / bandwidth:.0f}, FP8 {found.rates['fp8'] / bandwidth:.0f}"
+        table.caption = Text(f"{ridges}; c: bound by computing, m: by memory, bf16 then FP8")
+    return table
+
+
+def _recipes(found: Advice) -> Table:
+    table = _table(
+        "recipes: bytes of casts for an element, the step's speedup",
+        ("recipe", "whole"),
+        *(
+            (title, "right")
+            for title in ("input", "weight", "grad", "layers", "with the filter", "all layers")
+        ),
+        ("", "left"),
+    )
+    for option in found.options if found.rates.has_fp8 else ():
+        casts = (f"{option.recipe.casts[tensor].total:.1f}" for tensor in TENSORS)
+        ratios = (_times(option.step), f"{option.everything.value:.2f}x") if option.converted else ("-", "-")
+        if option.layers and not option.converted:
+            ratios = ("-", f"{option.everything.value:.2f}x")
+        note = option.unavailable or ("chosen" if option is found.chosen else "")
+        _row(table, option.recipe.name, *casts, str(len(option.converted)), *ratios, note)
+    return table
+
+
+def _step(found: Advice) -> Table:
+    table = _table("where the step goes (ms)", ("part", "left"), ("bf16", "right"), ("FP8", "right"))
+    bf16, fp8 = found.parts
+    for part in fields(bf16):
+        before, after = 1e3 * getattr(bf16, part.name), 1e3 * getattr(fp8, part.name)
+        if before or after:
+            _row(table, part.name, number(before), number(after))
+    _row(table, "step", number(1e3 * bf16.total), number(1e3 * fp8.total))
+    return table
+
+
+def _rates(found: Advice) -> Table:
+    table = _table(
+        "what this rests on", ("figure", "left"), ("value", "right"), ("+-", "right"), ("from", "left")
+    )
+    for name, figure in found.rates.figures.items():
+        mark = "" if figure.kind == MEASURED else f"{figure.kind}: "
+        _row(table, FIGURES[name], _scaled(figure.value), f"{figure.spread:.0%}", mark + figure.source)
+    return table
+
+
+def _checks(found: Advice) -> Table:
+    table = _table(
+        "predicted and measured, worst first",
+        ("", "left"),
+        ("case", "left"),
+        ("arm", "left"),
+        ("predicted", "right"),
+        ("measured", "right"),
+        ("error", "right"),
+    )
+    worst = sorted(found.checks, key=lambda check: -abs(math.log(check.predicted / check.measured)))
+    for check in worst[:_MOST_CHECKS]:
+        style = "" if check.trusted else "red"
+        cells = (number(check.predicted), number(check.measured), f"{check.error:+.0%}")
+        _row(table, check.what, check.case, check.arm, *cells, style=style)
+    if worst:
+        table.caption = Text("; ".join(_spreads(found.checks)))
+    return table
+
+
+def _spreads(checks: Sequence[Check]) -> list[str]:
+    lines = []
+    for what in ("product", "layer", "step"):
+        own = [check for check in checks if check.what == what]
+        ratio = spread(own)
+        if ratio is not None:
+            lines.append(
+                f"{len(own)} {what}s: predicted / measured {ratio.value:.2f}, 95 % within {ratio.low:.2f} to {ratio.high:.2f}"
+            )
+    return lines
+
+
+def _thresholds(found: Advice) -> list[str]:
+    name = found.chosen.recipe.name
+    if found.pays_from is None:
+        lines = [f"{name} pays at no number of tokens."]
+    else:
+        lines = [
+            f"{name} pays from {found.pays_from:,} tokens in a pass on (asked for: {found.model.tokens:,})."
+        ]
+    if found.gather_from is None:
+        lines.append("Gathering weights (FSDP) stays below 5 % of the step on any number of GPUs.")
+    else:
+        lines.append(
+            f"Gathering weights (FSDP) takes more than 5 % of the bf16 step from {found.gather_from:,} GPUs on."
+        )
+    return lines
+
+
+def _filter(found: Advice, console: Console) -> None:
+    if found.decision == decide.OFF:
+        return
+    name, layers = found.chosen.recipe.name, [layer.fqn for layer in found.model.layers]
+    _say(console, "\nas code", "bold")
+    _say(console, filters.as_code(name, found.left_out))
+    config = filters.as_config(name, found.left_out, layers)
+    _say(console, "\nas keys of a training sweep", "bold")
+    _say(
+        console,
+        config or "names of these layers hold characters that a schedule gives a meaning; take the code",
+    )
+
+
+def _name(members: Sequence[LayerAdvice]) -> str:
+    """attention.q for layers.0.attention.q and its like in other blocks."""
+    first = members[0].layer.fqn
+    if len(members) == 1:
+        return first
+    # the number of the block, and what stands before it, is the same for all
+    parts = first.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[numbers[-1] + 1 :]) if numbers and numbers[-1] + 1 < len(parts) else first
+
+
+def _times(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _scaled(value: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "G")):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value * 1e6:.3g} us" if value < 1e-3 else f"{value:.2f}"
+
+
+def _ratio(ratio: Ratio) -> dict[str, float]:
+    return {"value": ratio.value, "low": ratio.low, "high": ratio.high}
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    table = Table(
+        title=Text(title), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for name, justify in columns:
+        if justify in ("right", "whole"):
+            table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+        else:
+            table.add_column(name, overflow="fold")
+    return table
+
+
+def _row(table: Table, *cells: str, style: str = "") -> None:
+    table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(printable(text, keep="\n")), style=style)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Without control characters: a name must not move the cursor."""
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
