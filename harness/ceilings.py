@@ -119,16 +119,14 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
 
 def _product(row: Mapping[str, Any], axes: Mapping[str, Any], seconds: float) -> Product | None:
     if row["suite"] == "ceilings":
-        kind, cube = str(axes.get("what", "")).removeprefix("mm_"), axes.get("cube")
-        sizes: tuple[Any, ...] = (cube, cube, cube)
-        role = "output"
+        kind, role, sizes = str(axes.get("what", "")).removeprefix("mm_"), "output", [axes.get("cube")] * 3
     else:
-        role = str(axes.get("role", "output"))
+        role, sizes = str(axes.get("role", "output")), [axes.get(name) for name in "MKN"]
         # The recipes accumulate fast in the forward product alone.
         kind = row["arm"].removesuffix("_fast") if role == "output" else row["arm"]
-        sizes = tuple(axes.get(name) for name in "MKN")
         if axes.get("data", "randn") != "randn":
             return None
-    if kind not in (BF16, TENSORWISE, ROWWISE) or not all(isinstance(size, int) for size in sizes):
+    M, K, N = (size if isinstance(size, int) else 0 for size in sizes)
+    if kind not in (BF16, TENSORWISE, ROWWISE) or min(M, K, N) < 1:
         return None
-    return Product(kind, role, *sizes, seconds, str(row["run_id"]))
+    return Product(kind, role, M, K, N, seconds, str(row["run_id"]))

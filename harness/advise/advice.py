@@ -83,15 +83,7 @@ def advice(
     careful: bool,
     checks: Sequence[Check] = (),
 ) -> Advice:
-    """Puts an advice together.
-
-    Args:
-        model: one GPU's part of the model.
-        device, rates, plan: the GPU and how it is used.
-        options: what each recipe gives.
-        careful: the last of the evaluation loss counts more than speed.
-        checks: see `harness.advise.measured`.
-    """
+    """Puts an advice together; `careful`: the last of the evaluation loss counts more than speed."""
     chosen = decide.best(options, careful)
     pays = decide.pays_from(model, rates, plan, chosen.recipe) if not chosen.unavailable else None
     return Advice(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
 
 from harness import environment, store
 from harness.advise import measured
@@ -16,7 +15,7 @@ from harness.advise.advice import advice
 from harness.advise.decide import advise
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates, unavailable
-from harness.advise.show import WIDTH, as_dict, printable, show
+from harness.advise.show import as_dict, show
 from harness.advise.step import CHECKPOINTING, Plan
 from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
@@ -25,6 +24,7 @@ from harness.errors import UsageError, unknown
 from harness.hardware import lookup, named
 from harness.models import MODELS, ModelSpec, resolve
 from harness.models.user import BATCH, TARGET, imported
+from harness.terminal import console, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,17 +98,8 @@ def main(words: Sequence[str]) -> int:
             Path(question.json).write_text(text + "\n")
         except OSError as error:
             raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
-    terminal = Console(highlight=False)
-    # What is read from a file or a pipe need not fit a terminal that is not there.
-    show(
-        found,
-        Console(width=min(WIDTH, terminal.width), highlight=False) if terminal.is_terminal else _plain(),
-    )
+    show(found, console())
     return 0
-
-
-def _plain() -> Console:
-    return Console(width=WIDTH, highlight=False)
 
 
 def parse(words: Sequence[str]) -> Question:

@@ -25,14 +25,7 @@ _FP8_BYTES, _BF16_BYTES = 1.0, 2.0
 
 
 def product_seconds(rates: Rates, kind: str, role: str, M: int, K: int, N: int) -> float:
-    """Seconds of [M, K] @ [K, N].
-
-    Args:
-        rates: of the machine.
-        kind: "bf16", "fp8_tensorwise" or "fp8_rowwise".
-        role: "output", "grad_input" or "grad_weight".
-        M, K, N: sizes; K is contracted.
-    """
+    """Seconds of [M, K] @ [K, N]; `kind` as in `harness.ceilings.Product`, `role` one of the three GEMMs."""
     return closed_form(rates, kind, M, K, N) * _correction(rates, kind, role, M, K, N)
 
 

@@ -6,8 +6,6 @@ import math
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from harness.advise import decide, filters
@@ -16,41 +14,36 @@ from harness.advise.measured import spread
 from harness.advise.rates import FIGURES, MEASURED
 from harness.advise.step import gemm_sizes
 from harness.report.text import number
+from harness.terminal import row, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
     from harness.advise.advice import Advice
     from harness.advise.decide import LayerAdvice
     from harness.advise.measured import Check
     from harness.advise.step import Ratio
 
-WIDTH = 100
 _COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red"}
 _MOST_CHECKS = 12
 
 
-def show(found: Advice, console: Console) -> None:
+def show(found: Advice, where: Console) -> None:
     """Everything, the decision first. Names may hold anything: nothing is read as markup."""
-    _headline(found, console)
-    console.print(_reasons(found))
-    for table in (
-        _layers(found),
-        _gemms(found),
-        _recipes(found),
-        _step(found),
-        _rates(found),
-        _checks(found),
-    ):
-        if table.row_count:
-            console.print(table)
+    _headline(found, where)
+    where.print(_reasons(found))
+    tables = (_layers(found), _gemms(found), _recipes(found), _step(found), _rates(found), _checks(found))
+    for part in tables:
+        if part.row_count:
+            where.print(part)
     for line in _thresholds(found):
-        _say(console, line)
-    _filter(found, console)
+        say(where, line)
+    _filter(found, where)
     for warning in found.warnings:
-        _say(console, f"note: {warning}", "yellow")
+        say(where, f"note: {warning}", "yellow")
 
 
 def grouped(layers: Iterable[LayerAdvice]) -> list[tuple[str, int, LayerAdvice]]:
@@ -124,7 +117,7 @@ def _layer_dict(advice: LayerAdvice) -> dict[str, Any]:
     }
 
 
-def _headline(found: Advice, console: Console) -> None:
+def _headline(found: Advice, where: Console) -> None:
     step = found.chosen.step
     model, plan = found.model, found.plan
     how = [
@@ -133,7 +126,7 @@ def _headline(found: Advice, console: Console) -> None:
         f"dp={plan.dp}",
         f"tp={plan.tp}",
     ]
-    _say(console, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
+    say(where, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
     if found.decision == decide.OFF:
         line = "FP8: off"
         if found.chosen.converted and not found.chosen.unavailable:
@@ -144,22 +137,28 @@ def _headline(found: Advice, console: Console) -> None:
         line = (
             f"FP8: {found.decision}, recipe {found.chosen.recipe.name}{scope}; step predicted {_times(step)}"
         )
-    _say(console, line, f"bold {_COLOURS[found.decision]}")
+    say(where, line, f"bold {_COLOURS[found.decision]}")
 
 
 def _reasons(found: Advice) -> Table:
-    table = _table("why", ("question", "left"), ("here", "left"), ("for", "left"))
+    shown = table("why", "question", "here", "for")
     for reason in found.reasons:
-        _row(table, reason.question, reason.finding, reason.speaks_for)
-    return table
+        row(shown, reason.question, reason.finding, reason.speaks_for)
+    return shown
 
 
 def _layers(found: Advice) -> Table:
-    table = _table(
+    shown = table(
         f"layers, forward and backward, recipe {found.chosen.recipe.name} (ms)",
-        ("layer", "left"),
-        *((title, "right") for title in ("n", "K", "N", "bf16", "fp8", "casts", "speedup")),
-        ("FP8, or why not", "left"),
+        "layer",
+        ">n",
+        ">K",
+        ">N",
+        ">bf16",
+        ">fp8",
+        ">casts",
+        ">speedup",
+        "FP8, or why not",
     )
     for name, count, advice in grouped(found.chosen.layers):
         bf16, fp8, casts = (
@@ -176,16 +175,23 @@ def _layers(found: Advice) -> Table:
             number(casts),
             _times(advice.ratio),
         )
-        _row(table, *map(str, cells), "FP8" if advice.converted else advice.reason)
-    return table
+        row(shown, *map(str, cells), "FP8" if advice.converted else advice.reason)
+    return shown
 
 
 def _gemms(found: Advice) -> Table:
-    table = _table(
+    shown = table(
         "products: FLOP/byte against the ridge of each dtype, time (ms)",
-        ("layer", "left"),
-        ("GEMM", "left"),
-        *((title, "right") for title in ("M", "K", "N", "F/B bf16", "F/B fp8", "bf16", "fp8", "bound")),
+        "layer",
+        "GEMM",
+        ">M",
+        ">K",
+        ">N",
+        ">F/B bf16",
+        ">F/B fp8",
+        ">bf16",
+        ">fp8",
+        ">bound",
     )
     bandwidth = found.rates["bandwidth"]
     for name, _, advice in grouped(found.chosen.layers):
@@ -203,22 +209,24 @@ def _gemms(found: Advice) -> Table:
                 number(fp8),
                 bound,
             )
-            _row(table, name if role == GEMMS[0] else "", role, str(M), str(K), str(N), *cells)
-    if table.row_count:
+            row(shown, name if role == GEMMS[0] else "", role, str(M), str(K), str(N), *cells)
+    if shown.row_count:
         ridges = f"ridge bf16 {found.rates['bf16'] / bandwidth:.0f}, FP8 {found.rates['fp8'] / bandwidth:.0f}"
-        table.caption = Text(f"{ridges}; c: bound by computing, m: by memory, bf16 then FP8")
-    return table
+        shown.caption = Text(f"{ridges}; c: bound by computing, m: by memory, bf16 then FP8")
+    return shown
 
 
 def _recipes(found: Advice) -> Table:
-    table = _table(
+    shown = table(
         "recipes: bytes of casts for an element, the step's speedup",
-        ("recipe", "whole"),
-        *(
-            (title, "right")
-            for title in ("input", "weight", "grad", "layers", "with the filter", "all layers")
-        ),
-        ("", "left"),
+        "|recipe",
+        ">input",
+        ">weight",
+        ">grad",
+        ">layers",
+        ">with the filter",
+        ">all layers",
+        "",
     )
     for option in found.options if found.rates.has_fp8 else ():
         casts = (f"{option.recipe.casts[tensor].total:.1f}" for tensor in TENSORS)
@@ -226,49 +234,47 @@ def _recipes(found: Advice) -> Table:
         if option.layers and not option.converted:
             ratios = ("-", f"{option.everything.value:.2f}x")
         note = option.unavailable or ("chosen" if option is found.chosen else "")
-        _row(table, option.recipe.name, *casts, str(len(option.converted)), *ratios, note)
-    return table
+        row(shown, option.recipe.name, *casts, str(len(option.converted)), *ratios, note)
+    return shown
 
 
 def _step(found: Advice) -> Table:
-    table = _table("where the step goes (ms)", ("part", "left"), ("bf16", "right"), ("FP8", "right"))
+    shown = table("where the step goes (ms)", "part", ">bf16", ">FP8")
     bf16, fp8 = found.parts
     for part in fields(bf16):
         before, after = 1e3 * getattr(bf16, part.name), 1e3 * getattr(fp8, part.name)
         if before or after:
-            _row(table, part.name, number(before), number(after))
-    _row(table, "step", number(1e3 * bf16.total), number(1e3 * fp8.total))
-    return table
+            row(shown, part.name, number(before), number(after))
+    row(shown, "step", number(1e3 * bf16.total), number(1e3 * fp8.total))
+    return shown
 
 
 def _rates(found: Advice) -> Table:
-    table = _table(
-        "what this rests on", ("figure", "left"), ("value", "right"), ("+-", "right"), ("from", "left")
-    )
+    shown = table("what this rests on", "figure", ">value", ">+-", "from")
     for name, figure in found.rates.figures.items():
         mark = "" if figure.kind == MEASURED else f"{figure.kind}: "
-        _row(table, FIGURES[name], _scaled(figure.value), f"{figure.spread:.0%}", mark + figure.source)
-    return table
+        row(shown, FIGURES[name], _scaled(figure.value), f"{figure.spread:.0%}", mark + figure.source)
+    return shown
 
 
 def _checks(found: Advice) -> Table:
-    table = _table(
+    shown = table(
         "predicted and measured, worst first",
-        ("", "left"),
-        ("case", "left"),
-        ("arm", "left"),
-        ("predicted", "right"),
-        ("measured", "right"),
-        ("error", "right"),
+        "",
+        "case",
+        "arm",
+        ">predicted",
+        ">measured",
+        ">error",
     )
     worst = sorted(found.checks, key=lambda check: -abs(math.log(check.predicted / check.measured)))
     for check in worst[:_MOST_CHECKS]:
         style = "" if check.trusted else "red"
         cells = (number(check.predicted), number(check.measured), f"{check.error:+.0%}")
-        _row(table, check.what, check.case, check.arm, *cells, style=style)
+        row(shown, check.what, check.case, check.arm, *cells, style=style)
     if worst:
-        table.caption = Text("; ".join(_spreads(found.checks)))
-    return table
+        shown.caption = Text("; ".join(_spreads(found.checks)))
+    return shown
 
 
 def _spreads(checks: Sequence[Check]) -> list[str]:
@@ -300,16 +306,16 @@ def _thresholds(found: Advice) -> list[str]:
     return lines
 
 
-def _filter(found: Advice, console: Console) -> None:
+def _filter(found: Advice, where: Console) -> None:
     if found.decision == decide.OFF:
         return
     name, layers = found.chosen.recipe.name, [layer.fqn for layer in found.model.layers]
-    _say(console, "\nas code", "bold")
-    _say(console, filters.as_code(name, found.left_out))
+    say(where, "\nas code", "bold")
+    say(where, filters.as_code(name, found.left_out))
     config = filters.as_config(name, found.left_out, layers)
-    _say(console, "\nas keys of a training sweep", "bold")
-    _say(
-        console,
+    say(where, "\nas keys of a training sweep", "bold")
+    say(
+        where,
         config or "names of these layers hold characters that a schedule gives a meaning; take the code",
     )
 
@@ -338,31 +344,6 @@ def _scaled(value: float) -> str:
 
 def _ratio(ratio: Ratio) -> dict[str, float]:
     return {"value": ratio.value, "low": ratio.low, "high": ratio.high}
-
-
-def _table(title: str, *columns: tuple[str, str]) -> Table:
-    table = Table(
-        title=Text(title), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
-    for name, justify in columns:
-        if justify in ("right", "whole"):
-            table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
-        else:
-            table.add_column(name, overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: str, style: str = "") -> None:
-    table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
-
-
-def _say(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(printable(text, keep="\n")), style=style)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Without control characters: a name must not move the cursor."""
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
 def _plain(value: Any) -> Any:

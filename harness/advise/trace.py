@@ -56,16 +56,15 @@ def trace(spec: ModelSpec | UserModel, batch: int, seq: int) -> Model:
     if isinstance(spec, UserModel):
         module = spec.build(device="meta", dtype=torch.bfloat16)
         inputs = tuple(part.to("meta") for part in spec.batch(0, 0, batch, "cpu"))
-        first = inputs[0]
-        tokens = first.numel() if not first.is_floating_point() else batch
-        return trace_module(module, inputs, tokens, spec.target)
+        counted = inputs[0].numel() if not inputs[0].is_floating_point() else batch
+        return trace_module(module, inputs, counted, spec.target)
     tokens = torch.empty(batch, seq, dtype=torch.int64, device="meta")
     parts = []
     for layers in (1, 2)[: spec.layers]:
         module = spec.build(device="meta", dtype=torch.bfloat16, layers=layers)
         module.eval()  # without dropout, whose random numbers would keep attention from its fused form
         parts.append(trace_module(module, (tokens, tokens), batch * seq, spec.name))
-    return parts[0] if len(parts) == 1 else _repeated(*parts, spec.layers)
+    return parts[0] if len(parts) == 1 else _repeated(parts[0], parts[1], spec.layers)
 
 
 def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name: str) -> Model:
