@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 ATTENTION = "scaled_dot_product"
 _FREE = ("empty", "_unsafe_view", "detach", "device", "lift_fresh", "alias")  # operators that move no data
 _LOOKUPS = ("embedding", "index_select", "gather", "index")  # they read what they return, not the table
-_SMALL = 16  # a tensor so many times smaller than what it was made from is kept, not made again
 _BLOCKS = "layers"  # the list of blocks in the models of this project
 
 
@@ -150,8 +149,9 @@ def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
 def _barred(module: nn.Module) -> dict[str, dict[str, str]]:
     """For each Linear, the recipes that it cannot run and why."""
     found: dict[str, dict[str, str]] = {}
+    shapes = copy.deepcopy(module).to("meta")  # what only the device at hand lacks is no property of the layer
     for name, recipe in RECIPES.items():
-        converted = convert_to_float8_training(copy.deepcopy(module), config=recipe, allow_no_conversion=True)
+        converted = convert_to_float8_training(copy.deepcopy(shapes), config=recipe, allow_no_conversion=True)
         for layer in audit(converted).not_converted:
             found.setdefault(layer.fqn, {})[name] = layer.reason
     return found
@@ -211,28 +211,43 @@ class _Watch:
         self.layers.append(Linear(fqn, *sizes, place, self._barred.get(fqn, {})))
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that was made between products: its bytes, and the storages it was made of with theirs."""
+
+    size: int
+    origin: dict[int, int]
+
+
 @dataclass(slots=True)
 class _Phase:
-    """Forward or backward pass: what its operators move, and the tensors that they make between products."""
+    """Forward or backward pass: what its operators move, and what is made between each two products."""
 
     eager_bytes: float = 0.0
-    fused_reads: float = 0.0
     eager_kernels: int = 0
-    fused_kernels: int = 0
-    made: dict[int, int] = field(default_factory=dict)  # storage -> bytes
+    products: int = 0
+    kernels: dict[int, dict[int, _Made]] = field(default_factory=dict)  # each: storage -> what it is
 
     def traffic(self, used: set[int]) -> Traffic:
-        """With the writes of what is used by another kernel."""
-        written = sum(size for storage, size in self.made.items() if storage in used)
-        return Traffic(self.eager_bytes, self.fused_reads + written, self.eager_kernels, self.fused_kernels)
+        """A kernel reads what the tensors that are used were made of, and writes those; one without any need not run."""
+        moved, launched = 0.0, self.products
+        for kernel in self.kernels.values():
+            written = [made for storage, made in kernel.items() if storage in used]
+            read: dict[int, int] = {}
+            for made in written:
+                read |= made.origin
+            moved += sum(made.size for made in written) + sum(read.values())
+            launched += bool(written)
+        return Traffic(self.eager_bytes, moved, self.eager_kernels, launched)
 
 
 class _Recorder(TorchDispatchMode):
     """Adds up what operators read and write; matrix products apart.
 
-    What runs between two products is one fused kernel: it reads each storage from outside once. What it makes is
-    written if another kernel reads it, or if it is a result. What the backward pass alone needs is made again from
-    what its kernel had read, as a compiler does, unless it is small.
+    What can run once a product is done, and before the next whose result it needs, is one fused kernel: it reads each
+    storage from outside once. What it makes is written if a product or another kernel reads it, or if it is a result. A
+    later kernel makes it again from what it was made of, as a compiler does, if that is less to read than writing it and
+    reading it back.
     """
 
     def __init__(self, watch: _Watch) -> None:
@@ -243,20 +258,20 @@ class _Recorder(TorchDispatchMode):
         self.used: set[int] = set()
         self._watch = watch
         self._phase = self.forward
-        self._reads: dict[int, int] = {}  # of the kernel that is being put together: storage -> bytes
-        self._made: set[int] = set()
-        self._again: dict[int, dict[int, int]] = {}  # storage made forward -> what its kernel read
-        self._kept_forward: set[int] = set()
+        self._made: dict[int, _Made] = {}
+        self._reads: dict[int, set[int]] = {}  # kernel -> storages
+        self._ready: dict[int, int] = {}  # storage -> the kernel that makes it, or the first that can read it
+        self._next = self._first = 0  # the kernel that can read the last product, and the first one of the phase
+        self._lookups = 0
         self._kept: list[Tensor] = []  # or an address could be given to another storage
 
     def turn(self) -> None:
         """The forward pass is over."""
-        self._flush()
-        self._phase, self._kept_forward = self.backward, set(self.used)
+        self._phase = self.backward
+        self._next = self._first = self._next + 1
 
     def finish(self, results: Iterable[Tensor]) -> tuple[Traffic, Traffic]:
         """Traffic forward and backward; `results` are read by whoever comes next."""
-        self._flush()
         self.used |= {_storage(tensor) for tensor in results}
         return self.forward.traffic(self.used), self.backward.traffic(self.used)
 
@@ -276,8 +291,9 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _product(self, op: Any, name: str, given: list[Tensor], args: Any, made: list[Tensor]) -> None:
-        self._flush()
-        self._phase.fused_kernels += 1
+        self._next += 1
+        self._ready |= dict.fromkeys(map(_storage, made), self._next)
+        self._phase.products += 1
         self.used |= {_storage(tensor) for tensor in given}
         if self._phase is self.backward:
             return
@@ -293,33 +309,34 @@ class _Recorder(TorchDispatchMode):
             self.grouped = self.grouped or "grouped" in name
 
     def _between(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
-        phase, written = self._phase, sum(map(_bytes, made))
-        looked_up = name.startswith(_LOOKUPS) and not name.endswith("backward")
-        reads = {-1 - len(self._reads): written} if looked_up else {_storage(t): _bytes(t) for t in given}
-        phase.eager_bytes += written + sum(reads.values())
+        written = sum(map(_bytes, made))
+        reads = {_storage(t): _bytes(t) for t in given}
+        if name.startswith(_LOOKUPS) and not name.endswith("backward"):
+            self._lookups += 1
+            reads = {-self._lookups: written}
+        self._phase.eager_bytes += written + sum(reads.values())
+        place = max([self._first, *(self._ready.get(storage, 0) for storage in reads)])
+        origin: dict[int, int] = {}
         for storage, size in reads.items():
-            if storage not in self._made:
-                for source, amount in self._sources(storage, size).items():
-                    self._reads[source] = max(self._reads.get(source, 0), amount)
-                    self.used.add(source)
+            origin |= self._source(storage, size, place)
+        self._reads.setdefault(place, set()).update(origin)
         for tensor in made:
-            self._made.add(_storage(tensor))
-            phase.made[_storage(tensor)] = _bytes(tensor)
+            storage = _storage(tensor)
+            self._made[storage] = _Made(_bytes(tensor), origin)
+            self._ready[storage] = place
+            self._phase.kernels.setdefault(place, {})[storage] = self._made[storage]
 
-    def _sources(self, storage: int, size: int) -> dict[int, int]:
-        """What is read from memory to have this tensor."""
-        origin = self._again.get(storage)
-        if self._phase is self.forward or origin is None or storage in self._kept_forward:
-            return {storage: size}
-        return {storage: size} if size * _SMALL < max(origin.values(), default=0) else origin
-
-    def _flush(self) -> None:
-        if self._made:
-            if self._phase is self.forward:
-                self._again |= dict.fromkeys(self._made, self._reads)
-            self._phase.fused_reads += sum(self._reads.values())
-            self._phase.fused_kernels += 1
-        self._reads, self._made = {}, set()
+    def _source(self, storage: int, size: int, kernel: int) -> dict[int, int]:
+        """What a kernel reads to have a tensor."""
+        made = self._made.get(storage)
+        if made is not None and self._ready[storage] == kernel:
+            return made.origin
+        if made is not None and storage not in self.used:
+            reads = self._reads.get(kernel, set())
+            if sum(amount for source, amount in made.origin.items() if source not in reads) < 2 * size:
+                return made.origin
+        self.used.add(storage)
+        return {storage: size}
 
 
 def _repeated(one: Model, two: Model, blocks: int) -> Model:
