@@ -72,6 +72,11 @@ class Advice:
             self.model, self.chosen.converted if self.decision != decide.OFF else frozenset()
         )
 
+    @property
+    def convertible(self) -> tuple[str, ...]:
+        """Names of the layers that can run the recipe."""
+        return tuple(la.fqn for la in self.model.layers if not decide.barred(la, self.chosen.recipe))
+
 
 def advice(
     model: Model,

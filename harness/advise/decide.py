@@ -84,7 +84,7 @@ class RecipeAdvice:
         """ "on", "only these layers" or "off"."""
         if not self.converted or self.step.value < STEP_GAIN or self.unavailable:
             return OFF
-        return ON if all(a.converted for a in self.layers if not _barred(a.layer, self.recipe)) else SOME
+        return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
 
 
 def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: str = "") -> RecipeAdvice:
@@ -105,7 +105,7 @@ def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: 
         layers.append(
             LayerAdvice(layer, cost, ratio, converted, "" if converted else _why_not(layer, recipe, ratio))
         )
-    every = frozenset(layer.fqn for layer in model.layers if not _barred(layer, recipe))
+    every = frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
     step = speedup(model, rates, plan, recipe, chosen) if chosen else Ratio(1.0, 1.0, 1.0)
     everything = speedup(model, rates, plan, recipe, every) if every else Ratio(1.0, 1.0, 1.0)
     return RecipeAdvice(recipe, tuple(layers), step, everything, unavailable)
@@ -118,7 +118,7 @@ def choose(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> frozenset[
     """
     groups: dict[int, list[Linear]] = {}
     for i, layer in enumerate(model.layers):
-        if not _barred(layer, recipe):
+        if not barred(layer, recipe):
             groups.setdefault(layer.input_id if recipe.shares_input else -1 - i, []).append(layer)
     chosen: set[str] = set()
     for members in groups.values():
@@ -205,16 +205,17 @@ def _with_again(cost: LayerCost, plan: Plan) -> tuple[LayerCost, float, float, f
     return cost, before, after, (1 + again) * cost.casts["input"]
 
 
-def _barred(layer: Linear, recipe: Recipe) -> str:
+def barred(layer: Linear, recipe: Recipe) -> str:
+    """Why a layer cannot run a recipe; "" if it can."""
     if layer.tokens == 0:
         return "not used in the forward pass"
     return layer.barred.get(recipe.name, "")
 
 
 def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio) -> str:
-    barred = _barred(layer, recipe)
-    if barred:
-        return barred.split(";")[0].split(", which")[0]
+    never = barred(layer, recipe)
+    if never:
+        return never.split(";")[0].split(", which")[0]
     if ratio.value < 1:
         return "no: casts cost more than products gain"
     if ratio.value < LAYER_GAIN:

@@ -41,27 +41,27 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def as_config(recipe: str, left_out: Mapping[str, Sequence[str]], layers: Sequence[str]) -> str | None:
+def as_config(recipe: str, left_out: Mapping[str, Sequence[str]], convertible: Sequence[str]) -> str | None:
     """Keys of a training sweep: the recipe, and a schedule that holds the layers in bf16 for the whole run.
 
     Args:
         recipe: its name.
         left_out: words and names, as for `as_code`.
-        layers: fully qualified names of all Linear layers.
+        convertible: fully qualified names of the layers that the sweep will convert; a schedule may name no other.
 
     Returns:
         Words of a command line; None where a name has characters that a schedule gives a meaning.
     """
-    if any(_SPECIAL & set(name) for part in left_out.values() for name in part):
-        return None
     rules = []
     for word in left_out["words"]:
-        if word in layers:
-            rules.append(f"keep_bf16@{word}")
-        if any(name.endswith(f".{word}") for name in layers):
-            rules.append(f"keep_bf16@*.{word}")
-    rules += [f"keep_bf16@{name}" for name in left_out["names"]]
-    schedule = f" schedule='{','.join(rules)}'" if rules else ""
+        if word in convertible:
+            rules.append(word)
+        if any(name.endswith(f".{word}") for name in convertible):
+            rules.append(f"*.{word}")
+    rules += [name for name in left_out["names"] if name in convertible]
+    if any(_SPECIAL & set(rule.removeprefix("*.")) or not rule.isprintable() for rule in rules):
+        return None
+    schedule = f" schedule='{','.join(f'keep_bf16@{rule}' for rule in rules)}'" if rules else ""
     return f"train.mixed_precision=fp8 train.recipe={recipe}{schedule}"
 
 

@@ -59,7 +59,6 @@ def grouped(layers: Iterable[LayerAdvice]) -> list[tuple[str, int, LayerAdvice]]
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
     chosen, on = found.chosen, found.decision != decide.OFF
-    layers = [layer.fqn for layer in found.model.layers]
     return _plain(
         {
             "model": found.model.name,
@@ -90,7 +89,9 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "filter": {
                 "left_out": dict(found.left_out),
                 "code": filters.as_code(chosen.recipe.name, found.left_out) if on else None,
-                "config": filters.as_config(chosen.recipe.name, found.left_out, layers) if on else None,
+                "config": filters.as_config(chosen.recipe.name, found.left_out, found.convertible)
+                if on
+                else None,
             },
             "pays_from_tokens": found.pays_from,
             "gather_matters_from_gpus": found.gather_from,
@@ -309,10 +310,10 @@ def _thresholds(found: Advice) -> list[str]:
 def _filter(found: Advice, where: Console) -> None:
     if found.decision == decide.OFF:
         return
-    name, layers = found.chosen.recipe.name, [layer.fqn for layer in found.model.layers]
+    name = found.chosen.recipe.name
     say(where, "\nas code", "bold")
     say(where, filters.as_code(name, found.left_out))
-    config = filters.as_config(name, found.left_out, layers)
+    config = filters.as_config(name, found.left_out, found.convertible)
     say(where, "\nas keys of a training sweep", "bold")
     say(
         where,

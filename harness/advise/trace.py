@@ -149,7 +149,9 @@ def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
 def _barred(module: nn.Module) -> dict[str, dict[str, str]]:
     """For each Linear, the recipes that it cannot run and why."""
     found: dict[str, dict[str, str]] = {}
-    shapes = copy.deepcopy(module).to("meta")  # what only the device at hand lacks is no property of the layer
+    shapes = copy.deepcopy(module).to(
+        "meta"
+    )  # what only the device at hand lacks is no property of the layer
     for name, recipe in RECIPES.items():
         converted = convert_to_float8_training(copy.deepcopy(shapes), config=recipe, allow_no_conversion=True)
         for layer in audit(converted).not_converted:
@@ -261,7 +263,9 @@ class _Recorder(TorchDispatchMode):
         self._made: dict[int, _Made] = {}
         self._reads: dict[int, set[int]] = {}  # kernel -> storages
         self._ready: dict[int, int] = {}  # storage -> the kernel that makes it, or the first that can read it
-        self._next = self._first = 0  # the kernel that can read the last product, and the first one of the phase
+        self._next = self._first = (
+            0  # the kernel that can read the last product, and the first one of the phase
+        )
         self._lookups = 0
         self._kept: list[Tensor] = []  # or an address could be given to another storage
 

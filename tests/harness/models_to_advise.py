@@ -62,7 +62,7 @@ class Named(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         total = x.new_zeros(())
-        for name, layer in self.named_children():
+        for layer in self.children():
             total = total + layer(x[..., : layer.in_features]).float().mean()
         return total
 

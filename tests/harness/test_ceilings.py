@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def time(suite: str, axes: dict[str, object], ms: float, arm: str = "torch", **more: object) -> Measurement:
     case = Case.of(suite, axes)  # type: ignore[arg-type]
     given: dict[str, object] = {"metric": "time_ms", "regime": "isolated", "rounds": (0,)} | more
-    return Measurement(
-        suite, case.case_id, arm, case.axes_json, status="ok", samples=(ms,), **given
-    )  # type: ignore[arg-type]
+    return Measurement(suite, case.case_id, arm, case.axes_json, status="ok", samples=(ms,), **given)  # type: ignore[arg-type]
 
 
 def test_products_moves_and_launches(tmp_path: Path) -> None:
@@ -34,7 +32,10 @@ def test_products_moves_and_launches(tmp_path: Path) -> None:
     ]
     found = ceilings(frame(tmp_path, rows))
     assert found is not None
-    assert found.achieved == {"bf16": pytest.approx(2 * 1024**3 / 1e-3 / 1e12), "fp8": pytest.approx(4.294967296)}
+    assert found.achieved == {
+        "bf16": pytest.approx(2 * 1024**3 / 1e-3 / 1e12),
+        "fp8": pytest.approx(4.294967296),
+    }
     assert found.launch_s == pytest.approx(3.5e-6)
     assert found.bandwidth(2.0 * 2**20) == pytest.approx(2.0 * 2**20 / 1e-3)
     assert found.bandwidth(128.0 * 2**20) == pytest.approx(128 * 2**20 / 16e-3)

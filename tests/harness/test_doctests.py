@@ -10,7 +10,9 @@ import pytest
 
 import harness
 
-MODULES = [m.name for m in pkgutil.walk_packages(harness.__path__, "harness.") if not m.name.endswith("__main__")]
+MODULES = [
+    m.name for m in pkgutil.walk_packages(harness.__path__, "harness.") if not m.name.endswith("__main__")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
