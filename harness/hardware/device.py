@@ -42,13 +42,15 @@ class Reached:
     Attributes:
         rate: "bf16" or "fp8".
         tflops: 1e12 FLOP/s.
-        source: who measured it, and on which shape.
+        source: who measured it.
+        size: M, K and N; None where it is not said, or a mean over shapes.
         power_w: limit during the measurement; None: the part's own.
     """
 
     rate: str
     tflops: float
     source: str
+    size: tuple[int, int, int] | None = None
     power_w: float | None = None
 
 
@@ -68,6 +70,7 @@ class Device:
         tflops: published dense TFLOP/s by rate name.
         bandwidth_tb_s: published memory bandwidth, 1e12 bytes/s.
         source: where the published figures stand.
+        capability: compute capability, or AMD's name of the architecture.
         max_clock_mhz: highest SM clock.
         clock_implied: no source prints `clock_mhz`; it is what the figures imply.
         link_gb_s: bandwidth to the other GPUs of a node, one direction, 1e9 bytes/s of one GPU.
@@ -87,6 +90,7 @@ class Device:
     tflops: Mapping[str, float]
     bandwidth_tb_s: float
     source: str
+    capability: str
     max_clock_mhz: float
     clock_implied: bool = False
     link_gb_s: float = 32.0

@@ -28,14 +28,14 @@ _BLACKWELL_PAPER = (
     "NVIDIA RTX Blackwell GPU architecture white paper, appendix B, through pages that quote it"
 )
 _AMD = "https://www.amd.com/en/products/accelerators/instinct/"
-_MAMF = "ml-engineering, MAMF table, best of a sweep over shapes"
+_MAMF = "ml-engineering, MAMF table, best of a sweep over shapes (there M x N x K)"
 _TITAN = "torchtitan, get_peak_flops"
 _TORCHAO = "torchao, roofline_utils.py"
 
 
 def _a100(key: str, names: tuple[str, ...], memory_gib: float, power_w: float, bandwidth: float) -> Device:
     link = _PCIE4 if "PCIe" in key else _NVLINK3
-    shared: dict[str, Any] = {"max_clock_mhz": 1410, "link_gb_s": link}
+    shared: dict[str, Any] = {"capability": "8.0", "max_clock_mhz": 1410, "link_gb_s": link}
     return Device(
         key, names, memory_gib, power_w, 108, 1410, _AMPERE, {"bf16": 312.0}, bandwidth, _A100, **shared
     )
@@ -53,13 +53,14 @@ def _gh200(key: str, name: str, memory_gib: float, bandwidth: float, others: tup
         tflops={"bf16": 989.0, "fp8": 1979.0},
         bandwidth_tb_s=bandwidth,
         source=_GH200,
+        capability="9.0",
         max_clock_mhz=1980,
         clock_implied=True,
         link_gb_s=_NVLINK4,
         others=others,
         reached=(
-            Reached("bf16", 828.6, _MAMF, 900),
-            Reached("fp8", 1535.0, f"{_MAMF}, 1024x14336x14336", 900),
+            Reached("bf16", 828.6, _MAMF, power_w=900),
+            Reached("fp8", 1535.0, _MAMF, (1024, 14336, 14336), power_w=900),
         ),
         remark="one limit is shared by GPU and CPU: 450 to 1000 W",
     )
@@ -81,6 +82,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 121.0, "fp8": 242.0},
         bandwidth_tb_s=0.3,
         source=f"NVIDIA L4 data sheet, {_NVIDIA}l4/, halved",
+        capability="8.9",
         max_clock_mhz=2040,
         link_gb_s=_PCIE4,
         others=(
@@ -100,6 +102,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 362.05, "fp8": 733.0},
         bandwidth_tb_s=0.864,
         source=f"NVIDIA L40S data sheet, {_NVIDIA}l40s/, halved",
+        capability="8.9",
         max_clock_mhz=2520,
         clock_implied=True,
         link_gb_s=_PCIE4,
@@ -125,6 +128,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 364.2, "fp8": 728.5},
         bandwidth_tb_s=0.96,
         source="NVIDIA RTX 6000 Ada data sheet, https://www.nvidia.com/en-us/design-visualization/rtx-6000/, halved",
+        capability="8.9",
         max_clock_mhz=3105,
         link_gb_s=_PCIE4,
         others=(Other("fp8", 1457.0, "the data sheet's large type", "with sparsity", valid=False),),
@@ -140,6 +144,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 58.3, "fp8": 116.6, "fp8_fp16acc": 233.2},
         bandwidth_tb_s=0.504,
         source="https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4070-family/, a quarter of its 466",
+        capability="8.9",
         max_clock_mhz=3105,
         link_gb_s=_PCIE4,
         others=(
@@ -158,6 +163,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 165.2, "fp8": 330.3, "fp8_fp16acc": 660.6},
         bandwidth_tb_s=1.008,
         source=_ADA_PAPER,
+        capability="8.9",
         max_clock_mhz=3105,
         link_gb_s=_PCIE4,
         others=(
@@ -189,6 +195,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 209.5, "fp8": 419.0, "fp8_fp16acc": 838.0},
         bandwidth_tb_s=1.792,
         source=_BLACKWELL_PAPER,
+        capability="12.0",
         max_clock_mhz=3165,
         link_gb_s=_PCIE5,
         others=(
@@ -208,6 +215,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 989.4, "fp8": 1978.9},
         bandwidth_tb_s=3.35,
         source=_H100,
+        capability="9.0",
         max_clock_mhz=1980,
         clock_implied=True,
         link_gb_s=_NVLINK4,
@@ -217,8 +225,8 @@ DEVICES: tuple[Device, ...] = (
             ),
         ),
         reached=(
-            Reached("bf16", 794.5, f"{_MAMF}, 2048x2048x13312"),
-            Reached("fp8", 1402.6, f"{_MAMF}, 1024x9216x14336"),
+            Reached("bf16", 794.5, _MAMF, (2048, 13312, 2048)),
+            Reached("fp8", 1402.6, _MAMF, (1024, 14336, 9216)),
         ),
     ),
     Device(
@@ -232,6 +240,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 756.0, "fp8": 1513.0},
         bandwidth_tb_s=2.0,
         source=_H100,
+        capability="9.0",
         max_clock_mhz=1755,
         clock_implied=True,
         link_gb_s=_PCIE5,
@@ -247,6 +256,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 835.0, "fp8": 1671.0},
         bandwidth_tb_s=3.9,
         source=_H100,
+        capability="9.0",
         max_clock_mhz=1785,
         clock_implied=True,
         link_gb_s=_NVLINK3,
@@ -267,12 +277,13 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 989.0, "fp8": 1979.0},
         bandwidth_tb_s=4.8,
         source=_H200,
+        capability="9.0",
         max_clock_mhz=1980,
         clock_implied=True,
         link_gb_s=_NVLINK4,
         reached=(
             Reached("bf16", 794.5, f"{_MAMF}, of the H100, whose silicon it is"),
-            Reached("fp8", 1453.4, f"{_MAMF}, 1280x4096x12032"),
+            Reached("fp8", 1453.4, _MAMF, (1280, 12032, 4096)),
         ),
     ),
     Device(
@@ -286,6 +297,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 835.5, "fp8": 1670.5},
         bandwidth_tb_s=4.8,
         source=_H200 + " (1,671 and 3,341 with sparsity)",
+        capability="9.0",
         max_clock_mhz=1785,
         clock_implied=True,
         link_gb_s=_NVLINK4,
@@ -326,6 +338,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 2250.0, "fp8": 4500.0},
         bandwidth_tb_s=8.0,
         source=f"NVIDIA DGX B200 data sheet, {_NVIDIA}dgx-b200/ (72 PFLOP/s sparse fp8 of 8 GPUs)",
+        capability="10.0",
         max_clock_mhz=1965,
         clock_implied=True,
         link_gb_s=_NVLINK5,
@@ -346,6 +359,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 2500.0, "fp8": 5000.0},
         bandwidth_tb_s=8.0,
         source=f"NVIDIA GB200 NVL72 page, {_NVIDIA}gb200-nvl72/ (360 PFLOP/s sparse bf16 of 72 GPUs)",
+        capability="10.0",
         max_clock_mhz=2062,
         clock_implied=True,
         link_gb_s=_NVLINK5,
@@ -367,6 +381,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 1307.4, "fp8": 2614.9},
         bandwidth_tb_s=5.3,
         source=f"{_AMD}mi300/mi300x.html",
+        capability="gfx942",
         max_clock_mhz=2100,
         link_gb_s=448.0,
         others=(
@@ -386,6 +401,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 1307.4, "fp8": 2614.9},
         bandwidth_tb_s=6.0,
         source=f"{_AMD}mi300/mi325x.html",
+        capability="gfx942",
         max_clock_mhz=2100,
         link_gb_s=448.0,
         others=(Other("bf16", 1300.0, _TITAN, "rounded"),),
@@ -401,6 +417,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 2300.0, "fp8": 4600.0},
         bandwidth_tb_s=8.0,
         source=f"{_AMD}mi350/mi350x.html",
+        capability="gfx950",
         max_clock_mhz=2200,
         link_gb_s=537.6,
         others=(
@@ -421,6 +438,7 @@ DEVICES: tuple[Device, ...] = (
         tflops={"bf16": 2500.0, "fp8": 5000.0},
         bandwidth_tb_s=8.0,
         source=f"{_AMD}mi350/mi355x.html",
+        capability="gfx950",
         max_clock_mhz=2400,
         link_gb_s=537.6,
         others=(Other("fp8", 10100.0, "press material", "with sparsity", valid=False),),
