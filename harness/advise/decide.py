@@ -93,15 +93,18 @@ def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: 
         one = Ratio(1.0, 1.0, 1.0)
         return RecipeAdvice(recipe, (), one, one, f"{rates.name} has no FP8 matrix units")
     chosen = choose(model, rates, plan, recipe)
+    ratios: dict[tuple[int, int, int], Ratio] = {}  # blocks repeat the same few sizes
     layers = []
     for layer in model.layers:
+        size = (layer.K, layer.N, layer.tokens)
+        if size not in ratios:
+
+            def value(at: Rates, layer: Linear = layer) -> float:
+                return layer_cost(layer, recipe, at).speedup
+
+            ratios[size] = with_interval(value, rates, rates.figures)
+        ratio, converted = ratios[size], layer.fqn in chosen
         cost = layer_cost(layer, recipe, rates)
-
-        def value(at: Rates, layer: Linear = layer) -> float:
-            return layer_cost(layer, recipe, at).speedup
-
-        ratio = with_interval(value, rates, rates.figures)
-        converted = layer.fqn in chosen
         layers.append(
             LayerAdvice(layer, cost, ratio, converted, "" if converted else _why_not(layer, recipe, ratio))
         )

@@ -20,7 +20,7 @@ from harness.models import MODELS, ModelSpec
 from harness.models.nanogpt import GptConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 POINTS = 0.10  # a prediction is a hit if it is this near
 FLAT = 0.02  # a published ratio nearer to 1 has no sign: each is one run without an interval
@@ -122,9 +122,8 @@ def _model(name: str, seq: int) -> Model:
     return trace(spec, 1, seq)
 
 
-def table(cases: Iterable[Case]) -> list[str]:
+def table(outcomes: Sequence[Outcome]) -> list[str]:
     """Markdown: a row a case, then what they come to."""
-    outcomes = [outcome(case) for case in cases]
     lines = [
         "| case | measured | predicted | 95 % interval | off by | anchored | | source |",
         "|---|---|---|---|---|---|---|---|",
@@ -144,9 +143,8 @@ def table(cases: Iterable[Case]) -> list[str]:
     return [*lines, "", *summary(outcomes)]
 
 
-def summary(outcomes: Iterable[Outcome]) -> list[str]:
+def summary(found: Sequence[Outcome]) -> list[str]:
     """What the outcomes come to, a sentence a line."""
-    found = list(outcomes)
     signs = Counter(o.sign for o in found)
     lines = [f"Signs: {signs['right']} right, {signs['wrong']} wrong, {signs['flat']} flat, of {len(found)}."]
     steps = [o for o in found if o.case.known and o.is_step]
@@ -167,7 +165,8 @@ def summary(outcomes: Iterable[Outcome]) -> list[str]:
 
 def main() -> int:
     """Prints both tables."""
-    sys.stdout.write("\n".join([*table(CASES), "", *table(HELD_OUT), ""]))
+    tables = (table([outcome(case) for case in cases]) for cases in (CASES, HELD_OUT))
+    sys.stdout.write("\n\n".join("\n".join(lines) for lines in tables) + "\n")
     return 0
 
 

@@ -156,20 +156,20 @@ def gemm_sizes(layer: Linear) -> dict[str, tuple[int, int, int]]:
     return {"output": (T, K, N), "grad_input": (T, N, K), "grad_weight": (N, T, K)}
 
 
-def layer_cost(layer: Linear, recipe: Recipe, rates: Rates) -> LayerCost:
-    """Of one layer; a GEMM that the recipe leaves alone costs the same in both."""
+def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
+    """Of one layer; a GEMM that the recipe leaves alone costs the same in both, without a recipe all of them."""
     bf16, fp8 = {}, {}
     for role, size in gemm_sizes(layer).items():
         bf16[role] = product_seconds(rates, BF16, role, *size)
         fp8[role] = bf16[role]
-        if role in recipe.fp8_gemms:
+        if recipe is not None and role in recipe.fp8_gemms:
             fp8[role] = product_seconds(rates, recipe.kind, role, *size) / recipe.product_share
     elements = {
         "input": layer.tokens * layer.K,
         "weight": layer.K * layer.N,
         "grad_output": layer.tokens * layer.N,
     }
-    casts = {tensor: cast_seconds(elements[tensor], tensor, recipe, rates) for tensor in elements}
+    casts = {t: cast_seconds(elements[t], t, recipe, rates) if recipe is not None else 0.0 for t in elements}
     return LayerCost(layer, bf16, fp8, casts)
 
 
@@ -205,17 +205,17 @@ def step_cost(
     kernels = model.forward.fused_kernels + model.backward.fused_kernels
     if not plan.compiled:
         kernels = model.forward.eager_kernels + model.backward.eager_kernels
+    known: dict[tuple[int, int, int, bool], LayerCost] = {}  # blocks repeat the same few sizes
     for layer in model.layers:
-        if recipe is None or layer.fqn not in converted:
-            own = {
-                role: product_seconds(rates, BF16, role, *size) for role, size in gemm_sizes(layer).items()
-            }
-            times[layer.fqn] = own
-            linear += sum(own.values()) + plan.again.products * own["output"]
-            continue
-        cost = layer_cost(layer, recipe, rates)
+        in_fp8 = recipe is not None and layer.fqn in converted
+        key = (layer.K, layer.N, layer.tokens, in_fp8)
+        if key not in known:
+            known[key] = layer_cost(layer, recipe if in_fp8 else None, rates)
+        cost = known[key]
         times[layer.fqn] = cost.fp8
         linear += sum(cost.fp8.values()) + plan.again.products * cost.fp8["output"]
+        if recipe is None or not in_fp8:
+            continue
         mine = dict(cost.casts)
         if recipe.shares_input and layer.input_id in cast_inputs:
             mine["input"] = 0.0

@@ -267,7 +267,7 @@ class _Recorder(TorchDispatchMode):
             0  # the kernel that can read the last product, and the first one of the phase
         )
         self._lookups = 0
-        self._kept: list[Tensor] = []  # or an address could be given to another storage
+        self._kept: list[torch.UntypedStorage] = []  # or an address could be given to another
 
     def turn(self) -> None:
         """The forward pass is over."""
@@ -282,11 +282,12 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        made = [t for t in tree_iter(result) if isinstance(t, Tensor)]
+        # Storages, not tensors: autograd copies a gradient that someone else holds.
+        self._kept += [tensor.untyped_storage() for tensor in made]
         if func.is_view or name.startswith(_FREE) or func.namespace == "prim":
             return result
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
-        made = [t for t in tree_iter(result) if isinstance(t, Tensor)]
-        self._kept += made
         self._phase.eager_kernels += 1
         if ATTENTION in name or func.overloadpacket in flop_registry:
             self._product(func.overloadpacket, name, given, args, made)

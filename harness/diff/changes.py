@@ -30,7 +30,7 @@ CAUSES: Mapping[str, str] = {
     HOST: "the kernels take as long as before: time between them, on the CPU",
     UNKNOWN: "",
 }
-SAME = 1.02  # a difference below this is none where no run has a control
+SAME = 1.02  # a difference below this is none, whatever the controls say
 _CYCLES = 1.02  # cycles that agree within this are the same
 # Of `resolved`: results of the run, not how it was set up
 _RESULTS = frozenset(
@@ -109,14 +109,17 @@ class Changes:
 def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
     """Compares the rows of two runs, as `harness.store.read` gives them."""
     first, second = _times(before), _times(after)
-    floor = max(_floor(before), _floor(after), SAME)
+    floors = [_floors(before), _floors(after)]
     parts = _parts(before, after)
     failed = {
         (r["suite"], r["case_id"], r["arm"]): f"{r['status']}: {r['reason']}"
         for r in rows_of(after[after["metric"].isin(TIMES) & (after["status"] != "ok")])
     }
     shared = [key for key in first if key in second]
-    timed = [_timed(first[key], second[key], floor) for key in shared]
+    timed = [
+        _timed(first[key], second[key], max(SAME, *(floor.get(key[1], 1.0) for floor in floors)))
+        for key in shared
+    ]
     missing = [(key[0], key[1], key[2]) for key in first if key not in second]
     return Changes(
         environment=_environment(before, after),
@@ -159,10 +162,11 @@ def _times(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Any]]:
     }
 
 
-def _floor(frame: pd.DataFrame) -> float:
-    """The median noise floor of a run's own A/A controls, as a ratio; 1 without any."""
-    floors = [f for f in paired_ratios(frame)["floor"] if math.isfinite(f)] if len(frame) else []
-    return statistics.median(floors) if floors else 1.0
+def _floors(frame: pd.DataFrame) -> dict[str, float]:
+    """The noise floor of each case that has an A/A control, as a ratio."""
+    rows = paired_ratios(frame)
+    known = rows[rows["floor"].notna()]
+    return {str(case): float(floor) for case, floor in known.groupby("case_id")["floor"].max().items()}
 
 
 def _timed(one: Mapping[str, Any], other: Mapping[str, Any], floor: float) -> Timed:

@@ -74,7 +74,8 @@ def test_the_filter_never_makes_a_model_slower_and_finds_nearly_all_there_is(
 ) -> None:
     """By the model's own prediction, against every filter there is: never below 1, and within 3 % of the best."""
     one = model(*((f"l{i}", K, N) for i, (K, N) in enumerate(sizes)), tokens=tokens)
-    layers = tuple(replace(layer, input_id=inputs[i]) for i, layer in enumerate(one.layers))
+    # layers that read one tensor have its width
+    layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
     one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
     recipe = Recipe("b", "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
     plan = Plan(dp=dp)
