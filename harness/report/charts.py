@@ -14,7 +14,7 @@ from harness.compare import rows_of
 from harness.report import text
 from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, ratio_axis, svg
 from harness.report.numerics import SQNR, numerics_by_arm
-from harness.report.records import arm_records, copy_curve, matmul_ceilings, newest
+from harness.report.records import arm_records, newest
 from harness.report.verdicts import fp8_pairs
 
 if TYPE_CHECKING:
@@ -64,12 +64,13 @@ def rates(machine: Machine) -> list[Chart]:
     for i, arm in enumerate(arms):
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
         axes.plot(*zip(*own, strict=True), MARKERS[i % 8], color=SERIES[i % 8], label=arm)
-    for i, (what, rate) in enumerate(matmul_ceilings(machine).items()):
-        axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"{what} ceiling")
+    best = machine.ceilings.achieved if machine.ceilings else {}
+    for i, (kind, rate) in enumerate(sorted(best.items())):
+        axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"best {kind} product")
     axes.set_xlim(left=0)
     axes.set_xlabel("TFLOP/s (2MNK / median time)")
     legend(figure, axes)
-    caption = f"{_count(cases, records)} Isolated regime. Lines: matmul rates reached by this device in the ceilings."
+    caption = f"{_count(cases, records)} Isolated regime. Lines: the best products measured on this device, ceilings included."
     return [
         Chart(
             f"rates-{machine.env_id}", "GEMM rate by shape", svg(figure, f"rates-{machine.env_id}"), caption
@@ -84,7 +85,10 @@ def casts(machine: Machine) -> list[Chart]:
     records = [r for r in records if r["regime"] in ("isolated", "")]
     if not records:
         return []
-    copy = copy_curve(machine)
+    copy = [
+        (moved, rate / 1e9)
+        for moved, rate in (machine.ceilings.moves.get("copy", ()) if machine.ceilings else ())
+    ]
     arms = list(dict.fromkeys(r["arm"] for r in records))
     constant = machine.constant_axes("cast")
     figure = Figure(figsize=(9.5, 3.1), layout="constrained")

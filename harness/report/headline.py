@@ -17,7 +17,7 @@ from harness.compare import AGAIN, TIMES, rows_of, summary
 from harness.report import text
 from harness.report.compared import names
 from harness.report.numerics import SQNR, fp8_rows, numerics_by_arm
-from harness.report.records import achieved, arm_records, newest
+from harness.report.records import arm_records, newest
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table, known, resolved_of
 from harness.report.training import STYLES, is_candidate
@@ -165,9 +165,9 @@ def _gain(standing: Standing) -> Cell:
 
 
 def _worst(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
-    """The least SQNR of the arm itself, else of any arm of its recipe."""
+    """The least SQNR of the arm itself; of any arm of its recipe where it has none, or stands for the recipe."""
     every = [w for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
-    own = [w for w in every if w.arm == arm] or [w for w in every if recipe(w.arm) == name]
+    own = [w for w in every if w.arm == arm != name] or [w for w in every if recipe(w.arm) == name]
     if not own:
         return Cell("", None), []
     least: Worst = min(own, key=lambda w: w.worst[1])
@@ -184,7 +184,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
     shares, rows = [], []
     for r in newest(arm_records(machine, "train")):
         if r["arm"] == standing.arm and r["status"] == "ok":
-            found = mfu.of_row(r, machine.device, achieved(machine))
+            found = mfu.of_row(r, machine.device, machine.achieved)
             executed = [u for u in found if u.formula in mfu.EXECUTED] or list(found)
             if executed and known(executed[-1].mfu_mixed):
                 shares.append(executed[-1].mfu_mixed)
@@ -198,7 +198,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
 
 def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
     rows = newest(r for r in rows_of(fp8_rows(machine)) if not r["arm"].endswith(AGAIN))
-    own = [r for r in rows if r["arm"] == arm] or [r for r in rows if recipe(r["arm"]) == name]
+    own = [r for r in rows if r["arm"] == arm != name] or [r for r in rows if recipe(r["arm"]) == name]
     counted = [(r, resolved_of(r)) for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
     if not counted:
         direct = [r for r in own if "float8" in str(resolved_of(r).get("a_dtype"))]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.compare import AGAIN, SECONDS, TIMES, rows_of
-from harness.report import text
 from harness.report.runs import once
 from harness.report.table import known
 
@@ -40,7 +39,7 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
     for r in own:
         if r["status"] == "ok" and r["metric"] not in TIMES and not r["part"]:
             figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
-    copy = copy_curve(machine) if suite != "ceilings" else []
+    reached = machine.ceilings if suite != "ceilings" else None
     records = []
     for row in own:
         if row["metric"] not in TIMES or row["arm"].endswith(AGAIN):
@@ -48,8 +47,8 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
         key = (row["run_id"], row["case_id"], row["arm"])
         pair = ratios.get((*key, row["regime"] or "", row["metric"]), {})
         record = {**row, **{name: pair.get(name) for name in GAINS}, **figures.get(key, {})}
-        if copy and known(row["gb_per_s"]):
-            record["copy_share"] = row["gb_per_s"] / copy_at(copy, row["bytes_moved"])
+        if reached is not None and known(row["gb_per_s"]) and (copy := reached.bandwidth(row["bytes_moved"])):
+            record["copy_share"] = 1e9 * row["gb_per_s"] / copy
         if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
             record |= _against_peak(machine.device, row)
         records.append(record)
@@ -70,45 +69,6 @@ def repeated(records: Sequence[Record]) -> bool:
     """Whether several runs measured the same case and arm, so that a table must name its runs."""
     seen = Counter((r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"], r["part"]) for r in records)
     return any(count > 1 for count in seen.values())
-
-
-@once
-def copy_curve(machine: Machine) -> list[tuple[float, float]]:
-    """Measured copy bandwidth as (bytes moved, GB/s), by size; empty where the ceilings were not measured."""
-    best: dict[float, float] = {}
-    for r in machine.rows:
-        if (
-            r["suite"] == "ceilings"
-            and known(r["gb_per_s"])
-            and text.axes_of(r["axes"]).get("what") == "copy"
-        ):
-            best[r["bytes_moved"]] = max(r["gb_per_s"], best.get(r["bytes_moved"], 0.0))
-    return sorted(best.items())
-
-
-def copy_at(curve: Sequence[tuple[float, float]], moved: float) -> float:
-    """Copy bandwidth in GB/s for that many bytes, between the measured sizes by the logarithm of the size."""
-    sizes, rates = zip(*curve, strict=True)
-    return float(np.interp(math.log(moved), np.log(sizes), rates))
-
-
-def matmul_ceilings(machine: Machine) -> dict[str, float]:
-    """Best rate in TFLOP/s of each kind of matmul in the ceilings, by its name ("mm_bf16"), in order of names."""
-    found: dict[str, float] = {}
-    for r in machine.rows:
-        what = str(text.axes_of(r["axes"]).get("what")) if r["suite"] == "ceilings" else ""
-        if what.startswith("mm_") and known(r["tflops"]):
-            found[what] = max(found.get(what, 0.0), r["tflops"])
-    return dict(sorted(found.items()))
-
-
-def achieved(machine: Machine) -> dict[str, float] | None:
-    """TFLOP/s by rate ("bf16", "fp8") that this GPU reached in its ceilings; None where these were not measured."""
-    best: dict[str, float] = {}
-    for what, rate in matmul_ceilings(machine).items():
-        kind = "bf16" if what == "mm_bf16" else "fp8"
-        best[kind] = max(rate, best.get(kind, 0.0))
-    return best or None
 
 
 def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from harness.compare import FP8_DTYPES
 from harness.report import text
 from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
-from harness.report.records import achieved, arm_records, copy_curve, newest
+from harness.report.records import arm_records, newest
 from harness.report.table import known
 
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ def roofline(machine: Machine) -> list[Chart]:
 
 
 def _measured(machine: Machine) -> dict[str, float]:
-    """TFLOP/s by kind and TB/s as "copy", as the ceilings of this machine found them; what is unknown is left out."""
-    curve = copy_curve(machine)
-    return (achieved(machine) or {}) | ({"copy": max(rate for _, rate in curve) / 1e3} if curve else {})
+    """TFLOP/s by kind and TB/s as "copy", the best of this machine; what is not known is left out."""
+    if machine.ceilings is None:
+        return {}
+    copies = [rate / 1e12 for _, rate in machine.ceilings.moves.get("copy", ())]
+    return machine.ceilings.achieved | ({"copy": max(copies)} if copies else {})
 
 
 def _nominal(machine: Machine) -> dict[str, float]:
@@ -97,10 +99,9 @@ def _roofs(axes: Axes, rates: Mapping[str, float], low: float, high: float, styl
 
 def _said(machine: Machine, measured: Mapping[str, float], nominal: Mapping[str, float], count: int) -> str:
     told = ["A mark a GEMM and arm, isolated regime; bytes are operands and result, moved once."]
-    if measured:
-        told.append("Full lines: matmul rates and copy bandwidth that this device reached in the ceilings.")
-    else:
-        told.append("The ceilings of this device were not measured in these runs (sweep=ceilings).")
+    told.append("Full lines: the best matmul rates and copy bandwidth measured on this device.")
+    if "copy" not in measured:
+        told.append("Its bandwidth was not measured in these runs (sweep=ceilings).")
     if nominal:
         told.append("Broken lines: published dense peaks.")
     else:

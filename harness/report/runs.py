@@ -24,6 +24,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from harness import diagnosis, store
+from harness.ceilings import Ceilings, ceilings
 from harness.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.errors import UsageError
 from harness.hardware import Device, lookup
@@ -160,6 +161,16 @@ class Machine:
         """The entry of the table of peaks; None (N/A) for a CPU and for what is not in it."""
         name, memory = self.env.get("gpu"), self.env.get("gpu_memory_gib")
         return lookup(name, memory, self.env.get("power_limit_w")) if name and memory else None
+
+    @cached_property
+    def ceilings(self) -> Ceilings | None:
+        """What this machine reached at best; None where nothing of the kind was measured."""
+        return ceilings(self.frame)
+
+    @property
+    def achieved(self) -> dict[str, float] | None:
+        """Best TFLOP/s by rate name, "bf16" and "fp8"; None where no product was measured."""
+        return (self.ceilings.achieved or None) if self.ceilings else None
 
     @cached_property
     def suites(self) -> tuple[str, ...]:

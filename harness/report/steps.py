@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 MOST_CASES = 6
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oooo")
+HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 
 
 def steps_tables(machine: Machine) -> list[Table]:
@@ -101,7 +101,7 @@ def traces_table(machine: Machine) -> Table:
         Spec("trace", lambda r: Cell(str(resolved_of(r)["trace"])), numeric=False),
     ]
     where = f"the folder of run {runs[0]}" if len(runs) == 1 else "the folders of their runs"
-    said = f"Traces, gzipped, in {where}; Perfetto opens them."
+    said = f"Traces, gzipped, in {where} on the machine that measured; Perfetto opens them."
     return replace(
         make_table(f"traces-{machine.env_id}", specs, list(records.values()), said), sortable=False
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness import mfu
 from harness.mfu_examples import EXAMPLES, read_again
 from harness.report import text
-from harness.report.records import achieved, arm_records
+from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Spec, Table, axis_spec, known, make_table
 from harness.report.tables import arm_cell, run_column
 
@@ -30,7 +30,7 @@ def mfu_table(machine: Machine) -> Table:
     """One row a (case, arm, rule of counting) of the suite train; columns that nobody can fill say N/A."""
     records: list[Record] = []
     for r in arm_records(machine, SUITE):
-        records += [{**r, "used": u} for u in mfu.of_row(r, machine.device, achieved(machine))]
+        records += [{**r, "used": u} for u in mfu.of_row(r, machine.device, machine.achieved)]
     axes = [text.axes_of(r["axes"]) for r in records]
     names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
     specs = [
