@@ -95,8 +95,8 @@ EXAMPLES: tuple[Example, ...] = (
         312.0,
         "MI355X",
         "faster than the GPU can be",
-        "an unknown device fell back to the peak of an A100; the TFLOP/s were right. In which dtype they ran is not said: "
-        "bf16 is assumed here, which gives the highest share",
+        "an unknown device fell back to the peak of an A100; the TFLOP/s were right. Neither these nor their dtype "
+        "are said: taken back from the printed figure, all in bf16, which gives the highest share",
         "AMD-AGI/Primus pull request 772",
     ),
     Example(

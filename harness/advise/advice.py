@@ -102,7 +102,7 @@ def advice(
         pays_from=pays,
         gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
         reasons=_reasons(model, device, rates, plan, chosen, careful),
-        warnings=_warnings(model, device, rates, plan),
+        warnings=_warnings(model, device, rates, plan, chosen),
         checks=tuple(checks),
     )
 
@@ -190,8 +190,14 @@ def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
     return Reason("eval loss", found, "off" if coarse and careful else "")
 
 
-def _warnings(model: Model, device: Device, rates: Rates, plan: Plan) -> tuple[str, ...]:
+def _warnings(
+    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice
+) -> tuple[str, ...]:
     found = []
+    if chosen.converted and chosen.step.low < 1 < chosen.step.high:
+        found.append(
+            "the interval holds 1, so that this can't be told: measure, with sweep=train on that GPU"
+        )
     guessed = [
         name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
     ]

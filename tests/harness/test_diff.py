@@ -124,8 +124,8 @@ def test_few_rounds_cannot_tell(tmp_path: Path) -> None:
 
 def test_the_clock_is_blamed_where_cycles_are_equal(tmp_path: Path) -> None:
     """20 % longer at 1/1.2 of the clock; the same slow-down at the same clock is not the clock's."""
-    slow = dict(sample_clock_mhz=(1500.0,) * 8)
-    fast = dict(sample_clock_mhz=(1800.0,) * 8)
+    slow: dict[str, object] = {"sample_clock_mhz": (1500.0,) * 8}
+    fast: dict[str, object] = {"sample_clock_mhz": (1800.0,) * 8}
     found = compared(tmp_path, [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **slow)])
     assert only(found, "a_eager").cause == CLOCK
     found = compared(tmp_path / "2", [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **fast)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -220,3 +221,36 @@ def test_no_two_parts_answer_to_one_description() -> None:
         for name in one.names:
             assert lookup(name, one.memory_gib, one.max_power_w) is one
             assert name not in other.names
+
+
+def page_lines() -> list[str]:
+    """The two tables of docs/hardware.md, from the data."""
+    lines = [
+        "| GPU | exact names | GiB | W | SMs | MHz | bf16 | FP8 | FP8, fp16 accumulation | TB/s | source |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for d in DEVICES:
+        rates = [f"{d.tflops[r]:g}" if r in d.tflops else "none" for r in ("bf16", "fp8")]
+        clock = f"{d.clock_mhz:g}" + (" *" if d.clock_implied else "")
+        half = f"{d.tflops['fp8_fp16acc']:g}" if "fp8_fp16acc" in d.tflops else ""
+        cells = [d.key, ", ".join(d.names), f"{d.memory_gib:g}", f"{d.max_power_w:g}", f"{d.sm_count}", clock]
+        cells += [*rates, half, f"{d.bandwidth_tb_s:g}", f"{d.source}; {d.date}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| GPU | figure | also found | by | remark |", "|---|---|---|---|---|"]
+    for d in DEVICES:
+        own = {**d.tflops, "bandwidth_tb_s": d.bandwidth_tb_s}
+        for other in d.others:
+            cells = [
+                d.key,
+                f"{other.what} {own[other.what]:g}",
+                f"{other.value:g}",
+                other.source,
+                other.remark,
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_page_lists_every_gpu_and_every_conflict() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    assert "\n".join(page_lines()) in page

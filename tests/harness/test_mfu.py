@@ -249,3 +249,28 @@ def test_the_three_anti_examples_are_explained() -> None:
     assert bf16.mfu_mixed == pytest.approx(0.408, abs=0.001)
     assert fp8.tokens_per_s > bf16.tokens_per_s  # type: ignore[operator]
     assert 0.8 < fp8.fp8_share < 0.9
+
+
+def page_lines() -> list[str]:
+    """The table of docs/mfu.md, from the inputs."""
+    lines = [
+        "| printed | formed again | of bf16 peak | of FP8 peak | mixed MFU | reads as | what is wrong | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for reading in map(read_again, EXAMPLES):
+        example, found = reading.example, reading.columns
+        shares = (found.mfu_bf16_peak, found.mfu_fp8_peak, found.mfu_mixed)
+        cells = [example.key, f"{reading.reproduced:.1f} %" + (", impossible" if reading.impossible else "")]
+        cells += [f"{100 * share:.1f} %" for share in shares if share is not None]
+        cells += [example.reads_as, example.reason, f"{example.source}; {example.date}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_page_shows_the_examples_and_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "mfu.md").read_text()
+    assert "\n".join(page_lines()) in page
+    for column in COLUMNS:
+        assert column.title in page or column.name in ("fp8_share", "formula")
+    for formula in FORMULAS:
+        assert f"`{formula}`" in page
