@@ -76,7 +76,10 @@ def markdown(value: object) -> str:
     """Text as markdown shows it, in one line: no markup and no cell border."""
     line = " ".join(printable(str(value)).split())
     line = re.sub(r"([\\`*\[\]|~])", r"\\\1", line)
-    line = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)  # within a word it is no emphasis
+    line = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", line)  # between letters it is no emphasis
+    # What starts a heading, a list or an underline of one where it stands first in a paragraph.
+    line = re.sub(r"^(#+|[-+]|=+|-+)(?=\s|$)", r"\\\1", line)
+    line = re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", line)
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -64,6 +64,7 @@ def test_a_cell_of_html_is_one_cell_whatever_it_holds(text: str, note: str) -> N
 
 @given(cells=st.lists(words, min_size=1, max_size=4))
 @example(cells=list(HOSTILE))
+@example(cells=["__0__", "a__b", "_", "*_*"])
 def test_a_cell_of_markdown_is_one_cell_whatever_it_holds(cells: list[str]) -> None:
     head = "|" + " x |" * len(cells) + "\n|" + " --- |" * len(cells) + "\n"
     row = "|" + "".join(f" {cell_markdown(Cell(cell))} |" for cell in cells) + "\n"
@@ -71,6 +72,25 @@ def test_a_cell_of_markdown_is_one_cell_whatever_it_holds(cells: list[str]) -> N
     assert seen.tags == ["table", "thead", "tr", *["th"] * len(cells), "tbody", "tr", *["td"] * len(cells)]
     shown = seen.text.split()
     assert shown == [*["x"] * len(cells), *" ".join(printable(c) for c in cells).split()]
+
+
+@given(text=words)
+@example("# a")
+@example("- a")
+@example("1. a")
+@example("---")
+@example("=====")
+@example("+")
+def test_a_paragraph_of_markdown_stays_one(text: str) -> None:
+    """Alone, in a list and in a quotation, after a line of text that an underline would make a heading."""
+    shown = markdown(text)
+    reader = MarkdownIt("commonmark").enable("table").enable("strikethrough")
+    for before, tags in (("", ["p"]), ("- ", ["ul", "li"]), ("> ", ["blockquote", "p"])):
+        seen = Tags(reader.render(f"{before}{shown}\n"))
+        if shown:
+            assert seen.tags == tags
+            assert seen.text.split() == printable(text).split()
+    assert Tags(reader.render(f"words\n{shown}\n")).tags == ["p"]
 
 
 @given(text=words)
