@@ -1,0 +1,71 @@
+"""Against: the work tree of another commit, for as long as it is measured."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.gate.codes import Exit, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
+
+
+def project_root() -> Path:
+    """The checkout that this harness runs from.
+
+    Raises:
+        Refused: it is not a git checkout, so there is no other commit to compare with.
+    """
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        raise Refused(
+            Exit.NO_BASELINE,
+            f"{root} is no git checkout, so there is no other commit; compare stored runs with --baseline and "
+            "--candidate",
+        )
+    return root
+
+
+def resolve(root: Path, revision: str) -> str:
+    """The commit that a revision names.
+
+    Raises:
+        Refused: there is none (exit 5); a shallow clone is named as such.
+    """
+    done = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    if done.returncode == 0:
+        return done.stdout.strip()
+    shallow = _git(root, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+    hint = "; this clone is shallow: git fetch --unshallow" if shallow else "; see git log"
+    raise Refused(Exit.NO_BASELINE, f"no commit {revision!r} in {root.name}{hint}")
+
+
+def same_code(root: Path, commit: str) -> bool:
+    """Whether nothing that is measured differs between a commit and the work tree as it lies there."""
+    tracked = _git(root, "diff", "--quiet", commit, "--", *MEASURED).returncode == 0
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *MEASURED).stdout.strip()
+    return tracked and not new
+
+
+@contextmanager
+def work_tree(root: Path, commit: str) -> Iterator[Path]:
+    """A work tree of the commit in a temporary folder, removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+        tree = Path(folder) / commit[:10]
+        added = _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        if added.returncode:
+            raise Refused(Exit.USAGE, f"git worktree add failed: {' '.join(added.stderr.split())}")
+        try:
+            yield tree
+        finally:
+            _git(root, "worktree", "remove", "--force", str(tree))
+
+
+def _git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
