@@ -78,7 +78,7 @@ class Policy:
     session_spread: float = 0.02
     on_inconclusive: Literal["warn", "fail"] = "warn"
     pairs: int = 10
-    blocks: int = 5
+    blocks: int = 12
     confirm_pairs: int = 10
 
     def rule_for(self, unit: Mapping[str, str]) -> Rule:

@@ -1,0 +1,78 @@
+"""Drive: measure, judge, measure again what was flagged, judge again. The only part of the gate that measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.gate.judge import Judgement, judge
+from harness.gate.session import Session, new_session
+from harness.gate.sides import load_side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.gate.policy import Policy
+    from harness.gate.session import Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be measured and against what.
+
+    Attributes:
+        trees: work tree by side; without a "baseline", a stored one is judged against.
+        words: the sweep's command line.
+        policy: with the counts of pairs and blocks.
+        results_dir: the session is stored in `<results_dir>/gate/<session>/`.
+        stored_baseline: a run, where `trees` has no baseline.
+        machine_free: see `judge`.
+        pads: share by which a side is slowed, for experiments.
+    """
+
+    trees: Mapping[str, Path]
+    words: Sequence[str]
+    policy: Policy
+    results_dir: Path
+    stored_baseline: str | None = None
+    machine_free: bool = False
+    pads: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+
+def measure_and_judge(request: Request, tell: Tell) -> Judgement:
+    """Both stages. What the first one flags is measured again, in new processes, before anyone is told."""
+    session = open_session(request, tell)
+    policy = request.policy
+    session.stage(1, policy.pairs)
+    judgement = judge_session(request, session)
+    if judgement.to_confirm and not judgement.control.moved:
+        tell(f"{len(judgement.to_confirm)} cases are flagged and measured again")
+        session.stage(2, policy.confirm_pairs, judgement.to_confirm)
+        judgement = judge_session(request, session)
+    return judgement
+
+
+def open_session(request: Request, tell: Tell) -> Session:
+    """A session that has measured nothing yet."""
+    return Session(
+        trees=request.trees,
+        words=request.words,
+        folder=request.results_dir / "gate" / new_session(),
+        blocks=request.policy.blocks,
+        pads=request.pads,
+        seed=request.seed,
+        tell=tell,
+    )
+
+
+def judge_session(request: Request, session: Session) -> Judgement:
+    """Judges what a session has stored so far."""
+    before = session.folder / "baseline" if "baseline" in request.trees else Path(str(request.stored_baseline))
+    return judge(
+        load_side(before, "baseline", request.results_dir),
+        load_side(session.folder / "candidate", "candidate", request.results_dir),
+        request.policy,
+        machine_free=request.machine_free,
+    )
