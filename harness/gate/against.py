@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.codes import Exit, Refused
+from harness.gate.codes import Exit, GateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,11 +20,11 @@ def project_root() -> Path:
     """The checkout that this harness runs from.
 
     Raises:
-        Refused: it is not a git checkout, so there is no other commit to compare with.
+        GateError: it is not a git checkout, so there is no other commit to compare with.
     """
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
-        raise Refused(
+        raise GateError(
             Exit.NO_BASELINE,
             f"{root} is no git checkout, so there is no other commit; compare stored runs with --baseline and "
             "--candidate",
@@ -36,14 +36,14 @@ def resolve(root: Path, revision: str) -> str:
     """The commit that a revision names.
 
     Raises:
-        Refused: there is none (exit 5); a shallow clone is named as such.
+        GateError: there is none (exit 5); a shallow clone is named as such.
     """
     done = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     if done.returncode == 0:
         return done.stdout.strip()
     shallow = _git(root, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
     hint = "; this clone is shallow: git fetch --unshallow" if shallow else "; see git log"
-    raise Refused(Exit.NO_BASELINE, f"no commit {revision!r} in {root.name}{hint}")
+    raise GateError(Exit.NO_BASELINE, f"no commit {revision!r} in {root.name}{hint}")
 
 
 def same_code(root: Path, commit: str) -> bool:
@@ -60,7 +60,7 @@ def work_tree(root: Path, commit: str) -> Iterator[Path]:
         tree = Path(folder) / commit[:10]
         added = _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
         if added.returncode:
-            raise Refused(Exit.USAGE, f"git worktree add failed: {' '.join(added.stderr.split())}")
+            raise GateError(Exit.USAGE, f"git worktree add failed: {' '.join(added.stderr.split())}")
         try:
             yield tree
         finally:

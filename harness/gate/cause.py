@@ -90,7 +90,9 @@ def cycle_ratio(before: list[Any], after: list[Any]) -> float | None:
 
 def _clocked(row: Any) -> bool:
     clocks = np.asarray(row.sample_clock_mhz if row.sample_clock_mhz is not None else [], dtype=np.float64)
-    return clocks.size == len(row.samples) > 0 and bool(np.isfinite(clocks).all()) and bool((clocks > 0).all())
+    return (
+        clocks.size == len(row.samples) > 0 and bool(np.isfinite(clocks).all()) and bool((clocks > 0).all())
+    )
 
 
 def _more(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:

@@ -19,7 +19,7 @@ class Exit(IntEnum):
     INCONCLUSIVE = 6  # only where the policy says on_inconclusive: fail
 
 
-class Refused(UsageError):
+class GateError(UsageError):
     """The gate cannot judge; the message says why and what to do, `code` what the process returns."""
 
     def __init__(self, code: Exit, message: str) -> None:

@@ -18,14 +18,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness import stats
-from harness.stats import Vector
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.stats import Vector
 
 MIN_ROUNDS = 3  # below, a t interval is too wide to decide anything
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
@@ -61,6 +65,8 @@ def decide(
     limits: Sequence[float],
     alpha: float = 0.05,
     alpha_confirm: float = 0.01,
+    *,
+    one_run: bool = True,
 ) -> list[Decision]:
     """The verdict on each unit.
 
@@ -70,17 +76,20 @@ def decide(
         limits: log(1 + tolerance) of each unit.
         alpha: of the first stage.
         alpha_confirm: of the confirmation.
+        one_run: the units are those of one run, so Holm runs over them; False: each is a run of its own.
     """
     directions, p_values = _one_sided(first, limits)
     flagged = p_values <= alpha
     confirming = bool(any(len(s) for s in second))
     # With a confirmation, the family is what was flagged; without one, it is everything that was tested.
-    candidates = [i for i in range(len(first)) if (flagged[i] and len(second[i]) if confirming else len(first[i]))]
+    candidates = [
+        i for i in range(len(first)) if (flagged[i] and len(second[i]) if confirming else len(first[i]))
+    ]
     adjusted = np.full(len(first), np.nan)
     raw = [
         _p(directions[i] * second[i] - limits[i]) if confirming else float(p_values[i]) for i in candidates
     ]
-    adjusted[candidates] = stats.holm(raw)
+    adjusted[candidates] = stats.holm(raw) if one_run else raw
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     mean, low, high = _intervals(pooled)
     out = []
@@ -99,7 +108,7 @@ def decide(
             flagged=bool(flagged[i]),
         )
         if verdict is Verdict.INCONCLUSIVE:
-            family = 1 if confirming else len(candidates)
+            family = len(candidates) if one_run and not confirming else 1
             decision.more = _more(pooled[i], limits[i], alpha_confirm / max(family, 1))
         out.append(decision)
     return out
@@ -143,7 +152,8 @@ def _more(logs: Vector, limit: float, alpha: float) -> int | None:
         return max(floor, 2 * MIN_ROUNDS) - rounds
     away = abs(float(logs.mean()) - limit)
     spread = float(logs.std(ddof=1))
-    quantile = stats.t_quantile(1 - min(alpha, 0.025), max(rounds - 1, 1))
+    # By then there are many rounds, so not the quantile of those at hand, which for three is six times as large.
+    quantile = stats.t_quantile(1 - min(alpha, 0.025), max(rounds, 30))
     if away * math.sqrt(MOST_ROUNDS) <= quantile * spread:
         return None
     needed = math.ceil((quantile * spread / away) ** 2)

@@ -69,7 +69,9 @@ def open_session(request: Request, tell: Tell) -> Session:
 
 def judge_session(request: Request, session: Session) -> Judgement:
     """Judges what a session has stored so far."""
-    before = session.folder / "baseline" if "baseline" in request.trees else Path(str(request.stored_baseline))
+    before = (
+        session.folder / "baseline" if "baseline" in request.trees else Path(str(request.stored_baseline))
+    )
     return judge(
         load_side(before, "baseline", request.results_dir),
         load_side(session.folder / "candidate", "candidate", request.results_dir),

@@ -13,7 +13,7 @@ import numpy as np
 from harness import stats
 from harness.gate.cause import Cause, cause_of
 from harness.gate.codes import Exit
-from harness.gate.decide import MIN_ROUNDS, Verdict, decide
+from harness.gate.decide import MIN_ROUNDS, MOST_ROUNDS, Verdict, decide
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
 from harness.gate.units import Unit, match
@@ -90,7 +90,7 @@ class Judgement:
     @property
     def to_confirm(self) -> tuple[str, ...]:
         """Ids of the cases that must be measured again before anyone is told about them."""
-        return tuple(sorted({f.unit.case_id for f in self.findings if f.flagged and f.unit.case_id}))
+        return tuple(sorted({i for f in self.findings if f.flagged for i in f.unit.cases}))
 
 
 def judge(
@@ -111,7 +111,7 @@ def judge(
         today: the day by which allowances expire; UTC by default.
 
     Raises:
-        Refused: the environments differ (exit 3), or no case is common (5).
+        GateError: the environments differ (exit 3), or no case is common (5).
     """
     date = today or datetime.datetime.now(datetime.UTC).date()
     mode = mode_of(baseline, candidate, machine_free=machine_free)
@@ -128,9 +128,12 @@ def judge(
         [u.first for u in timed], [u.second for u in timed], limits, policy.alpha, policy.alpha_confirm
     )
     findings = [
-        _timed(unit, decision, limit, control) for unit, decision, limit in zip(timed, decisions, limits, strict=True)
+        _timed(unit, decision, limit, control)
+        for unit, decision, limit in zip(timed, decisions, limits, strict=True)
     ]
-    findings += [_missing(u) if u.trouble else _exact(u) for u in matched.units if u.trouble or u.rule.rule != "timed"]
+    findings += [
+        _missing(u) if u.trouble else _exact(u) for u in matched.units if u.trouble or u.rule.rule != "timed"
+    ]
     findings = [_with_allowance(f, policy, date) for f in findings]
     notes += [
         f"the allowance for {f.unit.case}, {f.unit.arm} ended on {f.allowed.until}: {f.allowed.reason}"
@@ -175,6 +178,7 @@ def _group_units(units: Sequence[Unit], policy: Policy) -> list[Unit]:
             better="lower",
             rule=Rule("timed", tolerance),
             first=np.mean([u.first for u in whole], axis=0),
+            members=tuple(sorted({u.case_id for u in whole})),
         )
         if len(again) == len(whole) and len({len(s) for s in again}) == 1:
             unit.second = np.mean(again, axis=0)
@@ -194,7 +198,9 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
         unit,
         verdict,
         reason,
-        *(math.exp(x) for x in (decision.mean, decision.low, decision.high)),
+        change=math.exp(decision.mean),
+        low=math.exp(decision.low),
+        high=math.exp(decision.high),
         limit=math.expm1(limit),
         rounds=decision.rounds,
         p=decision.p,
@@ -210,18 +216,25 @@ def _why(d: Decision, limit: float) -> str:
     if d.rounds < MIN_ROUNDS:
         return f"{d.rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
     if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
-        test = f"p {d.p:.3g}" + ("" if math.isnan(d.p_confirm) else f", confirmed on fresh data p {d.p_confirm:.2g}")
+        test = f"p {d.p:.3g}" + (
+            "" if math.isnan(d.p_confirm) else f", confirmed on fresh data p {d.p_confirm:.2g}"
+        )
         return f"{'slower' if d.mean > 0 else 'faster'} by more than {bar}: {test}"
     if d.verdict is Verdict.OK:
         return f"at most {math.expm1(d.high):+.1%}, below {bar}"
     again = "" if not d.flagged or math.isnan(d.p_confirm) else "; flagged, and fresh data did not confirm it"
     if d.more is None:
-        return f"the change lies too close to {bar} for any number of rounds{again}"
+        return f"change and tolerance lie closer than the noise: over {MOST_ROUNDS} rounds{again}"
     return f"about {d.more} more rounds would settle it{again}"
 
 
 def _missing(unit: Unit) -> Finding:
-    return Finding(unit, Verdict.REGRESSED, f"{unit.trouble}: what cannot be compared is no pass", cause=Cause("missing", ""))
+    return Finding(
+        unit,
+        Verdict.REGRESSED,
+        f"{unit.trouble}: what cannot be compared is no pass",
+        cause=Cause("missing", ""),
+    )
 
 
 def _exact(unit: Unit) -> Finding:

@@ -15,7 +15,7 @@ from typing import Any
 WORKER = Path(__file__).with_name("worker.py")
 
 
-class WorkerDied(RuntimeError):
+class WorkerError(RuntimeError):
     """A worker ended, answered with an error or did not answer in time; the message says which."""
 
 
@@ -46,13 +46,13 @@ class Process:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise WorkerDied(self._last_words("ended")) from error
+            raise WorkerError(self._last_words("ended")) from error
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
         """The answer to the oldest command that has none yet.
 
         Raises:
-            WorkerDied: it ended, answered with an error, or took longer than the timeout.
+            WorkerError: it ended, answered with an error, or took longer than the timeout.
         """
         assert self._process.stdout is not None
         ends = time.monotonic() + timeout_s
@@ -60,15 +60,15 @@ class Process:
             ready, _, _ = select.select([self._process.stdout], [], [], max(ends - time.monotonic(), 0))
             if not ready:
                 self._process.kill()
-                raise WorkerDied(f"no answer within {timeout_s:.0f} s")
+                raise WorkerError(f"no answer within {timeout_s:.0f} s")
             piece = os.read(self._process.stdout.fileno(), 1 << 16)
             if not piece:
-                raise WorkerDied(self._last_words("ended"))
+                raise WorkerError(self._last_words("ended"))
             self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise WorkerDied(str(answer["error"]))
+            raise WorkerError(str(answer["error"]))
         return answer
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Process:
             try:
                 self.tell({"do": "quit"})
                 self._process.wait(10)
-            except (WorkerDied, subprocess.TimeoutExpired):
+            except (WorkerError, subprocess.TimeoutExpired):
                 self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

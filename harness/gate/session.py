@@ -10,6 +10,7 @@ Cost: `pairs` x (start of two processes, about 3 s on a CPU and 10 s on a GPU, +
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
@@ -17,15 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.case import Case
-from harness.gate.codes import Exit, Refused
-from harness.gate.process import Process, WorkerDied
+from harness.gate.codes import Exit, GateError
+from harness.gate.process import Process, WorkerError
 from harness.gate.sides import CONTROL_SUITE
 from harness.measurement import METRICS, Measurement
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
 CONTROL = "control"  # the worker's name of the control
@@ -60,7 +63,10 @@ class _Row:
             status, reason = "failed", "no block of it was timed"
         sound = status == "ok"
         return Measurement(
-            **{name: self.about[name] for name in ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")},
+            **{
+                name: self.about[name]
+                for name in ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
+            },
             status=status,  # type: ignore[arg-type]
             reason="" if sound else reason,
             regime=TIMED_REGIME if self.timed and sound else "",
@@ -97,7 +103,9 @@ class _Collected:
         """Adds one block of every arm."""
         for name, samples in block["samples"].items():
             if name == CONTROL:
-                row = self.rows.setdefault((control.case_id, "bf16_mm", "time_ms"), _Row(_control_row(control)))
+                row = self.rows.setdefault(
+                    (control.case_id, "bf16_mm", "time_ms"), _Row(_control_row(control))
+                )
                 row.timed = True
             else:
                 row = self._timed_row(case_id, name)
@@ -167,7 +175,7 @@ class Session:
             only: ids of the cases to measure; all where empty.
 
         Raises:
-            Refused: a side could not even make its plan, or the sides share no case.
+            GateError: a side could not even make its plan, or the sides share no case.
         """
         order = random.Random(self.seed * 1000 + number)
         collected = {side: _Collected() for side in self.trees}
@@ -178,9 +186,11 @@ class Session:
             left = spent / (index + 1) * (pairs - index - 1)
             self.tell(f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
         for side, rows in collected.items():
-            self._store(side, number, pairs, rows)
+            self._store(side, number, pairs, rows, time.monotonic() - started)
 
-    def _round(self, index: int, collected: dict[str, _Collected], only: set[str], order: random.Random) -> None:
+    def _round(
+        self, index: int, collected: dict[str, _Collected], only: set[str], order: random.Random
+    ) -> None:
         with ExitStack() as stack:
             workers: dict[str, Process] = {}
             for side in order.sample(sorted(self.trees), len(self.trees)):
@@ -191,8 +201,8 @@ class Session:
             for side, worker in workers.items():  # both import PyTorch at the same time
                 try:
                     plans[side] = worker.answer(START_S)
-                except WorkerDied as error:
-                    raise Refused(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
+                except WorkerError as error:
+                    raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
                 collected[side].env, collected[side].env_id = plans[side]["env"], plans[side]["env_id"]
             cases = {side: [c["case_id"] for c in plan["cases"]] for side, plan in plans.items()}
             for case_id in dict.fromkeys(i for ids in cases.values() for i in ids):
@@ -214,7 +224,7 @@ class Session:
         def ask(side: str, command: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
             try:
                 return alive[side].ask(command, timeout_s)
-            except WorkerDied as error:
+            except WorkerError as error:
                 collected[side].died(index, case_id, str(error))
                 del alive[side]
                 return None
@@ -227,9 +237,17 @@ class Session:
                 if answer := ask(side, {"do": "block"}, BLOCK_S):
                     collected[side].time(index, case_id, answer, control)
 
-    def _store(self, side: str, number: int, pairs: int, rows: _Collected) -> None:
+    def _store(self, side: str, number: int, pairs: int, rows: _Collected, seconds: float) -> None:
         folder = self.folder / side / f"stage{number}"
-        gate = {"session": self.folder.name, "side": side, "stage": number, "pairs": pairs, "blocks": self.blocks}
+        gate = {
+            "session": self.folder.name,
+            "side": side,
+            "stage": number,
+            "pairs": pairs,
+            "blocks": self.blocks,
+            "seconds": round(seconds, 1),
+            "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        }
         if self.pads.get(side):
             gate["pad"] = self.pads[side]
         writer = store.RunWriter(

@@ -18,7 +18,7 @@ import numpy as np
 from harness import store
 from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
-from harness.gate.codes import Exit, Refused
+from harness.gate.codes import Exit, GateError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,38 +56,38 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
     """Reads one side.
 
     Raises:
-        Refused: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, NaN
+        GateError: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, NaN
             among its samples, or rows of several environments (3).
     """
     absent = Exit.NO_BASELINE if role == "baseline" else Exit.USAGE
     try:
         path = store.find_run(name, results_dir)
     except UsageError as error:
-        raise Refused(absent, f"{role}: {error}") from error
+        raise GateError(absent, f"{role}: {error}") from error
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         frame = store.read(path)
     if frame.attrs["problems"]:
-        raise Refused(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
+        raise GateError(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
     if frame.empty:
-        raise Refused(absent, f"{role}: no rows in {path}; measure first: python -m harness sweep=NAME")
+        raise GateError(absent, f"{role}: no rows in {path}; measure first: python -m harness sweep=NAME")
     _refuse_nan(frame, role)
     ids = sorted(frame["env_id"].dropna().unique())
     if len(ids) > 1:
         envs = [_env(frame[frame["env_id"] == i]) for i in ids[:2]]
-        raise Refused(
+        raise GateError(
             Exit.INVALID, f"{role}: rows of several environments ({differing_fields(*envs)}); name one run"
         )
     stage_of, sessions = {}, set()
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
-        gate = about.get("gate") if isinstance(about.get("gate"), dict) else {}
+        gate = about.get("gate") or {}
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
     stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
     stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}
     if FIRST not in stages:
-        raise Refused(Exit.USAGE, f"{role}: {path} holds a confirmation without its first stage")
+        raise GateError(Exit.USAGE, f"{role}: {path} holds a confirmation without its first stage")
     return Side(
         name=str(name),
         stages=stages,
@@ -103,12 +103,12 @@ def mode_of(baseline: Side, candidate: Side, *, machine_free: bool) -> Mode:
     """How two sides may be compared.
 
     Raises:
-        Refused: times are to be judged and the environments differ (exit 3); the fields are named.
+        GateError: times are to be judged and the environments differ (exit 3); the fields are named.
     """
     if machine_free:
         return "machine-free"
     if baseline.env_id != candidate.env_id:
-        raise Refused(
+        raise GateError(
             Exit.INVALID,
             f"the environments differ ({differing_fields(baseline.env, candidate.env)}), so their times cannot be "
             "compared; measure both here with --against GIT_REV, or judge what no machine changes with "
@@ -144,7 +144,7 @@ def _refuse_nan(frame: pd.DataFrame, role: str) -> None:
         return
     bad = next(i for i, values in enumerate(lists) if np.isnan(values).any())
     row = frame.iloc[bad]
-    raise Refused(
+    raise GateError(
         Exit.USAGE,
         f"{role}: {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, holds NaN samples, which "
         "this harness never writes; measure it again",

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import stats
-from harness.gate.codes import Exit, Refused
+from harness.gate.codes import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST, same_class
 from harness.report.text import axes_of, case_label
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
 
     from harness.gate.policy import Policy
     from harness.gate.sides import Mode, Side
@@ -66,6 +67,12 @@ class Unit:
     trouble: str = ""
     failed: bool = False  # the candidate's row is a failure
     rows: tuple[Any, Any] = (None, None)
+    members: tuple[str, ...] = ()  # of a group: the ids of its cases
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """Ids of the cases to measure for this unit."""
+        return self.members or (self.case_id,)
 
     @property
     def key(self) -> Key:
@@ -104,12 +111,12 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     """Aligns two sides.
 
     Raises:
-        Refused: not one case is on both sides (exit 5).
+        GateError: not one case is on both sides (exit 5).
     """
     before, after = baseline.first, candidate.first
     common = set(before["case_id"]) & set(after["case_id"]) - _control_ids(before)
     if not common:
-        raise Refused(
+        raise GateError(
             Exit.NO_BASELINE,
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
@@ -153,7 +160,15 @@ def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Un
         if row.status != "ok":  # the baseline itself has no number: nothing can have become worse
             continue
         unit = Unit(
-            *(row.suite, row.case_id, labels[row.axes], row.arm, row.metric, row.regime or "", row.part or ""),
+            *(
+                row.suite,
+                row.case_id,
+                labels[row.axes],
+                row.arm,
+                row.metric,
+                row.regime or "",
+                row.part or "",
+            ),
             unit=row.unit,
             better=row.better,
             rule=policy.rule_for({**dict(zip(KEY, key, strict=True)), "case": labels[row.axes]}),
@@ -194,11 +209,14 @@ def _declared(timed: Unit, facts: tuple[str, ...]) -> list[Unit]:
             after=float(after),
         )
         for name, (before, after) in pairs.items()
-        if isinstance(before, int | float) and isinstance(after, int | float) and before != after and before >= 0
+        if isinstance(before, int | float)
+        and isinstance(after, int | float)
+        and before != after
+        and before >= 0
     ]
 
 
-def _flat(rows_of: list[list[Any]], by_number: bool) -> tuple[Vector, Vector]:
+def _flat(rows_of: list[list[Any]], by_number: bool) -> tuple[NDArray[np.int64], Vector]:
     """Round names (unit * _ROUNDS + round) and log medians of many units, all at once."""
     values, groups = [], []
     for index, rows in enumerate(rows_of):
@@ -314,7 +332,9 @@ def _control(before: pd.DataFrame, after: pd.DataFrame, mode: Mode) -> Vector:
     a, b = (_only_ok(frame[frame["suite"] == CONTROL_SUITE]) for frame in (before, after))
     if not a or not b:  # a stored run of a plain sweep: the product that PyTorch alone computes stands in
         a, b = (
-            _only_ok(frame[(frame["suite"] == "gemm") & (frame["arm"] == "bf16") & (frame["metric"] == "time_ms")])
+            _only_ok(
+                frame[(frame["suite"] == "gemm") & (frame["arm"] == "bf16") & (frame["metric"] == "time_ms")]
+            )
             for frame in (before, after)
         )
         shared = sorted({r.case_id for r in a} & {r.case_id for r in b})[:1]

@@ -22,10 +22,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONTROL = "control"
 CONTROL_SIZE = {"cpu": 128, "cuda": 4096}
@@ -69,7 +71,9 @@ class Worker:
         return {
             "env": env,
             "env_id": environment.env_id(env),
-            "cases": [{"case_id": i, "label": str(c.case), "suite": c.case.suite} for i, c in self.cases.items()],
+            "cases": [
+                {"case_id": i, "label": str(c.case), "suite": c.case.suite} for i, c in self.cases.items()
+            ],
         }
 
     def prepare(self, case_id: str) -> dict[str, Any]:
@@ -128,9 +132,14 @@ class Worker:
             if numerics.ok:
                 rows.append(_row(metric, "ok", resolved=resolved, samples=[float(value)]))
             else:
-                rows.append(_row(metric, "failed", resolved=resolved, reason=f"{value:.6g}; {numerics.reason}"))
+                rows.append(
+                    _row(metric, "failed", resolved=resolved, reason=f"{value:.6g}; {numerics.reason}")
+                )
         if not numerics.ok:
-            return [*rows, _row(work.metric, "failed", resolved=resolved, reason=f"numerics: {numerics.reason}")]
+            return [
+                *rows,
+                _row(work.metric, "failed", resolved=resolved, reason=f"numerics: {numerics.reason}"),
+            ]
         self.arms[arm] = self._padded(work.run)
         self.on_host |= work.on_host
         timed = _row(work.metric, "ok", resolved=resolved)
