@@ -10,7 +10,6 @@ Every count comes with its Clopper-Pearson interval.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -35,6 +34,7 @@ from harness.gate.simulate import EFFECTS, NOISES, ROUNDS, TOLERANCE, bars, grid
 from harness.gate.units import match
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from harness.gate.judge import Judgement

@@ -141,10 +141,12 @@ def _cell(noise: Noise, effect: float, first: Array, second: Array, limit: float
     truth = math.log1p(effect * TOLERANCE)
     limits = [limit] * trials
     empty = np.empty(0)
-    alone = decide(first + truth, [empty] * trials, limits, policy.alpha, policy.alpha_confirm, one_run=False)
+    alone = decide(
+        list(first + truth), [empty] * trials, limits, policy.alpha, policy.alpha_confirm, one_run=False
+    )
     flagged = [d.flagged for d in alone]
     again = [s + truth if f else empty for s, f in zip(second, flagged, strict=True)]
-    both = decide(first + truth, again, limits, policy.alpha, policy.alpha_confirm, one_run=False)
+    both = decide(list(first + truth), again, limits, policy.alpha, policy.alpha_confirm, one_run=False)
     # Where nothing was flagged, `both` had no confirmation to run; then the first stage is the whole of it.
     return Cell(
         noise.name,

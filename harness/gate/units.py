@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import stats
+from harness.compare import AGAIN
 from harness.gate.codes import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST, same_class
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from harness.gate.sides import Mode, Side
     from harness.stats import Vector
 
-AGAIN = ":again"
 Key = tuple[str, ...]
 Table = dict[Key, list[Any]]
 RATIO = "ratio"  # regime of units that are ratios of two arms of one run
