@@ -1,11 +1,13 @@
 """Session: measures two work trees (or one) so that their rounds are pairs, and stores both sides.
 
-A round is a pair of fresh processes, one a side, alive together. Within it, case by case, each side builds and checks
+A round is a pair of fresh processes, one a side, alive together (on a CPU forks of a parent that has imported and run
+nothing, see `worker`; with CUDA started anew). Within it, case by case, each side builds and checks
 its arms, and then the two take turns: one block of samples each, in random order, several times. A neighbour on the
 machine, a clock or a temperature strikes both sides of a turn alike; what one process is stuck with (where its memory
 lies, which kernels it chose) is drawn anew in the next round. So the round, not the block, is the unit of statistics.
 
-Cost: `pairs` x (start of two processes, about 3 s on a CPU and 10 s on a GPU, + cases x arms x blocks x block_ms x 2).
+Cost: `pairs` x 2 x (checks of every case + cases x arms x blocks x block_ms), and the start of a process once a stage on
+a CPU (3 s), twice a round with CUDA (10 s).
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -180,35 +181,56 @@ class Session:
         order = random.Random(self.seed * 1000 + number)
         collected = {side: _Collected() for side in self.trees}
         started = time.monotonic()
-        for index in range(pairs):
-            self._round(index, collected, set(only), order)
-            spent = time.monotonic() - started
-            left = spent / (index + 1) * (pairs - index - 1)
-            self.tell(f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
+        workers: dict[str, Process] = {}
+        try:
+            for index in range(pairs):
+                self._round(index, workers, collected, set(only), order)
+                spent = time.monotonic() - started
+                left = spent / (index + 1) * (pairs - index - 1)
+                self.tell(
+                    f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left"
+                )
+        finally:
+            for worker in workers.values():
+                worker.close()
         for side, rows in collected.items():
             self._store(side, number, pairs, rows, time.monotonic() - started)
 
     def _round(
-        self, index: int, collected: dict[str, _Collected], only: set[str], order: random.Random
+        self,
+        index: int,
+        workers: dict[str, Process],
+        collected: dict[str, _Collected],
+        only: set[str],
+        order: random.Random,
     ) -> None:
-        with ExitStack() as stack:
-            workers: dict[str, Process] = {}
-            for side in order.sample(sorted(self.trees), len(self.trees)):
+        """One round; `workers` are those of the round before, which fork where they can and are replaced where not."""
+        for side in order.sample(sorted(self.trees), len(self.trees)):
+            if side not in workers:
                 workers[side] = Process(self.trees[side], self.pads.get(side, 0.0))
-                stack.callback(workers[side].close)
                 workers[side].tell({"do": "plan", "words": list(self.words)})
-            plans = {}
-            for side, worker in workers.items():  # both import PyTorch at the same time
-                try:
-                    plans[side] = worker.answer(START_S)
-                except WorkerError as error:
-                    raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
-                collected[side].env, collected[side].env_id = plans[side]["env"], plans[side]["env_id"]
-            cases = {side: [c["case_id"] for c in plan["cases"]] for side, plan in plans.items()}
-            for case_id in dict.fromkeys(i for ids in cases.values() for i in ids):
-                if not only or case_id in only:
-                    there = {side: worker for side, worker in workers.items() if case_id in cases[side]}
-                    self._case(index, case_id, there, collected, order)
+        for side, worker in workers.items():  # both import PyTorch at the same time
+            try:
+                worker.plan = worker.plan or worker.answer(START_S)
+                if worker.plan["forks"]:
+                    worker.ask({"do": "fork"}, START_S)
+            except WorkerError as error:
+                raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
+            collected[side].env, collected[side].env_id = worker.plan["env"], worker.plan["env_id"]
+        cases = {side: [c["case_id"] for c in worker.plan["cases"]] for side, worker in workers.items()}
+        alive = dict(workers)
+        for case_id in dict.fromkeys(i for ids in cases.values() for i in ids):
+            if not only or case_id in only:
+                there = {side: worker for side, worker in alive.items() if case_id in cases[side]}
+                for side in self._case(index, case_id, there, collected, order):
+                    del alive[side]
+        for side, worker in list(workers.items()):
+            try:
+                if side not in alive or not worker.plan["forks"]:
+                    raise WorkerError("each round has a worker of its own")
+                worker.ask({"do": "quit"}, START_S)  # the fork; its parent answers
+            except WorkerError:
+                workers.pop(side).close()
 
     def _case(
         self,
@@ -217,7 +239,8 @@ class Session:
         workers: Mapping[str, Process],
         collected: dict[str, _Collected],
         order: random.Random,
-    ) -> None:
+    ) -> list[str]:
+        """Measures one case in one round; returns the sides whose process was lost."""
         alive = dict(workers)
         control = Case.of(CONTROL_SUITE, {"what": "bf16_mm"})
 
@@ -236,6 +259,7 @@ class Session:
             for side in order.sample(sorted(alive), len(alive)):
                 if answer := ask(side, {"do": "block"}, BLOCK_S):
                     collected[side].time(index, case_id, answer, control)
+        return [side for side in workers if side not in alive]
 
     def _store(self, side: str, number: int, pairs: int, rows: _Collected, seconds: float) -> None:
         folder = self.folder / side / f"stage{number}"

@@ -4,10 +4,15 @@ Started as `python -P worker.py TREE [PAD]` with TREE first on PYTHONPATH, so th
 sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
 standard input and output:
 
-    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "cases": [{"case_id", "label"}]}
+    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "forks": bool, "cases": [{"case_id", "label"}]}
+    {"do": "fork"}                      -> {}   a child answers from here on, until it is told to quit
     {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
     {"do": "block"}                     -> {"samples": {ARM: [...]}, "clocks": {ARM: mhz}, ...}   one block an arm
     {"do": "quit"}
+
+Importing PyTorch and the suites takes seconds and measures nothing, so on a CPU one worker imports them once and each
+round is a fork of it: a process of its own, which has run no operator before. Forks would place their tensors alike, so
+each first takes a random amount of memory. With CUDA a fork cannot use the device, and each round is a new worker.
 
 Every block holds the control case too: a fixed bf16 product that PyTorch alone computes.
 
@@ -24,7 +29,8 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +77,7 @@ class Worker:
         return {
             "env": env,
             "env_id": environment.env_id(env),
+            "forks": self.device == "cpu" and hasattr(os, "fork"),
             "cases": [
                 {"case_id": i, "label": str(c.case), "suite": c.case.suite} for i, c in self.cases.items()
             ],
@@ -245,17 +252,22 @@ def _operator_calls(run: Callable[[], object]) -> int:
     return counter.calls
 
 
-def main(argv: list[str]) -> int:
-    """Answers commands until it is told to quit or its input ends."""
-    # Libraries print; the answers go where nothing else does.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    worker = Worker(Path(argv[0]), float(argv[1]) if len(argv) > 1 else 0.0)
-    for line in sys.stdin:
+def scatter() -> list[bytearray]:
+    """A random amount of memory in random pieces, so that what is allocated next lies elsewhere than in the last fork."""
+    random = Random(os.urandom(8))
+    return [bytearray(random.randrange(16, 1 << random.randrange(5, 19))) for _ in range(64)]
+
+
+def serve(worker: Worker, answers: TextIO) -> None:
+    """Answers commands until told to quit or the input ends."""
+    while line := sys.stdin.readline():
         command = json.loads(line)
+        if command["do"] == "quit":
+            return
+        if command["do"] == "fork":
+            _serve_in_a_child(worker, answers)
+            continue
         try:
-            if command["do"] == "quit":
-                break
             if command["do"] == "plan":
                 answer = worker.plan(command["words"])
             elif command["do"] == "prepare":
@@ -265,8 +277,39 @@ def main(argv: list[str]) -> int:
         except Exception as error:  # noqa: BLE001 - the parent decides what becomes of it
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:800]}"}
             traceback.print_exc()
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        _say(answers, answer)
+
+
+def _serve_in_a_child(worker: Worker, answers: TextIO) -> None:
+    """Commands come one by one, each after the last answer, so the child takes over the same two pipes."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        _say(answers, {"error": f"the process of the round ended with code {code}"} if code else {})
+        return
+    ballast = scatter()
+    try:
+        _say(answers, {})
+        serve(worker, answers)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    del ballast
+    os._exit(0)  # without the parent's clean-up
+
+
+def _say(answers: TextIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def main(argv: list[str]) -> int:
+    """Serves on standard input and output."""
+    # Libraries print; the answers go where nothing else does.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(Worker(Path(argv[0]), float(argv[1]) if len(argv) > 1 else 0.0), answers)
     return 0
 
 
