@@ -86,7 +86,7 @@ class Policy:
         metric = METRICS.get(unit["metric"])
         if unit["metric"] in self.metrics:
             rule = self.metrics[unit["metric"]]
-        elif metric is None or metric.series or metric.better == "none":
+        elif metric is None or metric.better == "none":
             return Rule("ignore")
         else:
             rule = self.units.get(metric.unit, Rule("ignore"))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
 CONTROL = "control"  # the worker's name of the control
 TIMED_REGIME = "isolated"
+DURATIONS = ("ms", "us", "s")
 
 Tell = Callable[[str], None]
 
@@ -63,6 +64,11 @@ class _Row:
         if status == "ok" and not self.samples:
             status, reason = "failed", "no block of it was timed"
         sound = status == "ok"
+        metric = METRICS[str(self.about["metric"])]
+        if sound and metric.unit not in DURATIONS:
+            # No time, so the same in every process; where it is not, the worst of them stands.
+            self.samples = [min(self.samples) if metric.better == "higher" else max(self.samples)]
+            self.rounds = []
         return Measurement(
             **{
                 name: self.about[name]

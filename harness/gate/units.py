@@ -21,6 +21,7 @@ from harness.compare import AGAIN
 from harness.gate.codes import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST, same_class
+from harness.measurement import METRICS
 from harness.report.text import axes_of, case_label
 
 if TYPE_CHECKING:
@@ -151,14 +152,16 @@ def _rows(frame: pd.DataFrame) -> Table:
 
 def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Unit]:
     mine, theirs = _rows(before), _rows(after)
-    # A failure has no regime and may stand under another metric: it is looked up by case and arm.
-    failures = {(k[1], k[2]): rows[0] for k, rows in theirs.items() if rows[0].status == "failed"}
+    # What was not measured has no regime and may stand under another metric: it is looked up by case and arm.
+    absent = {(k[1], k[2]): rows[0] for k, rows in theirs.items() if rows[0].status != "ok"}
     labels = {axes: case_label(axes_of(axes)) for axes in before["axes"].unique()}
     units = []
     for key, rows in mine.items():
         row = rows[0]
         if row.status != "ok":  # the baseline itself has no number: nothing can have become worse
             continue
+        if row.metric in METRICS and METRICS[row.metric].series and len(row.samples) > 1:
+            continue  # a curve over training steps; the loss verdict judges those
         unit = Unit(
             *(
                 row.suite,
@@ -182,9 +185,8 @@ def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Un
             unit.rows = (rows, found)
             units += _declared(unit, policy.facts)
         else:
-            failure = failures.get((row.case_id, row.arm))
-            unit.failed = failure is not None
-            there = failure or (found[0] if found else None)
+            there = found[0] if found else absent.get((row.case_id, row.arm))
+            unit.failed = there is not None and there.status == "failed"
             unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
         units.append(unit)
     return units

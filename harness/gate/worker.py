@@ -289,14 +289,16 @@ def _serve_in_a_child(worker: Worker, answers: TextIO) -> None:
         _say(answers, {"error": f"the process of the round ended with code {code}"} if code else {})
         return
     ballast = scatter()
+    code = 1
     try:
         _say(answers, {})
         serve(worker, answers)
-    except BaseException:
+        code = 0
+    except Exception:  # noqa: BLE001 - a child must never go on as if it were the parent
         traceback.print_exc()
-        os._exit(1)
-    del ballast
-    os._exit(0)  # without the parent's clean-up
+    finally:
+        del ballast
+        os._exit(code)  # without the parent's clean-up
 
 
 def _say(answers: TextIO, answer: dict[str, Any]) -> None:
