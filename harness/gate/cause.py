@@ -67,7 +67,9 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
     if _more(old, new, CALLS):
         return Cause("host", f"operators called {old[CALLS]} -> {new[CALLS]}{counted}")
     late = _late(after) - _late(before)
-    if late > LATE_SHARE or unit.metric == "launch_us":
+    if unit.metric == "launch_us":
+        return Cause("host", f"launching kernels takes longer{counted}")
+    if late > LATE_SHARE:
         return Cause("host", f"{late:.0%} more samples waited for the host{counted}")
     known = CALLS in old and CALLS in new
     same = "the same operators were called" if known else "calls were not counted"

@@ -115,21 +115,34 @@ class _Collected:
                 )
                 row.timed = True
             else:
-                row = self._timed_row(case_id, name)
+                row = self._sure_row(case_id, name)
             row.add(number, samples, block["clocks"][name], block["late"][name])
             row.timing = block["timing"][name]
         for name, fault in block["faults"].items():
             if name != CONTROL:
-                self._timed_row(case_id, name).failure = f"{fault} (round {number})"
+                row = self._sure_row(case_id, name)
+                row.failure = row.failure or f"{fault} (round {number})"
 
-    def died(self, number: int, case_id: str, why: str) -> None:
-        """The process of a round was lost: every arm of the case under way fails."""
-        for key, row in self.rows.items():
-            if key[0] == case_id and row.timed:
-                row.failure = row.failure or f"worker: {why} (round {number})"
+    def died(self, number: int, case: Mapping[str, Any], why: str) -> None:
+        """The process of a round was lost: every arm of the case under way fails, if it was heard of or not."""
+        for arm, baseline in case["arms"].items():
+            about = {n: case[n] for n in ("suite", "case_id", "axes", "seed")} | {
+                "arm": arm,
+                "baseline": baseline,
+            }
+            row = self._timed_row(case["case_id"], arm) or self.rows.setdefault(
+                (case["case_id"], arm, "time_ms"),
+                _Row(about | {"metric": "time_ms", "status": "ok"}, timed=True),
+            )
+            row.failure = row.failure or f"worker: {why} (round {number})"
 
-    def _timed_row(self, case_id: str, arm: str) -> _Row:
-        return next(r for k, r in self.rows.items() if k[:2] == (case_id, arm) and r.timed)
+    def _sure_row(self, case_id: str, arm: str) -> _Row:
+        row = self._timed_row(case_id, arm)
+        assert row is not None, f"{arm} of {case_id} was timed without having been prepared"
+        return row
+
+    def _timed_row(self, case_id: str, arm: str) -> _Row | None:
+        return next((r for k, r in self.rows.items() if k[:2] == (case_id, arm) and r.timed), None)
 
 
 def _control_row(case: Case) -> dict[str, Any]:
@@ -223,12 +236,12 @@ class Session:
             except WorkerError as error:
                 raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
             collected[side].env, collected[side].env_id = worker.plan["env"], worker.plan["env_id"]
-        cases = {side: [c["case_id"] for c in worker.plan["cases"]] for side, worker in workers.items()}
+        cases = {side: {c["case_id"]: c for c in worker.plan["cases"]} for side, worker in workers.items()}
         alive = dict(workers)
-        for case_id in dict.fromkeys(i for ids in cases.values() for i in ids):
-            if not only or case_id in only:
-                there = {side: worker for side, worker in alive.items() if case_id in cases[side]}
-                for side in self._case(index, case_id, there, collected, order):
+        for case in {i: c for known in cases.values() for i, c in known.items()}.values():
+            if not only or case["case_id"] in only:
+                there = {side: worker for side, worker in alive.items() if case["case_id"] in cases[side]}
+                for side in self._case(index, case, there, collected, order):
                     del alive[side]
         for side, worker in list(workers.items()):
             try:
@@ -241,7 +254,7 @@ class Session:
     def _case(
         self,
         index: int,
-        case_id: str,
+        case: Mapping[str, Any],
         workers: Mapping[str, Process],
         collected: dict[str, _Collected],
         order: random.Random,
@@ -254,17 +267,17 @@ class Session:
             try:
                 return alive[side].ask(command, timeout_s)
             except WorkerError as error:
-                collected[side].died(index, case_id, str(error))
+                collected[side].died(index, case, str(error))
                 del alive[side]
                 return None
 
         for side in order.sample(sorted(alive), len(alive)):
-            if answer := ask(side, {"do": "prepare", "case": case_id}, PREPARE_S):
+            if answer := ask(side, {"do": "prepare", "case": case["case_id"]}, PREPARE_S):
                 collected[side].take(index, answer["rows"])
         for _ in range(self.blocks):
             for side in order.sample(sorted(alive), len(alive)):
                 if answer := ask(side, {"do": "block"}, BLOCK_S):
-                    collected[side].time(index, case_id, answer, control)
+                    collected[side].time(index, case["case_id"], answer, control)
         return [side for side in workers if side not in alive]
 
     def _store(self, side: str, number: int, pairs: int, rows: _Collected, seconds: float) -> None:

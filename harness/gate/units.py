@@ -122,6 +122,12 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
     notes = [*baseline.notes, *candidate.notes]
+    broken = (before["status"] == "failed") & ~before["arm"].str.endswith(AGAIN)
+    if lost := before[broken].groupby(["case_id", "arm"]).ngroups:
+        reason = str(before.loc[broken, "reason"].iloc[0])
+        notes.append(
+            f"{lost} arms failed in the baseline and have nothing to fall behind; the first: {reason[:160]}"
+        )
     if new := set(after["case_id"]) - set(before["case_id"]):
         notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
     units = _units(before, after, policy)

@@ -4,7 +4,7 @@ Started as `python -P worker.py TREE [PAD]` with TREE first on PYTHONPATH, so th
 sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
 standard input and output:
 
-    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "forks": bool, "cases": [{"case_id", "label"}]}
+    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "forks": bool, "cases": [{"case_id", ...}]}
     {"do": "fork"}                      -> {}   a child answers from here on, until it is told to quit
     {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
     {"do": "block"}                     -> {"samples": {ARM: [...]}, "clocks": {ARM: mhz}, ...}   one block an arm
@@ -79,7 +79,14 @@ class Worker:
             "env_id": environment.env_id(env),
             "forks": self.device == "cpu" and hasattr(os, "fork"),
             "cases": [
-                {"case_id": i, "label": str(c.case), "suite": c.case.suite} for i, c in self.cases.items()
+                {
+                    "case_id": i,
+                    "suite": c.case.suite,
+                    "axes": c.case.axes_json,
+                    "seed": c.case.seed,
+                    "arms": {arm: c.suite.ARMS[arm].baseline for arm in c.runnable},
+                }
+                for i, c in self.cases.items()
             ],
         }
 

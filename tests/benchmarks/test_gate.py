@@ -42,7 +42,12 @@ assert "torch" not in sys.modules
 def write_side(folder: Path, slow: float, seed: int) -> None:
     random = np.random.default_rng(seed)
     writer = store.RunWriter(
-        folder, run_id=folder.name, sweep="gate", env_id="e", env={}, about={"gate": {"session": "S", "stage": 1}}
+        folder,
+        run_id=folder.name,
+        sweep="gate",
+        env_id="e",
+        env={},
+        about={"gate": {"session": "S", "stage": 1}},
     )
     cases = [Case.of("gemm", {"M": n}) for n in range(CASES)]
     writer.append(

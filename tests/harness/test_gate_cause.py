@@ -30,7 +30,9 @@ def unit_of(tmp: Path, before: Measurement, after: Measurement, metric: str = "t
     )  # fmt: skip
 
 
-def cause(tmp: Path, before: Measurement, after: Measurement, control: float = 0.0, metric: str = "time_ms") -> Cause:
+def cause(
+    tmp: Path, before: Measurement, after: Measurement, control: float = 0.0, metric: str = "time_ms"
+) -> Cause:
     found = cause_of(unit_of(tmp, before, after, metric), SLOWER, control)
     assert found is not None
     return found
@@ -79,7 +81,9 @@ def test_more_graphs_are_the_compiler(tmp_path: Path, fact: str) -> None:
 
 def test_a_compile_time_is_the_compiler(tmp_path: Path) -> None:
     times = Times()
-    assert cause(tmp_path, time_row(1, times()), time_row(1, times(1.1)), metric="compile_s").name == "compile"
+    assert (
+        cause(tmp_path, time_row(1, times()), time_row(1, times(1.1)), metric="compile_s").name == "compile"
+    )
 
 
 def test_more_operators_are_the_host(tmp_path: Path) -> None:
@@ -108,7 +112,10 @@ def test_the_same_operators_are_the_kernel_and_other_kernels_are_named(tmp_path:
 
 def test_a_machine_that_moved_goes_before_all(tmp_path: Path) -> None:
     times = Times()
-    before, after = time_row(1, times(), resolved={"recompiles": 0}), time_row(1, times(), resolved={"recompiles": 9})
+    before, after = (
+        time_row(1, times(), resolved={"recompiles": 0}),
+        time_row(1, times(), resolved={"recompiles": 9}),
+    )
     assert cause(tmp_path, before, after, control=0.09).name == "control"
 
 

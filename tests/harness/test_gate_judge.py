@@ -147,6 +147,14 @@ def test_a_case_that_no_longer_runs_is_no_pass(tmp_path: Path, row: Measurement,
     assert row.reason in judgement.findings[0].reason
 
 
+def test_what_failed_in_the_baseline_is_noted(tmp_path: Path) -> None:
+    times = Times()
+    before = [time_row(1, times()), failed_row(2, "worker: ended with code 7")]
+    judgement = run(tmp_path, before, [time_row(1, times()), time_row(2, times())])
+    assert judgement.code is Exit.OK
+    assert any("1 arms failed in the baseline" in n and "code 7" in n for n in judgement.notes)
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_a_statistic_that_fails_is_not_significant(tmp_path: Path, rounds: int) -> None:
     """pyperf counts a failed statistic as significant."""
@@ -313,7 +321,9 @@ def test_a_group_has_its_own_tolerance(tmp_path: Path) -> None:
 
 def test_a_group_sees_what_no_member_shows(tmp_path: Path) -> None:
     """Every one of 30 cases 5 % slower under noise that hides it in each: their mean shows it."""
-    policy = dataclasses.replace(POLICY, groups=(Group("all gemms", Match((("suite", "gemm"),)), together=True),))
+    policy = dataclasses.replace(
+        POLICY, groups=(Group("all gemms", Match((("suite", "gemm"),)), together=True),)
+    )
     first, again = Times(0.05), Times(0.05, seed=1, rounds=16)  # Holm over what is flagged costs some rounds
 
     def rows(times: Times, factor: float) -> Rows:

@@ -72,7 +72,10 @@ def test_markdown_is_a_table_that_no_name_breaks(judgement: Judgement) -> None:
 
 
 def test_the_step_summary_is_appended_to(
-    sides: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sides: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
@@ -88,5 +91,7 @@ def test_the_step_summary_is_appended_to(
 def test_an_undecided_ok_says_so(tmp_path: Path) -> None:
     noisy = Times(0.1, seed=2)
     folders = [write(tmp_path / name, [time_row(1, noisy())]) for name in "ab"]
-    found = judge(load_side(folders[0], "baseline", ""), load_side(folders[1], "candidate", ""), load_policy())
+    found = judge(
+        load_side(folders[0], "baseline", ""), load_side(folders[1], "candidate", ""), load_policy()
+    )
     assert render.headline(found) == "OK, 1 undecided"

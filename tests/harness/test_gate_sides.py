@@ -121,7 +121,9 @@ def test_rows_of_two_environments_on_one_side_are_refused(
 def test_a_different_environment_is_exit_3_and_names_the_fields(
     tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = write(tmp_path / "c", [time_row(1, Times()())], env={**ENV, "power_limit_w": 350.0, "driver": "575"})
+    other = write(
+        tmp_path / "c", [time_row(1, Times()())], env={**ENV, "power_limit_w": 350.0, "driver": "575"}
+    )
     assert gate(tmp_path, sides[0], other) == 3
     error = refused(capsys)
     assert "power_limit_w: 700.0 != 350.0" in error

@@ -1,0 +1,78 @@
+"""Oracle: git itself, in a repository made for the test."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+from harness.gate import against
+from harness.gate.codes import Exit, GateError
+
+
+def git(root: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    return subprocess.run(
+        ["git", "-C", str(root), *identity, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two commits; the second one changes the documentation only."""
+    root = tmp_path / "repo"
+    (root / "fp8core").mkdir(parents=True)
+    (root / "fp8core" / "cast.py").write_text("x = 1\n")
+    git(tmp_path, "init", "-q", "repo")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "one")
+    (root / "README.md").write_text("words\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "two")
+    return root
+
+
+def test_a_documentation_only_commit_is_ok_without_measuring(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(against, "project_root", lambda: root)
+    assert main(["gate", "--against", "HEAD~1"]) == 0
+    assert "are the same in" in capsys.readouterr().out
+
+
+def test_what_differs_and_what_does_not(root: Path) -> None:
+    first = against.resolve(root, "HEAD~1")
+    assert against.same_code(root, first)
+    (root / "fp8core" / "new.py").write_text("")
+    assert not against.same_code(root, first)
+    (root / "fp8core" / "new.py").unlink()
+    (root / "fp8core" / "cast.py").write_text("x = 2\n")
+    assert not against.same_code(root, first)
+
+
+def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="no commit 'nope'") as caught:
+        against.resolve(root, "nope")
+    assert caught.value.code is Exit.NO_BASELINE
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{root}", "shallow")
+    with pytest.raises(GateError, match="git fetch --unshallow"):
+        against.resolve(tmp_path / "shallow", "HEAD~1")
+
+
+def test_a_work_tree_comes_and_goes(root: Path) -> None:
+    commit = against.resolve(root, "HEAD~1")
+    with against.work_tree(root, commit) as tree:
+        assert (tree / "fp8core" / "cast.py").read_text() == "x = 1\n"
+        assert not (tree / "README.md").exists()
+        assert git(tree, "rev-parse", "HEAD") == commit
+    assert not tree.exists()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+
+
+def test_outside_of_git_there_is_no_other_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(against, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+    with pytest.raises(GateError, match="no git checkout") as caught:
+        against.project_root()
+    assert caught.value.code is Exit.NO_BASELINE
