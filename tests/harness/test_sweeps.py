@@ -21,7 +21,7 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
-        "cast", "ceilings", "gemm", "linear", "outliers", "peers", "quick", "recipes",
+        "cast", "ceilings", "gate", "gemm", "linear", "outliers", "peers", "quick", "recipes",
     }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
 
