@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import stats
+from harness.gate.units import OPERATORS as CALLS
 from harness.gate.units import facts_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from harness.stats import Vector
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")
-CALLS = "operator_calls"
 # A share of samples that waited for the host which grew by this much is no accident of one block.
 LATE_SHARE = 0.05
 

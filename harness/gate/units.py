@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, ...]
 Table = dict[Key, list[Any]]
+OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
 RATIO = "ratio"  # regime of units that are ratios of two arms of one run
 KEY = ("suite", "case_id", "arm", "metric", "regime", "part")
 _EMPTY: Vector = np.empty(0)
@@ -130,7 +131,11 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
         )
     if new := set(after["case_id"]) - set(before["case_id"]):
         notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
-    units = _units(before, after, policy)
+    facts = policy.facts
+    if OPERATORS in facts and baseline.env.get("torch") != candidate.env.get("torch"):
+        facts = tuple(name for name in facts if name != OPERATORS)
+        notes.append(f"{OPERATORS} was not judged: another torch takes an operator apart differently")
+    units = _units(before, after, policy, facts)
     timed = [u for u in units if u.rule.rule == "timed" and not u.trouble]
     if mode == "machine-free":
         ratios = _ratio_units(timed, _again(baseline, candidate)) if same_class(baseline, candidate) else []
@@ -156,7 +161,9 @@ def _rows(frame: pd.DataFrame) -> Table:
     return table
 
 
-def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Unit]:
+def _units(
+    before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: tuple[str, ...]
+) -> list[Unit]:
     mine, theirs = _rows(before), _rows(after)
     # What was not measured has no regime and may stand under another metric: it is looked up by case and arm.
     absent = {(k[1], k[2]): rows[0] for k, rows in theirs.items() if rows[0].status != "ok"}
@@ -189,7 +196,7 @@ def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Un
         if found and found[0].status == "ok":
             unit.after = found[0].value
             unit.rows = (rows, found)
-            units += _declared(unit, policy.facts)
+            units += _declared(unit, facts)
         else:
             there = found[0] if found else absent.get((row.case_id, row.arm))
             unit.failed = there is not None and there.status == "failed"

@@ -250,6 +250,16 @@ def test_bytes_and_counts_that_a_row_states_are_judged(tmp_path: Path) -> None:
     assert judgement.code is Exit.REGRESSED
 
 
+def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
+    times = Times()
+    rows = [[time_row(1, times(), resolved={"operator_calls": n})] for n in (10, 11)]
+    other = {**ENV, "torch": "2.14"}
+    judgement = run(tmp_path, *rows, envs=(ENV, other), machine_free=True)
+    assert judgement.code is Exit.OK
+    assert any("operator_calls was not judged" in note for note in judgement.notes)
+    assert run(tmp_path / "2", *rows, machine_free=True).code is Exit.REGRESSED
+
+
 def test_different_power_limit_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(GateError, match=r"power_limit_w: 700.0 != 350.0") as caught:
         run(tmp_path, *slowed(1.0), envs=(ENV, {**ENV, "power_limit_w": 350.0}))
