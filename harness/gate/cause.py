@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import stats
-from harness.gate.units import OPERATORS as CALLS
-from harness.gate.units import facts_of
+from harness.gate.unit import OPERATORS as CALLS
+from harness.gate.unit import facts_of
 
 if TYPE_CHECKING:
-    from harness.gate.units import Unit
+    from harness.gate.unit import Unit
     from harness.stats import Vector
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")

@@ -16,7 +16,8 @@ from harness.gate.codes import Exit
 from harness.gate.decide import MIN_ROUNDS, MOST_ROUNDS, Verdict, decide
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
-from harness.gate.units import Unit, match
+from harness.gate.unit import Unit
+from harness.gate.units import match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
