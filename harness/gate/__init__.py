@@ -128,7 +128,12 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
 
     if options.measure:
         request = Request(
-            {"candidate": root}, words, policy, options.results_dir, options.baseline, options.machine_free
+            {"candidate": root},
+            words,
+            policy,
+            options.results_dir,
+            options.baseline,
+            options.machine_free,
         )
         if not options.baseline:
             session = open_session(request, tell)
@@ -148,9 +153,15 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
         return None
     with against.work_tree(root, commit) as tree:
         trees = {"baseline": tree, "candidate": root}
-        return measure_and_judge(
-            Request(trees, words, policy, options.results_dir, machine_free=options.machine_free), tell
+        request = Request(
+            trees,
+            words,
+            policy,
+            options.results_dir,
+            machine_free=options.machine_free,
+            alone=options.alone,
         )
+        return measure_and_judge(request, tell)
 
 
 def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:

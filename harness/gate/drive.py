@@ -28,6 +28,7 @@ class Request:
         results_dir: the session is stored in `<results_dir>/gate/<session>/`.
         stored_baseline: a run, where `trees` has no baseline.
         machine_free: see `judge`.
+        alone: one process at a time (see `Session`).
         pads: share by which a side is slowed, for experiments.
     """
 
@@ -37,6 +38,7 @@ class Request:
     results_dir: Path
     stored_baseline: str | None = None
     machine_free: bool = False
+    alone: bool = False
     pads: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -61,6 +63,7 @@ def open_session(request: Request, tell: Tell) -> Session:
         words=request.words,
         folder=request.results_dir / "gate" / new_session(),
         blocks=request.policy.blocks,
+        alone=request.alone,
         pads=request.pads,
         seed=request.seed,
         tell=tell,

@@ -173,6 +173,7 @@ class Session:
         words: the command line of the sweep, as `python -m harness` takes it.
         folder: where the sides are stored: `<folder>/<side>/stage<N>/`.
         blocks: blocks of each arm in a round.
+        alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
         pads: share by which a side is slowed, for experiments.
         seed: of the order of the sides.
         tell: hears a line a round.
@@ -182,6 +183,7 @@ class Session:
     words: Sequence[str]
     folder: Path
     blocks: int
+    alone: bool = False
     pads: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     tell: Tell = lambda line: None
@@ -200,17 +202,19 @@ class Session:
         order = random.Random(self.seed * 1000 + number)
         collected = {side: _Collected() for side in self.trees}
         started = time.monotonic()
-        workers: dict[str, Process] = {}
+        parents: dict[str, Process] = {}
         try:
             for index in range(pairs):
-                self._round(index, workers, collected, set(only), order)
+                sides = order.sample(sorted(self.trees), len(self.trees))
+                for together in [[side] for side in sides] if self.alone else [sides]:
+                    self._round(index, together, parents, collected, set(only), order)
                 spent = time.monotonic() - started
                 left = spent / (index + 1) * (pairs - index - 1)
                 self.tell(
                     f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left"
                 )
         finally:
-            for worker in workers.values():
+            for worker in parents.values():
                 worker.close()
         for side, rows in collected.items():
             self._store(side, number, pairs, rows, time.monotonic() - started)
@@ -218,16 +222,19 @@ class Session:
     def _round(
         self,
         index: int,
-        workers: dict[str, Process],
+        sides: Sequence[str],
+        parents: dict[str, Process],
         collected: dict[str, _Collected],
         only: set[str],
         order: random.Random,
     ) -> None:
-        """One round; `workers` are those of the round before, which fork where they can and are replaced where not."""
-        for side in order.sample(sorted(self.trees), len(self.trees)):
-            if side not in workers:
-                workers[side] = Process(self.trees[side], self.pads.get(side, 0.0))
-                workers[side].tell({"do": "plan", "words": list(self.words)})
+        """One round of some sides; `parents` are the workers that fork for each round, where they can."""
+        workers = {}
+        for side in sides:
+            if side not in parents:
+                parents[side] = Process(self.trees[side], self.pads.get(side, 0.0))
+                parents[side].tell({"do": "plan", "words": list(self.words)})
+            workers[side] = parents[side]
         for side, worker in workers.items():  # both import PyTorch at the same time
             try:
                 worker.plan = worker.plan or worker.answer(START_S)
@@ -243,13 +250,13 @@ class Session:
                 there = {side: worker for side, worker in alive.items() if case["case_id"] in cases[side]}
                 for side in self._case(index, case, there, collected, order):
                     del alive[side]
-        for side, worker in list(workers.items()):
+        for side, worker in workers.items():
             try:
                 if side not in alive or not worker.plan["forks"]:
                     raise WorkerError("each round has a worker of its own")
                 worker.ask({"do": "quit"}, START_S)  # the fork; its parent answers
             except WorkerError:
-                workers.pop(side).close()
+                parents.pop(side).close()
 
     def _case(
         self,

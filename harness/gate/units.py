@@ -60,6 +60,9 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
         )
     if new := set(after["case_id"]) - set(before["case_id"]) - _control_ids(after):
         notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
+    for side in (baseline, candidate):
+        if throttled := side.first["timing"].str.contains('"throttled":true', regex=False).sum():
+            notes.append(f"{throttled} rows of {side.name} were measured under throttling")
     facts = policy.facts
     if OPERATORS in facts and baseline.env.get("torch") != candidate.env.get("torch"):
         facts = tuple(name for name in facts if name != OPERATORS)

@@ -250,6 +250,15 @@ def test_bytes_and_counts_that_a_row_states_are_judged(tmp_path: Path) -> None:
     assert judgement.code is Exit.REGRESSED
 
 
+def test_throttled_rows_are_noted(tmp_path: Path) -> None:
+    times = Times()
+    hot = dataclasses.replace(time_row(1, times()), timing={"method": "cuda_events", "throttled": True})
+    judgement = run(tmp_path, [time_row(1, times())], [hot])
+    assert [n for n in judgement.notes if "throttling" in n] == [
+        f"1 rows of {tmp_path / 'candidate'} were measured under throttling"
+    ]
+
+
 def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
     times = Times()
     rows = [[time_row(1, times(), resolved={"operator_calls": n})] for n in (10, 11)]

@@ -127,6 +127,33 @@ def test_numerics_that_differ_between_processes_store_the_worst(
     assert rows.loc["sqnr_db"]["samples"].tolist() == [3.0]
 
 
+@pytest.mark.parametrize(("alone", "most"), [(False, 2), (True, 1)])
+def test_alone_means_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool, most: int
+) -> None:
+    living: set[int] = set()
+    seen = []
+
+    class Counted(Process):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            living.add(id(self))
+            seen.append(len(living))
+
+        def close(self) -> None:
+            super().close()
+            living.discard(id(self))
+
+    monkeypatch.setattr(session, "Process", Counted)
+    sitting = scripted(tmp_path, monkeypatch, baseline=SCRIPT, candidate=SCRIPT)
+    sitting.alone = alone
+    sitting.stage(1, 3)
+    assert (max(seen), len(seen), living) == (most, 6, set())
+    assert (
+        store.read(tmp_path / "S").query("metric == 'time_ms'")["rounds"].map(set).tolist() == [{0, 1, 2}] * 4
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
