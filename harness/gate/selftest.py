@@ -3,7 +3,8 @@
 - simulation: the grid of `simulate`, held to the gate's bars. Exit 1 where one is missed.
 - `--real N`: N sittings of this work tree against itself (A/A), and N for each slowdown of `--pads`, put into one side.
 - `--sessions DIR`: counts what stored sessions concluded, whoever measured them, and shuffles their labels: a round's
-  two sides are equal in an A/A session, so swapping them at random must not raise alarms either.
+  two sides are equal in an A/A session, so swapping them at random must not raise alarms either. A/A sessions are set
+  against one another too, as two stored runs would be.
 
 Every count comes with its Clopper-Pearson interval.
 """
@@ -11,6 +12,7 @@ Every count comes with its Clopper-Pearson interval.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -93,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     text = "\n".join(
         [
             *simulation_lines(cells, options.trials, policy),
-            *(sitting_lines(sittings) + shuffle_lines(sittings, policy) if sittings else []),
+            *(_about_sittings(sittings, policy) if sittings else []),
         ]
     )
     target = options.results_dir / "gate-selftest" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -212,9 +214,29 @@ def shuffle_lines(sittings: Sequence[Sitting], policy: Policy, seed: int = 0) ->
     ]
 
 
+def stored_lines(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
+    """The stored mode on equal code: the baseline of each A/A sitting against the candidate of every other one."""
+    equal = [s.judgement for s in sittings if s.pad == 0]
+    found = [judge(a.baseline, b.candidate, policy) for a, b in itertools.permutations(equal, 2)]
+    if not found:
+        return []
+    regressed = sum(j.counted[str(Verdict.REGRESSED)] > 0 and not j.control.moved for j in found)
+    moved = sum(j.control.moved for j in found)
+    return [
+        "",
+        f"Stored mode, equal code: {len(found)} comparisons of {len(equal)} sittings with one another (so they are not "
+        f"independent): {regressed} called something REGRESSED ({regressed / len(found):.1%}), {moved} were invalid as "
+        "the control had moved.",
+    ]
+
+
 def _interval(hits: int, trials: int) -> str:
     low, high = stats.clopper_pearson(hits, trials)
     return f"{low:.2%} to {high:.2%}"
+
+
+def _about_sittings(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
+    return [*sitting_lines(sittings), *shuffle_lines(sittings, policy), *stored_lines(sittings, policy)]
 
 
 def _measure(options: argparse.Namespace, policy: Policy) -> Path:

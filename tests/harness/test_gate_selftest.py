@@ -57,6 +57,14 @@ def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
     assert 1 <= flagged <= 30
 
 
+def test_sittings_set_against_one_another_are_stored_runs(sittings: Path) -> None:
+    """Three A/A sittings make six ordered pairs; their machines' drifts differ by 10 % a round, so none is certain."""
+    (line,) = [x for x in selftest.stored_lines(selftest.read_sittings(sittings, POLICY), POLICY) if x]
+    assert "6 comparisons of 3 sittings" in line
+    assert "0 called something REGRESSED (0.0%)" in line
+    assert selftest.stored_lines([], POLICY) == []
+
+
 def test_the_table_holds_every_cell() -> None:
     cells = grid(POLICY, 100, 0, NOISES[:2], (6, 10))
     lines = selftest.simulation_lines(cells, 100, POLICY)
