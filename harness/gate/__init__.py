@@ -58,6 +58,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--blocks", type=int, help="blocks of each arm in a round (policy: blocks)")
     parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="one process at a time: where two do not fit into the device's memory",
+    )
+    parser.add_argument(
         "--even-if-equal", action="store_true", help="measure though no measured file differs"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")

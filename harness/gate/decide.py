@@ -108,8 +108,8 @@ def decide(
             flagged=bool(flagged[i]),
         )
         if verdict is Verdict.INCONCLUSIVE:
-            family = len(candidates) if one_run and not confirming else 1
-            decision.more = _more(pooled[i], limits[i], alpha_confirm / max(family, 1))
+            family = max(len(candidates), 1) if one_run else 1
+            decision.more = _more(pooled[i], limits[i], alpha_confirm, family)
         out.append(decision)
     return out
 
@@ -144,16 +144,25 @@ def _intervals(rows: Sequence[Vector]) -> tuple[Vector, Vector, Vector]:
     return mean, low, high
 
 
-def _more(logs: Vector, limit: float, alpha: float) -> int | None:
+def fewest_rounds(family: int, alpha: float) -> int:
+    """Rounds below which not even a unit that is worse in all of them passes Holm: the smallest p is 2**-rounds.
+
+    >>> fewest_rounds(1, 0.01), fewest_rounds(200, 0.01)
+    (7, 15)
+    """
+    return math.ceil(math.log2(family / alpha))
+
+
+def _more(logs: Vector, limit: float, alpha: float, family: int) -> int | None:
     """Rounds to add until either the interval or the test decides, if mean and spread stay as they are."""
     rounds = len(logs)
-    floor = math.ceil(math.log2(1 / alpha))  # the smallest p of n rounds is 2**-n
+    floor = fewest_rounds(family, alpha)
     if rounds < MIN_ROUNDS:
         return max(floor, 2 * MIN_ROUNDS) - rounds
     away = abs(float(logs.mean()) - limit)
     spread = float(logs.std(ddof=1))
     # By then there are many rounds, so not the quantile of those at hand, which for three is six times as large.
-    quantile = stats.t_quantile(1 - min(alpha, 0.025), max(rounds, 30))
+    quantile = stats.t_quantile(1 - min(alpha / family, 0.025), max(rounds, 30))
     if away * math.sqrt(MOST_ROUNDS) <= quantile * spread:
         return None
     needed = math.ceil((quantile * spread / away) ** 2)

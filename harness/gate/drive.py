@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.gate.decide import fewest_rounds
 from harness.gate.judge import Judgement, judge
 from harness.gate.session import Session, new_session
 from harness.gate.sides import load_side
@@ -50,8 +51,11 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     session.stage(1, policy.pairs)
     judgement = judge_session(request, session)
     if judgement.to_confirm and not judgement.control.moved:
-        tell(f"{len(judgement.to_confirm)} cases are flagged and measured again")
-        session.stage(2, policy.confirm_pairs, judgement.to_confirm)
+        flagged = sum(f.flagged for f in judgement.findings)
+        # Holm over many units needs more rounds than over few, or no number of regressions could be confirmed.
+        pairs = max(policy.confirm_pairs, fewest_rounds(flagged, policy.alpha_confirm) + 1)
+        tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {pairs} rounds")
+        session.stage(2, pairs, judgement.to_confirm)
         judgement = judge_session(request, session)
     return judgement
 

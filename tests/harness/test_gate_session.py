@@ -220,9 +220,33 @@ def test_what_is_flagged_is_measured_again_and_only_that(
     found = measure_and_judge(Request(sitting.trees, ["sweep=x"], policy, tmp_path / "results"), said.append)
     assert found.code is Exit.REGRESSED
     assert {f.unit.case_id: str(f.verdict) for f in found.findings} == {"c1": "REGRESSED", "c2": "OK"}
-    assert "1 cases are flagged and measured again" in said
+    assert "1 cases are flagged and measured again, 8 rounds" in said
     again = store.read(next((tmp_path / "results").rglob("candidate/stage2"))).query("suite == 'gemm'")
     assert again["case_id"].tolist() == ["c1"]
+
+
+def test_many_regressions_are_confirmed_as_surely_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve arms at once: Holm over twelve needs 11 rounds at 0.01, though the policy asks for 2."""
+    arms = [f"fp8_{n}" for n in range(12)]
+
+    def script(factor: float) -> dict[str, Any]:
+        rows = [{**PREPARE["rows"][0], "arm": arm} for arm in arms]
+        each = {**dict.fromkeys(arms, [factor]), "control": [0.5]}
+        block = {
+            "samples": each, "clocks": dict.fromkeys(each, []), "late": dict.fromkeys(each, 0),
+            "timing": dict.fromkeys(each, TIMED), "faults": {},
+        }  # fmt: skip
+        plan = PLAN | {"cases": [PLANNED | {"arms": dict.fromkeys(arms, "")}]}
+        return {"plan": plan, "prepare": {"rows": rows, "arms": arms}, "block": block}
+
+    sitting = scripted(tmp_path, monkeypatch, baseline=script(1.0), candidate=script(1.2))
+    policy = load_policy(_policy(tmp_path, "pairs: 5\nconfirm_pairs: 2\nblocks: 1\n"))
+    found = measure_and_judge(
+        Request(sitting.trees, ["sweep=x"], policy, tmp_path / "results"), lambda line: None
+    )
+    assert found.counted["REGRESSED"] == 12
 
 
 def _policy(tmp: Path, text: str) -> Path:
