@@ -48,6 +48,7 @@ class Worker:
         self.tree, self.pad = tree, pad
         self.cases: dict[str, Any] = {}
         self.arms: dict[str, Callable[[], object]] = {}
+        self.control: Callable[[], object] | None = None
         self.compiled: set[str] = set()
         self.on_host = False
         self.blocks = 0
@@ -72,7 +73,6 @@ class Worker:
         self.timing = replace(request.timing, min_rounds=1, max_rounds=1, min_samples=5, min_seconds=0.0)
         self.timer = timer_for(self.device)
         self.cases = {c.case.case_id: c for c in make_plan(request.config, SUITES).cases}
-        self.control = self._control()
         env = environment.fingerprint(self.device, root=self.tree)
         return {
             "env": env,
@@ -95,6 +95,8 @@ class Worker:
         from harness import compiling
 
         planned = self.cases[case_id]
+        # Not in `plan`: what runs before a fork would start threads that the child lacks, and lie in one place for all.
+        self.control = self.control or self._control()
         self.arms, self.compiled, self.blocks, self.on_host = {}, set(), 0, False
         compiling.reset()
         rows: list[dict[str, Any]] = []
@@ -167,6 +169,7 @@ class Worker:
         lead = LEAD_IN_S[self.device] if self.blocks == 0 else 0.0
         config = replace(self.timing, warmup_min_seconds=lead, warmup_min_iterations=3 if lead else 1)
         self.blocks += 1
+        assert self.control is not None, "a block is asked for before any case was prepared"
         timings = measure({**self.arms, CONTROL: self.control}, timer, config, self.blocks, self.monitor)
         fault = self.watch.steady_fault() if self.compiled else ""
         out: dict[str, Any] = {"samples": {}, "clocks": {}, "late": {}, "faults": {}, "timing": {}}

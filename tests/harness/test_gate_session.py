@@ -233,9 +233,9 @@ def test_many_regressions_are_confirmed_as_surely_as_one(
 
     def script(factor: float) -> dict[str, Any]:
         rows = [{**PREPARE["rows"][0], "arm": arm} for arm in arms]
-        each = {**dict.fromkeys(arms, [factor]), "control": [0.5]}
+        each = {**{arm: [factor] for arm in arms}, "control": [0.5]}
         block = {
-            "samples": each, "clocks": dict.fromkeys(each, []), "late": dict.fromkeys(each, 0),
+            "samples": each, "clocks": {name: [] for name in each}, "late": dict.fromkeys(each, 0),
             "timing": dict.fromkeys(each, TIMED), "faults": {},
         }  # fmt: skip
         plan = PLAN | {"cases": [PLANNED | {"arms": dict.fromkeys(arms, "")}]}
