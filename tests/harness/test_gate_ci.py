@@ -77,6 +77,12 @@ def test_the_committed_baseline_can_be_judged() -> None:
     assert (store.read(BASELINE)["status"] == "ok").all()
 
 
+def test_the_documentation_shows_the_table_that_the_command_stored() -> None:
+    table = (ROOT / "results" / "published" / "gate" / "selftest" / "selftest.md").read_text().strip()
+    assert table in (ROOT / "docs" / "gate.md").read_text()
+    assert "| NO |" not in table
+
+
 def test_the_shell_form_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     bash = shutil.which("bash")
     assert bash is not None

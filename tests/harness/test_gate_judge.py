@@ -310,6 +310,26 @@ def test_ratios_within_a_run_are_judged_on_one_kind_of_device(tmp_path: Path) ->
     assert run(tmp_path / "2", rows[0], rows[0], envs=(ENV, driver), machine_free=True).code is Exit.OK
 
 
+@pytest.mark.parametrize(("again", "expected"), [(1.2, "REGRESSED"), (1.0, "INCONCLUSIVE")])
+def test_ratios_are_confirmed_on_fresh_data_of_the_candidate(
+    tmp_path: Path, again: float, expected: str
+) -> None:
+    """The stored baseline has no second stage; the candidate's fresh rounds meet its first."""
+    times = Times()
+
+    def rows(factor: float) -> Rows:
+        return [time_row(1, times(), "bf16"), time_row(1, times(0.7 * factor), "fp8")]
+
+    before = write(tmp_path / "a", rows(1.0), session="earlier")
+    after = write(tmp_path / "b", rows(1.2))
+    write(after, rows(again), stage=2)
+    found = judge(
+        load_side(before, "baseline", ""), load_side(after, "candidate", ""), POLICY, machine_free=True
+    )
+    (finding,) = found.findings
+    assert (finding.unit.regime, str(finding.verdict), finding.rounds) == ("ratio", expected, 20)
+
+
 def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
     """4 % slower is more than the tolerance of 3 %, and less than the tolerance and what sessions differ by."""
     paired = run(tmp_path / "1", *slowed(1.045, spread=0.001))
