@@ -28,7 +28,6 @@ class Process:
     """
 
     def __init__(self, tree: Path, pad: float = 0.0) -> None:
-        self.plan: dict[str, Any] = {}  # its answer to "plan", once it has given one
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._pending = b""
         self._process = subprocess.Popen(

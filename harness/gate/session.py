@@ -1,13 +1,15 @@
 """Session: measures two work trees (or one) so that their rounds are pairs, and stores both sides.
 
-A round is a pair of fresh processes, one a side, alive together (on a CPU forks of a parent that has imported and run
-nothing, see `worker`; with CUDA started anew). Within it, case by case, each side builds and checks
+A round is a pair of new processes, one a side, alive together. Within it, case by case, each side builds and checks
 its arms, and then the two take turns: one block of samples each, in random order, several times. A neighbour on the
 machine, a clock or a temperature strikes both sides of a turn alike; what one process is stuck with (where its memory
 lies, which kernels it chose) is drawn anew in the next round. So the round, not the block, is the unit of statistics.
 
-Cost: `pairs` x 2 x (checks of every case + cases x arms x blocks x block_ms), and the start of a process once a stage on
-a CPU (3 s), twice a round with CUDA (10 s).
+(Forks of one process that has imported everything start ten times as fast and are no substitute: twenty A/A sessions
+of them differed by six times the variance that their own rounds showed; docs/gate.md.)
+
+Cost: `pairs` x (start of two processes, 3 s on two free CPU cores and 10 s with CUDA, + 2 x (checks of every case + cases
+x arms x blocks x block_ms)).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -202,20 +205,13 @@ class Session:
         order = random.Random(self.seed * 1000 + number)
         collected = {side: _Collected() for side in self.trees}
         started = time.monotonic()
-        parents: dict[str, Process] = {}
-        try:
-            for index in range(pairs):
-                sides = order.sample(sorted(self.trees), len(self.trees))
-                for together in [[side] for side in sides] if self.alone else [sides]:
-                    self._round(index, together, parents, collected, set(only), order)
-                spent = time.monotonic() - started
-                left = spent / (index + 1) * (pairs - index - 1)
-                self.tell(
-                    f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left"
-                )
-        finally:
-            for worker in parents.values():
-                worker.close()
+        for index in range(pairs):
+            sides = order.sample(sorted(self.trees), len(self.trees))
+            for together in [[side] for side in sides] if self.alone else [sides]:
+                self._round(index, together, collected, set(only), order)
+            spent = time.monotonic() - started
+            left = spent / (index + 1) * (pairs - index - 1)
+            self.tell(f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
         for side, rows in collected.items():
             self._store(side, number, pairs, rows, time.monotonic() - started)
 
@@ -223,40 +219,32 @@ class Session:
         self,
         index: int,
         sides: Sequence[str],
-        parents: dict[str, Process],
         collected: dict[str, _Collected],
         only: set[str],
         order: random.Random,
     ) -> None:
-        """One round of some sides; `parents` are the workers that fork for each round, where they can."""
-        workers = {}
-        for side in sides:
-            if side not in parents:
-                parents[side] = Process(self.trees[side], self.pads.get(side, 0.0))
-                parents[side].tell({"do": "plan", "words": list(self.words)})
-            workers[side] = parents[side]
-        for side, worker in workers.items():  # both import PyTorch at the same time
-            try:
-                worker.plan = worker.plan or worker.answer(START_S)
-                if worker.plan["forks"]:
-                    worker.ask({"do": "fork"}, START_S)
-            except WorkerError as error:
-                raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
-            collected[side].env, collected[side].env_id = worker.plan["env"], worker.plan["env_id"]
-        cases = {side: {c["case_id"]: c for c in worker.plan["cases"]} for side, worker in workers.items()}
-        alive = dict(workers)
-        for case in {i: c for known in cases.values() for i, c in known.items()}.values():
-            if not only or case["case_id"] in only:
-                there = {side: worker for side, worker in alive.items() if case["case_id"] in cases[side]}
-                for side in self._case(index, case, there, collected, order):
-                    del alive[side]
-        for side, worker in workers.items():
-            try:
-                if side not in alive or not worker.plan["forks"]:
-                    raise WorkerError("each round has a worker of its own")
-                worker.ask({"do": "quit"}, START_S)  # the fork; its parent answers
-            except WorkerError:
-                parents.pop(side).close()
+        """One round of some sides, each in a new process."""
+        with ExitStack() as stack:
+            workers = {}
+            for side in sides:
+                workers[side] = Process(self.trees[side], self.pads.get(side, 0.0))
+                stack.callback(workers[side].close)
+                workers[side].tell({"do": "plan", "words": list(self.words)})
+            cases: dict[str, dict[str, Any]] = {}
+            for side, worker in workers.items():  # both import PyTorch at the same time
+                try:
+                    plan = worker.answer(START_S)
+                except WorkerError as error:
+                    raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
+                collected[side].env, collected[side].env_id = plan["env"], plan["env_id"]
+                cases[side] = {case["case_id"]: case for case in plan["cases"]}
+            for case in {i: c for known in cases.values() for i, c in known.items()}.values():
+                if not only or case["case_id"] in only:
+                    there = {
+                        side: worker for side, worker in workers.items() if case["case_id"] in cases[side]
+                    }
+                    for side in self._case(index, case, there, collected, order):
+                        del workers[side]
 
     def _case(
         self,

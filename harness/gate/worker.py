@@ -4,15 +4,10 @@ Started as `python -P worker.py TREE [PAD]` with TREE first on PYTHONPATH, so th
 sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
 standard input and output:
 
-    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "forks": bool, "cases": [{"case_id", ...}]}
-    {"do": "fork"}                      -> {}   a child answers from here on, until it is told to quit
+    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "cases": [{"case_id", ...}]}
     {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
     {"do": "block"}                     -> {"samples": {ARM: [...]}, "clocks": {ARM: mhz}, ...}   one block an arm
     {"do": "quit"}
-
-Importing PyTorch and the suites takes seconds and measures nothing, so on a CPU one worker imports them once and each
-round is a fork of it: a process of its own, which has run no operator before. Forks would place their tensors alike, so
-each first takes a random amount of memory. With CUDA a fork cannot use the device, and each round is a new worker.
 
 Every block holds the control case too: a fixed bf16 product that PyTorch alone computes.
 
@@ -29,7 +24,6 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -48,7 +42,6 @@ class Worker:
         self.tree, self.pad = tree, pad
         self.cases: dict[str, Any] = {}
         self.arms: dict[str, Callable[[], object]] = {}
-        self.control: Callable[[], object] | None = None
         self.compiled: set[str] = set()
         self.on_host = False
         self.blocks = 0
@@ -73,11 +66,11 @@ class Worker:
         self.timing = replace(request.timing, min_rounds=1, max_rounds=1, min_samples=5, min_seconds=0.0)
         self.timer = timer_for(self.device)
         self.cases = {c.case.case_id: c for c in make_plan(request.config, SUITES).cases}
+        self.control = self._control()
         env = environment.fingerprint(self.device, root=self.tree)
         return {
             "env": env,
             "env_id": environment.env_id(env),
-            "forks": self.device == "cpu" and hasattr(os, "fork"),
             "cases": [
                 {
                     "case_id": i,
@@ -95,8 +88,6 @@ class Worker:
         from harness import compiling
 
         planned = self.cases[case_id]
-        # Not in `plan`: what runs before a fork would start threads that the child lacks, and lie in one place for all.
-        self.control = self.control or self._control()
         self.arms, self.compiled, self.blocks, self.on_host = {}, set(), 0, False
         compiling.reset()
         rows: list[dict[str, Any]] = []
@@ -169,7 +160,6 @@ class Worker:
         lead = LEAD_IN_S[self.device] if self.blocks == 0 else 0.0
         config = replace(self.timing, warmup_min_seconds=lead, warmup_min_iterations=3 if lead else 1)
         self.blocks += 1
-        assert self.control is not None, "a block is asked for before any case was prepared"
         timings = measure({**self.arms, CONTROL: self.control}, timer, config, self.blocks, self.monitor)
         fault = self.watch.steady_fault() if self.compiled else ""
         out: dict[str, Any] = {"samples": {}, "clocks": {}, "late": {}, "faults": {}, "timing": {}}
@@ -262,21 +252,12 @@ def _operator_calls(run: Callable[[], object]) -> int:
     return counter.calls
 
 
-def scatter() -> list[bytearray]:
-    """A random amount of memory in random pieces, so that what is allocated next lies elsewhere than in the last fork."""
-    random = Random(os.urandom(8))
-    return [bytearray(random.randrange(16, 1 << random.randrange(5, 19))) for _ in range(64)]
-
-
 def serve(worker: Worker, answers: TextIO) -> None:
     """Answers commands until told to quit or the input ends."""
     while line := sys.stdin.readline():
         command = json.loads(line)
         if command["do"] == "quit":
             return
-        if command["do"] == "fork":
-            _serve_in_a_child(worker, answers)
-            continue
         try:
             if command["do"] == "plan":
                 answer = worker.plan(command["words"])
@@ -287,33 +268,8 @@ def serve(worker: Worker, answers: TextIO) -> None:
         except Exception as error:  # noqa: BLE001 - the parent decides what becomes of it
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:800]}"}
             traceback.print_exc()
-        _say(answers, answer)
-
-
-def _serve_in_a_child(worker: Worker, answers: TextIO) -> None:
-    """Commands come one by one, each after the last answer, so the child takes over the same two pipes."""
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        _say(answers, {"error": f"the process of the round ended with code {code}"} if code else {})
-        return
-    ballast = scatter()
-    code = 1
-    try:
-        _say(answers, {})
-        serve(worker, answers)
-        code = 0
-    except Exception:  # noqa: BLE001 - a child must never go on as if it were the parent
-        traceback.print_exc()
-    finally:
-        del ballast
-        os._exit(code)  # without the parent's clean-up
-
-
-def _say(answers: TextIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 def main(argv: list[str]) -> int:

@@ -23,7 +23,7 @@ WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.gran
          "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1"]  # fmt: skip
 ROUNDS = 3
 
-# Answers by script: `plan`, then whatever the test says for each command. It forks as little as a GPU worker does.
+# Answers by script: `plan`, then whatever the test says for each command.
 SCRIPTED = """\
 import json, sys, time
 script = json.loads(open(sys.argv[1] + "/script.json").read())
@@ -42,7 +42,7 @@ for line in sys.stdin:
 """
 CASE = {"suite": "gemm", "case_id": "c1", "arm": "fp8", "baseline": "", "axes": "{}", "seed": 0}
 PLANNED = {"case_id": "c1", "suite": "gemm", "axes": "{}", "seed": 0, "arms": {"fp8": ""}}
-PLAN = {"env": {"device": "cuda"}, "env_id": "e", "forks": False, "cases": [PLANNED]}
+PLAN = {"env": {"device": "cuda"}, "env_id": "e", "cases": [PLANNED]}
 PREPARE = {
     "rows": [
         CASE | {"metric": "time_ms", "status": "ok", "resolved": {"timed": "it"}, "flops": {"e4m3": 2.0}, "bytes_moved": 4.0},

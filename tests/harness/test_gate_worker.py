@@ -1,11 +1,9 @@
-"""Oracle: the protocol of the worker's docstring, on the toy suite in this process; a real fork for the child."""
+"""Oracle: the protocol of the worker's docstring, on the toy suite in this process."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from toy import ToySuite
 
 from harness import suites
 from harness.gate import worker as module
-from harness.gate.worker import CONTROL, Worker, scatter, serve
+from harness.gate.worker import CONTROL, Worker, serve
 from harness.workload import Numerics, Unsupported, Workload
 
 ROOT = Path(module.__file__).resolve().parent.parent.parent
@@ -53,7 +51,6 @@ def test_the_plan_names_cases_and_environment(toy: ToySuite) -> None:
     plan = Worker(ROOT, 0.0).plan(["sweep=toy", "device=cpu"])
     assert [c["suite"] for c in plan["cases"]] == ["toy", "toy"]
     assert plan["env"]["device"] == "cpu"
-    assert plan["forks"] is True
     json.dumps(plan)
 
 
@@ -162,36 +159,3 @@ def test_serving_answers_each_command_and_survives_errors(
     assert "unknown sweep 'tou'" in answers[0]["error"]
     assert "cases" in answers[1]
     assert len(answers) == 2
-
-
-def test_forks_place_their_memory_differently() -> None:
-    """Sizes drawn from the system's entropy, not from a state that every fork inherits."""
-    assert len({tuple(map(len, scatter())) for _ in range(5)}) == 5
-
-
-def test_a_child_that_crashes_is_reported_by_its_parent(tmp_path: Path) -> None:
-    script = tmp_path / "s.py"
-    script.write_text(
-        "import os, sys\nfrom harness.gate import worker\n"
-        "worker.Worker.block = lambda self: os._exit(7)\n"
-        "sys.exit(worker.main([sys.argv[1]]))\n"
-    )
-    import subprocess
-    import sys
-
-    lines = [{"do": "fork"}, {"do": "block"}, {"do": "fork"}, {"do": "quit"}, {"do": "quit"}]
-    done = subprocess.Popen(
-        [sys.executable, str(script), str(ROOT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.stdin is not None
-    assert done.stdout is not None
-    answers = []
-    for line in lines[:-1]:  # one by one, as the protocol asks: the child must find the pipe empty
-        done.stdin.write(json.dumps(line) + "\n")
-        done.stdin.flush()
-        answers.append(json.loads(done.stdout.readline()))
-    done.communicate(json.dumps(lines[-1]) + "\n", timeout=60)
-    assert answers == [{}, {"error": "the process of the round ended with code 7"}, {}, {}]
-    assert done.returncode == 0
-    assert time.monotonic() > 0
