@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -214,6 +215,21 @@ def shuffle_lines(sittings: Sequence[Sitting], policy: Policy, seed: int = 0) ->
     ]
 
 
+def coverage_lines(sittings: Sequence[Sitting]) -> list[str]:
+    """How many intervals of A/A units hold the truth, which is a ratio of 1; the control's (99 %) apart."""
+    equal = [s.judgement for s in sittings if s.pad == 0]
+    units = [f for j in equal for f in j.findings if f.unit.rule.rule == "timed" and math.isfinite(f.change)]
+    controls = [j.control for j in equal if math.isfinite(j.control.change)]
+    if not units or not controls:
+        return []
+    held, calm = sum(f.low <= 1 <= f.high for f in units), sum(c.low <= 1 <= c.high for c in controls)
+    return [
+        "",
+        f"Equal code: {held} of {len(units)} 95 % intervals hold 1 ({_interval(held, len(units))}), and {calm} of "
+        f"{len(controls)} 99 % intervals of the control ({_interval(calm, len(controls))}).",
+    ]
+
+
 def stored_lines(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
     """The stored mode on equal code: the baseline of each A/A sitting against the candidate of every other one."""
     equal = [s.judgement for s in sittings if s.pad == 0]
@@ -236,7 +252,12 @@ def _interval(hits: int, trials: int) -> str:
 
 
 def _about_sittings(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
-    return [*sitting_lines(sittings), *shuffle_lines(sittings, policy), *stored_lines(sittings, policy)]
+    return [
+        *sitting_lines(sittings),
+        *coverage_lines(sittings),
+        *shuffle_lines(sittings, policy),
+        *stored_lines(sittings, policy),
+    ]
 
 
 def _measure(options: argparse.Namespace, policy: Policy) -> Path:

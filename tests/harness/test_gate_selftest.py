@@ -57,6 +57,16 @@ def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
     assert 1 <= flagged <= 30
 
 
+def test_intervals_of_equal_code_are_held_against_the_truth(sittings: Path) -> None:
+    found = selftest.read_sittings(sittings, POLICY)
+    (line,) = [x for x in selftest.coverage_lines(found) if x]
+    timed = [f for s in found[:3] for f in s.judgement.findings]
+    held = sum(f.low <= 1 <= f.high for f in timed)
+    assert f"{held} of 6 95 % intervals hold 1" in line
+    assert "3 of 3 99 % intervals of the control (29.24% to 100.00%)" in line
+    assert selftest.coverage_lines(found[3:]) == []
+
+
 def test_sittings_set_against_one_another_are_stored_runs(sittings: Path) -> None:
     """Three A/A sittings make six ordered pairs; their machines' drifts differ by 10 % a round, so none is certain."""
     (line,) = [x for x in selftest.stored_lines(selftest.read_sittings(sittings, POLICY), POLICY) if x]
