@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import stats
+from harness.gate import decide as decide_module
 from harness.gate.decide import MIN_ROUNDS, Verdict, decide
 
 LIMIT = math.log1p(0.03)
@@ -21,6 +23,13 @@ rounds = st.lists(st.floats(-0.3, 0.3), min_size=3, max_size=9).map(np.array)
 def one(first: np.ndarray, second: np.ndarray = NONE, limit: float = LIMIT):  # type: ignore[no-untyped-def]
     (decision,) = decide([first], [second], [limit])
     return decision
+
+
+@pytest.mark.parametrize("module", [stats, decide_module], ids=lambda m: m.__name__)
+def test_doctests(module) -> None:  # type: ignore[no-untyped-def]
+    result = doctest.testmod(module)
+    assert result.attempted
+    assert not result.failed
 
 
 @given(rounds)
