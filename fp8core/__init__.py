@@ -8,8 +8,8 @@
     torch.Size([16, 64])
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
-Read bottom-up: formats, recipe, config, scaling, cast, gemm, tensor, operands, history,
-microbatch, linear, convert, verify.
+Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
+microbatch, shared_input, linear, producers, convert, schedule, verify.
 """
 
 from fp8core.config import (
@@ -24,9 +24,12 @@ from fp8core.convert import Audit, LayerAudit, audit, convert_to_float8_training
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.history import update_scales
-from fp8core.linear import CastInput, Float8Linear, cast_input
+from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
+from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
+from fp8core.schedule import PrecisionSchedule
+from fp8core.shared_input import CastInput, cast_input
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.verify import Proof, verify
 
@@ -52,10 +55,13 @@ __all__ = [
     "Format",
     "Gemm",
     "LayerAudit",
+    "PrecisionSchedule",
     "Proof",
+    "RMSNorm",
     "Recipe",
     "ScalingGranularity",
     "ScalingType",
+    "SwiGLU",
     "audit",
     "cast_input",
     "convert_to_float8_training",

@@ -34,12 +34,16 @@ if TYPE_CHECKING:
     from fp8core.recipe import Granularity, MxMode
 
 
-def cast_saturating(x: torch.Tensor, fmt: Format | torch.dtype | str) -> torch.Tensor:
+def cast_saturating(
+    x: torch.Tensor, fmt: Format | torch.dtype | str, *, overwrite: bool = False
+) -> torch.Tensor:
     """Rounds x to the format, without scaling it.
 
     Args:
         x: float32, bfloat16 or float16, any shape and layout.
         fmt: the target format.
+        overwrite: x is a temporary whose memory may be taken. In eager mode each temporary of this size costs as
+            much as the arithmetic on it.
 
     Returns:
         Codes: the format's dtype, x's shape and strides. |x| > fp8_max and Inf give fp8_max with x's sign,
@@ -51,7 +55,18 @@ def cast_saturating(x: torch.Tensor, fmt: Format | torch.dtype | str) -> torch.T
     """
     fmt = as_element_format(fmt)
     check_hp(x)
-    return x.detach().float().clamp(-fmt.max, fmt.max).to(fmt.dtype)
+    wide = x.detach().float()
+    if overwrite or x.dtype != torch.float32:
+        wide.clamp_(-fmt.max, fmt.max)
+    else:
+        wide = wide.clamp(-fmt.max, fmt.max)
+    return wide.to(fmt.dtype)
+
+
+def times(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x * scale in float32, a temporary of its own; scale float32, broadcastable to x."""
+    x = x.detach()
+    return x * scale if x.dtype == torch.float32 else x.float().mul_(scale)
 
 
 def scale_and_cast(
@@ -88,7 +103,7 @@ def scale_and_cast(
     else:
         scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
     block = MX_BLOCK if granularity == "1x32" else BLOCK
-    return cast_saturating(x.float() * spread(scale, x.shape, block), fmt), scale_inv
+    return cast_saturating(times(x, spread(scale, x.shape, block)), fmt, overwrite=True), scale_inv
 
 
 def cast_with_amax(
@@ -119,7 +134,7 @@ def cast_with_amax(
     """
     scale, scale_inv = compute_scale(expected_amax * 2.0**margin, fmt, power_of_two)
     seen = amax(x)
-    codes = cast_saturating(x.float() * scale, fmt)
+    codes = cast_saturating(times(x, scale), fmt, overwrite=True)
     return codes, torch.where(seen.isfinite(), scale_inv, torch.nan), seen
 
 

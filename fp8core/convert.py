@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.gemm import backend_named, layout
+from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
+from fp8core.operands import casts_route
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
@@ -40,6 +41,7 @@ class LayerAudit:
         reason: why it was not converted; "" if it was.
         gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient.
         fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
+        casts: "kernels", or "plain PyTorch: " and the reason, of eager mode where the weight lies; "" if not converted.
     """
 
     fqn: str
@@ -51,6 +53,7 @@ class LayerAudit:
     reason: str
     gemms: int
     fp8_gemms: int
+    casts: str
 
     @property
     def flops_per_token(self) -> int:
@@ -76,7 +79,7 @@ class Audit:
 
     @property
     def fp8_gemms(self) -> int:
-        """FP8 GEMMs (calls of `aten::_scaled_mm`) of one forward and backward pass of the whole model.
+        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of one forward and backward pass of the whole model.
 
         A layer whose input needs no gradient, such as the first one of a model on raw data, runs one fewer.
         """
@@ -197,21 +200,19 @@ def _reason_against(linear: nn.Linear, recipe: Recipe) -> str:
     """
     if type(linear) is not nn.Linear:
         return f"class {type(linear).__name__} is not exactly nn.Linear: its own forward would be lost"
-    if not backend_named(recipe.backend).is_fp8:
-        return ""
+    backend = backend_named(recipe.backend)
     K, N = linear.in_features, linear.out_features
     for gemm, (k, n) in ((recipe.output, (K, N)), (recipe.grad_input, (N, K))):
         if gemm.a is None or gemm.b is None:
             continue
         if linear.weight.device.type != "meta":
-            reason = layout.device_reason(linear.weight.device, gemm.a.format, gemm.b.format)
-            reason = reason or layout.granularity_reason(
-                linear.weight.device, gemm.granularity, recipe.nearest
-            )
+            device = linear.weight.device
+            reason = backend.device_reason(device, gemm.a.format, gemm.b.format)
+            reason = reason or backend.granularity_reason(device, gemm.granularity, recipe.nearest)
             if reason:
                 raise ValueError(f"recipe {recipe}: {reason}")
         if not recipe.pad_inner_dim:
-            reason = layout.shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
+            reason = backend.shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
             if reason:
                 return reason
     return ""
@@ -233,4 +234,5 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         reason="" if converted else getattr(linear, _NOTE, _UNTOUCHED),
         gemms=len(names),
         fp8_gemms=fp8_gemms,
+        casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",
     )

@@ -35,7 +35,7 @@ class AmaxMemory(nn.Module):
         history: float32 [3, length], newest first; a row for each of `ROLES`. Empty for static scaling.
         in_use: float32 [3]; 0 = none yet, the cast is dynamic.
         pending: float32 [3], the largest since the last `advance`; not saved.
-        ready: whether `in_use` holds. A Python bool, so that no cast waits for the device.
+        ready: roles for which `in_use` holds. Known to Python, so that no cast waits for the device.
         updates: calls of `advance` that changed what is in use.
     """
 
@@ -48,7 +48,7 @@ class AmaxMemory(nn.Module):
         super().__init__()
         self.delayed = recipe.scaling == "delayed"
         self.settings = recipe.history
-        self.ready = False
+        self.ready: frozenset[str] = frozenset()
         self.updates = 0
         length = self.settings.length if self.delayed else 0
         self.register_buffer("history", torch.zeros(3, length, device=device))
@@ -59,11 +59,11 @@ class AmaxMemory(nn.Module):
         """Forgets everything; scales are dynamic again."""
         for buffer in self.buffers():
             buffer.zero_()
-        self.ready = False
+        self.ready = frozenset()
 
     def of(self, role: str) -> torch.Tensor | None:
         """float32, 0-dimensional: the amax to scale `role` by; None while there is none."""
-        return self.in_use[ROLES.index(role)] if self.ready else None
+        return self.in_use[ROLES.index(role)] if role in self.ready else None
 
     def record(self, role: str, amax: torch.Tensor) -> None:
         """Notes the amax (float32, 0-dimensional) of a tensor that was cast."""
@@ -71,23 +71,17 @@ class AmaxMemory(nn.Module):
         pending.copy_(torch.maximum(pending, amax))
 
     def advance(self) -> None:
-        """Ends a step, see the module docstring."""
+        """Ends a step, see the module docstring; `look` must follow."""
         usable = self.pending.isfinite() & (self.pending > 0)
         if self.delayed:
             newest = torch.where(usable, self.pending, 0)
             self.history.copy_(torch.cat((newest[:, None], self.history[:, :-1]), dim=1))
             best = self.history.amax(1) if self.settings.algorithm == "max" else newest
             self.in_use.copy_(torch.where(best > 0, best, self.in_use))
-        elif not self.ready:
-            self.in_use.copy_(torch.where(usable, self.pending, self.in_use))
+        else:
+            self.in_use.copy_(torch.where(usable & (self.in_use == 0), self.pending, self.in_use))
         self.pending.zero_()
-        if self.delayed or not self.ready:
-            self._look()
-            self.updates += 1
-
-    def _look(self) -> None:
-        """Sets `ready`: scales exist for every role that a step has cast so far. Waits for the device."""
-        self.ready = self.ready or bool((self.in_use > 0).all())
+        self.updates += self.delayed or len(self.ready) < len(ROLES)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmaxMemory:
         """Moves with the layer but keeps float32: an amax rounded down to bfloat16 would saturate."""
@@ -108,8 +102,20 @@ class AmaxMemory(nn.Module):
             self.reset()
             return
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.ready = False
-        self._look()
+        self.ready = frozenset()
+        look(self)
+
+
+def look(*memories: AmaxMemory) -> None:
+    """Finds out for which roles there are amaxes in use now; one wait for the device, none if all were there before.
+
+    A role that is never cast, because its GEMMs are in high precision or nothing trains, never gets one.
+    """
+    waiting = [m for m in memories if len(m.ready) < len(ROLES)]
+    if waiting:
+        known = torch.stack([m.in_use > 0 for m in waiting]).tolist()
+        for memory, roles in zip(waiting, known, strict=True):
+            memory.ready = frozenset(role for role, there in zip(ROLES, roles, strict=True) if there)
 
 
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
@@ -135,4 +141,5 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
             memory.pending.copy_(pending)
     for memory in memories:
         memory.advance()
+    look(*memories)
     return len(memories)

@@ -10,14 +10,14 @@ high precision. One `autograd.Function` holds all three GEMMs, since an FP8 oper
 `torch.mm` would meet a high-precision gradient in the backward pass.
 
 What is kept for the backward pass: the input as FP8 operand of grad_weight, one byte an element instead of two or
-four, unless that GEMM is in high precision; the weight in FP8 where the forward pass's cast serves again (one byte
-an element more than no copy; saves the second cast), else as it is.
+four, unless that GEMM is in high precision; the weight in FP8 where the forward pass's cast makes grad_input's operand
+too (one byte an element more than no copy; saves the second cast), else as it is.
 
 Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
 be kept across microbatches, see `fp8core.microbatches`.
 
-The result has the dtype of the (autocast) input, whatever the weight's. Rowwise and blockwise GEMMs yield bfloat16
-on hardware, so a float32 or float16 layer is rounded to bfloat16 once for each such GEMM.
+The result has the dtype of the (autocast) input, whatever the weight's. Rowwise GEMMs of backend "torch" yield
+bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of them.
 """
 
 from __future__ import annotations
@@ -30,70 +30,16 @@ from torch import nn
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.history import AmaxMemory
-from fp8core.operands import cast_both, cast_one, serves_both
+from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.scaling import check_hp
+from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    from fp8core.gemm import Backend
+    from fp8core.gemm.layout import Scaled
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
-
-
-class CastInput(NamedTuple):
-    """A tensor and its casts, to be given to several Float8Linear in its place; made by `cast_input`.
-
-    Attributes:
-        hp: the tensor itself, [..., K], after autocast; gradients flow through it.
-        for_output: its tokens [M, K] as operand of the output GEMM.
-        for_grad_weight: as operand of grad_weight; None if no layer needs it.
-        casts: what the two were cast with.
-    """
-
-    hp: torch.Tensor
-    for_output: torch.Tensor
-    for_grad_weight: torch.Tensor | None
-    casts: tuple[Cast | None, Cast | None]
-
-
-def cast_input(x: torch.Tensor, *layers: Float8Linear) -> CastInput:
-    """Casts a tensor once for all layers that read it.
-
-        shared = cast_input(x, attention.q, attention.k, attention.v)
-        q, k, v = attention.q(shared), attention.k(shared), attention.v(shared)
-
-    Results and gradients equal those of calling each layer on x, bit for bit.
-
-    Args:
-        x: float32, bfloat16 or float16, [..., K]; converted first under autocast.
-        layers: at least one; their recipes must cast the input alike. Delayed scaling takes the first one's
-            amaxes and records what it saw in all.
-
-    Raises:
-        ValueError: no layer, or layers whose recipes cast the input differently.
-    """
-    if not layers:
-        raise ValueError("cast_input takes the layers that will read the tensor; got none")
-    casts = _input_casts(layers[0].recipe)
-    for layer in layers[1:]:
-        if _input_casts(layer.recipe) != casts:
-            raise ValueError(
-                f"recipes {layers[0].recipe} and {layer.recipe} cast their input differently; cast it for each"
-            )
-    x = _after_autocast(x)
-    check_hp(x, "input")
-    flat = x.detach().reshape(-1, layers[0].in_features)
-    trains = torch.is_grad_enabled() and any(layer.weight.requires_grad for layer in layers)
-    with torch.no_grad():
-        memory = layers[0].amaxes
-        if trains:
-            lp, lp_gw = cast_both(flat, *casts, memory, "input")
-        else:
-            lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input"), None
-        if memory is not None:
-            for layer in layers[1:]:
-                assert layer.amaxes is not None
-                layer.amaxes.record("input", memory.pending[0])
-    return CastInput(x, lp, lp_gw, casts)
 
 
 class Float8Linear(nn.Linear):
@@ -103,11 +49,13 @@ class Float8Linear(nn.Linear):
         recipe: what is cast and how.
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
+        scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
     """
 
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
+    scheduled_from: Recipe | None
 
     def __init__(
         self,
@@ -125,6 +73,7 @@ class Float8Linear(nn.Linear):
         backend_named(self.recipe.backend)
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
+        self.scheduled_from = None
 
     def reset_parameters(self) -> None:
         """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
@@ -173,16 +122,25 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
+        if not self.recipe.fp8_gemms:
+            return self._held_back(input)
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
-            given = (input.for_output, input.for_grad_weight)
-            if input.casts != _input_casts(self.recipe):
+            shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
+            given = (input.for_output, None if shared else input.for_grad_weight)
+            if input.casts != input_casts(self.recipe):
                 raise ValueError(
                     f"input was cast for another recipe than {self.recipe}; cast it for this layer"
                 )
+            trains = torch.is_grad_enabled() and self.weight.requires_grad
+            if input.codes_only and trains and input.for_grad_weight is None:
+                raise ValueError(
+                    "input consists of codes that were made without gradients, for inference; make it anew where "
+                    "gradients are enabled"
+                )
             input = input.hp
         else:
-            input = _after_autocast(input)
+            input = after_autocast(input)
         check_hp(input, "input")
         if input.dim() == 0 or input.shape[-1] != self.in_features:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {self.in_features}]")
@@ -196,9 +154,22 @@ class Float8Linear(nn.Linear):
         output = output.reshape(*input.shape[:-1], self.out_features)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
+    def _held_back(self, input: torch.Tensor | CastInput) -> torch.Tensor:
+        """With all GEMMs in high precision, see `fp8core.schedule`: nn.Linear, bit for bit where that takes the input."""
+        if isinstance(input, CastInput):
+            if input.codes_only:
+                raise ValueError(
+                    f"input consists of codes alone, and recipe {self.recipe} multiplies none; make it anew"
+                )
+            input = input.hp
+        if torch.is_autocast_enabled(input.device.type) or input.dtype == self.weight.dtype:
+            return super().forward(input)
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return nn.functional.linear(input, self.weight.to(input.dtype), bias)
+
     def _check_cast(self, flat: Float8Tensor) -> None:
         """A Float8Tensor as input must be what the recipe would have made, for each GEMM that will read it."""
-        for_output, for_grad_weight = _input_casts(self.recipe)
+        for_output, for_grad_weight = input_casts(self.recipe)
         found = f"{flat.format.short}_{flat.granularity}"
         if for_output is None or (flat.format, flat.granularity) != (
             for_output.format,
@@ -214,8 +185,8 @@ class Float8Linear(nn.Linear):
 
     def _check_shapes(self, flat: torch.Tensor) -> None:
         """Refuses, before anything runs, the GEMMs that this call leads to and the hardware can't do."""
-        recipe = self.recipe
-        if recipe.pad_inner_dim or not backend_named(recipe.backend).is_fp8:
+        recipe, backend = self.recipe, backend_named(self.recipe.backend)
+        if recipe.pad_inner_dim or not backend.is_fp8:
             return
         M, K, N = flat.shape[0], self.in_features, self.out_features
         device = self.weight.device
@@ -228,10 +199,11 @@ class Float8Linear(nn.Linear):
             gemm = recipe.gemms[name]
             if not will_run or gemm.a is None or gemm.b is None:
                 continue
-            reason = layout.shape_reason(
-                *size, gemm.a.format, gemm.b.format, gemm.granularity, _result_dtype(gemm, flat.dtype)
+            formats = gemm.a.format, gemm.b.format
+            reason = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
+            reason = reason or backend.shape_reason(
+                *size, *formats, gemm.granularity, _result_dtype(gemm, backend, flat.dtype)
             )
-            reason = layout.granularity_reason(device, gemm.granularity, recipe.nearest) or reason
             if reason is not None:
                 tokens = f" with {M} tokens" if name == "grad_weight" else ""
                 raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
@@ -253,6 +225,16 @@ class _Plan(NamedTuple):
     cache: WeightCache | None
     trains: bool
 
+    def cast_one(self, x: torch.Tensor, cast: Cast | None, dim: int, role: str) -> torch.Tensor:
+        """`fp8core.operands.cast_one` with the layer's amaxes, as its recipe says."""
+        return cast_one(x, cast, dim, self.amaxes, role, kernels=self.recipe.kernels)
+
+    def cast_both(
+        self, x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, role: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`fp8core.operands.cast_both` likewise."""
+        return cast_both(x, along_1, along_0, self.amaxes, role, kernels=self.recipe.kernels)
+
 
 class _ScaledLinear(torch.autograd.Function):
     """The three GEMMs; input [M, K] with its casts if they are there already, weight [N, K]."""
@@ -266,16 +248,17 @@ class _ScaledLinear(torch.autograd.Function):
         given_for_grad_weight: torch.Tensor | None,
         plan: _Plan,
     ) -> torch.Tensor:
-        recipe, amaxes = plan.recipe, plan.amaxes
-        casts = _input_casts(recipe)
+        recipe = plan.recipe
+        casts = input_casts(recipe)
         input_lp, kept = given, given_for_grad_weight
         needs_kept = plan.trains and ctx.needs_input_grad[1]
         if input_lp is None and needs_kept:
-            input_lp, kept = cast_both(input_hp, *casts, amaxes, "input")
+            input_lp, kept = plan.cast_both(input_hp, *casts, "input")
         elif input_lp is None:
-            input_lp = cast_one(input_hp, casts[0], 1, amaxes, "input")
-        elif kept is None and needs_kept:  # the shared casts were made where nothing trained
-            kept = cast_one(input_hp, casts[1], 0, amaxes, "input")
+            input_lp = plan.cast_one(input_hp, casts[0], 1, "input")
+        elif kept is None and needs_kept:
+            # One cast serves both, or the shared ones were made where nothing trained
+            kept = input_lp if serves_both(*casts) else plan.cast_one(input_hp, casts[1], 0, "input")
         weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0])
         ctx.save_for_backward(kept if needs_kept else None, weight_kept)
         ctx.plan = plan
@@ -287,18 +270,18 @@ class _ScaledLinear(torch.autograd.Function):
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
         kept, weight_kept = ctx.saved_tensors
-        recipe, amaxes = ctx.plan.recipe, ctx.plan.amaxes
+        plan, recipe = ctx.plan, ctx.plan.recipe
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
         grad_input = grad_weight = None
         if needs_input and needs_weight:
-            grad, grad_gw = cast_both(grad_output, for_input, for_weight, amaxes, "grad_output")
+            grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output")
         elif needs_input:
-            grad = cast_one(grad_output, for_input, 1, amaxes, "grad_output")
+            grad = plan.cast_one(grad_output, for_input, 1, "grad_output")
         else:
-            grad_gw = cast_one(grad_output, for_weight, 0, amaxes, "grad_output")
+            grad_gw = plan.cast_one(grad_output, for_weight, 0, "grad_output")
         if needs_input:
-            weight = cast_one(weight_kept, recipe.grad_input.b, 0, amaxes, "weight")
+            weight = plan.cast_one(weight_kept, recipe.grad_input.b, 0, "weight")
             grad_input = _matmul(grad, weight, recipe.grad_input, recipe, grad_output.dtype)
         if needs_weight:
             grad_weight = _matmul(grad_gw.t(), kept, recipe.grad_weight, recipe, grad_output.dtype)
@@ -310,29 +293,18 @@ def _weight_operands(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """weight [N, K] for the output GEMM, and what grad_input's operand will be made from.
 
-    That is the same cast where it serves both; else the weight itself, cast in the backward pass, or within
-    `microbatches` its second cast, made here so that it is made once.
+    That is an operand already where one cast makes both; else the weight itself, cast in the backward pass, or
+    within `microbatches` its second cast, made here so that it is made once.
     """
-    recipe, amaxes = plan.recipe, plan.amaxes
+    recipe = plan.recipe
     first, second = recipe.output.b, recipe.grad_input.b
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
-        lp, lp_again = plan.cache.operands(weight, lambda: cast_both(weight, first, second, amaxes, "weight"))
+        lp, lp_again = plan.cache.operands(weight, lambda: plan.cast_both(weight, first, second, "weight"))
         return lp, lp_again if again else None
-    lp = cast_one(weight, first, 1, amaxes, "weight")
-    return lp, (lp if serves_both(first, second) else weight) if again else None
-
-
-def _input_casts(recipe: Recipe) -> tuple[Cast | None, Cast | None]:
-    """Of the input, in the output and in the grad_weight GEMM."""
-    return recipe.output.a, recipe.grad_weight.b
-
-
-def _after_autocast(x: torch.Tensor) -> torch.Tensor:
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+    if again and made_together(weight, first, second, recipe.kernels):
+        return plan.cast_both(weight, first, second, "weight")
+    return plan.cast_one(weight, first, 1, "weight"), weight if again else None
 
 
 def _matmul(
@@ -341,14 +313,16 @@ def _matmul(
     """a [M, K] @ b [K, N] in FP8 if the operands are, else in high precision."""
     if not isinstance(a, Float8Tensor) or not isinstance(b, Float8Tensor):
         return a @ b.to(a.dtype)
-    if not backend_named(recipe.backend).is_fp8:
-        return scaled_mm(a, b, out_dtype, gemm.fast_accum, recipe.backend)
-    columns = b.shape[1]
-    left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
-    product = scaled_mm(left, right, _result_dtype(gemm, out_dtype), gemm.fast_accum, recipe.backend)
-    return product[:, :columns].to(out_dtype)
+    backend = backend_named(recipe.backend)
+    left: Scaled = a
+    right: Scaled = b
+    if backend.is_fp8:
+        left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
+    dtype = _result_dtype(gemm, backend, out_dtype)
+    product = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
+    return (product[:, : b.shape[1]] if recipe.pad_inner_dim else product).to(out_dtype)
 
 
-def _result_dtype(gemm: Gemm, out_dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which the hardware can yield a result that is then converted to `out_dtype`."""
-    return out_dtype if gemm.granularity == "tensorwise" else torch.bfloat16
+def _result_dtype(gemm: Gemm, backend: Backend, out_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the backend can yield a result that is then converted to `out_dtype`."""
+    return torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype

@@ -11,8 +11,10 @@ is cast anew, so results are those without the scope, bit for bit:
     the same tensor, address, shape and version     load_state_dict, in-place updates, foreach optimizers
     no optimizer has stepped                        fused optimizers don't change a tensor's version (torch 2.13)
     the same bits                                   writes through `p.data` leave no other trace
+    its memory was not given back                   FSDP2 frees a gathered weight where it reshards
 
-The first two are asked at each use and cost nothing. The bits are compared through the sums of all rows and of
+So FSDP2 with `reshard_after_forward` casts in each microbatch, as it gathers in each; without, as ever. The first
+two are asked at each use and cost nothing. The bits are compared through the sums of all rows and of
 all columns, as integers; only a change that keeps every one of these sums passes unseen. On a GPU this waits for
 the device, so it is done once for each call of `model`, for all weights together, and covers that call and the
 backward passes after it. A layer called by other ways than through `model` checks for itself. Hence: a write
@@ -120,7 +122,7 @@ class _Scope:
             entry = cache.entry
             if entry is None or entry.digest is None:
                 continue
-            if entry.weight.shape == entry.alias.shape:
+            if entry.weight.shape == entry.alias.shape and not _freed(entry.weight):
                 differs[cache] = entry.digest.differs(_digest(entry.weight))
             else:
                 cache.entry = None
@@ -169,6 +171,11 @@ def microbatches(model: nn.Module, check_content: bool = True) -> Iterator[None]
             hook.remove()
         for layer in layers:
             layer.weight_cache = None
+
+
+def _freed(weight: torch.Tensor) -> bool:
+    """Whether FSDP has given a weight's memory back: its shards are gathered anew, through no version counter."""
+    return weight.numel() > 0 and weight.untyped_storage().size() == 0
 
 
 def _digest(weight: torch.Tensor) -> _Digest:

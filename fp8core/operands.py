@@ -1,27 +1,64 @@
 """How a layer's tensors become operands: the one place where a cast is dispatched.
 
-Everything here is plain PyTorch through `fp8core.tensor.quantize` and `fp8core.cast`. A fused kernel belongs
-into `cast_one` and `cast_both`, behind a question about device and layout; nothing above knows how it is done.
-`cast_both` exists because hardware wants a tensor along both of its axes, and one read can serve both.
+Two routes give the same codes and scales, bit for bit:
+
+    plain     PyTorch operators, `fp8core.tensor.quantize`; codes lie in memory as x does
+    kernels   the operators `fp8core::*` of `fp8core.kernels`: a read or two instead of dozens, and codes for a
+              contraction of dimension 0 come transposed out of the same read, as FP8 matrix units want them
+
+`plain_reason` decides, and says why. By a recipe's `kernels`, "auto" takes the kernels on an NVIDIA GPU in eager
+mode. Under `torch.compile` it takes plain code: an operator is a wall to the compiler, which otherwise fuses the
+amax into the producer of a tensor and the cast into its readers; "always" takes the operators there too, so that a
+sweep can tell which of the two is faster. On a CPU "always" runs the operators' plain twins, for tests.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from fp8core import cast as casts
-from fp8core.scaling import amax
+from fp8core.kernels import ops
+from fp8core.scaling import amax as plain_amax
 from fp8core.tensor import Float8Tensor, quantize
 
 if TYPE_CHECKING:
-    import torch
-
     from fp8core.history import AmaxMemory
-    from fp8core.recipe import Cast
+    from fp8core.recipe import Cast, Kernels, Recipe
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str | None:
+    """Why these casts of x run as plain PyTorch; None if they run as operators `fp8core::*`."""
+    if kernels == "always":
+        return None
+    if kernels == "never":
+        return "the recipe says kernels='never'"
+    if torch.compiler.is_compiling():
+        return "torch.compile fuses plain code with its neighbours"
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return f"{type(x).__name__} is a tensor of its own kind"
+    return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
+
+
+def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
+    """ "kernels", or "plain PyTorch: " and why, for a layer's casts in eager mode; as for its weight."""
+    wanted = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b)]
+    reason = plain_reason(weight, recipe.kernels, *wanted)
+    return "kernels" if reason is None else f"plain PyTorch: {reason}"
 
 
 def cast_one(
-    x: torch.Tensor, cast: Cast | None, dim: int, memory: AmaxMemory | None = None, role: str = "input"
+    x: torch.Tensor,
+    cast: Cast | None,
+    dim: int,
+    memory: AmaxMemory | None = None,
+    role: str = "input",
+    *,
+    kernels: Kernels = "auto",
+    amax: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One operand as its GEMM wants it.
 
@@ -31,12 +68,59 @@ def cast_one(
         dim: the dimension that the GEMM contracts.
         memory: the layer's amaxes, for delayed and static casts.
         role: which of `fp8core.history.ROLES` x is.
+        kernels: of the recipe.
+        amax: of x, float32, 0-dimensional, if whoever made x has it: spares a tensorwise cast a read.
 
     Returns:
-        Float8Tensor of x's shape and strides, or x.
+        Float8Tensor of x's shape, or x. Codes made by kernels lie contiguous along `dim`.
     """
     if cast is None or isinstance(x, Float8Tensor):
         return x
+    if plain_reason(x, kernels, cast) is not None:
+        return _plain(x, cast, dim, memory, role)
+    if dim == 0:
+        return _both_by_kernel(x, cast, memory, role, amax)[1]
+    return _one_by_kernel(x, cast, memory, role, amax)
+
+
+def cast_both(
+    x: torch.Tensor,
+    along_1: Cast | None,
+    along_0: Cast | None,
+    memory: AmaxMemory | None = None,
+    role: str = "input",
+    *,
+    kernels: Kernels = "auto",
+    amax: torch.Tensor | None = None,
+) -> Pair:
+    """A matrix as operand of two GEMMs, of which one contracts dimension 1 and the other dimension 0.
+
+    Returns:
+        (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
+    """
+    shared = along_1 if along_1 == along_0 and not isinstance(x, Float8Tensor) else None
+    if shared is not None and plain_reason(x, kernels, shared) is None:
+        return _both_by_kernel(x, shared, memory, role, amax)
+    first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
+    if serves_both(along_1, along_0):
+        return first, first
+    return first, cast_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
+
+
+def serves_both(first: Cast | None, second: Cast | None) -> bool:
+    """Whether the same codes serve two GEMMs that contract a tensor over different axes."""
+    return first is not None and first == second and first.axis_free
+
+
+def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
+    """Whether casting x for two GEMMs at once takes fewer reads than casting it for one, and later for the other."""
+    if plain_reason(x, kernels, first, second) is not None:
+        return serves_both(first, second)
+    return first is not None and first == second
+
+
+def _plain(x: torch.Tensor, cast: Cast, dim: int, memory: AmaxMemory | None, role: str) -> Float8Tensor:
+    """PyTorch operators: dozens of reads and writes in eager mode."""
     if cast.scaling == "dynamic" or memory is None:
         return quantize(
             x,
@@ -47,9 +131,8 @@ def cast_one(
             mx_mode=cast.mx_mode,
         )
     expected = memory.of(role)
-    seen = None
     if expected is None:
-        expected = seen = amax(x)
+        seen = plain_amax(x)
         codes, scale_inv = casts.scale_and_cast(x, cast.format, power_of_two=cast.power_of_two)
     else:
         codes, scale_inv, seen = casts.cast_with_amax(
@@ -59,24 +142,68 @@ def cast_one(
     return Float8Tensor(codes, scale_inv, x.dtype)
 
 
-def cast_both(
-    x: torch.Tensor,
-    along_1: Cast | None,
-    along_0: Cast | None,
-    memory: AmaxMemory | None = None,
-    role: str = "input",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A matrix as operand of two GEMMs, of which one contracts dimension 1 and the other dimension 0.
+def _one_by_kernel(
+    x: torch.Tensor, cast: Cast, memory: AmaxMemory | None, role: str, amax: torch.Tensor | None
+) -> Float8Tensor:
+    """x [M, K] for a contraction of K."""
+    dtype, pow2 = cast.format.dtype, cast.power_of_two
+    if cast.granularity == "128x128":
+        return _both_by_kernel(x, cast, memory, role, amax)[0]
+    if cast.granularity == "1x32":
+        codes, scale_inv = ops.cast_mx(x, dtype, cast.mx_mode)
+    elif cast.granularity == "1x128":
+        codes, scale_inv = ops.cast_1x128(x, dtype, pow2)
+    elif cast.granularity == "rowwise":
+        codes, scale_inv = ops.cast_rowwise(x, dtype, pow2)
+    elif (expected := _expected(cast, memory, role)) is not None and memory is not None:
+        codes, scale_inv, seen = ops.cast_delayed(x, expected, dtype, pow2, memory.settings.margin)
+        memory.record(role, seen)
+    else:
+        seen = ops.amax(x) if amax is None else amax
+        codes, scale_inv = ops.cast(x, seen, dtype, pow2)
+        _record(cast, memory, role, seen)
+    return Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
 
-    Returns:
-        (for the first, for the second), each as `cast_one`; the same object where one cast serves both.
-    """
-    first = cast_one(x, along_1, 1, memory, role)
-    if serves_both(along_1, along_0):
-        return first, first
-    return first, cast_one(x, along_0, 0, memory, role)
+
+def _both_by_kernel(
+    x: torch.Tensor, cast: Cast, memory: AmaxMemory | None, role: str, amax: torch.Tensor | None
+) -> tuple[Float8Tensor, Float8Tensor]:
+    """x [M, K] for a contraction of K, and for one of M: the transposed codes, seen as [M, K] column-major."""
+    dtype, pow2 = cast.format.dtype, cast.power_of_two
+    if cast.granularity == "128x128":
+        codes, codes_t, scale_inv = ops.cast_128x128_both(x, dtype, pow2)
+        scale_inv_0 = scale_inv
+    elif cast.granularity == "1x32":
+        codes, scale_inv, codes_t, scale_inv_t = ops.cast_mx_both(x, dtype, cast.mx_mode)
+        scale_inv_0 = scale_inv_t.t()
+    elif cast.granularity == "1x128":
+        codes, scale_inv, codes_t, scale_inv_t = ops.cast_1x128_both(x, dtype, pow2)
+        scale_inv_0 = scale_inv_t.t()
+    elif cast.granularity == "rowwise":
+        codes, scale_inv, codes_t, scale_inv_t = ops.cast_rowwise_both(x, dtype, pow2)
+        scale_inv_0 = scale_inv_t.t()
+    elif (expected := _expected(cast, memory, role)) is not None and memory is not None:
+        codes, codes_t, scale_inv, seen = ops.cast_delayed_both(
+            x, expected, dtype, pow2, memory.settings.margin
+        )
+        memory.record(role, seen)
+        scale_inv_0 = scale_inv
+    else:
+        seen = ops.amax(x) if amax is None else amax
+        codes, codes_t, scale_inv = ops.cast_both(x, seen, dtype, pow2)
+        _record(cast, memory, role, seen)
+        scale_inv_0 = scale_inv
+    return (
+        Float8Tensor(codes, scale_inv, x.dtype, cast.granularity),
+        Float8Tensor(codes_t.t(), scale_inv_0, x.dtype, cast.granularity),
+    )
 
 
-def serves_both(first: Cast | None, second: Cast | None) -> bool:
-    """Whether one cast of a tensor can serve two GEMMs that contract it over different axes."""
-    return first is not None and first == second and first.axis_free
+def _expected(cast: Cast, memory: AmaxMemory | None, role: str) -> torch.Tensor | None:
+    """The amax of earlier steps that a delayed or static cast goes by, once there is one."""
+    return None if cast.scaling == "dynamic" or memory is None else memory.of(role)
+
+
+def _record(cast: Cast, memory: AmaxMemory | None, role: str, seen: torch.Tensor) -> None:
+    if cast.scaling != "dynamic" and memory is not None:
+        memory.record(role, seen)

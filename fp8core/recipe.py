@@ -25,7 +25,7 @@ recipe, add a literal to `RECIPES`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fp8core.formats import Format, native_pair
 
@@ -35,6 +35,8 @@ Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 MxMode = Literal["floor", "ceil", "rceil", "even"]
 MX_MODES: tuple[str, ...] = get_args(MxMode)
+Kernels = Literal["auto", "always", "never"]
+KERNELS: tuple[str, ...] = get_args(Kernels)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
@@ -43,6 +45,11 @@ _FAMILIES: tuple[frozenset[str], ...] = (
     frozenset({"1x128", "128x128"}),
     frozenset({"1x32"}),
 )
+
+
+def _check_known(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{what} {value!r} is unknown; expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,7 @@ class AmaxHistory:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError(f"an amax history of length {self.length} remembers nothing; expected >= 1")
-        if self.algorithm not in ("max", "most_recent"):
-            raise ValueError(f"amax algorithm {self.algorithm!r} is unknown; expected max or most_recent")
+        _check_known("amax algorithm", self.algorithm, ("max", "most_recent"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +95,9 @@ class Cast:
     mx_mode: MxMode = "rceil"
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("granularity", self.granularity, GRANULARITIES),
-            ("scaling", self.scaling, SCALINGS),
-            ("MX rounding mode", self.mx_mode, MX_MODES),
-        ):
-            if value not in known:
-                raise ValueError(f"{what} {value!r} is unknown; expected one of {', '.join(known)}")
+        _check_known("granularity", self.granularity, GRANULARITIES)
+        _check_known("scaling", self.scaling, SCALINGS)
+        _check_known("MX rounding mode", self.mx_mode, MX_MODES)
         if self.scaling != "dynamic" and self.granularity != "tensorwise":
             raise ValueError(
                 f"{self.scaling} scaling is defined for tensorwise scales, not {self.granularity}: the history of "
@@ -162,6 +164,8 @@ class Recipe:
         doc: its equations in words.
         output, grad_input, grad_weight: the three GEMMs.
         backend: who multiplies, a key of `fp8core.gemm.BACKENDS`; "reference" emulates in high precision.
+        kernels: who casts: "auto", the fused kernels where they run and the compiler does not do it; "always", the
+            operators `fp8core::*`; "never", plain PyTorch. The same codes and scales, see `fp8core.operands`.
         pad_inner_dim: fill dimensions up to the next multiple of 16 with zeros, which changes no result.
         history: of delayed scaling; no meaning without it.
         nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
@@ -173,9 +177,13 @@ class Recipe:
     grad_input: Gemm
     grad_weight: Gemm
     backend: str = "torch"
+    kernels: Kernels = "auto"
     pad_inner_dim: bool = False
     history: AmaxHistory = AmaxHistory()
     nearest: str = ""
+
+    def __post_init__(self) -> None:
+        _check_known("kernels", self.kernels, KERNELS)
 
     @property
     def gemms(self) -> dict[str, Gemm]:
@@ -197,7 +205,15 @@ class Recipe:
 
     def emulated(self) -> Recipe:
         """The same recipe multiplied in high precision: the same codes and scales, on any device."""
-        return replace(self, backend="reference")
+        return self.with_backend("reference")
+
+    def with_backend(self, backend: str) -> Recipe:
+        """The same recipe multiplied by another backend of `fp8core.gemm.BACKENDS`."""
+        return replace(self, backend=backend)
+
+    def with_kernels(self, kernels: Kernels) -> Recipe:
+        """The same recipe with its casts made by kernels "always", "never", or as "auto" decides."""
+        return replace(self, kernels=kernels)
 
     def in_high_precision(self, *gemms: str) -> Recipe:
         """The same recipe with the named GEMMs left uncast.
@@ -208,28 +224,21 @@ class Recipe:
         unknown = [name for name in gemms if name not in GEMMS]
         if unknown:
             raise ValueError(f"unknown GEMM {', '.join(unknown)}; expected some of {', '.join(GEMMS)}")
-        kept = {name: Gemm(None, None) if name in gemms else gemm for name, gemm in self.gemms.items()}
-        return replace(
-            self,
-            name="-".join((self.name, *(f"{name}_hp" for name in gemms))),
-            output=kept["output"],
-            grad_input=kept["grad_input"],
-            grad_weight=kept["grad_weight"],
-        )
+        kept: dict[str, Any] = dict(self.gemms) | dict.fromkeys(gemms, Gemm(None, None))
+        return replace(self, name="-".join((self.name, *(f"{name}_hp" for name in gemms))), **kept)
 
     def with_gradient_format(self, fmt: Format) -> Recipe:
         """The same recipe with `grad_output` cast to another format, in both GEMMs that take it."""
-
-        def changed(gemm: Gemm) -> Gemm:
-            return gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
-
-        name = f"{self.name}-{fmt.short}_grad"
-        return replace(
-            self, name=name, grad_input=changed(self.grad_input), grad_weight=changed(self.grad_weight)
-        )
+        changed: dict[str, Any] = {
+            name: gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
+            for name, gemm in self.gemms.items()
+            if name != "output"
+        }
+        return replace(self, name=f"{self.name}-{fmt.short}_grad", **changed)
 
     def __str__(self) -> str:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"
+        extras += "" if self.kernels == "auto" else f", kernels={self.kernels}"
         return self.name + extras + (", pad_inner_dim" if self.pad_inner_dim else "")
 
 
@@ -318,6 +327,7 @@ RECIPES: dict[str, Recipe] = {
             output=Gemm(_BLOCK, _SQUARE),
             grad_input=Gemm(_BLOCK, _SQUARE),
             grad_weight=Gemm(_BLOCK, _BLOCK),
+            backend="triton",
             nearest="rowwise",
         ),
         Recipe(

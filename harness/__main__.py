@@ -19,6 +19,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness import FILE.json              a pytest-benchmark file into the store
        python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
        python -m harness gpu [minutes=9] [out=DIR]     the GPU session: tests, then the sweeps, resumable in slots
+       python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
 
 sweeps
 {sweeps}
@@ -26,6 +27,8 @@ sweeps
 keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
       seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
       results_dir=DIR   reports_dir=DIR
+      training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
+                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out
 """
 
@@ -53,6 +56,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "import": _import,
         "doctor": _doctor,
         "gpu": _gpu,
+        "verdict-selftest": _verdict_selftest,
     }
 
 
@@ -116,6 +120,12 @@ def _gpu(words: list[str]) -> int:
     from harness.gpu_session import main as gpu
 
     return gpu(words)
+
+
+def _verdict_selftest(words: list[str]) -> int:
+    from harness.verdict.selftest import main as selftest
+
+    return selftest(words)
 
 
 if __name__ == "__main__":

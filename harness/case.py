@@ -6,6 +6,9 @@ torch, so a laptop can list, hash and compare the cases of a run made elsewhere.
 Axes come in two kinds. *Crossed* axes are multiplied with each other (`dtype` x `granularity`). *Linked*
 axes belong together, such as the M, K, N and role of one GEMM of a model; they arrive as `points`, and
 each point is crossed with the rest.
+
+A *local* axis says where this machine keeps something. A suite reads it as any other, in every process that runs the
+case; it is no part of what the case is, and is stored nowhere.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Scalar = str | int | float | bool | None
+
+LOCAL = ("data_path",)  # axes; what lies there is known by the sha256 that its rows hold, see harness.resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +72,21 @@ class Case:
 
     @property
     def axes_json(self) -> str:
-        """The axes as canonical JSON: sorted keys, no spaces."""
-        return _canonical(dict(self.axes))
+        """The axes as canonical JSON, as rows store them: sorted keys, no spaces, no local axes."""
+        return _canonical(self._shared)
 
     @property
     def case_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of suite, axes and seed: the same on every machine."""
-        whole = _canonical({"suite": self.suite, "axes": dict(self.axes), "seed": self.seed})
+        whole = _canonical({"suite": self.suite, "axes": self._shared, "seed": self.seed})
         return hashlib.sha256(whole.encode()).hexdigest()[:12]
 
+    @property
+    def _shared(self) -> dict[str, Scalar]:
+        return {name: value for name, value in self.axes if name not in LOCAL}
+
     def __str__(self) -> str:
-        return f"{self.suite}[" + " ".join(f"{name}={value}" for name, value in self.axes) + "]"
+        return f"{self.suite}[" + " ".join(f"{name}={value}" for name, value in self._shared.items()) + "]"
 
 
 def expand(

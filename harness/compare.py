@@ -69,6 +69,7 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
 
         - `baseline_value`, `value`: medians of all samples, in `unit`;
         - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
+          of training steps with different numbers of tokens, by the token;
         - `low`, `high`: 95 % t interval of it over rounds (NaN below `MIN_ROUNDS` rounds);
         - `rounds`: number of rounds in which both were timed;
         - `floor`: A/A noise floor of the baseline as a ratio >= 1 (1.02 = two equal arms may seem 2 % apart): the
@@ -212,14 +213,20 @@ class _Row:
     def ran_fp8(self) -> bool:
         return any(str(dtype).startswith(FP8_DTYPES) for dtype in _json(self.record["flops"]))
 
+    @property
+    def tokens(self) -> float:
+        """Tokens of one training step; 0 where the row is of no such step."""
+        return float(_json(self.record["resolved"]).get("tokens_per_step") or 0)
+
     def log_ratios(self, arm: _Row) -> list[float]:
         """log(median of this one / median of `arm`), a value a shared round; none where they share no round."""
         mine, theirs = self.record, arm.record
         if not set(mine["rounds"]) & set(theirs["rounds"]):
             return []
-        return stats.paired_log_ratios(
-            theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"]
-        ).tolist()
+        # Steps of different batches compare by the token: a step of twice the tokens may take twice the time.
+        more = math.log(arm.tokens / self.tokens) if arm.tokens and self.tokens else 0.0
+        ratios = stats.paired_log_ratios(theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"])
+        return (ratios + more).tolist()
 
 
 def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:

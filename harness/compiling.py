@@ -23,9 +23,11 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
+from torch._inductor.utils import fresh_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +86,15 @@ def compile_unavailable(device: str) -> str | None:
     if not any(map(shutil.which, candidates)):
         return f"triton needs a C compiler and {' or '.join(candidates)} is not there; install gcc or set CC"
     return None
+
+
+def empty_caches() -> AbstractContextManager[None]:
+    """Inside, inductor and triton find empty caches on disk, in a folder of their own that is then removed.
+
+    So the first compilation inside is a cold one whatever ran on this machine before, and a second is a warm one. What
+    was compiled stays in memory and runs on afterwards.
+    """
+    return fresh_cache()
 
 
 @functools.cache

@@ -40,6 +40,17 @@ class PartConfig:
 
 
 @dataclass
+class TrainConfig:
+    """Keys of the suites that train."""
+
+    mixed_precision: str | None = None  # bf16 | fp8: which arms run
+    recipe: str | None = None  # with fp8; default tensorwise
+    profile: bool | None = None  # a trace of the steps from profile_start to profile_end
+    profile_start: int | None = None
+    profile_end: int | None = None
+
+
+@dataclass
 class SweepConfig:
     """The whole of a command line. A sweep is one suite, or several `parts`."""
 
@@ -51,7 +62,13 @@ class SweepConfig:
     shapes: Any = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
     parts: dict[str, PartConfig] = field(default_factory=dict)
-    model: Any = None  # `model._target_=my.module.build` for shapes=from_model
+    model: Any = None  # a name of harness.models, or `model._target_=my.module.build` with its arguments
+    data: str | None = None  # a name of harness.data
+    data_path: str | None = None
+    schedule: str | None = None  # of the precision, see fp8core.schedule
+    train: TrainConfig = field(default_factory=TrainConfig)
+    bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
+    workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
     timing: dict[str, Any] = field(default_factory=lambda: dataclasses.asdict(TimingConfig()))
     rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
     seed: int = 0
@@ -158,10 +175,17 @@ def _normalise(word: str) -> str:
         timing = {f.name for f in dataclasses.fields(TimingConfig)}
         if rest[0] not in timing:
             raise unknown("key", key, (f"timing.{name}" for name in timing))
+    if root == "train" and rest:
+        train = {f.name for f in dataclasses.fields(TrainConfig)}
+        if rest[0] not in train:
+            raise unknown("key", key, (f"train.{name}" for name in train))
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    if root in {"results_dir", "reports_dir", "resume"} and value[:1] not in {"'", '"'}:
+    if root in {"results_dir", "reports_dir", "resume", "data_path", "schedule"} and value[:1] not in {
+        "'",
+        '"',
+    }:
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"{key}='{quoted}'"  # a path may hold what Hydra's grammar reads otherwise
+        return f"{key}='{quoted}'"  # a path or schedule may hold what Hydra's grammar reads otherwise
     return "++" + word.lstrip("+") if opens else word
 
 

@@ -3,33 +3,43 @@
 Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then
 time the arms that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is
 timed ends as a `failed` row with its reason; the other arms go on.
+
+Where an arm is a run of its own (`harness.workload.TrialSuite`) nothing is interleaved: the rows of each arm are
+stored when its run has ended, and resume= goes on with the arms that are left.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import shutil
 import time
-import traceback
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import compiling, environment, store
-from harness.errors import UsageError
-from harness.measurement import Measurement
+from harness import compiling, environment, store, trials
+from harness.errors import one_line
+from harness.resume import BUDGET, LOST
+from harness.rows import AGAIN, about, all_arms, is_trial, row, trial_rows
 from harness.timers import release_memory
 from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
+from harness.timing_session import METERED_S
+from harness.workload import Suite, TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from harness.measurement import Measurement
     from harness.plan import Plan, PlannedCase
     from harness.workload import Numerics, Workload
 
-BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
-LOST = "the device was lost"  # likewise a failed one
-AGAIN = ":again"  # a baseline timed a second time in the same rounds
+WORK = "work"  # folder in a run's own, for the checkpoints of runs under way
+
+
+class _DiskError(Exception):
+    """Rows could not be made durable; ends the run."""
 
 
 @dataclass(slots=True)
@@ -64,7 +74,10 @@ class Executor:
         control: time each baseline twice (A/A).
         monitor: reads clocks, power and throttling of the GPU; None on a CPU.
         budget_s: start no case after this many seconds.
-        on_case: told of each case before it starts.
+        folder: of the run, for files that belong to rows (traces).
+        lanes: runs of trial suites at once, each in a process of its own if there are several.
+        on_case: told of each case that is timed before it starts.
+        on_step: told of each run of a trial suite how many steps are done, and of how many; 0 of 0 when it starts.
         clock: seconds; injectable for tests.
     """
 
@@ -75,58 +88,129 @@ class Executor:
     control: bool = True
     monitor: Any = None
     budget_s: float | None = None
+    folder: Path | None = None
+    lanes: int = 1
     on_case: Callable[[PlannedCase], None] = lambda planned: None
+    on_step: Callable[[trials.Task, int, int], None] = lambda task, done, total: None
     clock: Callable[[], float] = time.perf_counter
 
-    def run(self, plan: Plan, writer: store.RunWriter, done: Iterable[str] = ()) -> Outcome:
+    def run(
+        self,
+        plan: Plan,
+        writer: store.RunWriter,
+        done: Iterable[str] = (),
+        done_arms: Iterable[tuple[str, str]] = (),
+    ) -> Outcome:
         """Measures every case that is not in `done`; a case's rows are durable before the next one starts.
 
         Ctrl-C and a refusing disk end the run, never with rows lost: the outcome's state says which it was.
+
+        Args:
+            plan: what to measure.
+            writer: where the rows go.
+            done: ids of the cases that need nothing.
+            done_arms: (case id, arm) of the runs of trial suites that need nothing.
         """
-        outcome = Outcome("finished")
+        outcome, started = Outcome("finished"), self.clock()
         finished = set(done)
-        headline = plan.headline(self.timing.sustained_max_cases) if self.device == "cuda" else set()
-        started = self.clock()
-        lost = ""
+        waiting = [c for c in plan.cases if c.case.case_id not in finished]
+
+        def in_budget() -> bool:
+            return self.budget_s is None or self.clock() - started <= self.budget_s
+
         try:
-            for planned in plan.cases:
-                if planned.case.case_id in finished:
-                    continue
-                self.on_case(planned)
-                if lost:
-                    rows = _all_arms(planned, "failed", lost)
-                elif self.budget_s is not None and self.clock() - started > self.budget_s:
-                    why = f"{BUDGET} of {self.budget_s:g} s was spent before this case; resume=RUN_ID runs it"
-                    rows = _all_arms(planned, "skipped", why)
-                else:
-                    rows = self._rows_of(planned, sustained=planned.case.case_id in headline)
-                    lost = self._device_lost(planned)
-                try:
-                    writer.append(rows)
-                except OSError as error:
-                    outcome.state = "failed"
-                    outcome.message = (
-                        f"could not write to {writer.folder}: {error.strerror}; the earlier rows are intact"
-                    )
-                    break
-                outcome.statuses.update(row.status for row in rows)
-                failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
-                outcome.reasons += [reason for reason in failed if reason not in outcome.reasons]
+            self._time_all(plan, [c for c in waiting if not is_trial(c)], writer, outcome, in_budget)
+            self._run_all([c for c in waiting if is_trial(c)], writer, outcome, in_budget, set(done_arms))
+        except _DiskError as error:
+            outcome.state = "failed"
+            outcome.message = f"could not write to {writer.folder}: {error}; the earlier rows are intact"
         except KeyboardInterrupt:
             outcome.state = "interrupted"
             outcome.message = "interrupted; the finished cases are stored"
         return outcome
+
+    def _time_all(
+        self,
+        plan: Plan,
+        cases: Sequence[PlannedCase],
+        writer: store.RunWriter,
+        outcome: Outcome,
+        in_budget: Callable[[], bool],
+    ) -> None:
+        headline = plan.headline(self.timing.sustained_max_cases) if self.device == "cuda" else set()
+        lost = ""
+        for planned in cases:
+            self.on_case(planned)
+            if lost:
+                rows = all_arms(planned, "failed", lost)
+            elif not in_budget():
+                rows = all_arms(planned, "skipped", self._over_budget("case"))
+            else:
+                rows = self._rows_of(planned, sustained=planned.case.case_id in headline)
+                lost = self._device_lost(planned)
+            _store(rows, planned, writer, outcome)
+
+    def _run_all(
+        self,
+        cases: Sequence[PlannedCase],
+        writer: store.RunWriter,
+        outcome: Outcome,
+        in_budget: Callable[[], bool],
+        done: set[tuple[str, str]],
+    ) -> None:
+        """Makes the runs of trial suites that are not done, and stores each as it ends."""
+        try:
+            writer.carry_over(done)
+        except OSError as error:
+            raise _DiskError(error.strerror) from error
+        planned_of = {planned.case: planned for planned in cases}
+        for planned in cases:
+            skipped = [
+                row(planned, arm, "skipped", reason=why.reason)
+                for arm, why in planned.unsupported.items()
+                if (planned.case.case_id, arm) not in done
+            ]
+            _store(skipped, planned, writer, outcome)
+        tasks = [
+            trials.Task(_trial_suite(planned), planned.case, arm, _workspace(writer, planned, arm))
+            for planned in cases
+            for arm in planned.runnable
+            if (planned.case.case_id, arm) not in done
+        ]
+        left = {(task.case, task.arm): task for task in tasks}
+        lost = ""
+
+        def may_start() -> bool:
+            return not lost and in_budget()
+
+        for ended in trials.run(tasks, self.device, self.lanes, self.on_step, may_start):
+            task = ended.task
+            del left[task.case, task.arm]
+            planned = planned_of[task.case]
+            _store(trial_rows(planned, ended), planned, writer, outcome)
+            if not ended.died:
+                shutil.rmtree(task.workspace, ignore_errors=True)
+            lost = lost or self._device_lost(planned)
+        for case, arm in left:
+            planned = planned_of[case]
+            status, why = ("failed", lost) if lost else ("skipped", self._over_budget("run"))
+            _store([row(planned, arm, status, reason=why)], planned, writer, outcome)
+        if (writer.folder / WORK).exists() and not any((writer.folder / WORK).iterdir()):
+            (writer.folder / WORK).rmdir()
+
+    def _over_budget(self, what: str) -> str:
+        return f"{BUDGET} of {self.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
 
     def _rows_of(self, planned: PlannedCase, *, sustained: bool) -> list[Measurement]:
         """The rows of a case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms."""
         try:
             return self.measure_case(planned, sustained=sustained)
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
-            return _all_arms(planned, "failed", _one_line(error))
+            return all_arms(planned, "failed", one_line(error))
 
     def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
         """All rows of one case."""
-        rows = [_row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
+        rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
         compiling.reset()
         if self.device == "cuda":
             release_memory()
@@ -135,72 +219,106 @@ class Executor:
             arm = self._prepare(planned, name, rows)
             if arm is not None:
                 arms[name] = arm
+            elif self.device == "cuda":
+                release_memory()  # what this arm held is there for the next one, now that no frame holds it
         if self.control:
             baselines = {arm.baseline or arm.name for arm in arms.values()}
             for name in [name for name in arms if name in baselines]:
                 arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
         closures = {name: arm.workload.run for name, arm in arms.items()}
+        resident = {n: a.workload.resident for n, a in arms.items() if a.workload.resident is not None}
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self.timer
         before = environment.snapshot(self.monitor)
         watch = compiling.CompileWatch()
-        timings = list(measure(closures, timer, self.timing, self.seed, self.monitor).items())
-        if sustained:
+        timings = list(
+            measure(closures, timer, self.timing, self.seed, self.monitor, resident=resident).items()
+        )
+        if sustained and not resident:  # a resident arm is timed under its own load already
             # Listed first: making the copies takes memory and time that no timed call may spend.
             rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
             timings += measure_sustained(rotating, timer, self.timing, self.seed, self.monitor).items()
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
         recompiled = watch.steady_fault()
         state = {"before": before, "after": environment.snapshot(self.monitor)}
-        return rows + [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
+        rows += [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
+        energy = [
+            _energy_row(planned, arms[name], timing, self.device)
+            for name, timing in timings
+            if arms[name].workload.tokens and not timing.failure
+        ]
+        return rows + [row for row in energy if row.status == "ok" or not row.arm.endswith(AGAIN)]
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
         info = planned.suite.ARMS[name]
         resolved: dict[str, object] = {}
         try:
-            workload = planned.suite.build(planned.case, name, self.device)
+            workload = _timed_suite(planned).build(planned.case, name, self.device)
             resolved.update(workload.resolved)
             arm = _Arm(name, info.baseline, workload, resolved)
             if workload.compiled:
-                rows.append(self._compile(planned, arm))
+                rows += self._compile(planned, arm)
                 if rows[-1].status == "failed":
                     return None
             numerics = workload.check()
             resolved.update(workload.resolved)  # a check may learn what really ran
+            if numerics.ok and workload.profile is not None and self.folder is not None:
+                profiled = workload.profile(self.folder)
+                resolved.update(workload.resolved)
+                rows += _numerics_rows(planned, arm, profiled)
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
             rows.append(
-                _row(planned, name, "failed", resolved=resolved | _trace(error), reason=_one_line(error))
+                row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
             return None
         rows += _numerics_rows(planned, arm, numerics)
         if not numerics.ok:
             rows.append(
-                _row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
+                row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
             )
             return None
         return arm
 
-    def _compile(self, planned: PlannedCase, arm: _Arm) -> Measurement:
-        """The first call of a compiled arm, timed apart from all others."""
+    def _compile(self, planned: PlannedCase, arm: _Arm) -> list[Measurement]:
+        """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
         compiling.prime(self.device)
-        watch = compiling.CompileWatch()
-        started = time.perf_counter()
-        arm.workload.run()
-        self.timer.synchronize()
-        seconds = time.perf_counter() - started
-        arm.resolved.update(watch.summary())
-        fault = watch.fault()
-        if fault:
-            return _row(planned, arm.name, "failed", arm.workload.metric, arm.resolved, fault)
-        return _row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))
+        work = arm.workload
+        with compiling.empty_caches() if work.recompile is not None else nullcontext():
+            watch = compiling.CompileWatch()
+            seconds = self._first_call(work)
+            arm.resolved.update(watch.summary())
+            fault = watch.fault()
+            if fault:
+                return [row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
+            rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
+            if work.recompile is not None:
+                work.recompile()
+                again = row(
+                    planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
+                )
+                rows.append(replace(again, part="warm"))
+        return rows
+
+    def _first_call(self, work: Workload) -> float:
+        """Seconds of a call that compiles."""
+        with work.held():
+            started = time.perf_counter()
+            work.run()
+            self.timer.synchronize()
+            return time.perf_counter() - started
 
     def _device_lost(self, planned: PlannedCase) -> str:
-        """After a CUDA fault every later call of the process fails; says so instead of failing case by case."""
+        """After a CUDA fault every later call of the process fails; says so instead of failing case by case.
+
+        A device that is well gets back what the case left in its memory.
+        """
         try:
             self.timer.synchronize()
+            if self.device == "cuda":
+                release_memory()
         except RuntimeError as error:
-            return f"{LOST} in case {planned.case.case_id}: {_one_line(error)}; resume=RUN_ID runs the rest"
+            return f"{LOST} in case {planned.case.case_id}: {one_line(error)}; resume=RUN_ID runs the rest"
         return ""
 
 
@@ -210,9 +328,10 @@ def _time_row(
     work = arm.workload
     fault = timing.failure or (recompiled if work.compiled else "")
     if fault:
-        return _row(planned, arm.name, "failed", work.metric, arm.resolved, fault, regime=timing.regime)
+        resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
+        return row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
     return replace(
-        _row(
+        row(
             planned,
             arm.name,
             "ok",
@@ -229,83 +348,58 @@ def _time_row(
     )
 
 
-def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> set[str]:
-    """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
-
-    Raises:
-        UsageError: the run was made in another environment or by other code; its numbers would not be comparable.
-    """
-    rows = store.read(folder)
-    others = set(rows["env_id"]) - {env_id}
-    if others:
-        raise UsageError(
-            f"{folder.name} was measured in environment {sorted(others)[0]}, this one is {env_id}; "
-            "start a new run (leave resume= out)"
-        )
-    commits = {json.loads(env).get("git_commit") for env in rows["env"].unique()}
-    if commits - {commit}:
-        raise UsageError(
-            f"{folder.name} was measured by commit {', '.join(map(str, commits))}, this is {commit}; "
-            "start a new run (leave resume= out)"
-        )
-    waiting = rows["reason"].str.startswith(BUDGET) | rows["reason"].str.startswith(LOST)
-    stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
-    unfinished = set(rows[waiting]["case_id"])
-    return {
-        c.case.case_id
-        for c in plan.cases
-        if c.case.case_id not in unfinished and set(c.arms) <= stored.get(c.case.case_id, set())
-    }
+def _trial_suite(planned: PlannedCase) -> TrialSuite:
+    assert isinstance(planned.suite, TrialSuite)
+    return planned.suite
 
 
-def _row(
-    planned: PlannedCase,
-    arm: str,
-    status: Any,
-    metric: str = "time_ms",
-    resolved: Mapping[str, object] | None = None,
-    reason: str = "",
-    samples: tuple[float, ...] = (),
-    regime: str = "",
-) -> Measurement:
-    name = arm.removesuffix(AGAIN)
-    return Measurement(
-        suite=planned.case.suite,
-        case_id=planned.case.case_id,
-        arm=arm,
-        baseline=planned.suite.ARMS[name].baseline if arm == name else name,
-        axes=planned.case.axes_json,
-        seed=planned.case.seed,
-        metric=metric,
-        status=status,
-        regime=regime,
-        resolved=resolved or {},
-        samples=samples,
-        reason=reason,
-    )
+def _timed_suite(planned: PlannedCase) -> Suite:
+    assert isinstance(planned.suite, Suite)
+    return planned.suite
 
 
-def _all_arms(planned: PlannedCase, status: str, reason: str) -> list[Measurement]:
-    return [_row(planned, arm, status, reason=reason) for arm in planned.arms]
+def _workspace(writer: store.RunWriter, planned: PlannedCase, arm: str) -> Path:
+    return writer.folder / WORK / f"{planned.case.case_id}-{arm}"
+
+
+def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWriter, outcome: Outcome) -> None:
+    """Makes rows durable and counts them."""
+    try:
+        writer.append(rows)
+    except OSError as error:
+        raise _DiskError(error.strerror) from error
+    outcome.statuses.update(r.status for r in rows)
+    failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
+    outcome.reasons += [reason for reason in failed if reason not in outcome.reasons]
+
+
+def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) -> Measurement:
+    """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
+    read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
+    if not read:
+        why = f"no energy meter could be read on {device}"
+        if timing.joules:
+            why = (
+                f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
+                f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
+            )
+        return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
+    energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
+    return replace(energy, rounds=tuple(read), regime=timing.regime)
 
 
 def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[Measurement]:
     """The figures of the check; a figure that broke its bound is a failure with the figure in the reason."""
-    if numerics.ok:
-        return [
-            _row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
-            for metric, value in numerics.values.items()
-        ]
-    return [
-        _row(planned, arm.name, "failed", metric, arm.resolved, f"{value:.6g}; {numerics.reason}")
-        for metric, value in numerics.values.items()
+    figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
+    rows = []
+    for (metric, part), value in figures.items():
+        if numerics.ok:
+            figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+        else:
+            why = f"{value:.6g}; {numerics.reason}"
+            figure = row(planned, arm.name, "failed", metric, arm.resolved, why)
+        rows.append(replace(figure, part=part))
+    return rows + [
+        row(planned, arm.name, "skipped", metric, arm.resolved, why)
+        for metric, why in numerics.skipped.items()
     ]
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__
-
-
-def _trace(error: BaseException) -> dict[str, object]:
-    return {"traceback": "".join(traceback.format_exception(error))[-4000:]}

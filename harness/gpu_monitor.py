@@ -54,6 +54,10 @@ class Monitor(Protocol):
         """Names of the clock event reasons that hold now; empty: none; None: can't be read."""
         ...
 
+    def energy_j(self) -> float | None:
+        """Joules that the device has used since some fixed time; None: can't be read."""
+        ...
+
     def contended(self) -> bool | None:
         """Whether another process computes on this device; None: can't be known."""
         ...
@@ -77,6 +81,10 @@ class NullMonitor:
         return None
 
     def throttle_reasons(self) -> frozenset[str] | None:
+        """Not known."""
+        return None
+
+    def energy_j(self) -> float | None:
         """Not known."""
         return None
 
@@ -171,6 +179,15 @@ class GpuMonitor:
     def power_w(self) -> float | None:
         """Power draw; since Ampere (but for GA100) the mean over one second, so slower than a block."""
         return _scaled(self._read("nvmlDeviceGetPowerUsage"), 1e-3)
+
+    def energy_j(self) -> float | None:
+        """Energy of the whole board since the driver was loaded (Volta and later); it moves some ten times a second.
+
+        None on a MIG slice: the board's other slices are in it.
+        """
+        if self.is_mig_slice:
+            return None
+        return _scaled(self._read("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)
 
     def power_limit_w(self) -> float | None:
         """Power limit that is in force."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,9 +37,22 @@ class Metric:
     series: bool = False
 
 
-METRICS: dict[str, Metric] = {
-    m.name: m
-    for m in (
+def filed(metrics: Iterable[Metric]) -> dict[str, Metric]:
+    """Metrics by name.
+
+    Raises:
+        ValueError: a name is defined twice; which meaning its rows have would depend on the order.
+    """
+    table: dict[str, Metric] = {}
+    for metric in metrics:
+        if metric.name in table:
+            raise ValueError(f"metric {metric.name!r} is defined twice; keep one literal")
+        table[metric.name] = metric
+    return table
+
+
+METRICS = filed(
+    (
         Metric(
             "time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"
         ),
@@ -47,7 +60,8 @@ METRICS: dict[str, Metric] = {
             "compile_s",
             "s",
             "lower",
-            "first call of a compiled arm; `resolved.compile_cache` says cold or warm",
+            'first call of a compiled arm, `resolved.compile_cache` says cold or warm; part "warm": compiled once '
+            "more from the caches that the first call filled",
         ),
         Metric("sqnr_db", "dB", "higher", "20 log10(|ref| / |ref - x|) over the whole result", series=True),
         Metric("sqnr_row_min_db", "dB", "higher", "smallest SQNR of any row of the result"),
@@ -128,9 +142,39 @@ METRICS: dict[str, Metric] = {
             "lower",
             "bytes that a layer keeps for its backward pass beside the weight itself, per element of its input",
         ),
+        Metric(
+            "peak_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that tensors of this arm held at once during a step, above what was there before it",
+        ),
+        Metric(
+            "reserved_memory_bytes",
+            "byte",
+            "lower",
+            "most device memory that the allocator held for this arm, above what it held before",
+        ),
+        Metric(
+            "predicted_memory_bytes",
+            "byte",
+            "lower",
+            "memory that a step was predicted to take before anything was allocated; `resolved.memory` has the parts",
+        ),
+        Metric(
+            "joules_per_token",
+            "J",
+            "lower",
+            "energy of the whole board over a block of steps, by the tokens of the block",
+        ),
+        Metric(
+            "kernel_time_ms",
+            "ms",
+            "lower",
+            "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
+        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
-}
+)
 
 
 @dataclass(frozen=True, slots=True)

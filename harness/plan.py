@@ -5,18 +5,23 @@ Everything that can be refused is refused here, before a folder is made or a ten
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.case import Case, Scalar, expand
+from harness.case import LOCAL, Case, Scalar, expand
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.workload import Axis, Suite, Unsupported
+    from harness.workload import ArmInfo, Axis, Plannable, Unsupported
+
+
+AXIS_KEYS = ("model", "data", "data_path", "schedule")  # keys of a command line that are short for an axis
+PROFILE_KEYS = ("profile", "profile_start", "profile_end")  # likewise, below `train.`
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class PlannedCase:
     """A case, the arms that run, and those that cannot, each with its reason."""
 
     part: str
-    suite: Suite
+    suite: Plannable
     case: Case
     arms: tuple[str, ...]
     unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
@@ -49,7 +54,7 @@ class Plan:
         return {c.case.case_id for c in ranked[:most]}
 
 
-def make_plan(config: Mapping[str, Any], suites: Mapping[str, Suite]) -> Plan:
+def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Plan:
     """Expands a composed configuration.
 
     Args:
@@ -62,11 +67,15 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Suite]) -> Plan:
     """
     parts = _parts(config)
     _refuse_unused(config, parts, suites)
+    _spread_keys(config, parts, suites)
+    recipe = _choose_arms(config.get("train") or {}, parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for name, part in parts.items():
         planned, products[name] = _plan_part(name, part, config, suites)
         cases += planned
+    if recipe is not None:
+        _refuse_high_precision_alone(recipe, cases)
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config["device"])))
     return Plan(tuple(cases), products)
@@ -83,7 +92,7 @@ def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _refuse_unused(
-    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Suite]
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
 ) -> None:
     """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
     for name, part in parts.items():
@@ -119,8 +128,77 @@ def _refuse_unused(
                 del parts[name]
 
 
+def _spread_keys(
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Hands the keys that are short for an axis (`model=nano`) to the parts whose suites have it."""
+    train = config.get("train") or {}
+    given = {key: config.get(key) for key in AXIS_KEYS}
+    given |= {key: train.get(key) for key in PROFILE_KEYS}
+    for axis, value in given.items():
+        takers = [part for part in parts.values() if axis in suites[part["suite"]].AXES]
+        # A model as a mapping is what shapes=from_model reads; elsewhere it has always been passed over.
+        if value is None or (axis == "model" and not takers and not isinstance(value, str)):
+            continue
+        if not takers:
+            key = f"train.{axis}" if axis in PROFILE_KEYS else axis
+            raise UsageError(
+                f"{key}={value} means nothing to sweep {config['name']!r}: no suite of it has an axis {axis!r}"
+            )
+        for part in takers:
+            named = (
+                json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
+            )
+            part["axes"] = {**part["axes"], axis: named}
+
+
+def _choose_arms(
+    train: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> str | None:
+    """What `train.mixed_precision` and `train.recipe` leave of the arms; the name of the recipe if it is FP8.
+
+    bf16 keeps the arms without FP8; fp8 those and the ones of the recipe. Arms of recipe "any" go with every recipe.
+    """
+    text = train.get("mixed_precision")
+    if text is None:
+        if train.get("recipe") is not None:
+            raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8")
+        return None
+    from harness.training.setup import mixed_precision  # torch
+
+    recipe = mixed_precision(text, train.get("recipe") or "tensorwise")
+    if recipe is None and train.get("recipe") is not None:
+        raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8, not {text}")
+    wanted = {""} if recipe is None else {"", "any", recipe.name}
+    by_recipe = [p for p in parts.values() if any(a.recipe for a in suites[p["suite"]].ARMS.values())]
+    if not by_recipe:
+        raise UsageError(
+            f"train.mixed_precision={text}: no suite of this sweep has arms by recipe; write arms=[...]"
+        )
+    for part in by_recipe:
+        known: Mapping[str, ArmInfo] = suites[part["suite"]].ARMS
+        asked = [arm for arm in part["arms"] or known if arm in known]
+        left = [arm for arm in asked if known[arm].recipe in wanted]
+        if recipe is not None and not any(known[arm].recipe == recipe.name for arm in left):
+            left += [
+                arm for arm in known if known[arm].recipe == recipe.name
+            ]  # the sweep leaves it out by default
+        if not left:
+            raise UsageError(f"train.mixed_precision={text} leaves none of the arms {', '.join(asked)}")
+        part["arms"] = left
+    return None if recipe is None else recipe.name
+
+
+def _refuse_high_precision_alone(recipe: str, cases: Sequence[PlannedCase]) -> None:
+    """FP8 was asked for by name; a run in which only bf16 can run would answer another question."""
+    ours = [(c, arm) for c in cases for arm in c.arms if c.suite.ARMS[arm].recipe == recipe]
+    if ours and not any(arm in c.runnable for c, arm in ours):
+        case, arm = ours[0]
+        raise UsageError(f"train.recipe={recipe} cannot run here: {case.unsupported[arm].reason}")
+
+
 def _plan_part(
-    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Suite]
+    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Plannable]
 ) -> tuple[list[PlannedCase], str]:
     suite = suites[part["suite"]]
     axes = {
@@ -148,7 +226,10 @@ def _plan_part(
                 raise UsageError(f"{case}, arm {arm}: {why.reason}")
         planned.append(PlannedCase(name, suite, case, arms, reasons))
     factors = ([str(len(points))] if len(points) > 1 else []) + [str(len(v)) for v in crossed.values()]
-    return planned, f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
+    product = f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
+    if by_number and (replaced := [*shapes, *(["axes.tokens"] if axes.get("tokens") else [])]):
+        product += f" (axes.M, K and N are given: {', '.join(replaced)} not read)"
+    return planned, product
 
 
 def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[Scalar]:
@@ -161,12 +242,19 @@ def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[S
         spec = known[axis]
         if not _fits(spec, value):
             raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
-    return [float(value) if known[axis].kind == "float" else value for value in given]
+    if axis in LOCAL and len(given) > 1:
+        raise UsageError(
+            f"axes.{axis} has {len(given)} values; cases are not told apart by it, so give one and make a run each"
+        )
+    is_float = known[axis].kind == "float"
+    return [float(value) if is_float and value not in known[axis].words else value for value in given]
 
 
 def _fits(axis: Axis, value: object) -> bool:
     if axis.choices:
         return value in axis.choices
+    if value in axis.words:
+        return True
     if axis.kind == "str":
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int if axis.kind == "int" else int | float):
@@ -179,7 +267,8 @@ def _expectation(axis: Axis) -> str:
         return "one of " + ", ".join(map(str, axis.choices))
     if axis.kind == "str":
         return "a text"
-    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}"
+    words = "".join(f", or {word}" for word in axis.words)
+    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}{words}"
 
 
 def _nothing_runs(cases: list[PlannedCase], device: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 import tempfile
@@ -11,20 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-from harness import environment, report, store
+from harness import culprits, diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome, stored_cases
-from harness.plan import Plan, PlannedCase, describe, make_plan
+from harness.executor import Executor, Outcome
+from harness.plan import Plan, describe, make_plan
+from harness.progress import Progress
+from harness.resume import stored_arms, stored_cases
+from harness.rows import is_trial
 from harness.suites import SUITES
 from harness.timing import timer_for
 
@@ -42,9 +39,15 @@ def run_sweep(overrides: Sequence[str]) -> int:
     request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
+    lanes = _lanes(config)
     console = Console(stderr=True)
     if config["dry_run"]:
         sys.stdout.write("\n".join(describe(plan)) + "\n")
+        return 0
+
+    if config["bisect"] is not None:
+        for line in culprits.find(plan, config["bisect"], config["device"], console.print):
+            sys.stdout.write(line + "\n")
         return 0
 
     fingerprint = environment.fingerprint(config["device"])
@@ -52,6 +55,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     run_id, folder = _folder(config, fingerprint)
     commit = fingerprint.get("git_commit")
     done = stored_cases(folder, env_id, commit, plan) if config["resume"] else set()
+    done_arms = stored_arms(folder, plan, done) if config["resume"] else set()
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
     writer = store.RunWriter(
@@ -64,19 +68,25 @@ def run_sweep(overrides: Sequence[str]) -> int:
     )
     started = time.perf_counter()
     with _interruptible():
-        outcome = _measure(request, plan, writer, done, console)
+        outcome = _measure(request, plan, writer, done, done_arms, lanes, console)
         writer.close(outcome.state)
         html = Path(config["reports_dir"]) / f"{run_id}.html"
         return _finish(outcome, folder, html, time.perf_counter() - started)
 
 
 def _measure(
-    request: Request, plan: Plan, writer: store.RunWriter, done: set[str], console: Console
+    request: Request,
+    plan: Plan,
+    writer: store.RunWriter,
+    done: set[str],
+    done_arms: set[tuple[str, str]],
+    lanes: int,
+    console: Console,
 ) -> Outcome:
     config = request.config
     with (
         environment.monitor_for(config["device"]) as monitor,
-        _progress(console, sum(c.case.case_id not in done for c in plan.cases)) as tell,
+        Progress.on(console, _units(plan, done, done_arms)) as progress,
     ):
         executor = Executor(
             device=config["device"],
@@ -86,9 +96,30 @@ def _measure(
             control=config["control"],
             monitor=monitor,
             budget_s=config["budget_s"],
-            on_case=tell,
+            folder=writer.folder,
+            lanes=lanes,
+            on_case=progress.case,
+            on_step=progress.step,
         )
-        return executor.run(plan, writer, done)
+        return executor.run(plan, writer, done, done_arms)
+
+
+def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
+    """What a progress bar counts: a case that is timed, or a run of a trial suite."""
+    waiting = [c for c in plan.cases if c.case.case_id not in done]
+    return sum(
+        sum((c.case.case_id, arm) not in done_arms for arm in c.runnable) if is_trial(c) else 1
+        for c in waiting
+    )
+
+
+def _lanes(config: dict[str, Any]) -> int:
+    """Training runs at once; each computes on one core of a CPU, and a GPU is not shared."""
+    if config["workers"] is not None:
+        if config["workers"] < 1:
+            raise UsageError(f"workers={config['workers']}: expected an integer of at least 1")
+        return int(config["workers"])
+    return len(os.sched_getaffinity(0)) if config["device"] == "cpu" else 1
 
 
 def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
@@ -100,6 +131,10 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
     for reason in outcome.reasons[:5]:
         out.write(f"  failed: {reason}\n")
+    try:
+        _tell(folder)
+    except (UsageError, OSError) as error:
+        out.write(f"no verdict: {error}\n")
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
@@ -116,6 +151,14 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     return 1 if outcome.statuses["failed"] else 0
 
 
+def _tell(folder: Path) -> None:
+    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
+    frame = store.read(folder)
+    judged = verdict.judge(frame)
+    for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
+        sys.stdout.write(line + "\n")
+
+
 def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:
     results = Path(config["results_dir"])
     if not config["resume"]:
@@ -125,7 +168,25 @@ def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, P
     about = store.read_about(folder)
     if about.get("sweep", config["name"]) != config["name"]:
         raise UsageError(f"run {config['resume']} is of sweep {about['sweep']!r}, not {config['name']!r}")
+    _refuse_other_settings(folder.name, about, config)
     return folder.name, folder
+
+
+# What decides which cases and arms there are, and how they train
+_SETTINGS = ("suite", "axes", "shapes", "arms", "parts", "model", "data", "schedule", "train", "seed")
+
+
+def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
+    """A run holds one experiment, and its command must stay the one that made it."""
+    stored = about.get("config", {})
+    differs = [
+        key for key in _SETTINGS if key in stored and stored[key] != json.loads(json.dumps(config[key]))
+    ]
+    if differs:
+        raise UsageError(
+            f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
+            f"{about.get('command', '')}"
+        )
 
 
 def _writable(folder: Path, key: str) -> None:
@@ -151,36 +212,3 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Any]:
-    """A bar with the time left; on a log file, one line a case instead."""
-    if not console.is_terminal:
-        count = 0
-
-        def line(planned: PlannedCase) -> None:
-            nonlocal count
-            count += 1
-            console.print(f"[{count}/{total}] {planned.case}", highlight=False, markup=False, soft_wrap=True)
-
-        yield line
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        seen = 0
-
-        def advance(planned: PlannedCase) -> None:
-            nonlocal seen
-            bar.update(task, completed=seen, description=str(planned.case)[:60])
-            seen += 1
-
-        yield advance

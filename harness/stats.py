@@ -89,6 +89,48 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, floa
     return mean - half, mean + half
 
 
+def prediction_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
+    """Where one more value of the same normal distribution falls: mean -+ t sd sqrt(1 + 1/n).
+
+    >>> low, high = prediction_interval([1.0, 2.0, 3.0])  # 2 -+ 4.3027 * 1 * sqrt(4/3)
+    >>> round(low, 4), round(high, 4)
+    (-2.9683, 6.9683)
+
+    Returns:
+        (low, high); (-inf, inf) for a single value.
+
+    Raises:
+        ValueError: as `t_interval`.
+    """
+    x = _vector(values)
+    low, high = t_interval(x, confidence)
+    centre, half = float(x.mean()), (high - low) / 2
+    if math.isinf(half):
+        return low, high
+    half *= math.sqrt(x.size + 1)
+    return centre - half, centre + half
+
+
+def fisher_exact_p(a: int, b: int, c: int, d: int) -> float:
+    """One-sided p-value of Fisher's exact test on the table [[a, b], [c, d]]: "the first row has the higher rate".
+
+    The hypergeometric probability of a table with the same margins and at least `a` in its first cell.
+
+    >>> round(fisher_exact_p(3, 1, 1, 3), 4)
+    0.2429
+
+    Raises:
+        ValueError: a count is negative.
+    """
+    if min(a, b, c, d) < 0:
+        raise ValueError(f"counts must not be negative, got {a}, {b}, {c}, {d}")
+    row, column, total = a + b, a + c, a + b + c + d
+    ways = sum(
+        math.comb(column, k) * math.comb(total - column, row - k) for k in range(a, min(row, column) + 1)
+    )
+    return ways / math.comb(total, row)
+
+
 def geometric_mean(ratios: ArrayLike, confidence: float = 0.95) -> Estimate:
     """Geometric mean of positive ratios with the t interval of their logarithms.
 

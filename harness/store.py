@@ -29,7 +29,7 @@ from harness.errors import UsageError
 from harness.measurement import SCHEMA_VERSION, Measurement, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pandas as pd
 
@@ -127,9 +127,26 @@ class RunWriter:
             for m in measurements
         ]
         if rows:
-            name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
-            _write_durably(pa.Table.from_pylist(rows, schema=SCHEMA), self.folder / name)
-            self._parts.append(name)
+            self._write(pa.Table.from_pylist(rows, schema=SCHEMA))
+
+    def _write(self, rows: pa.Table) -> None:
+        name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
+        _write_durably(rows, self.folder / name)
+        self._parts.append(name)
+
+    def carry_over(self, arms: Collection[tuple[str, str]]) -> None:
+        """Takes rows of earlier attempts of this run into the present one, so that what is added to their cases
+        does not replace them.
+
+        Args:
+            arms: (case id, arm) of the rows to keep.
+        """
+        if not arms:
+            return
+        frame = read(self.folder)
+        frame = frame[[key in arms for key in zip(frame["case_id"], frame["arm"], strict=True)]]
+        kept = frame.assign(attempt=self._attempt)
+        self._write(pa.Table.from_pandas(kept, schema=SCHEMA, preserve_index=False))
 
     def close(self, state: str) -> None:
         """Gathers this writer's parts into one file and records how the run ended.

@@ -6,11 +6,14 @@ only prepares or checks lies outside of it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from harness.case import Case, Scalar
 
@@ -22,6 +25,8 @@ class Numerics:
     values: Mapping[str, float]  # metric name (in METRICS) -> value
     ok: bool = True
     reason: str = ""  # why not ok: names the figure, the bound and where the bound comes from
+    skipped: Mapping[str, str] = field(default_factory=dict)  # metric -> why there is no figure here
+    parts: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (metric, part) -> value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,11 @@ class Workload:
             through them so that no operand stays in cache. Empty: `run` alone is repeated.
         metric: the name of the time that `run` yields.
         on_host: time by the host's clock on every device; `run` then waits for the device itself.
+        resident: of a workload that fills the device alone: the context in which `run` may be called. Entering makes
+            its memory and puts it into the same state each time, leaving frees it; `run` allocates the rest.
+        recompile: of a compiled one: makes the next `run` compile again, so that it is timed with warm caches too.
+        tokens: that one call processes; 0 where the word has no meaning.
+        profile: writes files to the run's folder and gives the figures read from them; None: not asked for.
     """
 
     run: Callable[[], object]
@@ -62,6 +72,14 @@ class Workload:
     variants: Sequence[Callable[[], object]] = ()
     metric: str = "time_ms"
     on_host: bool = False
+    resident: Callable[[], AbstractContextManager[object]] | None = None
+    recompile: Callable[[], None] | None = None
+    tokens: int = 0
+    profile: Callable[[Path], Numerics] | None = None
+
+    def held(self) -> AbstractContextManager[object]:
+        """The context to call `run` in."""
+        return nullcontext() if self.resident is None else self.resident()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +91,7 @@ class Axis:
     minimum: float = 1  # of a number
     linked: bool = False  # read by the suite's `points` (M, K, N, tokens) and not crossed with the other axes
     kind: Literal["int", "float", "str"] = "int"  # a suite's `points` judges what a text says
+    words: tuple[str, ...] = ()  # taken beside the numbers
     default: Scalar = None  # where the sweep leaves the axis open; None: the first of `choices`, if any
 
 
@@ -92,8 +111,33 @@ class ArmInfo:
     recipe: str = ""
 
 
-class Suite(Protocol):
-    """A family of workloads: one module in `harness/suites/` that offers these names."""
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve of a trial: one sample a step."""
+
+    metric: str
+    samples: tuple[float, ...]
+    steps: tuple[int, ...]
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of an arm that is a run of its own and no closure to time.
+
+    Attributes:
+        series: at least one, unless `failure` says why there is none.
+        resolved: what really ran.
+        failure: "" where the run is a result, be it a bad one.
+    """
+
+    series: Sequence[Series]
+    resolved: Mapping[str, object] = field(default_factory=dict)
+    failure: str = ""
+
+
+class Plannable(Protocol):
+    """What the plan needs of a suite: one module in `harness/suites/` that offers these names."""
 
     AXES: Mapping[str, Axis]
     ARMS: Mapping[str, ArmInfo]
@@ -112,6 +156,31 @@ class Suite(Protocol):
         """A size (FLOPs or bytes) by which cases are ranked: the largest are measured under sustained load."""
         ...
 
+
+@runtime_checkable
+class Suite(Plannable, Protocol):
+    """A family of workloads that are timed."""
+
     def build(self, case: Case, arm: str, device: str) -> Workload:
         """Allocates operands from `case.seed` and returns the closure to time."""
+        ...
+
+
+@runtime_checkable
+class TrialSuite(Plannable, Protocol):
+    """A family of runs: each arm of a case is one, stored when it is finished."""
+
+    def trial(
+        self, case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
+    ) -> Trial:
+        """Runs one arm to its end.
+
+        Args:
+            case: which.
+            arm: which.
+            device: "cpu" or "cuda".
+            workspace: a folder for this (case, arm) alone. What is left in it is found again when a run that was cut
+                off is resumed; it is removed once the rows are stored.
+            on_step: to be told after each step how many are done, and of how many.
+        """
         ...

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from fp8core.formats import E8M0FNU, as_element_format
-from fp8core.gemm import reference, torch_mm
+from fp8core.gemm import layout, reference, torch_mm, triton_mm
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
+    from fp8core.formats import Format
     from fp8core.gemm.accumulate import Accumulation
     from fp8core.gemm.layout import Scaled
 
@@ -37,18 +38,127 @@ class Matmul(Protocol):
         ...
 
 
+class ShapeReason(Protocol):
+    """Which sizes, formats, scales and results a backend refuses, on any device."""
+
+    def __call__(
+        self,
+        M: int,
+        K: int,
+        N: int,
+        a_fmt: Format | torch.dtype | str,
+        b_fmt: Format | torch.dtype | str,
+        granularity: str = "tensorwise",
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> str | None:
+        """One sentence with the value at fault, what is expected and a way out; or None."""
+        ...
+
+
+class DeviceReason(Protocol):
+    """Which devices a backend refuses for these formats."""
+
+    def __call__(
+        self,
+        device: torch.device | str,
+        a_fmt: Format | torch.dtype | str,
+        b_fmt: Format | torch.dtype | str,
+    ) -> str | None:
+        """One sentence, or None."""
+        ...
+
+
+class GranularityReason(Protocol):
+    """Which scales a backend refuses. Asked in each forward pass, so it queries no device."""
+
+    def __call__(self, device: torch.device | str, granularity: str, nearest: str = "") -> str | None:
+        """One sentence that names the recipe `nearest` as the way out, or None."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A scaled matmul. `is_fp8`: it feeds FP8 to the matrix units, and so obeys `fp8core.gemm.layout`."""
+    """A scaled matmul and its rules.
+
+    Attributes:
+        matmul: the product.
+        is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
+        shape_reason, device_reason, granularity_reason: why it would refuse, without allocating or running anything.
+        bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
+            "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
+            as torchao's emulation.
+    """
 
     matmul: Matmul
     is_fp8: bool
+    shape_reason: ShapeReason
+    device_reason: DeviceReason
+    granularity_reason: GranularityReason
+    bf16_only: frozenset[str]
 
+
+def _takes_all(*_: object, **__: object) -> None:
+    """Refuses nothing."""
+
+
+_SCALED_IN_PARTS = frozenset({"rowwise", "1x128", "128x128", "1x32"})
 
 BACKENDS: dict[str, Backend] = {
-    "torch": Backend(torch_mm.matmul, is_fp8=True),
-    "reference": Backend(reference.matmul, is_fp8=False),
+    "torch": Backend(
+        torch_mm.matmul,
+        is_fp8=True,
+        shape_reason=layout.shape_reason,
+        device_reason=layout.device_reason,
+        granularity_reason=layout.granularity_reason,
+        bf16_only=_SCALED_IN_PARTS,
+    ),
+    "triton": Backend(
+        triton_mm.matmul,
+        is_fp8=True,
+        shape_reason=triton_mm.shape_reason,
+        device_reason=triton_mm.device_reason,
+        granularity_reason=triton_mm.granularity_reason,
+        bf16_only=frozenset(),
+    ),
+    "reference": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, frozenset()),
+    "reference_bf16": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, _SCALED_IN_PARTS),
 }
+
+
+def unsupported_reason(
+    M: int,
+    K: int,
+    N: int,
+    a_fmt: Format | torch.dtype | str,
+    b_fmt: Format | torch.dtype | str,
+    granularity: str = "tensorwise",
+    out_dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    backend: str = "torch",
+) -> str | None:
+    """Why A [M, K] @ B [K, N] would not run: the backend's rules of shapes, then those of devices.
+
+    Args:
+        M: rows of A, in elements.
+        K: columns of A and rows of B, contracted over.
+        N: columns of B.
+        a_fmt: format of A, or its dtype or name.
+        b_fmt: format of B.
+        granularity: of the multiplication, see `fp8core.recipe.Gemm.granularity`.
+        out_dtype: of the result.
+        device: where it would run.
+        backend: a key of `BACKENDS`.
+
+    Returns:
+        One sentence with the value at fault, what is expected and a way out; or None.
+
+    Raises:
+        ValueError: unknown backend, or a format that cannot hold tensor elements.
+    """
+    rules = backend_named(backend)
+    reason = rules.shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype)
+    reason = reason or rules.device_reason(device, a_fmt, b_fmt)
+    return reason or rules.granularity_reason(device, granularity)
 
 
 def backend_named(name: str) -> Backend:
@@ -73,10 +183,10 @@ def scaled_mm(
     """Multiplies two quantised matrices.
 
     Args:
-        a: [M, K] codes, row-major for backend "torch"; scale_inv one of the table below.
-        b: [K, N] codes, column-major for backend "torch"; scale_inv one of the table below.
+        a: [M, K] codes, row-major unless backend is "reference"; scale_inv one of the table below.
+        b: [K, N] codes, column-major unless backend is "reference"; scale_inv one of the table below.
         out_dtype: of the result; float64 (backend "reference" only) also accumulates in float64.
-        use_fast_accum: let the hardware accumulate with fewer bits; no effect on CPU or in "reference".
+        use_fast_accum: let the hardware accumulate with fewer bits for all of K; no effect on CPU or in "reference".
         backend: a key of `BACKENDS`.
         accumulation: how backend "reference" adds up; the others add as their device does.
 

@@ -9,7 +9,7 @@ errors. For D [M, N] = A [M, K] @ B [K, N]:
     no e5m2 @ e5m2                   except on ROCm
     rowwise: D is bfloat16, B e4m3   the CUTLASS kernel's rule; cuBLAS 12.9 on sm_90 alone is wider, and a
                                      result that depends on the machine is worth less than a conversion
-    blocks (1x128, 128x128, 1x32)    not through this backend, see `granularity_reason`
+    blocks (1x128, 128x128, 1x32)    not through backend "torch", see `granularity_reason`
     NVIDIA 8.9 or newer (OCP formats), AMD gfx942 (fnuz only), gfx950, gfx1200, gfx1201 (OCP)
 
 Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_allowed_device`),
@@ -85,16 +85,23 @@ def shape_reason(
             )
     if a_fmt.short == b_fmt.short == "e5m2" and torch.version.hip is None:
         return "e5m2 @ e5m2 has no kernel on NVIDIA hardware; cast one operand to e4m3"
-    if out_dtype not in OUT_DTYPES:
-        return f"out_dtype {out_dtype} is not offered; ask for bfloat16, float16 or float32 and convert"
-    if granularity in ("1x128", "128x128") and out_dtype != torch.bfloat16:
-        return f"blockwise scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
-    if granularity == "rowwise":
-        if out_dtype != torch.bfloat16:
-            return f"rowwise scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
-        if b_fmt.short != "e4m3":
-            return f"rowwise scaling takes e4m3 as right operand, not {b_fmt.short}; put {b_fmt.short} on the left"
+    if reason := out_dtype_reason(out_dtype):
+        return reason
+    kind = {"rowwise": "rowwise", "1x128": "blockwise", "128x128": "blockwise"}.get(granularity)
+    if kind is not None and out_dtype != torch.bfloat16:
+        return f"{kind} scaling yields bfloat16 only, not {out_dtype}; ask for bfloat16 and convert"
+    if kind == "rowwise" and b_fmt.short != "e4m3":
+        return (
+            f"rowwise scaling takes e4m3 as right operand, not {b_fmt.short}; put {b_fmt.short} on the left"
+        )
     return None
+
+
+def out_dtype_reason(out_dtype: torch.dtype) -> str | None:
+    """Why no FP8 matmul yields this dtype; None if one does."""
+    if out_dtype in OUT_DTYPES:
+        return None
+    return f"out_dtype {out_dtype} is not offered; ask for bfloat16, float16 or float32 and convert"
 
 
 def device_reason(
@@ -144,44 +151,18 @@ def granularity_reason(device: torch.device | str, granularity: str, nearest: st
     """
     if granularity in ("tensorwise", "rowwise"):
         return None
-    way_out = f"nearest that works: recipe {nearest!r}; or " if nearest else ""
-    way_out += "emulate it with recipe.emulated() (backend='reference')"
-    return f"backend 'torch' has no kernel for {granularity} scales on {torch.device(device).type}; {way_out}"
-
-
-def unsupported_reason(
-    M: int,
-    K: int,
-    N: int,
-    a_fmt: Format | torch.dtype | str,
-    b_fmt: Format | torch.dtype | str,
-    granularity: str = "tensorwise",
-    out_dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
-) -> str | None:
-    """Why A [M, K] @ B [K, N] would not run, without allocating or running anything; None if it would.
-
-    Args:
-        M: rows of A, in elements.
-        K: columns of A and rows of B, contracted over.
-        N: columns of B.
-        a_fmt: format of A, or its dtype or name.
-        b_fmt: format of B.
-        granularity: of the multiplication, see `fp8core.recipe.Gemm.granularity`.
-        out_dtype: of the result.
-        device: where it would run.
-
-    Returns:
-        One sentence with the value at fault, what is expected and a way out; or None.
-
-    Raises:
-        ValueError: a format that cannot hold tensor elements.
-    """
+    instead = "" if granularity == "1x32" else "recipe.with_backend('triton') multiplies these; or "
     return (
-        shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype)
-        or device_reason(device, a_fmt, b_fmt)
-        or granularity_reason(device, granularity)
+        f"backend 'torch' has no kernel for {granularity} scales on {torch.device(device).type}; "
+        + instead
+        + way_out(nearest)
     )
+
+
+def way_out(nearest: str) -> str:
+    """What to do where a backend lacks a recipe: the nearest one, if there is one, or emulation."""
+    substitute = f"nearest that works: recipe {nearest!r}; or " if nearest else ""
+    return f"{substitute}emulate it with recipe.emulated() (backend='reference')"
 
 
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
@@ -215,7 +196,7 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
         a_codes = _pad_codes(a_codes, 0, extra_k)
         b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
-        if list(b_scale_inv.shape) == [1, b.qdata.shape[1]]:
+        if b_scale_inv.dim() and b_scale_inv.shape[1] == b.qdata.shape[1]:  # one for each column
             b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n))
     if not is_row_major(a_codes):
         a_codes = a_codes.clone(memory_format=torch.contiguous_format)

@@ -16,8 +16,6 @@ import triton.language as tl
 from fp8core.kernels import launch
 from fp8core.kernels.encode import magnitude_bits
 
-PROGRAMS_PER_PROCESSOR = 4
-
 
 @triton.jit
 def _amax_kernel(x_ptr, amax_bits_ptr, numel, BLOCK: tl.constexpr):
@@ -58,12 +56,11 @@ def _amax_rows_cols_kernel(
 
 def amax(x: torch.Tensor) -> torch.Tensor:
     """As `reference.amax`; x contiguous, of any shape."""
-    largest = torch.zeros((), dtype=torch.float32, device=x.device)
-    target = launch.target_of(x.device)
+    largest = launch.zero(x.device)
     block = 8192
-    programs = min(launch.ceil_div(x.numel(), block), target.processors * PROGRAMS_PER_PROCESSOR)
+    grid = launch.persistent_grid(launch.ceil_div(x.numel(), block), x.device)
     args = (x, largest.view(torch.int32), x.numel())
-    launch.launch(_amax_kernel, (programs,), *args, device=x.device, num_warps=8, BLOCK=block)
+    launch.launch(_amax_kernel, grid, *args, device=x.device, num_warps=8, BLOCK=block)
     return largest
 
 

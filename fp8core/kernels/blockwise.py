@@ -18,10 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8core.kernels import launch
+from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
 
 BLOCK = 128
+WARPS: tuple[tuning.Candidate, ...] = ({"num_warps": 16}, {"num_warps": 8})  # groups fix the tile
 
 
 @triton.jit
@@ -106,23 +107,24 @@ def _launch(
     scale_inv_t = torch.empty(
         (groups_m, K) if both and not square else (0, 0), dtype=torch.float32, device=x.device
     )
-    launch.launch(
-        _cast_blocks_kernel,
-        (groups_m * groups_k,),
-        x,
-        codes.view(torch.uint8),
-        codes_t.view(torch.uint8),
-        scale_inv,
-        scale_inv_t,
-        M,
-        K,
-        device=x.device,
-        num_warps=16,
-        SQUARE=square,
-        BOTH=both,
-        E5M2=dtype == torch.float8_e5m2,
-        POWER_OF_TWO=power_of_two,
-        NATIVE=launch.target_of(x.device).native_cast,
-        BLOCK=BLOCK,
-    )
+    pointers = (x, codes.view(torch.uint8), codes_t.view(torch.uint8), scale_inv, scale_inv_t)
+    target = launch.target_of(x.device)
+
+    def run(candidate: tuning.Candidate) -> None:
+        launch.launch(
+            _cast_blocks_kernel,
+            (groups_m * groups_k,),
+            *(*pointers, M, K),
+            device=x.device,
+            SQUARE=square,
+            BOTH=both,
+            E5M2=dtype == torch.float8_e5m2,
+            POWER_OF_TWO=power_of_two,
+            NATIVE=target.native_cast,
+            BLOCK=BLOCK,
+            **candidate,
+        )
+
+    name = f"cast_{'128x128' if square else '1x128'}{'_both' if both else ''}"
+    run(tuning.choose(name, (M, K), x.dtype, target.name, WARPS, run))
     return codes, scale_inv, codes_t, scale_inv_t

@@ -8,7 +8,8 @@ contiguous along the contracted dimension, so a tensor that enters two GEMMs is 
 128 x 128 is encoded once; the transposed copy goes through shared memory so that it too leaves in 16-byte
 runs, where a direct store would write single bytes, K apart.
 
-*Delayed* scaling takes the scale as given and finds the amax for a later step in the same pass.
+*Delayed* scaling takes the amax of an earlier step and finds this one's in the same pass, see
+`encode.leave_amax`.
 
 The tensorwise amax pass runs from front to back and the cast from back to front, so that the cast finds the
 end of the tensor still in the second-level cache.
@@ -20,14 +21,15 @@ Bytes an element (bfloat16): cast 2 + 1, both 2 + 1 + 1, and 2 more for the amax
 # Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from fp8core.kernels import launch, tuning
-from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
+from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, tensor_scale, widen
 
-PROGRAMS_PER_PROCESSOR = 4  # of the persistent grids
 # The first is the default. Fewer elements a thread leave registers for more programs on a processor; both sides
 # of a tile are runs of memory, of the codes or of their transpose, so neither may get short.
 TILES: tuple[tuning.Candidate, ...] = (
@@ -39,30 +41,21 @@ TILES: tuple[tuning.Candidate, ...] = (
 
 
 @triton.jit
-def _scale(scale_ptr, scale_inv_ptr, DELAYED: tl.constexpr, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr):
-    # `scale_ptr` points to the scale itself, or to the amax that it follows from.
-    if DELAYED:
-        return tl.load(scale_ptr)
-    scale = scale_of(tl.load(scale_ptr), E5M2, POWER_OF_TWO)
-    if tl.program_id(0) == 0:
-        tl.store(scale_inv_ptr, reciprocal(scale))
-    return scale
-
-
-@triton.jit
 def _cast_kernel(
     x_ptr,
     codes_ptr,
-    scale_ptr,
-    result_ptr,  # scale_inv, or with DELAYED the int32 bits of the amax
+    amax_ptr,
+    scale_inv_bits_ptr,
+    seen_bits_ptr,  # with DELAYED
     numel,
+    FACTOR: tl.constexpr,
     DELAYED: tl.constexpr,
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    scale = _scale(scale_ptr, result_ptr, DELAYED, E5M2, POWER_OF_TWO)
+    scale = tensor_scale(amax_ptr, scale_inv_bits_ptr, FACTOR, DELAYED, E5M2, POWER_OF_TWO)
     blocks = tl.cdiv(numel, BLOCK)
     offsets = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.int32)
@@ -74,7 +67,7 @@ def _cast_kernel(
         if DELAYED:
             largest = tl.maximum(largest, magnitude_bits(x))
     if DELAYED:
-        tl.atomic_max(result_ptr, tl.max(largest, 0), sem="relaxed")
+        leave_amax(tl.max(largest, 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
 @triton.jit
@@ -82,10 +75,12 @@ def _cast_both_kernel(
     x_ptr,
     codes_ptr,
     codes_t_ptr,
-    scale_ptr,
-    result_ptr,  # scale_inv, or with DELAYED the int32 bits of the amax
+    amax_ptr,
+    scale_inv_bits_ptr,
+    seen_bits_ptr,  # with DELAYED
     M,
     K,
+    FACTOR: tl.constexpr,
     DELAYED: tl.constexpr,
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
@@ -93,7 +88,7 @@ def _cast_both_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    scale = _scale(scale_ptr, result_ptr, DELAYED, E5M2, POWER_OF_TWO)
+    scale = tensor_scale(amax_ptr, scale_inv_bits_ptr, FACTOR, DELAYED, E5M2, POWER_OF_TWO)
     tiles_k = tl.cdiv(K, BLOCK_K)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_k
     largest = tl.zeros((BLOCK_M,), tl.int32)
@@ -111,7 +106,7 @@ def _cast_both_kernel(
         if DELAYED:
             largest = tl.maximum(largest, tl.max(magnitude_bits(x), 1))
     if DELAYED:
-        tl.atomic_max(result_ptr, tl.max(largest, 0), sem="relaxed")
+        leave_amax(tl.max(largest, 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
 def cast(
@@ -119,7 +114,7 @@ def cast(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `reference.cast`; x contiguous, of any shape."""
     scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
-    return _cast(x, amax, scale_inv, dtype, power_of_two, delayed=False), scale_inv
+    return _cast(x, amax, scale_inv, None, dtype, power_of_two), scale_inv
 
 
 def cast_both(
@@ -127,50 +122,42 @@ def cast_both(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `reference.cast_both`; x [M, K] row-major."""
     scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
-    return *_cast_both(x, amax, scale_inv, dtype, power_of_two, delayed=False), scale_inv
+    return *_cast_both(x, amax, scale_inv, None, dtype, power_of_two), scale_inv
 
 
 def cast_delayed(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `reference.cast_delayed`; x contiguous, of any shape."""
-    amax = torch.zeros((), dtype=torch.float32, device=x.device)
-    return _cast(x, scale, amax.view(torch.int32), dtype, False, delayed=True), amax
+    scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
+    return _cast(x, amax, scale_inv, seen, dtype, power_of_two, margin), scale_inv, seen
 
 
 def cast_delayed_both(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `reference.cast_delayed_both`; x [M, K] row-major."""
-    amax = torch.zeros((), dtype=torch.float32, device=x.device)
-    return *_cast_both(x, scale, amax.view(torch.int32), dtype, False, delayed=True), amax
+    scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
+    return *_cast_both(x, amax, scale_inv, seen, dtype, power_of_two, margin), scale_inv, seen
 
 
 def _cast(
     x: torch.Tensor,
-    scale: torch.Tensor,
-    result: torch.Tensor,
+    amax: torch.Tensor,
+    scale_inv: torch.Tensor,
+    seen: torch.Tensor | None,
     dtype: torch.dtype,
     power_of_two: bool,
-    delayed: bool,
+    margin: int = 0,
 ) -> torch.Tensor:
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
-    target = launch.target_of(x.device)
     block = 8192
-    programs = min(launch.ceil_div(x.numel(), block), target.processors * PROGRAMS_PER_PROCESSOR)
     launch.launch(
         _cast_kernel,
-        (programs,),
-        x,
-        codes.view(torch.uint8),
-        scale,
-        result,
-        x.numel(),
+        launch.persistent_grid(launch.ceil_div(x.numel(), block), x.device),
+        *(x, codes.view(torch.uint8), amax, *_bits(scale_inv, seen), x.numel()),
         device=x.device,
-        DELAYED=delayed,
-        E5M2=dtype == torch.float8_e5m2,
-        POWER_OF_TWO=power_of_two,
-        NATIVE=target.native_cast,
+        **_constants(x.device, seen, dtype, power_of_two, margin),
         BLOCK=block,
     )
     return codes
@@ -178,31 +165,42 @@ def _cast(
 
 def _cast_both(
     x: torch.Tensor,
-    scale: torch.Tensor,
-    result: torch.Tensor,
+    amax: torch.Tensor,
+    scale_inv: torch.Tensor,
+    seen: torch.Tensor | None,
     dtype: torch.dtype,
     power_of_two: bool,
-    delayed: bool,
+    margin: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     M, K = x.shape
     codes = torch.empty((M, K), dtype=dtype, device=x.device)
     codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
-    target = launch.target_of(x.device)
+    pointers = (x, codes.view(torch.uint8), codes_t.view(torch.uint8), amax, *_bits(scale_inv, seen))
+    constants = _constants(x.device, seen, dtype, power_of_two, margin)
 
     def run(tile: tuning.Candidate) -> None:
         tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
-        launch.launch(
-            _cast_both_kernel,
-            (min(tiles, target.processors * PROGRAMS_PER_PROCESSOR),),
-            *(x, codes.view(torch.uint8), codes_t.view(torch.uint8), scale, result, M, K),
-            device=x.device,
-            DELAYED=delayed,
-            E5M2=dtype == torch.float8_e5m2,
-            POWER_OF_TWO=power_of_two,
-            NATIVE=target.native_cast,
-            **tile,
-        )
+        grid = launch.persistent_grid(tiles, x.device)
+        launch.launch(_cast_both_kernel, grid, *pointers, M, K, device=x.device, **constants, **tile)
 
-    name = "cast_delayed_both" if delayed else "cast_both"
-    run(tuning.choose(name, (M, K), x.dtype, target.name, TILES, run))
+    name = "cast_both" if seen is None else "cast_delayed_both"
+    run(tuning.choose(name, (M, K), x.dtype, launch.target_of(x.device).name, TILES, run))
     return codes, codes_t
+
+
+def _bits(scale_inv: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both results as int32; of a cast that is not delayed, the second is never touched."""
+    bits = scale_inv.view(torch.int32)
+    return bits, bits if seen is None else seen.view(torch.int32)
+
+
+def _constants(
+    device: torch.device, seen: torch.Tensor | None, dtype: torch.dtype, power_of_two: bool, margin: int
+) -> dict[str, Any]:
+    return {
+        "FACTOR": 2.0**margin,
+        "DELAYED": seen is not None,
+        "E5M2": dtype == torch.float8_e5m2,
+        "POWER_OF_TWO": power_of_two,
+        "NATIVE": launch.target_of(device).native_cast,
+    }

@@ -47,6 +47,7 @@ E5M2_MAX = tl.constexpr(E5M2.max)
 FLOOR = tl.constexpr(_float32_at_least(AMAX_FLOOR))
 AMAX_FLOOR_FLOAT64 = tl.constexpr(AMAX_FLOOR)
 INFINITE_BITS = tl.constexpr(struct.unpack("<I", struct.pack("<f", math.inf))[0])
+NAN_BITS = tl.constexpr(0x7FC0_0000)
 
 
 @triton.jit
@@ -149,6 +150,40 @@ def scale_of(amax, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr):
 def reciprocal(scale):
     """Correctly rounded 1 / scale, float32; 1 / 0 is Inf."""
     return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+@triton.jit
+def tensor_scale(
+    amax_ptr,
+    scale_inv_bits_ptr,
+    FACTOR: tl.constexpr,  # 2**margin
+    DELAYED: tl.constexpr,
+    E5M2: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+):
+    """The scale that the amax in memory asks for; program 0 leaves its reciprocal behind, as bits.
+
+    With DELAYED by a maximum, since another program may have written NaN there already, see `leave_amax`.
+    """
+    scale = scale_of(tl.load(amax_ptr) * FACTOR, E5M2, POWER_OF_TWO)
+    if tl.program_id(0) == 0:
+        bits = reciprocal(scale).to(tl.int32, bitcast=True)
+        if DELAYED:
+            tl.atomic_max(scale_inv_bits_ptr, bits & 0x7FFFFFFF, sem="relaxed")
+        else:
+            tl.store(scale_inv_bits_ptr, bits)
+    return scale
+
+
+@triton.jit
+def leave_amax(largest_bits, seen_bits_ptr, scale_inv_bits_ptr):
+    """Adds a program's largest magnitude to the tensor's. Inf or NaN also make scale_inv NaN.
+
+    A scale from an earlier step saturates Inf to a plausible number; so the whole tensor comes back as NaN. Both
+    are maxima of bits over slots that start at 0, the same in any order of the programs.
+    """
+    tl.atomic_max(seen_bits_ptr, largest_bits, sem="relaxed")
+    tl.atomic_max(scale_inv_bits_ptr, NAN_BITS, mask=largest_bits >= INFINITE_BITS, sem="relaxed")
 
 
 @triton.jit

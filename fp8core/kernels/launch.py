@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import triton
 
+PROGRAMS_PER_PROCESSOR = 4  # of persistent kernels: what it takes to keep the memory of a processor busy
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # read when triton decorates, so fixed at import
 
 
@@ -108,6 +109,16 @@ def launch(
         return
     with torch.cuda.device(device):
         kernel[grid](*args, **constants, **options)
+
+
+def zero(device: torch.device) -> torch.Tensor:
+    """A float32 number that programs raise by atomic maxima."""
+    return torch.zeros((), dtype=torch.float32, device=device)
+
+
+def persistent_grid(work: int, device: torch.device) -> tuple[int]:
+    """Programs of a kernel that walks over `work` blocks, each program over many of them."""
+    return (min(work, target_of(device).processors * PROGRAMS_PER_PROCESSOR),)
 
 
 def ceil_div(a: int, b: int) -> int:

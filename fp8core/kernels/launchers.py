@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fp8core.kernels import amax, blockwise, cast, fused, matmul, mx, rowwise
+from fp8core.kernels import amax, blockwise, cast, matmul, mx, norm, rowwise, swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,16 +25,16 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         blockwise.cast_128x128_both,
         mx.cast_mx,
         mx.cast_mx_both,
-        fused.rms_norm,
-        fused.rms_norm_amax,
-        fused.rms_norm_cast_delayed,
-        fused.rms_norm_cast_rowwise,
-        fused.rms_norm_backward,
-        fused.swiglu,
-        fused.swiglu_amax,
-        fused.swiglu_cast_delayed_both,
-        fused.swiglu_backward,
-        fused.swiglu_backward_amax,
+        norm.rms_norm,
+        norm.rms_norm_amax,
+        norm.rms_norm_cast_delayed,
+        norm.rms_norm_cast_rowwise,
+        norm.rms_norm_backward,
+        swiglu.swiglu,
+        swiglu.swiglu_amax,
+        swiglu.swiglu_cast_delayed_both,
+        swiglu.swiglu_backward,
+        swiglu.swiglu_backward_amax,
         matmul.matmul,
     )
 }

@@ -50,7 +50,7 @@ _TILES: dict[str, tuple[Tile, ...]] = {
 
 
 @triton.jit
-def _matmul_kernel(
+def _fp8_matmul_kernel(
     a,  # descriptor, or pointer where not TMA
     b_t,
     d_ptr,
@@ -169,7 +169,7 @@ def matmul(
         if tma:
             operands = _descriptors(a, b_t, tile)
         launch.launch(
-            _matmul_kernel,
+            _fp8_matmul_kernel,
             (programs,),
             *operands,
             *(d, scale_inv_a, scale_inv_b, M, N, K),

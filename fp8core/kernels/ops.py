@@ -20,6 +20,7 @@ all others matrices [M, K]; bad ones raise as `fp8core.scaling.check_hp` or a Va
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch._library.custom_ops import CustomOpDef
 
@@ -39,16 +41,25 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
 _KERNEL_FORMATS = (E4M3FN, E5M2)
 
-Shape = tuple[Any, ...]
 OPERATORS: dict[str, CustomOpDef] = {}
 
 
-def implementation(name: str, x: torch.Tensor, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """The function that computes `name` for an input like x and an FP8 dtype (None: no FP8 output)."""
-    by_kernel = INTERPRETED or (x.is_cuda and torch.version.hip is None)
-    if dtype is not None and as_element_format(dtype) not in _KERNEL_FORMATS:
-        by_kernel = False
-    if not by_kernel or x.numel() == 0:
+def kernel_missing(x: torch.Tensor, *dtypes: torch.dtype) -> str | None:
+    """Why no Triton kernel runs on tensors like x with these FP8 dtypes; None where one does."""
+    if fnuz := [fmt.name for fmt in map(as_element_format, dtypes) if fmt not in _KERNEL_FORMATS]:
+        return (
+            f"the kernels encode {' and '.join(fmt.name for fmt in _KERNEL_FORMATS)}, not {', '.join(fnuz)}"
+        )
+    if not x.numel():
+        return "the tensor is empty"
+    if not INTERPRETED and (not x.is_cuda or torch.version.hip is not None):
+        return f"the kernels run on NVIDIA GPUs, not on {'ROCm' if x.is_cuda else x.device.type}"
+    return None
+
+
+def implementation(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> Callable[..., Any]:
+    """The function that computes `name` for an input like x and these FP8 dtypes."""
+    if kernel_missing(x, *dtypes) is not None:
         found: Callable[..., Any] = getattr(reference, name)
         return found
     from fp8core.kernels import launchers  # needs triton, which not every platform has
@@ -65,11 +76,17 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> CustomOpDef:
             raise ValueError(
                 f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
             )
-        dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), None)
+        dtypes = (arg for arg in args if isinstance(arg, torch.dtype))
         same = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        return implementation(name, x, dtype)(x.contiguous(), *same)
+        with _on_device_of(x):
+            return implementation(name, x, *dtypes)(x.contiguous(), *same)
 
     return _define(name, schema, run, fake)
+
+
+def _on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Tuning measures on the current device, which need not be x's."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> CustomOpDef:
@@ -83,7 +100,7 @@ def _f32(x: torch.Tensor, *shape: Any) -> torch.Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def _codes(x: torch.Tensor, dtype: torch.dtype, shape: Shape | None = None) -> torch.Tensor:
+def _codes(x: torch.Tensor, dtype: torch.dtype, shape: tuple[Any, Any] | None = None) -> torch.Tensor:
     return x.new_empty(x.shape if shape is None else shape, dtype=dtype)
 
 
@@ -91,20 +108,34 @@ def _like(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-def _flip(x: torch.Tensor) -> Shape:
-    return (x.shape[1], x.shape[0])
+def _both(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return _codes(x, dtype), _codes(x, dtype, (x.shape[1], x.shape[0]))
 
 
 def _up(size: Any, group: int) -> Any:
     return (size + group - 1) // group
 
 
-def _1x128_scales(x: torch.Tensor, shape: Shape) -> torch.Tensor:
-    return _f32(x, _up(shape[1], BLOCK), shape[0]).t()
+def _per_row(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    return _f32(x, codes.shape[0], 1)
 
 
-def _mx_scales(x: torch.Tensor, shape: Shape) -> torch.Tensor:
-    return x.new_empty((shape[0], _up(shape[1], MX_BLOCK)), dtype=torch.float8_e8m0fnu)
+def _per_1x128(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    return _f32(x, _up(codes.shape[1], BLOCK), codes.shape[0]).t()
+
+
+def _per_1x32(x: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((codes.shape[0], _up(codes.shape[1], MX_BLOCK)), dtype=torch.float8_e8m0fnu)
+
+
+def _grouped(scales: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], both: bool) -> Callable[..., Any]:
+    """The shape-only twin of a cast with a scale for each group of a row: codes and scales, once or both ways."""
+
+    def fake(x: torch.Tensor, dtype: torch.dtype, _: object) -> tuple[torch.Tensor, ...]:
+        codes = _both(x, dtype) if both else (_codes(x, dtype),)
+        return tuple(t for each in codes for t in (each, scales(x, each)))
+
+    return fake
 
 
 amax = _register("amax", "(Tensor x) -> Tensor", lambda x: _f32(x))
@@ -121,72 +152,36 @@ cast = _register(
 cast_both = _register(
     "cast_both",
     "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
-    lambda x, amax, dtype, power_of_two: (_codes(x, dtype), _codes(x, dtype, _flip(x)), _f32(x)),
+    lambda x, amax, dtype, power_of_two: (*_both(x, dtype), _f32(x)),
 )
 cast_delayed = _register(
     "cast_delayed",
-    "(Tensor x, Tensor scale, ScalarType dtype) -> (Tensor, Tensor)",
-    lambda x, scale, dtype: (_codes(x, dtype), _f32(x)),
+    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two, int margin) -> (Tensor, Tensor, Tensor)",
+    lambda x, amax, dtype, *_: (_codes(x, dtype), _f32(x), _f32(x)),
 )
 cast_delayed_both = _register(
     "cast_delayed_both",
-    "(Tensor x, Tensor scale, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
-    lambda x, scale, dtype: (_codes(x, dtype), _codes(x, dtype, _flip(x)), _f32(x)),
+    "(Tensor x, Tensor amax, ScalarType dtype, bool power_of_two, int margin)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, amax, dtype, *_: (*_both(x, dtype), _f32(x), _f32(x)),
 )
-cast_rowwise = _register(
-    "cast_rowwise",
-    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)",
-    lambda x, dtype, power_of_two: (_codes(x, dtype), _f32(x, x.shape[0], 1)),
-)
-cast_rowwise_both = _register(
-    "cast_rowwise_both",
-    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda x, dtype, power_of_two: (
-        _codes(x, dtype),
-        _f32(x, x.shape[0], 1),
-        _codes(x, dtype, _flip(x)),
-        _f32(x, x.shape[1], 1),
-    ),
-)
-cast_1x128 = _register(
-    "cast_1x128",
-    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)",
-    lambda x, dtype, power_of_two: (_codes(x, dtype), _1x128_scales(x, tuple(x.shape))),
-)
-cast_1x128_both = _register(
-    "cast_1x128_both",
-    "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda x, dtype, power_of_two: (
-        _codes(x, dtype),
-        _1x128_scales(x, tuple(x.shape)),
-        _codes(x, dtype, _flip(x)),
-        _1x128_scales(x, _flip(x)),
-    ),
-)
+_GROUPED = "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor)"
+_GROUPED_BOTH = "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor, Tensor)"
+cast_rowwise = _register("cast_rowwise", _GROUPED, _grouped(_per_row, both=False))
+cast_rowwise_both = _register("cast_rowwise_both", _GROUPED_BOTH, _grouped(_per_row, both=True))
+cast_1x128 = _register("cast_1x128", _GROUPED, _grouped(_per_1x128, both=False))
+cast_1x128_both = _register("cast_1x128_both", _GROUPED_BOTH, _grouped(_per_1x128, both=True))
 cast_128x128_both = _register(
     "cast_128x128_both",
     "(Tensor x, ScalarType dtype, bool power_of_two) -> (Tensor, Tensor, Tensor)",
     lambda x, dtype, power_of_two: (
-        _codes(x, dtype),
-        _codes(x, dtype, _flip(x)),
+        *_both(x, dtype),
         _f32(x, _up(x.shape[0], BLOCK), _up(x.shape[1], BLOCK)),
     ),
 )
-cast_mx = _register(
-    "cast_mx",
-    "(Tensor x, ScalarType dtype, str mode) -> (Tensor, Tensor)",
-    lambda x, dtype, mode: (_codes(x, dtype), _mx_scales(x, tuple(x.shape))),
-)
-cast_mx_both = _register(
-    "cast_mx_both",
-    "(Tensor x, ScalarType dtype, str mode) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda x, dtype, mode: (
-        _codes(x, dtype),
-        _mx_scales(x, tuple(x.shape)),
-        _codes(x, dtype, _flip(x)),
-        _mx_scales(x, _flip(x)),
-    ),
-)
+_MX, _MX_BOTH = (schema.replace("bool power_of_two", "str mode") for schema in (_GROUPED, _GROUPED_BOTH))
+cast_mx = _register("cast_mx", _MX, _grouped(_per_1x32, both=False))
+cast_mx_both = _register("cast_mx_both", _MX_BOTH, _grouped(_per_1x32, both=True))
 rms_norm = _register(
     "rms_norm",
     "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
@@ -199,8 +194,9 @@ rms_norm_amax = _register(
 )
 rms_norm_cast_delayed = _register(
     "rms_norm_cast_delayed",
-    "(Tensor x, Tensor weight, float eps, Tensor scale, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
-    lambda x, weight, eps, scale, dtype: (_codes(x, dtype), _f32(x, x.shape[0], 1), _f32(x)),
+    "(Tensor x, Tensor weight, float eps, Tensor amax, ScalarType dtype, bool power_of_two, int margin)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, weight, eps, amax, dtype, *_: (_codes(x, dtype), _f32(x, x.shape[0], 1), _f32(x), _f32(x)),
 )
 rms_norm_cast_rowwise = _register(
     "rms_norm_cast_rowwise",
@@ -222,8 +218,9 @@ swiglu_amax = _register(
 )
 swiglu_cast_delayed_both = _register(
     "swiglu_cast_delayed_both",
-    "(Tensor gate, Tensor up, Tensor scale, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
-    lambda gate, up, scale, dtype: (_codes(gate, dtype), _codes(gate, dtype, _flip(gate)), _f32(gate)),
+    "(Tensor gate, Tensor up, Tensor amax, ScalarType dtype, bool power_of_two, int margin)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda gate, up, amax, dtype, *_: (*_both(gate, dtype), _f32(gate), _f32(gate)),
 )
 swiglu_backward = _register(
     "swiglu_backward",
@@ -247,13 +244,11 @@ def _matmul(
 ) -> torch.Tensor:
     if a.dim() != 2 or b_t.dim() != 2 or a.shape[1] != b_t.shape[1]:
         raise ValueError(f"matmul takes A [M, K] and B_T [N, K], got {list(a.shape)} and {list(b_t.shape)}")
-    fnuz = any(as_element_format(t.dtype) not in _KERNEL_FORMATS for t in (a, b_t))
-    run = implementation("matmul", a, a.dtype if not fnuz else b_t.dtype)
-    if b_t.numel() == 0:
-        run = reference.matmul
-    result: torch.Tensor = run(
-        a.contiguous(), b_t.contiguous(), scale_inv_a, scale_inv_b, out_dtype, promote_every
-    )
+    run = implementation("matmul", a if b_t.numel() else b_t, a.dtype, b_t.dtype)
+    with _on_device_of(a):
+        result: torch.Tensor = run(
+            a.contiguous(), b_t.contiguous(), scale_inv_a, scale_inv_b, out_dtype, promote_every
+        )
     return result
 
 

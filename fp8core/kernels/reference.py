@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from fp8core.cast import cast_saturating
+from fp8core.cast import cast_saturating, cast_with_amax, times
 from fp8core.formats import as_element_format
 from fp8core.scaling import amax as compute_amax
 from fp8core.scaling import compute_scale
@@ -48,15 +48,20 @@ def cast_both(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_
     return codes, _transposed(codes), scale_inv
 
 
-def cast_delayed(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Pair:
-    """(codes, amax of x): the scale is given, float32, 0-dimensional; the amax is for a later step's."""
-    return _times(x, scale, dtype), compute_amax(x)
+def cast_delayed(
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
+) -> Triple:
+    """(codes, scale_inv, amax of x) by an earlier step's amax, see `fp8core.cast.cast_with_amax`."""
+    codes, scale_inv, seen = cast_with_amax(x, dtype, amax, margin=margin, power_of_two=power_of_two)
+    return _row_major(codes), scale_inv, seen
 
 
-def cast_delayed_both(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Triple:
-    """(codes [M, K], codes_t [K, M], amax of x)."""
-    codes, amax = cast_delayed(x, scale, dtype)
-    return codes, _transposed(codes), amax
+def cast_delayed_both(
+    x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
+) -> Four:
+    """(codes [M, K], codes_t [K, M], scale_inv, amax of x)."""
+    codes, scale_inv, seen = cast_delayed(x, amax, dtype, power_of_two, margin)
+    return codes, _transposed(codes), scale_inv, seen
 
 
 def cast_rowwise(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
@@ -136,12 +141,18 @@ def rms_norm_amax(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Triple:
 
 
 def rms_norm_cast_delayed(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, dtype: torch.dtype
-) -> Triple:
-    """(codes of y, rstd, amax of y) with a given scale."""
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    amax: torch.Tensor,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    margin: int,
+) -> Four:
+    """(codes of y, rstd, scale_inv, amax of y) by an earlier step's amax."""
     y, rstd = rms_norm(x, weight, eps)
-    codes, amax = cast_delayed(y, scale, dtype)
-    return codes, rstd, amax
+    codes, scale_inv, seen = cast_delayed(y, amax, dtype, power_of_two, margin)
+    return codes, rstd, scale_inv, seen
 
 
 def rms_norm_cast_rowwise(
@@ -177,10 +188,15 @@ def swiglu_amax(gate: torch.Tensor, up: torch.Tensor) -> Pair:
 
 
 def swiglu_cast_delayed_both(
-    gate: torch.Tensor, up: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> Triple:
-    """(codes of h [M, K], codes_t [K, M], amax of h) with a given scale."""
-    return cast_delayed_both(swiglu(gate, up), scale, dtype)
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    amax: torch.Tensor,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    margin: int,
+) -> Four:
+    """(codes of h [M, K], codes_t [K, M], scale_inv, amax of h) by an earlier step's amax."""
+    return cast_delayed_both(swiglu(gate, up), amax, dtype, power_of_two, margin)
 
 
 def swiglu_backward(grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Pair:
@@ -231,7 +247,7 @@ def _spread(scale_inv: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _times(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Codes of x * scale, row-major."""
-    return _row_major(cast_saturating(x.float() * scale, dtype))
+    return _row_major(cast_saturating(times(x, scale), dtype, overwrite=True))
 
 
 def _transposed(codes: torch.Tensor) -> torch.Tensor:

@@ -16,11 +16,15 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8core.kernels import launch
+from fp8core.kernels import launch, tuning
 from fp8core.kernels.amax import amax_rows_cols
 from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
 
-TILE = 128
+TILES: tuple[tuning.Candidate, ...] = (  # the first is the default
+    {"BLOCK_M": 128, "BLOCK_K": 128, "num_warps": 16},
+    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 8},
+    {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 8},
+)
 HELD = 16384  # columns of one row that a program keeps in registers
 
 
@@ -141,9 +145,7 @@ def cast_rowwise_both(
     codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
     scale_inv = torch.empty((M, 1), dtype=torch.float32, device=x.device)
     scale_inv_t = torch.empty((K, 1), dtype=torch.float32, device=x.device)
-    launch.launch(
-        _cast_rows_cols_kernel,
-        (launch.ceil_div(M, TILE) * launch.ceil_div(K, TILE),),
+    pointers = (
         x,
         rows_amax,
         cols_amax,
@@ -151,14 +153,20 @@ def cast_rowwise_both(
         codes_t.view(torch.uint8),
         scale_inv,
         scale_inv_t,
-        M,
-        K,
-        device=x.device,
-        num_warps=16,
-        E5M2=dtype == torch.float8_e5m2,
-        POWER_OF_TWO=power_of_two,
-        NATIVE=launch.target_of(x.device).native_cast,
-        BLOCK_M=TILE,
-        BLOCK_K=TILE,
     )
+    target = launch.target_of(x.device)
+
+    def run(tile: tuning.Candidate) -> None:
+        launch.launch(
+            _cast_rows_cols_kernel,
+            (launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"]),),
+            *(*pointers, M, K),
+            device=x.device,
+            E5M2=dtype == torch.float8_e5m2,
+            POWER_OF_TWO=power_of_two,
+            NATIVE=target.native_cast,
+            **tile,
+        )
+
+    run(tuning.choose("cast_rowwise_both", (M, K), x.dtype, target.name, TILES, run))
     return codes, scale_inv, codes_t, scale_inv_t

@@ -1,24 +1,18 @@
-"""Charts: matplotlib drawn into inline SVG that follows the page's colours, light or dark.
-
-Figures are drawn in placeholder colours, which are replaced by CSS variables of the page (`page.css.j2`), so one
-SVG serves both colour schemes. Series differ in marker as well as colour. The bytes depend on the data alone.
-"""
+"""Charts: speedups, rates and numerical quality by shape."""
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from harness.compare import rows_of
 from harness.report import text
+from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.tables import arm_records, copy_curve
 from harness.report.verdicts import fp8_pairs
@@ -30,52 +24,7 @@ if TYPE_CHECKING:
 
     from harness.report.runs import Machine
 
-INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
-SERIES = tuple(f"#0a000{i}" for i in range(8))
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"} | {
-    c: f"--series-{i}" for i, c in enumerate(SERIES)
-}
-MARKERS = "osD^vPX*"
 MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
-
-STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fp8-harness",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "font.size": 9.0,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.6,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.markersize": 4.5,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One figure: a title, the SVG and a caption with the conditions that the numbers depend on."""
-
-    key: str
-    title: str
-    svg: str
-    caption: str
 
 
 def speedups(machine: Machine) -> list[Chart]:
@@ -116,11 +65,11 @@ def rates(machine: Machine) -> list[Chart]:
         axes.axvline(value, color=MUTED, linewidth=0.9, linestyle=style, label=label)
     axes.set_xlim(left=0)
     axes.set_xlabel("TFLOP/s (2MNK / median time)")
-    _legend(figure, axes)
+    legend(figure, axes)
     caption = f"{_count(cases, records)} Isolated regime. Lines: matmul rates reached by this device in the ceilings."
     return [
         Chart(
-            f"rates-{machine.env_id}", "GEMM rate by shape", _svg(figure, f"rates-{machine.env_id}"), caption
+            f"rates-{machine.env_id}", "GEMM rate by shape", svg(figure, f"rates-{machine.env_id}"), caption
         )
     ]
 
@@ -164,7 +113,7 @@ def casts(machine: Machine) -> list[Chart]:
         axes.grid(axis="y")
         axes.set_xlabel("bytes moved")
     panels[0].set_ylabel("GB/s")
-    _legend(figure, panels[0])
+    legend(figure, panels[0])
     note = (
         "" if copy else " The copy bandwidth of this machine was not measured in these runs (suite ceilings)."
     )
@@ -173,7 +122,7 @@ def casts(machine: Machine) -> list[Chart]:
         Chart(
             f"casts-{machine.env_id}",
             "Cast bandwidth by size",
-            _svg(figure, f"casts-{machine.env_id}"),
+            svg(figure, f"casts-{machine.env_id}"),
             caption,
         )
     ]
@@ -201,14 +150,14 @@ def soundness(machine: Machine) -> list[Chart]:
             axes.plot([], [], MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9, label=name)
     axes.set_xlabel("SQNR (dB), higher is better")
     axes.margins(x=0.06)
-    _legend(figure, axes)
+    legend(figure, axes)
     bound = " A bar: the least SQNR that the suite accepts in the case nearest to it." if bounded else ""
     caption = f"A mark a case, against a high-precision reference of the same operands.{bound}"
     return [
         Chart(
             f"sqnr-{machine.env_id}",
             "Numerical quality by arm",
-            _svg(figure, f"sqnr-{machine.env_id}"),
+            svg(figure, f"sqnr-{machine.env_id}"),
             caption,
         )
     ]
@@ -252,11 +201,11 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
     for i, arm in enumerate(arms):
         columns[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=arm)
     columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
-    _legend(figure, columns[0])
+    legend(figure, columns[0])
     caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."
     key = f"speedup-{suite}-{regime}-{machine.env_id}"
     load = " under sustained load" if regime == "sustained" else ""
-    return Chart(key, f"Speedup by shape: {suite}{load}", _svg(figure, key), caption)
+    return Chart(key, f"Speedup by shape: {suite}{load}", svg(figure, key), caption)
 
 
 def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
@@ -278,18 +227,6 @@ def _ratio_axis(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside upper left",
-        ncols=len(labels) if len(labels) < 6 else 4,
-        borderpad=0,
-        labelcolor=INK,
-    )
 
 
 def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:
@@ -314,24 +251,3 @@ def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, Any]]:
             found[what] = max(found.get(what, 0.0), r["tflops"])
     styles = (":", "--", "-.", (0, (1, 3)))
     return [(f"{what} ceiling", found[what], styles[i % 4]) for i, what in enumerate(sorted(found))]
-
-
-def _svg(figure: Figure, key: str) -> str:
-    """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
-    buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(
-        buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{key}-", svg)
-    for colour, variable in VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
-    # Size comes from the page: the width of its column, the height from viewBox.
-    return re.sub(
-        r'(<svg [^>]*?)width="[^"]*" ',
-        r"\1",
-        re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", svg, count=1),
-        count=1,
-    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.compare import AGAIN, FP8_DTYPES, TIMES
 from harness.report import text
-from harness.report.tables import Cell, Column, Table
+from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,7 @@ class Worst:
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
     frame = machine.frame
-    checked = frame[frame["metric"].isin(NUMERICS) & (frame["status"] == "ok")]
+    checked = frame[frame["metric"].isin(NUMERICS) & (frame["status"] == "ok") & (frame["part"] == "")]
     rows = fp8_rows(machine)
     fp8 = set(zip(rows["suite"], rows["arm"], strict=True))
     # A cast does no FLOPs; what it makes is FP8 all the same.

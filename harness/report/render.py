@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import jinja2
 from itables.utils import find_package_file
 
-from harness.report import charts, numerics, tables, text, verdicts
+from harness.report import charts, numerics, steps, tables, text, training, training_charts, verdicts
 from harness.report.facts import conditions, facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.report.charts import Chart
+    from harness.report.drawing import Chart
     from harness.report.runs import Machine, Material
-    from harness.report.tables import Table
+    from harness.report.table import Table
 
 HERE = Path(__file__).parent
 
@@ -96,7 +96,7 @@ def _view(machine: Machine) -> MachineView:
         machine.name,
         conditions(machine),
         "" if machine.is_gpu else verdicts.CPU_NOTICE,
-        verdicts.answers(machine),
+        (*verdicts.answers(machine), *([training.trains_the_same(machine)] if machine.trainings else [])),
         tuple(sorted((s for s in _sections(machine) if not s.empty), key=lambda s: s.folded)),
         facts(machine),
     )
@@ -107,8 +107,10 @@ def _sections(machine: Machine) -> list[Section]:
     # On a CPU times are kept, folded and labelled, since they check the harness and nothing else.
     cpu = not machine.is_gpu
     label = "CPU times: " if cpu else ""
-    known = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers")
+    known = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence")
     key = machine.env_id
+    every = tables.every_row(machine)
+    of_parts = len(machine.frame) - len(every.rows)
 
     def suite(
         name: str, title: str, intro: str, figures: Sequence[Chart] = (), numeric: bool = False
@@ -119,6 +121,30 @@ def _sections(machine: Machine) -> list[Section]:
         return Section(f"{name}-{key}", said, intro, charts=figures, tables=found, folded=cpu and not numeric)
 
     return [
+        Section(
+            f"findings-{key}",
+            "Findings",
+            "What these rows show to be wrong, with the likely cause and a way out.",
+            first=[training.findings_table(machine)],
+        ),
+        Section(
+            f"divergence-{key}",
+            "Does it train the same",
+            "Runs of a seed share weights and batches, so gaps are paired. PASS: every gate passed. FAIL: some gate "
+            "failed. Anything else cannot be told from these runs. A CPU's losses count: they are numerics, not times.",
+            first=[training.verdict_table(machine)] if machine.verdicts else [],
+            charts=training_charts.losses(machine),
+            tables=[training.reach_table(machine), training.layers_table(machine)]
+            if machine.trainings
+            else [],
+        ),
+        Section(
+            f"gates-{key}",
+            "Every gate in words",
+            "Effect, interval, seeds and margin of each gate of the loss verdict.",
+            tables=[training.gates_table(machine)] if machine.verdicts else [],
+            folded=True,
+        ),
         Section(
             f"speed-{key}",
             f"{label}FP8 against bf16",
@@ -140,6 +166,14 @@ def _sections(machine: Machine) -> list[Section]:
             "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
             charts=charts.soundness(machine),
             tables=[numerics.numerics_table(machine)],
+        ),
+        Section(
+            f"train-{key}",
+            f"{label}Training steps",
+            "One optimizer step: forward, backward, update. Each ratio is against the bf16 arm that was run the same way.",
+            charts=steps.breakdown(machine),
+            tables=[*steps.steps_tables(machine), steps.traces_table(machine)] if "train" in suites else [],
+            folded=cpu,
         ),
         suite("linear", "Layers", "All arms of the layer cases."),
         suite("gemm", "GEMMs by role", "D = A @ B with A [M, K] and B [K, N].", charts.rates(machine)),
@@ -177,9 +211,10 @@ def _sections(machine: Machine) -> list[Section]:
         ),
         Section(
             f"rows-{key}",
-            f"Every stored row ({len(machine.frame)})",
-            "Medians and quartiles of all samples, none trimmed; the samples themselves are in the Parquet files.",
-            tables=[tables.every_row(machine)],
+            f"Every stored row ({len(every.rows):,})",
+            "Medians and quartiles of all samples, none trimmed; the samples themselves are in the Parquet files."
+            + (f" So are {text.plural(of_parts, 'row')} of layers and kernel classes." if of_parts else ""),
+            tables=[every],
             folded=True,
             in_markdown=False,
         ),

@@ -19,14 +19,20 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from harness import store
+from harness import diagnosis, store
 from harness.compare import TIMES, paired_ratios, with_rates
 from harness.errors import UsageError
 from harness.hardware import Device, lookup
 from harness.report import text
+from harness.verdict import judge
+from harness.verdict.rows import setups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from harness.diagnosis import Finding
+    from harness.verdict import ArmVerdict
+    from harness.verdict.rows import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,21 @@ class Machine:
     def ratios(self) -> pd.DataFrame:
         """Paired ratios of all runs of this machine."""
         return paired_ratios(self.frame)
+
+    @cached_property
+    def trainings(self) -> list[Setup]:
+        """The training runs of the suite `divergence`, by set-up."""
+        return setups(self.frame)
+
+    @cached_property
+    def verdicts(self) -> list[ArmVerdict]:
+        """The loss verdict on each arm of each of these set-ups."""
+        return judge(self.frame)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What is probably wrong in these rows."""
+        return diagnosis.findings(self.frame, self.verdicts)
 
     @cached_property
     def device(self) -> Device | None:
@@ -185,7 +206,18 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
         ("flops", "{}"),
     ):
         frame[column] = frame[column].map(lambda text, empty=empty: text if _is_object(text) else empty)
-    for column in ("run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id"):
+    for column in (
+        "run_id",
+        "sweep",
+        "suite",
+        "case_id",
+        "arm",
+        "baseline",
+        "regime",
+        "reason",
+        "env_id",
+        "part",
+    ):
         frame[column] = frame[column].fillna("")
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed & ~frame["samples"].map(_are_times)

@@ -4,64 +4,42 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.compare import AGAIN, MODES, SECONDS, TIMES, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
+from harness.report.table import (
+    NUMBERS,
+    Cell,
+    Column,
+    Record,
+    Spec,
+    Table,
+    axis_spec,
+    case_cell,
+    count_cell,
+    given,
+    known,
+    make_table,
+    number_cell,
+    quantile,
+    resolved_of,
+    share_cell,
+    some,
+    status_cell,
+    word_cell,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.hardware import Device
     from harness.report.runs import Machine
 
-Record = Mapping[str, Any]
-
-_NUMBERS = (*text.SIZES, "tokens", "mib", "cube")  # axes that are sizes: right-aligned, after the names
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Text of one cell, the key it sorts by (None sorts last) and a style: "", faster, slower, muted, bad."""
-
-    text: str
-    order: float | str | None = None
-    style: str = ""
-    note: str = ""  # a second, smaller line
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A heading; numbers are aligned right and sort as numbers."""
-
-    title: str
-    numeric: bool = False
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table of the report. `sortable` ones get sorting and a filter in the browser."""
-
-    key: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    caption: str = ""
-    sortable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class _Spec:
-    """How one column is made from a record; left out where no record has a value for it."""
-
-    title: str
-    make: Callable[[Record], Cell]
-    hint: str = ""
-    numeric: bool = True
-    needs: str = ""  # the field that some record must have
+COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
 def suite_table(machine: Machine, suite: str) -> Table:
@@ -72,19 +50,18 @@ def suite_table(machine: Machine, suite: str) -> Table:
     records = arm_records(machine, suite)
     axes = [text.axes_of(r["axes"]) for r in records]
     names = sorted(
-        {name for a in axes for name in a}, key=lambda n: (n in _NUMBERS, n in text.SIZES, "MKN".find(n), n)
+        {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
     )
     constant = machine.constant_axes(suite)
-    fixed = {n: axes[0].get(n) for n in names if n in constant}
-    varying = [n for n in names if n not in fixed]
-    specs = [_axis_spec(name) for name in varying]
-    specs += [s for s in _SUITE_COLUMNS if not s.needs or any(_given(r.get(s.needs)) for r in records)]
+    varying = [n for n in names if n not in constant]
+    specs = [axis_spec(name) for name in varying]
+    specs += [s for s in _SUITE_COLUMNS if not s.needs or any(given(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
         specs.insert(
-            len(varying) + 1, _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
+            len(varying) + 1, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
         )
-    said = ", ".join(f"{n} {text.axis_value(v)}" for n, v in fixed.items() if v not in (None, ""))
-    return _table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
+    said = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
+    return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
 
 
 def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
@@ -93,7 +70,7 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
     ratios = {
         (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r for r in rows_of(machine.ratios)
     }
-    others = frame[~frame["metric"].isin(TIMES)]
+    others = frame[~frame["metric"].isin(TIMES) & (frame["part"] == "")]
     figures: dict[tuple[str, str, str], dict[str, float]] = {}
     for r in rows_of(others[others["status"] == "ok"]):
         figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
@@ -105,9 +82,9 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
         pair = ratios.get((row["run_id"], row["case_id"], row["arm"], row["regime"] or "", row["metric"]), {})
         gains = {name: pair.get(name) for name in ("speedup", "low", "high", "floor", "verdict")}
         record = {**row, **gains, **figures.get((row["run_id"], row["case_id"], row["arm"]), {})}
-        if copy and suite != "ceilings" and _known(row["gb_per_s"]):
+        if copy and suite != "ceilings" and known(row["gb_per_s"]):
             record["copy_share"] = row["gb_per_s"] / copy_at(copy, row["bytes_moved"])
-        if machine.is_gpu and (_known(row["tflops"]) or _known(row["gb_per_s"])):
+        if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
             record |= _against_peak(machine.device, row)
         records.append(record)
     return records
@@ -168,90 +145,99 @@ def squares(machine: Machine) -> list[tuple[str, Table]]:
 
 
 def troubles(machine: Machine) -> Table:
-    """Every row that failed or was skipped, gathered by reason: nothing is hidden."""
+    """Every row that failed or was skipped, gathered by metric and reason: nothing is hidden, nothing said twice."""
     bad = machine.frame[machine.frame["status"] != "ok"]
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in rows_of(bad):
-        groups.setdefault((r["status"], r["suite"], r["arm"], r["metric"], r["reason"]), []).append(r)
+        groups.setdefault((r["status"], r["suite"], r["metric"], r["reason"]), []).append(r)
     rows = []
-    for (status, suite, arm, metric, reason), members in sorted(groups.items()):
-        labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"])) for m in members))
+    for (status, suite, metric, reason), members in sorted(groups.items()):
+        constant = machine.constant_axes(suite)
+        arms = list(dict.fromkeys(str(m["arm"]) for m in members))
+        labels = list(dict.fromkeys(text.case_label(text.axes_of(m["axes"]), constant) for m in members))
         ids = list(dict.fromkeys(str(m["case_id"]) for m in members))
         rows.append(
             (
                 Cell(status, status, "bad" if status == "failed" else "muted"),
                 Cell(suite, suite),
-                Cell(arm, arm),
                 Cell(metric, metric),
                 Cell(reason, reason),
-                Cell(_some(labels), len(labels), note=_some(ids, 3)),
+                Cell(", ".join(arms), len(arms)),
+                Cell(some(labels), len(labels), note=some(ids, 3)),
             )
         )
-    titles = ("status", "suite", "arm", "metric", "reason", "cases")
+    titles = ("status", "suite", "metric", "reason", "arms", "cases")
     return Table(f"troubles-{machine.env_id}", tuple(Column(t) for t in titles), tuple(rows))
 
 
 def compile_times(machine: Machine) -> Table:
     """First call of each compiled arm, apart from every other time."""
     frame = machine.frame
-    records = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
+    compiled = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
+    records = [r | {fact: resolved_of(r).get(fact) for fact in COMPILE_FACTS} for r in compiled]
     specs = [
-        _Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        _Spec("case", _case_cell, numeric=False),
-        _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        _Spec("first call (s)", lambda r: _number(r["value"])),
-        _Spec("cache", lambda r: _word(_resolved(r).get("compile_cache")), numeric=False),
-        _Spec("graphs", lambda r: _word(_resolved(r).get("compile_graphs"))),
+        Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
+        Spec("case", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False),
+        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        Spec("first call (s)", lambda r: number_cell(r["value"])),
+        Spec("cache", lambda r: word_cell(r["part"] or resolved_of(r).get("compile_cache")), numeric=False),
+        *(s for s in COMPILE_COLUMNS if any(known(r.get(s.needs)) for r in records)),
     ]
-    return _table(f"compile-{machine.env_id}", specs, records)
+    return make_table(f"compile-{machine.env_id}", specs, records)
 
 
 def every_row(machine: Machine) -> Table:
-    """Every row that is stored, controls included: the samples aggregated, none trimmed."""
+    """Every row of a whole that is stored, controls included: the samples aggregated, none trimmed.
+
+    Rows of a part (a layer, a class of kernels) can be thousands; they have tables of their own.
+    """
+    cases = machine.frame.drop_duplicates(["suite", "axes"])
+    several = bool(cases["suite"].duplicated().any())  # else an id alone tells its case
+    constant = {suite: machine.constant_axes(suite) for suite in cases["suite"]}
     specs = [
-        _Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
-        _Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        _Spec("axes", lambda r: _word(text.case_label(text.axes_of(r["axes"]))), numeric=False),
-        _Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        _Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
-        _Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
-        _Spec("median", lambda r: _number(r["value"], 4) if r["status"] == "ok" else _status(r)),
-        _Spec("q1", lambda r: _number(_quantile(r["samples"], 0.25), 4)),
-        _Spec("q3", lambda r: _number(_quantile(r["samples"], 0.75), 4)),
-        _Spec("min", lambda r: _number(_quantile(r["samples"], 0.0), 4)),
-        _Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
-        _Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
+        Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+        Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
+        *([Spec("axes", lambda r: case_cell(r, constant[r["suite"]]), numeric=False)] if several else []),
+        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
+        Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
+        Spec(
+            "value",
+            lambda r: number_cell(r["value"], 4) if r["status"] == "ok" else status_cell(r),
+            "median of the samples; of a curve the last",
+        ),
+        Spec("q1", lambda r: number_cell(_spread(r, 0.25), 4)),
+        Spec("q3", lambda r: number_cell(_spread(r, 0.75), 4)),
+        Spec("min", lambda r: number_cell(_spread(r, 0.0), 4)),
+        Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
+        Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
     ]
-    return _table(f"rows-{machine.env_id}", specs, rows_of(machine.frame))
+    whole = machine.frame[machine.frame["part"] == ""]
+    named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
+    return make_table(f"rows-{machine.env_id}", specs, rows_of(whole), "" if several else " ".join(named))
 
 
-def _table(key: str, specs: Sequence[_Spec], records: Sequence[Record], caption: str = "") -> Table:
-    columns = tuple(Column(s.title, s.numeric, s.hint) for s in specs)
-    return Table(key, columns, tuple(tuple(s.make(r) for s in specs) for r in records), caption)
+def _spread(record: Record, q: float) -> float | None:
+    """A quantile of repeated samples; the points of a curve are not such."""
+    metric = METRICS.get(record["metric"])
+    curve = metric is not None and metric.series and len(record["rounds"]) > 0
+    return None if curve else quantile(record["samples"], q)
 
 
-def _axis_spec(name: str) -> _Spec:
-    def make(record: Record) -> Cell:
-        value = text.axes_of(record["axes"]).get(name)
-        shown = "" if value is None else text.axis_value(value)
-        return Cell(shown, value if _known(value) else str(value))
-
-    return _Spec(name, make, numeric=name in _NUMBERS)
-
-
-def _arm_cell(record: Record) -> Cell:
+def arm_cell(record: Record) -> Cell:
     """The arm; one that had to be emulated says so, since its time is none of FP8's."""
-    return Cell(record["arm"], record["arm"], note="emulated" if _resolved(record).get("emulated") else "")
+    return Cell(record["arm"], record["arm"], note="emulated" if resolved_of(record).get("emulated") else "")
 
 
 def _time_cell(record: Record) -> Cell:
     if record["status"] != "ok":
-        return _status(record)
+        return status_cell(record)
     shown = text.number(record["value"], 4) + ("" if record["unit"] == "ms" else f" {record['unit']}")
     return Cell(shown, record["value"] * SECONDS[record["unit"]])
 
 
-def _peak_cell(record: Record) -> Cell:
+def peak_cell(record: Record) -> Cell:
+    """Share of the peak; a share that is impossible at the measured clock says so."""
     if "peak_known" not in record:
         return Cell("", None)
     over = record.get("over_peak", False)
@@ -259,17 +245,18 @@ def _peak_cell(record: Record) -> Cell:
     return Cell(text.percent(record["peak_share"]), record["peak_share"], "bad" if over else "", note)
 
 
-def _gain_cell(record: Record) -> Cell:
+def gain_cell(record: Record) -> Cell:
+    """The paired ratio against the baseline, with its interval."""
     verdict, speedup = record.get("verdict"), record.get("speedup")
     if not verdict:
         return Cell("", None)
-    if not _known(speedup):
+    if not known(speedup):
         return Cell(text.NONE, None, "muted")
     return Cell(
         text.ratio(speedup),
         speedup,
         verdict,
-        "" if not _known(record["low"]) else _span(record["low"], record["high"]),
+        "" if not known(record["low"]) else text.interval(record["low"], record["high"]),
     )
 
 
@@ -279,101 +266,48 @@ def _square_cell(record: Record, mode: str) -> Cell:
         status, _, reason = note.partition(": ")
         return Cell(status, None, "bad" if status == "failed" else "muted", reason)
     time, speedup, verdict = record[f"{mode}_ms"], record[f"{mode}_speedup"], record[f"{mode}_verdict"]
-    if not _known(speedup):
+    if not known(speedup):
         return Cell(text.number(time, 4), time)
     low, high = record[f"{mode}_low"], record[f"{mode}_high"]
-    said = text.ratio(speedup) + (f" ({_span(low, high)})" if _known(low) else "") + f" {verdict}"
+    said = text.ratio(speedup) + (f" ({text.interval(low, high)})" if known(low) else "") + f" {verdict}"
     return Cell(text.number(time, 4), time, verdict, said)
 
 
-def _span(low: float, high: float) -> str:
-    return text.interval(low, high)
+def _figure_spec(metric: str, title: str) -> Spec:
+    return Spec(title, lambda r: number_cell(r.get(metric)), METRICS[metric].meaning, needs=metric)
 
 
-def _case_cell(record: Record) -> Cell:
-    label = text.case_label(text.axes_of(record["axes"]))
-    return Cell(label, label)
+def _compile_spec(fact: str) -> Spec:
+    title = fact.removeprefix("compile_").replace("_", " ")
+    return Spec(title, lambda r: count_cell(r.get(fact)), needs=fact)
 
 
-def _status(record: Record) -> Cell:
-    return Cell(record["status"], None, "bad" if record["status"] == "failed" else "muted")
-
-
-def _number(value: float | None, digits: int = 3) -> Cell:
-    return Cell(text.number(value, digits), value) if _known(value) else Cell("", None)
-
-
-def _count(value: float | None) -> Cell:
-    return Cell(text.count(value), value) if _known(value) else Cell("", None)
-
-
-def _share(value: float | None) -> Cell:
-    return Cell(text.percent(value), value) if _known(value) else Cell("", None)
-
-
-def _word(value: object) -> Cell:
-    return (
-        Cell("", None)
-        if value is None
-        else Cell(str(value), value if isinstance(value, int | float) else str(value))
-    )
-
-
-def _resolved(record: Record) -> dict[str, Any]:
-    return json.loads(record["resolved"] or "{}")
-
-
-def _quantile(samples: Sequence[float], q: float) -> float | None:
-    if not len(samples):
-        return None
-    if np.isfinite(samples).all():
-        return float(np.quantile(samples, q))
-    # An exact result has an infinite SQNR, between which there is nothing to interpolate.
-    return float(np.quantile(samples, q, method="nearest"))
-
-
-def _known(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _given(value: object) -> bool:
-    return isinstance(value, bool) or _known(value)
-
-
-def _some(items: Sequence[str], most: int = 4) -> str:
-    more = len(items) - most
-    return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def _figure_spec(metric: str, title: str) -> _Spec:
-    return _Spec(title, lambda r: _number(r.get(metric)), METRICS[metric].meaning, needs=metric)
-
-
+COMPILE_COLUMNS = tuple(map(_compile_spec, COMPILE_FACTS))
 _SUITE_COLUMNS = (
-    _Spec("arm", _arm_cell, numeric=False),
-    _Spec("time (ms)", _time_cell, "median of all samples"),
-    _Spec("TFLOP/s", lambda r: _number(r["tflops"]), "declared FLOPs / median time", needs="tflops"),
-    _Spec(
+    Spec("arm", arm_cell, numeric=False),
+    Spec("time (ms)", _time_cell, "median of all samples"),
+    Spec("TFLOP/s", lambda r: number_cell(r["tflops"]), "declared FLOPs / median time", needs="tflops"),
+    Spec(
         "GB/s",
-        lambda r: _number(r["gb_per_s"]),
+        lambda r: number_cell(r["gb_per_s"]),
         "logical bytes / median time, 1e9 a second",
         needs="gb_per_s",
     ),
-    _Spec(
+    Spec(
         "of copy",
-        lambda r: _share(r.get("copy_share")),
+        lambda r: share_cell(r.get("copy_share")),
         "share of the copy bandwidth measured on this machine at that size",
         needs="copy_share",
     ),
-    _Spec(
+    Spec(
         "of peak",
-        _peak_cell,
+        peak_cell,
         "share of the published dense peak: FLOPs of each dtype against its own, else bytes against bandwidth",
         needs="peak_known",
     ),
-    _Spec(
+    Spec(
         "speedup",
-        _gain_cell,
+        gain_cell,
         "baseline time / this time, with its 95 % interval over rounds",
         needs="speedup",
     ),
@@ -382,22 +316,25 @@ _SUITE_COLUMNS = (
     _figure_spec("grad_weight_sqnr_db", "grad_weight (dB)"),
     _figure_spec("sqnr_row_min_db", "worst row (dB)"),
     _figure_spec("bulk_sqnr_db", "bulk (dB)"),
-    _Spec(
+    Spec(
         "underflow",
-        lambda r: _share(r.get("underflow_frac")),
+        lambda r: share_cell(r.get("underflow_frac")),
         METRICS["underflow_frac"].meaning,
         needs="underflow_frac",
     ),
-    _Spec(
+    Spec(
         "saturated",
-        lambda r: _share(r.get("saturated_frac")),
+        lambda r: share_cell(r.get("saturated_frac")),
         METRICS["saturated_frac"].meaning,
         needs="saturated_frac",
     ),
     _figure_spec("cast_bytes_per_elem", "cast (B/element)"),
     _figure_spec("saved_bytes_per_elem", "saved (B/element)"),
-    _Spec(
-        "mismatches", lambda r: _count(r.get("mismatches")), METRICS["mismatches"].meaning, needs="mismatches"
+    Spec(
+        "mismatches",
+        lambda r: count_cell(r.get("mismatches")),
+        METRICS["mismatches"].meaning,
+        needs="mismatches",
     ),
-    _Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
 )

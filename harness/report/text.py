@@ -8,6 +8,16 @@ from collections.abc import Collection, Iterable, Mapping
 
 SIZES = ("M", "K", "N")
 NONE = "N/A"  # not known; never a stand-in value
+# Values of training axes that say nothing about a case: the defaults of the suites (a test holds them together).
+USUAL: Mapping[str, object] = {
+    "accumulation": 1,
+    "checkpointing": "none",
+    "layers": 0,
+    "profile": False,
+    "profile_end": 3,
+    "profile_start": 2,
+    "schedule": "",
+}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -69,16 +79,18 @@ def axes_of(text: str) -> dict[str, object]:
 
 
 def axis_value(value: object) -> str:
-    """One axis value: sizes with thousands apart, everything else as it is."""
+    """One axis value as a word: a model of the user's own by the name of its function and what it is given."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, str) and value.startswith("{"):
+        return _own_model(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def case_label(axes: Mapping[str, object], without: Collection[str] = ()) -> str:
-    """A case in a few words: names first, then the sizes as M x K x N.
+    """A case in a few words: names first, a number or a yes with the name of its axis, then the sizes as M x K x N.
+
+    What goes without saying is left out: empty values, and those of `USUAL`.
 
     Args:
         axes: axis values of the case.
@@ -86,15 +98,42 @@ def case_label(axes: Mapping[str, object], without: Collection[str] = ()) -> str
 
     >>> case_label({"K": 4096, "M": 8192, "N": 14336, "layer": "mlp.up", "role": "output"})
     'mlp.up output 8192x4096x14336'
+    >>> case_label({"accumulation": 1, "batch": 8, "compute": "fp32", "layers": 0, "model": "nano", "profile": True})
+    'nano fp32 batch=8 profile=true'
     """
-    sizes = [axis_value(axes[name]) for name in SIZES if name in axes]
-    # "custom" is the name of what has no name: sizes given by number.
-    words = [
-        axis_value(v)
-        for n, v in axes.items()
-        if n not in (*SIZES, *without) and v not in (None, "", "custom")
-    ]
+    said = {n: v for n, v in axes.items() if n not in without and not _unsaid(n, v)}
+    if without and not said:
+        return case_label(axes)
+    sizes = [axis_value(said[name]) for name in SIZES if name in said]
+    rest = {n: v for n, v in said.items() if n not in SIZES}
+    names = [n for n in sorted(rest, key=lambda n: n != "model") if _is_name(n, rest[n])]
+    words = [axis_value(rest[n]) for n in names]
+    words += [f"{n}={axis_value(v)}" for n, v in rest.items() if n not in names]
     return " ".join([*words, *(["x".join(sizes)] if sizes else [])])
+
+
+def axes_said(axes: Mapping[str, object], names: Iterable[str]) -> str:
+    """What all rows of a table share, for its caption: "model nano, batch 8"; "" where nothing needs saying."""
+    return ", ".join(f"{n} {axis_value(axes[n])}" for n in names if n in axes and not _unsaid(n, axes[n]))
+
+
+def _unsaid(name: str, value: object) -> bool:
+    # "custom" is the name of what has no name: sizes given by number.
+    return value in (None, "", "custom") or (name in USUAL and value == USUAL[name])
+
+
+def _is_name(name: str, value: object) -> bool:
+    """Whether a value says by itself what it is: "nano" and "e4m3" do, 8 and a checkpointing "full" do not."""
+    return isinstance(value, str) and name not in USUAL
+
+
+def _own_model(value: str) -> str:
+    try:
+        given = json.loads(value)
+    except ValueError:
+        return value
+    rest = (f"{k}={v}" for k, v in given.items() if k not in ("_target_", "batch"))
+    return " ".join([str(given.get("_target_", "")), *rest])
 
 
 def constant_axes(axes: Iterable[str]) -> set[str]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 
 from harness.compare import MODES, TIMES, rows_of, summary
+from harness.diagnosis import NOT_FP8
 from harness.report import text
+from harness.report.first_steps import evidence_of, first_steps, summary_of
 from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
-from harness.report.tables import Cell, Column, Table
+from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,11 +30,11 @@ CPU_NOTICE = (
     "CPU timings say nothing about a GPU: read no speed claim into them."
 )
 WHAT = {
+    "train": "training steps (forward, backward, update)",
     "linear": "whole layers (forward and backward, casts included)",
     "gemm": "single GEMMs (operands already cast)",
 }
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
-NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short (suite linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,10 @@ def is_faster(machine: Machine) -> Answer:
 
 
 def is_sound(machine: Machine) -> Answer:
-    """Every FP8 result passed the check that precedes its timing, or the ones that did not are named."""
+    """Every FP8 result passed the check that precedes its timing, or the ones that did not are named.
+
+    Of a training step that check is its first loss and gradients against the control's, and the proof of its layers.
+    """
     question = "Is it numerically sound?"
     worst = numerics_by_arm(machine)
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
@@ -91,11 +96,15 @@ def is_sound(machine: Machine) -> Answer:
         for m in w.sqnr
         if math.isnan(w.sqnr[m])
     ]
+    trained = first_steps(machine)
+    bad += [f"train {s.arm}: {s.fault}" for s in trained if s.fault]
+    sound = [s for s in trained if not s.fault]
+    evidence += _shortened(evidence_of(sound), 5) if sound else []
     if bad:
         sentence = f"{text.plural(len(bad), 'result')} outside of what the format allows."
         return Answer(question, "no", sentence, (*_shortened(bad, 6), *evidence))
     exact = sum(w.checked_codes for w in worst)
-    if not fp8 and not exact:
+    if not fp8 and not exact and not trained:
         return Answer(question, "can't tell", "No FP8 result was checked in these runs.", _reasons(machine))
     said = []
     if fp8:
@@ -105,6 +114,8 @@ def is_sound(machine: Machine) -> Answer:
         )
     if exact:
         said.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
+    if trained:
+        said.append(summary_of(trained))
     return Answer(question, "yes", " ".join(said), tuple(evidence))
 
 
@@ -135,6 +146,12 @@ def did_fp8_run(machine: Machine) -> Answer:
             short.append(
                 f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
             )
+    for setup in machine.trainings:
+        trained = [
+            arm for arm, about in setup.resolved.items() if about.get("fp8_layers") and setup.arms.get(arm)
+        ]
+        if trained:
+            tally.setdefault("divergence", Counter()).update(unproven=len(trained))
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
     evidence += _reasons(machine)
@@ -244,13 +261,16 @@ def _extremes(pairs: pd.DataFrame, constant: Collection[str]) -> tuple[Cell, Cel
     if not known:
         return Cell(text.NONE, None, "muted"), Cell(text.NONE, None, "muted")
     known.sort(key=lambda pair: pair["speedup"])
-    return _pair_cell(known[0], constant), _pair_cell(known[-1], constant)
+    several = len({pair["case_id"] for pair in known}) > 1
+    low, high = (_pair_cell(pair, constant if several else None) for pair in (known[0], known[-1]))
+    return low, high
 
 
-def _pair_cell(pair: Mapping[str, Any], constant: Collection[str]) -> Cell:
-    note = (
-        f"{text.interval(pair['low'], pair['high'])}, {text.case_label(text.axes_of(pair['axes']), constant)}"
-    )
+def _pair_cell(pair: Mapping[str, Any], constant: Collection[str] | None) -> Cell:
+    """A speedup with its interval and, unless `constant` is None, its case."""
+    note = text.interval(pair["low"], pair["high"])
+    if constant is not None:
+        note += f", {text.case_label(text.axes_of(pair['axes']), constant)}"
     return Cell(text.ratio(pair["speedup"]), float(pair["speedup"]), str(pair["verdict"]), note)
 
 
@@ -259,8 +279,9 @@ def _numerics_failures(machine: Machine) -> list[tuple[str, str, str]]:
     failed = frame[frame["status"] == "failed"]
     bad = failed[failed["reason"].str.startswith("numerics:") | failed["metric"].isin(NUMERICS)]
     first = bad.drop_duplicates(["suite", "arm", "case_id"])
+    constant = {suite: machine.constant_axes(suite) for suite in first["suite"]}
     return [
-        (s, a, f"{text.case_label(text.axes_of(x))}: {r.removeprefix('numerics: ')}")
+        (s, a, f"{text.case_label(text.axes_of(x), constant[s])}: {r.removeprefix('numerics: ')}")
         for s, a, x, r in zip(first["suite"], first["arm"], first["axes"], first["reason"], strict=True)
     ]
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, gemm, linear, outliers, recipes
+from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.workload import Suite
+    from harness.workload import Suite, TrialSuite
 
-SUITES: Mapping[str, Suite] = {
+SUITES: Mapping[str, Suite | TrialSuite] = {
     "cast": cast,
     "ceilings": ceilings,
+    "divergence": divergence,
     "gemm": gemm,
     "linear": linear,
     "outliers": outliers,
     "recipes": recipes,
+    "train": train,
 }

@@ -1,11 +1,16 @@
 """Suite `cast`: bringing a tensor [M, K] to FP8, as a layer does it before each GEMM.
 
-Timed is all of `fp8core.tensor.quantize`: amax, scale, multiply, clamp and rounding. Rowwise, a scale is shared
-along K. Arms of peers (`harness.peers`) do the same to the same input.
+Timed is all of it: amax, scale, multiply, clamp and rounding. Rowwise, a scale is shared along K. Arms of peers
+(`harness.peers`) do the same to the same input.
+
+Bytes are those that no implementation can spare, the same for all arms of a case but for the second layout of
+`fused_both`: the input once, the codes, and the input again only where its scales need a first pass over more than
+the last cache holds. So no share of the copy bandwidth passes 100 % by counting.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +19,30 @@ from torch import Tensor
 
 from fp8core.formats import as_element_format
 from fp8core.gemm.layout import Operand
+from fp8core.operands import cast_both, cast_one
+from fp8core.recipe import Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness import metrics
 from harness.compiling import fresh_compile
 from harness.peers import PEERS, Peer
 from harness.suites import oracle
-from harness.suites.common import Rotation, compile_missing, draw, generator, with_defaults
+from harness.suites.common import (
+    Rotation,
+    compile_missing,
+    draw,
+    generator,
+    kernels_missing,
+    with_defaults,
+)
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from fp8core.recipe import Granularity
     from harness.case import Case, Scalar
 
-Quantise = Callable[[Tensor], Float8Tensor | Operand]
+Quantised = Float8Tensor | Operand
+# x -> its codes, and for `fused_both` those of its transpose
+Quantise = Callable[[Tensor], Quantised | tuple[Quantised, Quantised]]
 
 SOURCES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 AXES: Mapping[str, Axis] = {
@@ -39,6 +55,10 @@ AXES: Mapping[str, Axis] = {
 ARMS: Mapping[str, ArmInfo] = {
     "eager": ArmInfo("PyTorch operators, one kernel each"),
     "compile": ArmInfo("the same under torch.compile, fused", baseline="eager"),
+    "fused": ArmInfo("fp8core's kernels", baseline="eager"),
+    "fused_both": ArmInfo(
+        "fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"
+    ),
     **{
         f"{peer.arm}_{mode}": ArmInfo(f"{peer.doc}, {mode}", baseline=mode)
         for peer in PEERS.values()
@@ -46,6 +66,7 @@ ARMS: Mapping[str, ArmInfo] = {
         for mode in peer.modes
     },
 }
+FUSED = ("fused", "fused_both")
 CHECKED = 2**24  # elements of the timed tensor that are compared with the reference
 
 
@@ -66,17 +87,40 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """Any device casts; peers must be there, and compiled arms need a compiler."""
+    """Any device casts; peers must be there, compiled arms need a compiler and kernels an NVIDIA GPU."""
     peer, compiled = _parse(arm)
+    if arm in FUSED:
+        return kernels_missing(device, "time their plain twins")
     if peer is not None and (reason := peer.missing(device)):
         return Unsupported("device", reason)
     return compile_missing(device) if compiled else None
 
 
 def work(case: Case) -> float:
-    """Bytes: read for amax, read again, codes written; the scales are left out."""
-    source = SOURCES[str(case["src"])].itemsize
-    return float(case.integer("M") * case.integer("K") * (source + source + 1))
+    """Bytes of the input, by which cases are ranked."""
+    return float(case.integer("M") * case.integer("K") * SOURCES[str(case["src"])].itemsize)
+
+
+def bytes_moved(case: Case, arm: str, cache: int) -> float:
+    """See the module docstring; scales of rows are left out.
+
+    Args:
+        case: the tensor.
+        arm: only `fused_both` differs.
+        cache: bytes that the last cache can have kept of a first pass.
+    """
+    size, elements = work(case), case.integer("M") * case.integer("K")
+    two_passes = case["granularity"] == "tensorwise" or arm == "fused_both"
+    again = max(0.0, size - cache) if two_passes else 0.0
+    return size + again + elements * (2 if arm == "fused_both" else 1)
+
+
+def last_cache(device: str) -> int:
+    """Bytes of the last cache; 0 where the system doesn't say."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    name = "SC_LEVEL3_CACHE_SIZE"
+    return max(0, os.sysconf(name)) if name in os.sysconf_names else 0
 
 
 def build(case: Case, arm: str, device: str) -> Workload:
@@ -87,12 +131,17 @@ def build(case: Case, arm: str, device: str) -> Workload:
     x = draw("randn", shape, generator(device, case.seed, 0), SOURCES[str(case["src"])])
 
     peer, compiled = _parse(arm)
-    function = (
-        _ours(dtype, granularity, compiled) if peer is None else _theirs(peer, dtype, granularity, compiled)
-    )
+    if peer is not None:
+        function = _theirs(peer, dtype, granularity, compiled)
+    elif arm in FUSED:
+        function = _fused(Cast(as_element_format(dtype), granularity), both=arm == "fused_both")
+    else:
+        function = _ours(dtype, granularity, compiled)
+    cache = last_cache(device)
+    ours = "fp8core::* operators" if arm in FUSED else "fp8core.tensor.quantize"
     resolved: dict[str, object] = {
-        "timed": "amax, scale and cast" + ("" if peer else " (fp8core.tensor.quantize)"),
-        "bytes": "input read twice, codes written once",
+        "timed": "amax, scale and cast" + ("" if peer else f" ({ours})"),
+        "bytes": f"input and codes once; a second read beyond the {cache / 2**20:.0f} MiB of the last cache",
         "backend": f"{peer.doc}, {arm.removeprefix(peer.arm + '_')}" if peer else arm,
     }
     if peer is not None:
@@ -100,7 +149,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
     return Workload(
         run=lambda: function(x),
         check=lambda: _check(function, x, dtype, granularity, case.seed),
-        bytes_moved=work(case),
+        bytes_moved=bytes_moved(case, arm, cache),
         resolved=resolved,
         compiled=compiled,
         variants=Rotation(function, (x,), device),
@@ -120,6 +169,22 @@ def _ours(dtype: torch.dtype, granularity: Granularity, compiled: bool) -> Quant
     return fresh_compile(cast) if compiled else cast
 
 
+def _fused(cast: Cast, both: bool) -> Quantise:
+    if not both:
+        return lambda x: _operand(cast_one(x, cast, 1, kernels="always"))
+
+    def function(x: Tensor) -> tuple[Quantised, Quantised]:
+        first, second = (_operand(q) for q in cast_both(x, cast, cast, kernels="always"))
+        return first, Operand(second.qdata.t(), second.scale_inv.t())
+
+    return function
+
+
+def _operand(q: Tensor) -> Float8Tensor:
+    assert isinstance(q, Float8Tensor)
+    return q
+
+
 def _theirs(peer: Peer, dtype: torch.dtype, granularity: Granularity, compiled: bool) -> Quantise:
     offered = peer.cast
     assert offered is not None
@@ -135,11 +200,15 @@ def _check(
     function: Quantise, x: Tensor, dtype: torch.dtype, granularity: Granularity, seed: int
 ) -> Numerics:
     """Codes and scales must be those of the reference, bit for bit: of the timed input and of special ones."""
-    rows = oracle.sample_rows(x.shape[0], seed, max(CHECKED // x.shape[1], 2), str(x.device))
+
+    def lines(of: Tensor) -> Tensor:
+        return oracle.sample_rows(of.shape[0], seed, max(CHECKED // of.shape[1], 2), str(x.device))
+
     wrong: dict[str, int] = {}
     for name, special in _inputs(x, dtype):
-        wrong[name] = _mismatches(function(special), special, rows, dtype, granularity)
-    timed = function(x)
+        found = zip(_layouts(function(special)), (special, special.t()), strict=False)
+        wrong[name] = sum(_mismatches(q, of, lines(of), dtype, granularity) for q, of in found)
+    timed, rows = _layouts(function(x))[0], lines(x)
     overflow = as_element_format(dtype).overflow_threshold
     codes = _take(timed.qdata, rows)
     scale_inv = timed.scale_inv[rows] if timed.scale_inv.dim() else timed.scale_inv
@@ -147,13 +216,17 @@ def _check(
     values["mismatches"] = float(sum(wrong.values()))
     values["underflow_frac"] = metrics.underflow_frac(codes, x[rows])
     values["saturated_frac"] = metrics.saturated_frac(x[rows].double() / scale_inv.double(), overflow)
-    found = ", ".join(f"{count} in {name!r}" for name, count in wrong.items() if count)
-    reason = f"codes or scales differ from the reference cast: {found}; 0 expected (docs/numerics.md)"
-    return Numerics(values, ok=not found, reason=reason if found else "")
+    listed = ", ".join(f"{count} in {name!r}" for name, count in wrong.items() if count)
+    reason = f"codes or scales differ from the reference cast: {listed}; 0 expected (docs/numerics.md)"
+    return Numerics(values, ok=not listed, reason=reason if listed else "")
+
+
+def _layouts(found: Quantised | tuple[Quantised, Quantised]) -> tuple[Quantised, ...]:
+    return (found,) if isinstance(found, Float8Tensor | Operand) else found
 
 
 def _mismatches(
-    actual: Float8Tensor | Operand, x: Tensor, rows: Tensor, dtype: torch.dtype, granularity: Granularity
+    actual: Quantised, x: Tensor, rows: Tensor, dtype: torch.dtype, granularity: Granularity
 ) -> int:
     """Codes and scales of the chosen rows that differ from the reference; NaN is one class."""
     amax = x.abs().max() if granularity == "tensorwise" else None

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import profile
 
+from fp8core.gemm import backend_named, layout
 from harness.compiling import compile_unavailable
 from harness.shapes import FROM_MODEL, Layer
 from harness.workload import Axis, Unsupported
 
 if TYPE_CHECKING:
+    from fp8core.recipe import Recipe
     from harness.case import Scalar
 
 T = TypeVar("T")
@@ -68,6 +73,31 @@ def compile_missing(device: str) -> Unsupported | None:
     """Why compiled arms can't run on this device."""
     reason = compile_unavailable(device)
     return Unsupported("device", reason) if reason else None
+
+
+def kernels_missing(device: str, instead: str) -> Unsupported | None:
+    """Why arms of fp8core's kernels can't run on this device; `instead` says what they would time there."""
+    if torch.device(device).type == "cuda" and torch.version.hip is None:
+        return None
+    return Unsupported("device", f"fp8core's kernels run on NVIDIA GPUs; here this arm would {instead}")
+
+
+def profiled(run: Callable[[], T], device: str) -> tuple[T, list[Any]]:
+    """A call's result, and the events that a profiler saw: operators, and kernels on a GPU."""
+    on_gpu = torch.device(device).type == "cuda"
+    # Kineto writes each start to stderr unless told otherwise; without a GPU the older tracer starts a second faster.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
+        result = run()
+        if on_gpu:
+            torch.cuda.synchronize()
+    return result, list(profiler.function_events or [])
+
+
+def kernel_names(events: Sequence[Any]) -> dict[str, object]:
+    """`{"kernels": [...]}` of what ran on a GPU; {} without one."""
+    names = sorted({event.name[:160] for event in events if event.device_type == DeviceType.CUDA})
+    return {"kernels": names} if names else {}
 
 
 def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
@@ -199,3 +229,28 @@ def with_defaults(
         if not axis.linked and name not in axes and (axis.choices or axis.default is not None)
     }
     return [{**open_axes, **point} for point in points]
+
+
+def recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsupported | None:
+    """The first FP8 GEMM of a model under a recipe that this device has no kernel for, or whose tokens don't fit.
+
+    Args:
+        recipe: None, or an emulated one, runs everywhere.
+        tokens: of one forward pass.
+        device: "cpu" or "cuda".
+    """
+    if recipe is None or not backend_named(recipe.backend).is_fp8:
+        return None
+    for name, gemm in recipe.gemms.items():
+        if gemm.a is None or gemm.b is None:
+            continue
+        reason = layout.device_reason(device, gemm.a.format, gemm.b.format)
+        reason = reason or layout.granularity_reason(device, gemm.granularity, recipe.nearest)
+        if reason:
+            return Unsupported("device", reason)
+        if name == "grad_weight" and tokens % layout.MULTIPLE:
+            return Unsupported(
+                "shape",
+                f"batch x seq = {tokens} tokens; GEMM grad_weight takes multiples of {layout.MULTIPLE}",
+            )
+    return None

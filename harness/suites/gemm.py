@@ -2,7 +2,8 @@
 
 D [M, N] = A [M, K] @ B [K, N] with A row-major and B column-major, D in bfloat16. The role of the GEMM in a
 training step chooses the formats as the recipes `tensorwise` and `rowwise` do; it is `output` for sizes given by
-number. Arms of peers (`harness.peers`) are compared with ours on the same operands: what our call costs beside
+number. Arms `_triton` are fp8core's own kernel beside the library's on the same operands, and blocks, which only it
+multiplies. Arms of peers (`harness.peers`) are compared with ours on the same operands: what our call costs beside
 theirs, its checks of sizes and layouts included.
 """
 
@@ -16,14 +17,26 @@ import torch
 from torch import Tensor
 
 from fp8core.cast import scale_and_cast
-from fp8core.gemm import layout, scaled_mm
+from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast
 from harness import metrics
 from harness.peers import PEERS, Peer
 from harness.shapes import ROLES, gemm_points
 from harness.suites import oracle
-from harness.suites.common import DATA, SIZES, Rotation, draw, generator, model_layers, way_out, with_defaults
+from harness.suites.common import (
+    DATA,
+    SIZES,
+    Rotation,
+    draw,
+    generator,
+    kernel_names,
+    kernels_missing,
+    model_layers,
+    profiled,
+    way_out,
+    with_defaults,
+)
 from harness.suites.oracle import Judgement
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
@@ -41,6 +54,13 @@ ARMS: Mapping[str, ArmInfo] = {
     "fp8_tensorwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
     "fp8_rowwise": ArmInfo("a power-of-two scale for each row of A and column of B", baseline="bf16"),
     "fp8_rowwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
+    **{
+        f"fp8_{which}_triton": ArmInfo(f"fp8_{which} by fp8core's own kernel", baseline=f"fp8_{which}")
+        for which in ("tensorwise", "tensorwise_fast", "rowwise", "rowwise_fast")
+    },
+    "fp8_blockwise_triton": ArmInfo(
+        "scales of 1x128 and 128x128 blocks, by fp8core's own kernel", baseline="bf16"
+    ),
     **{
         f"{peer.arm}_{recipe}": ArmInfo(
             f"{peer.doc}, same operands and scales as fp8_{recipe}", baseline=f"fp8_{recipe}"
@@ -69,12 +89,14 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if casts is None:
         return None
     M, K, N = _sizes(case)
-    formats = casts[0].format, casts[1].format
-    reason = layout.shape_reason(M, K, N, *formats, casts[0].granularity, torch.bfloat16)
+    formats, rules = (casts[0].format, casts[1].format), backend_named(_backend(arm))
+    reason = rules.shape_reason(M, K, N, *formats, casts[0].granularity, torch.bfloat16)
     if reason:
         return Unsupported("shape", f"{reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16')}")
-    reason = layout.device_reason(device, *formats)
-    if not reason and arm.endswith("_fast") and torch.device(device).type == "cpu":
+    if _backend(arm) == "triton" and (why := kernels_missing(device, "time its plain twin")):
+        return why
+    reason = rules.device_reason(device, *formats)
+    if not reason and _fast(arm) and torch.device(device).type == "cpu":
         reason = "a CPU ignores use_fast_accum: this arm would repeat the one without it"
     peer = _peer(arm)
     if not reason and peer is not None:
@@ -110,15 +132,13 @@ def build(case: Case, arm: str, device: str) -> Workload:
             variants=Rotation(torch.mm, (a, b), device),
         )
     qa, qb = (_quantised(x, c, d) for x, c, d in zip(_operands(case, device), casts, (-1, 0), strict=True))
-    fast = arm.endswith("_fast")
-    peer = _peer(arm)
+    fast, peer, backend = _fast(arm), _peer(arm), _backend(arm)
 
     def multiply(a_codes: Tensor, b_codes: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor) -> Tensor:
         if peer is not None and peer.gemm is not None:
             return peer.gemm(a_codes, b_codes, a_scale_inv, b_scale_inv, fast)
-        return scaled_mm(
-            Operand(a_codes, a_scale_inv), Operand(b_codes, b_scale_inv), torch.bfloat16, use_fast_accum=fast
-        )
+        a, b = Operand(a_codes, a_scale_inv), Operand(b_codes, b_scale_inv)
+        return scaled_mm(a, b, torch.bfloat16, use_fast_accum=fast, backend=backend)
 
     operands = (qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)
     formats = oracle.short(qa.qdata.dtype), oracle.short(qb.qdata.dtype)
@@ -127,7 +147,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
         "a_cast": str(casts[0]),
         "b_cast": str(casts[1]),
-        "backend": peer.doc if peer else "torch._scaled_mm",
+        "backend": peer.doc if peer else {"torch": "torch._scaled_mm", "triton": "fp8core::matmul"}[backend],
         "use_fast_accum": fast,
     }
     if peer is not None:
@@ -151,11 +171,20 @@ def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
     if arm == "bf16":
         return None
     peer = _peer(arm)
-    recipe = arm.removeprefix(f"{peer.arm if peer else 'fp8'}_").removesuffix("_fast")
+    recipe = arm.removeprefix(f"{peer.arm if peer else 'fp8'}_").removesuffix("_triton").removesuffix("_fast")
     gemm = RECIPES[recipe].gemms[str(case["role"])]
     assert gemm.a is not None
     assert gemm.b is not None
     return gemm.a, gemm.b
+
+
+def _fast(arm: str) -> bool:
+    return arm.removesuffix("_triton").endswith("_fast")
+
+
+def _backend(arm: str) -> str:
+    """Of `fp8core.gemm.BACKENDS`; peers obey the rules of the library's."""
+    return "triton" if arm.endswith("_triton") else "torch"
 
 
 def _peer(arm: str) -> Peer | None:
@@ -174,7 +203,14 @@ def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:
 
 def _quantised(x: Tensor, cast: Cast, dim: int) -> Operand:
     """An operand in FP8, scaled along the contracted dimension `dim`."""
-    return Operand(*scale_and_cast(x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two))
+    codes, scale_inv = scale_and_cast(
+        x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two
+    )
+    if (
+        cast.granularity == "1x128" and dim != 0
+    ):  # as the fused casts lay it: neighbouring rows are neighbours
+        scale_inv = scale_inv.t().contiguous().t()
+    return Operand(codes, scale_inv)
 
 
 def _check_bf16(actual: Tensor, a: Tensor, b: Tensor, rows: Tensor) -> Numerics:
@@ -191,7 +227,9 @@ def _check_fp8(
     """The timed product on the timed operands, and on the same codes with scales that differ from line to line."""
     judgement = Judgement()
     a, b = _operands(case, qa.qdata.device.type)
-    part = multiply(qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)[rows]
+    whole, events = profiled(lambda: multiply(qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv), str(a.device))
+    resolved |= kernel_names(events)
+    part = whole[rows]
     judgement.values = metrics.figures(part, oracle.product(a[rows], b))
 
     bound, source = oracle.rounded_bound(str(part.device))

@@ -7,35 +7,49 @@
 Everything that the layer does is timed: casts, the three GEMMs, autograd. FP8 is compared with bf16 of the same
 mode and compiled bf16 with eager bf16, so that no ratio mixes the gain of FP8 with that of the compiler. Arms of
 peers (`harness.peers`) are `<peer>_<recipe>_<mode>`: the same weight, inputs and checks.
+
+Eager casts are fp8core's kernels where they run, compiled ones plain code that the compiler fuses. Two more arms
+turn that round and so show what it is worth: `<recipe>_plain_eager`, `<recipe>_kernels_compile`.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import DeviceType
-from torch.autograd.profiler import profile
 
 from fp8core.convert import convert_to_float8_training
 from fp8core.gemm import backend_named, layout
 from fp8core.history import update_scales
+from fp8core.operands import casts_route
 from fp8core.recipe import RECIPES, Cast, Recipe
+from fp8core.watching import count_fp8_gemms
 from harness import metrics
 from harness.compiling import fresh_compile
 from harness.peers import PEERS, Peer
 from harness.shapes import linear_points
 from harness.suites import oracle
-from harness.suites.common import SIZES, Rotation, compile_missing, draw, generator, model_layers, way_out
+from harness.suites.common import (
+    SIZES,
+    Rotation,
+    compile_missing,
+    draw,
+    generator,
+    kernel_names,
+    kernels_missing,
+    model_layers,
+    profiled,
+    way_out,
+)
 from harness.suites.oracle import Judgement
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
+    from fp8core.recipe import Kernels
     from harness.case import Case, Scalar
 
 Step = Callable[
@@ -57,6 +71,19 @@ ARMS: Mapping[str, ArmInfo] = {
         for mode in ("eager", "compile")
     },
     **{
+        f"{recipe}_plain_eager": ArmInfo(
+            f"{recipe}_eager without kernels for its casts", baseline="bf16_eager"
+        )
+        for recipe in RECIPES
+    },
+    **{
+        f"{recipe}_kernels_compile": ArmInfo(
+            f"{recipe}_compile with kernels for its casts, into which the compiler can't look",
+            baseline="bf16_compile",
+        )
+        for recipe in RECIPES
+    },
+    **{
         f"{peer.arm}_{recipe}_{mode}": ArmInfo(
             f"{peer.doc}, recipe {recipe}, {mode}", baseline=f"bf16_{mode}"
         )
@@ -72,7 +99,7 @@ GRADIENT_STD = (
 )  # e4m3's smallest subnormal is 2^-9: a cast that forgets to scale turns all of it into zero
 CHECKED_LINES = 64  # rows of each GEMM's result
 CHECKED_COLUMNS = 512
-SCALED_MM = ("aten::_scaled_mm", "aten::_scaled_mm_v2")  # the second is torch.nn.functional.scaled_mm's
+CASTS: Mapping[str, Kernels] = {"plain": "never", "kernels": "always"}  # word of an arm -> Recipe.kernels
 
 
 def points(
@@ -88,6 +115,8 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     why = gemms_unsupported(case, recipe, device)
     if why is None and peer is not None and (reason := peer.missing(device)):
         why = Unsupported("device", reason)
+    if why is None and recipe is not None and recipe.kernels != "auto":
+        why = kernels_missing(device, f"repeat {recipe.name}_{'compile' if compiled else 'eager'}")
     return why or (compile_missing(device) if compiled else None)
 
 
@@ -95,14 +124,14 @@ def gemms_unsupported(case: Case, recipe: Recipe | None, device: str) -> Unsuppo
     """The first FP8 GEMM of the recipe that no device, or not this one, has a kernel for."""
     for name, (a, b) in _fp8_gemms(recipe).items():
         M, K, N = _gemm_sizes(case)[name]
-        reason = layout.shape_reason(M, K, N, a.format, b.format)
+        assert recipe is not None
+        rules, granularity = backend_named(recipe.backend), recipe.gemms[name].granularity
+        reason = rules.shape_reason(M, K, N, a.format, b.format, granularity)
         if reason:
             why = f"GEMM {name}: {reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16_eager')}"
             return Unsupported("shape", why)
-        assert recipe is not None
-        granularity = recipe.gemms[name].granularity
-        reason = layout.device_reason(device, a.format, b.format)
-        reason = reason or layout.granularity_reason(device, granularity, recipe.nearest)
+        reason = rules.device_reason(device, a.format, b.format)
+        reason = reason or rules.granularity_reason(device, granularity, recipe.nearest)
         if reason:
             return Unsupported("device", reason)
     return None
@@ -124,12 +153,25 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "timed": "forward and backward of one linear layer, casts included",
         "module": type(layer).__name__,
         "recipe": recipe.name if recipe else "bf16",
-        "backend": (peer.doc if peer else recipe.backend) if recipe else "torch.mm",
+        "backend": peer.doc if peer else backend_of(recipe, device),
         "compile": "fullgraph, static shapes" if compiled else "eager",
     }
     if peer is not None:
         resolved |= {"peer": peer.arm, "peer_version": peer.version()}
+    elif recipe is not None:
+        by_compiler = compiled and recipe.kernels != "always"
+        resolved["casts"] = (
+            "plain PyTorch, fused by the compiler" if by_compiler else casts_route(weight, recipe)
+        )
     return workload(case, recipe, step, (x, weight, grad), resolved)
+
+
+def backend_of(recipe: Recipe | None, device: str) -> str:
+    """Who multiplies: fp8core's own kernel has a plain twin where it can't run."""
+    if recipe is None:
+        return "torch.mm"
+    twin = recipe.backend == "triton" and kernels_missing(device, "") is not None
+    return f"{recipe.backend}, its plain twin" if twin else recipe.backend
 
 
 def workload(
@@ -157,7 +199,13 @@ def _parse(arm: str) -> tuple[Recipe | None, Peer | None, bool]:
     peer = next((p for p in PEERS.values() if name.startswith(f"{p.arm}_")), None)
     if peer is not None:
         name = name.removeprefix(f"{peer.arm}_")
-    return (None if name == "bf16" else RECIPES[name]), peer, mode == "compile"
+    if name == "bf16":
+        return None, None, mode == "compile"
+    recipe = RECIPES.get(name)
+    if recipe is None:
+        name, _, casts = name.rpartition("_")
+        recipe = RECIPES[name].with_kernels(CASTS[casts])
+    return recipe, peer, mode == "compile"
 
 
 def make_layer(weight: Tensor, recipe: Recipe | None, peer: Peer | None = None) -> nn.Module:
@@ -250,19 +298,11 @@ def _check(
     """Judges each GEMM's result, and counts the FP8 GEMMs that a profiler saw in the same pass."""
     x, weight, grad = (t.detach() for t in operands)
     on_gpu = x.device.type == "cuda"
-    # Kineto writes each start to stderr unless told otherwise; without a GPU the older tracer starts a second faster.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
-        results = step(operands[0], operands[2])
-        if on_gpu:
-            torch.cuda.synchronize()
-    events = profiler.function_events or []
-    ran = sum(event.name in SCALED_MM for event in events)
+    results, events = profiled(lambda: step(operands[0], operands[2]), str(x.device))
+    ran = count_fp8_gemms(events)
     casts = _fp8_gemms(recipe)
     due = len(casts) if recipe is not None and backend_named(recipe.backend).is_fp8 else 0
-    resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due}
-    if on_gpu:
-        resolved["kernels"] = sorted({e.name[:160] for e in events if e.device_type == DeviceType.CUDA})
+    resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due, **kernel_names(events)}
 
     judgement = Judgement()
     pairs = {"output": (x, weight.t()), "grad_input": (grad, weight), "grad_weight": (grad.t(), x)}

@@ -66,6 +66,7 @@ def reference_cast(
     *,
     dim: int = -1,
     power_of_two: bool = False,
+    mx_mode: str = "rceil",
     amax: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantises as fp8core.cast documents it, by other means: numbers are looked up among the decoded codes.
@@ -75,7 +76,8 @@ def reference_cast(
         dtype: float8_e4m3fn or float8_e5m2.
         granularity: "tensorwise", "rowwise" or one of `BLOCKS`.
         dim: the contracted dimension, along which the others than "tensorwise" share scales.
-        power_of_two: round scales down to powers of two; of "1x32" they always are, which is MX's rounding RCEIL.
+        power_of_two: round scales down to powers of two.
+        mx_mode: of "1x32", see `mx_exponent`.
         amax: of `group_amax`, where x is only a part of what shares a scale.
 
     Returns:
@@ -85,14 +87,67 @@ def reference_cast(
         amax = group_amax(x, granularity, dim)
     decoded = torch.arange(128, dtype=torch.uint8, device=x.device).view(dtype).double()
     values = decoded[decoded.isfinite()]  # non-negative codes in order, hence values in order
+    if granularity == "1x32":
+        scale_inv = mx_scale_inv(amax, dtype, mx_mode)
+        return _round_to(values, x.detach().float() / scale_inv, dtype), scale_inv  # exact: a power of two
     scale = (values[-1] / amax.double().clamp(min=AMAX_FLOOR)).float()
-    if power_of_two or granularity == "1x32":
+    if power_of_two:
         exponent = torch.frexp(scale.double()).exponent - 1
         scale = torch.where(
             scale.isfinite() & (scale > 0), torch.ldexp(torch.ones_like(scale), exponent), scale
         )
     scaled = x.detach().float() * scale
     return _round_to(values, scaled, dtype), 1 / scale
+
+
+def mx_scale_inv(amax: Tensor, dtype: torch.dtype, mode: str) -> Tensor:
+    """X = 2**e of an MX block with this amax, float32; NaN for Inf and NaN. In real numbers, as OCP MX 1.0 has it:
+
+        floor   e = floor(log2(amax)) - emax
+        ceil    e = ceil(log2(amax)) - emax
+        rceil   e = ceil(log2(amax / max))
+        even    e = floor(log2(amax rounded to the element's mantissa, ties up)) - emax
+
+    emax is floor(log2(max)) of the element format; e is clamped to -127..127, E8M0's range. Logarithms are of float64
+    values and compared with the powers next to them, so that none is off by one.
+
+    Raises:
+        ValueError: unknown mode.
+    """
+    decoded = torch.arange(128, dtype=torch.uint8).view(dtype).double()
+    finite = decoded[decoded.isfinite()]
+    largest, emax = float(finite[-1]), math.floor(math.log2(float(finite[-1])))
+    steps = int((1 / (decoded[decoded > 1].min() - 1)).item())  # 2**mantissa bits
+    wide = amax.double()
+    if mode == "rceil":
+        exponent = _ceil_log2(wide / largest)
+    elif mode == "ceil":
+        exponent = _ceil_log2(wide) - emax
+    elif mode in ("floor", "even"):
+        exponent = _floor_log2(wide)
+        if mode == "even":
+            power = torch.pow(2.0, exponent)
+            exponent = _floor_log2(torch.floor(wide / power * steps + 0.5) / steps * power)
+        exponent = exponent - emax
+    else:
+        raise ValueError(
+            f"MX rounding {mode!r} has no reference in harness/suites/oracle.py; known: floor, ceil, "
+            "rceil, even"
+        )
+    exponent = torch.where(wide == 0, -127.0, exponent).clamp(-127, 127)
+    return torch.where(wide.isfinite(), torch.pow(2.0, exponent), torch.nan).float()
+
+
+def _floor_log2(x: Tensor) -> Tensor:
+    """Float64; the estimate is corrected by comparison with the powers next to it."""
+    guess = torch.floor(torch.log2(x))
+    guess = guess - (torch.pow(2.0, guess) > x).double()
+    return guess + (torch.pow(2.0, guess + 1) <= x).double()
+
+
+def _ceil_log2(x: Tensor) -> Tensor:
+    below = _floor_log2(x)
+    return below + (torch.pow(2.0, below) < x).double()
 
 
 def _round_to(values: Tensor, scaled: Tensor, dtype: torch.dtype) -> Tensor:
@@ -144,6 +199,7 @@ def _block_max(x: Tensor, size: int, dim: int) -> Tensor:
 
 
 # Elements that share a scale: across and along the contracted dimension.
+BLOCK_SIZE = 128
 BLOCKS = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}
 
 
@@ -162,14 +218,16 @@ def reference_operand(whole: Tensor, cast: Cast, dim: int, lines: Tensor) -> tup
     part = whole.index_select(1 - dim, lines)
     shared = cast.granularity == "tensorwise" or BLOCKS.get(cast.granularity, (1, 1))[0] > 1
     amax = group_amax(whole if shared else part, cast.granularity, dim)
-    if cast.granularity == "1x32" and cast.mx_mode != "rceil":
-        raise ValueError(
-            f"MX rounding {cast.mx_mode!r} has no reference in harness/suites/oracle.py; known: rceil"
-        )
     if shared and amax.dim():
         amax = amax.index_select(1 - dim, lines)
     return reference_cast(
-        part, cast.format.dtype, cast.granularity, dim=dim, power_of_two=cast.power_of_two, amax=amax
+        part,
+        cast.format.dtype,
+        cast.granularity,
+        dim=dim,
+        power_of_two=cast.power_of_two,
+        mx_mode=cast.mx_mode,
+        amax=amax,
     )
 
 
@@ -194,11 +252,27 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def product_of_codes(a: Operand, b: Operand, rows: Tensor) -> Tensor:
-    """The chosen rows of A @ B in float64, from codes and scales: exact to the last bits of float64."""
-    scale_a = a.scale_inv[rows] if a.scale_inv.dim() else a.scale_inv
+    """The chosen rows of A @ B in float64, from codes and scales: exact to the last bits of float64.
+
+    Scales of lines and tensors leave the sum; those of blocks (128 along the contracted dimension) are repeated.
+    """
     # float8 has no index on every device, its bytes have.
     codes = a.qdata.view(torch.uint8)[rows].view(a.qdata.dtype)
-    return product(codes, b.qdata) * scale_a.double() * b.scale_inv.double()
+    of_lines = ([a.qdata.shape[0], 1], [1, b.qdata.shape[1]])
+    if a.scale_inv.dim() == 0 or (list(a.scale_inv.shape), list(b.scale_inv.shape)) == of_lines:
+        scale_a = a.scale_inv[rows] if a.scale_inv.dim() else a.scale_inv
+        return product(codes, b.qdata) * scale_a.double() * b.scale_inv.double()
+    scale_a = _each_element(a.scale_inv, a.qdata.shape, rows)
+    return product(codes.double() * scale_a, b.qdata.double() * _each_element(b.scale_inv, b.qdata.shape))
+
+
+def _each_element(scale_inv: Tensor, shape: torch.Size, rows: Tensor | None = None) -> Tensor:
+    """Block scales by index, float64: the element (i, j) has that of (i // 128, j // 128), or of its own line."""
+    index = []
+    for dim, size in enumerate(shape):
+        at = torch.arange(size, device=scale_inv.device) if rows is None or dim else rows
+        index.append(at if scale_inv.shape[dim] == size else at // BLOCK_SIZE)
+    return scale_inv.double()[index[0][:, None], index[1][None, :]]
 
 
 def gaussian_margin_db(M: int, K: int, N: int) -> float:

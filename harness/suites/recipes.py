@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from fp8core.operands import casts_route
 from fp8core.recipe import RECIPES, Cast, Recipe
 from harness.suites import linear
 from harness.suites.oracle import BLOCKS
@@ -61,9 +62,11 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "timed": "forward and backward of one linear layer, casts included",
         "module": type(layer).__name__,
         "recipe": recipe.name if recipe else "bf16",
-        "backend": recipe.backend if recipe else "torch.mm",
+        "backend": linear.backend_of(recipe, device),
         "compile": "eager",
     }
+    if recipe is not None:
+        resolved["casts"] = casts_route(weight, recipe)
     if lacking is not None:
         resolved["emulated"] = lacking.reason
     result = linear.workload(case, recipe, linear.step_of(layer), (x, weight, grad), resolved)
@@ -83,12 +86,13 @@ def build(case: Case, arm: str, device: str) -> Workload:
 
 
 def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
-    """What the casts of a layer must move if each tensor is cast by fused kernels, for bfloat16 tensors.
+    """What the casts of a layer move if fused kernels make them (`fp8core.kernels.traffic`), for bfloat16 tensors.
 
     Each element of a tensor is read once to be cast, and once more before that where its scale depends on elements
     that are not at hand: those of the whole tensor, or of rows and columns at once. One byte is written for each
     GEMM that takes the tensor in FP8, since the two contract it along different axes; scales of blocks are written
-    too, those of rows and of whole tensors are left out.
+    too, those of rows and of whole tensors are left out. Two casts that differ are made one by one, and the one for
+    the GEMM that contracts rows then writes codes for both, of which one is dropped.
 
     Args:
         recipe: the casts of the three GEMMs.
@@ -96,22 +100,28 @@ def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
     """
     total = 0.0
     for tensor, places in TENSORS.items():
-        operands = [getattr(recipe.gemms[name], side) for name, side in places]
-        casts: list[Cast] = [cast for cast in operands if cast is not None]
-        if not casts:
-            continue
+        along_1, along_0 = (getattr(recipe.gemms[name], side) for name, side in places)
+        if along_1 == along_0 or along_1 is None or along_0 is None:
+            each = (
+                0.0
+                if along_1 is None and along_0 is None
+                else _bytes(along_1 or along_0, along_0 is not None)
+            )
+        else:
+            each = _bytes(along_1, False) + _bytes(along_0, True)
         rows, columns = sizes[tensor]
-        first = any(_needs_amax_first(cast, len(casts)) for cast in casts)
-        each = 2 * (1 + first) + len(casts) + sum(_scale_bytes(cast) for cast in casts)
         total += rows * columns * each
     return total
 
 
-def _needs_amax_first(cast: Cast, uses: int) -> bool:
-    """Whether a first pass has to find the amax: of the whole tensor, or of its rows and columns."""
-    if cast.scaling != "dynamic":  # delayed and static scales are known beforehand
-        return False
-    return cast.granularity == "tensorwise" or (cast.granularity == "rowwise" and uses > 1)
+def _bytes(cast: Cast, both: bool) -> float:
+    """Of an element: reads, codes of one or both layouts, and their scales."""
+    first = cast.scaling == "dynamic" and (
+        cast.granularity == "tensorwise" or (cast.granularity == "rowwise" and both)
+    )
+    layouts = 1 + (both or cast.granularity == "128x128")  # for which there is one kernel
+    scales = 1 if cast.granularity == "128x128" else layouts
+    return 2 * (1 + first) + layouts + scales * _scale_bytes(cast)
 
 
 def _scale_bytes(cast: Cast) -> float:

@@ -5,12 +5,23 @@ A fault is planted by patching fp8core while a block runs:
     with FAULTS["no scaling"].planted():
         ...
 
-so that any later gate can be shown to catch it as well. `caught_by` names a check of `fault_checks`.
+so that any later gate can be shown to catch it as well. `caught_by` names a check of `fault_checks`; `gate` says who
+sees it in a real training run of the fault's `recipe`. It was written down before the first such run; docs/loss-verdict.md
+lists what was predicted and what was found, and here stands what was found:
+
+    numerics     nobody but that check: the optimizer absorbs it, or the run holds no value that it would touch
+    refused      fp8core itself, which raises at the first step
+    gradient     L6 of the verdict, the gradient norms
+    early loss   L3, the early window
+    late loss    L4, the late window or the held-out loss
+    state        no run of this kind: it takes a write to a weight, or more microbatches, in the middle of a step
+    verify       no verdict on curves, but `fp8core.verify`: the arithmetic is right, and not the one that was asked for
 """
 
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,6 +40,8 @@ from fp8core import E4M3FN, E5M2, RECIPES, Float8Tensor
 from fp8core.gemm import BACKENDS, reference
 from fp8core.gemm import accumulate as accumulate_module
 from fp8core.history import AmaxMemory
+from fp8core.kernels import ops
+from fp8core.recipe import Kernels
 
 Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
 
@@ -48,7 +61,10 @@ class Fault:
 
     name: str
     caught_by: str
+    gate: str
     patches: Patches
+    recipe: str = "tensorwise"
+    kernels: Kernels = "auto"
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -125,7 +141,7 @@ def signed(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> t
 
 def codes_of(change: Callable[..., torch.Tensor]) -> Patches:
     where = ("fp8core.cast.cast_saturating", "fault_checks.cast_saturating")
-    return [(target, change) for target in where]
+    return [(target, lambda x, fmt, overwrite=False: change(x, fmt)) for target in where]
 
 
 def without_clamp(x: torch.Tensor, fmt: Any) -> torch.Tensor:
@@ -178,37 +194,63 @@ def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
 
 
 def e5m2_weights(
-    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input"
+    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
 ) -> torch.Tensor:
     if role == "weight" and cast is not None:
         cast = dataclasses.replace(cast, format=E5M2)
-    return cast_one(x, cast, dim, memory, role)
+    return cast_one(x, cast, dim, memory, role, **kwargs)
 
 
 def unscaled_gradients(
-    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input"
+    x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
 ) -> torch.Tensor:
     if role != "grad_output" or cast is None:
-        return cast_one(x, cast, dim, memory, role)
-    one = cast_one(x, cast, dim, memory, role)
+        return cast_one(x, cast, dim, memory, role, **kwargs)
+    one = cast_one(x, cast, dim, memory, role, **kwargs)
     return Float8Tensor(cast_saturating(x, E4M3FN), torch.ones_like(one.scale_inv), x.dtype, one.granularity)
 
 
-def shifted_tile(x: torch.Tensor, first: Any, second: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def shifted_tile(
+    x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The transposed copy of the input lies one row lower."""
-    a, b = cast_both(x, first, second, *args)
+    a, b = cast_both(x, first, second, *args, **kwargs)
     if isinstance(b, Float8Tensor) and args[1] == "input":
         codes = b.qdata.view(torch.uint8).roll(1, 0).view(b.qdata.dtype)
         b = Float8Tensor(codes, b.scale_inv, b.dtype, b.granularity)
     return a, b
 
 
-def one_direction(x: torch.Tensor, first: Any, second: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def one_direction(
+    x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both GEMMs get codes that are scaled for the first, wrongly taken for the second's."""
-    a, b = cast_both(x, first, second, *args)
+    a, b = cast_both(x, first, second, *args, **kwargs)
     if isinstance(a, Float8Tensor) and isinstance(b, Float8Tensor) and b.scale_inv.dim():
         b = Float8Tensor(a.qdata, b.scale_inv, b.dtype, b.granularity)
     return a, b
+
+
+def transposed_tile(x: torch.Tensor, amax: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """The fused cast's second copy: the first tile of 128 columns and the rest have changed places."""
+    codes, codes_t, scale_inv = OPS.cast_both(x, amax, *args)
+    rolled = codes_t.view(torch.uint8).roll(codes_t.shape[0] // 2, 0).view(codes_t.dtype)
+    return codes, rolled, scale_inv
+
+
+def rows_for_columns(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
+    """The fused rowwise cast's second copy with the scales of the first."""
+    codes, scale_inv, _, scale_inv_t = OPS.cast_rowwise_both(x, *args)
+    return codes, scale_inv, codes.t().contiguous(), scale_inv_t
+
+
+def half_amax(x: torch.Tensor) -> torch.Tensor:
+    """The fused amax of a launch whose second half never ran."""
+    return OPS.amax(x[: (x.shape[0] + 1) // 2])
+
+
+def kernels_of(**changes: Callable[..., Any]) -> Patches:
+    return [(f"fp8core.operands.ops.{name}", change) for name, change in changes.items()]
 
 
 def gemm_of(change: Callable[..., torch.Tensor]) -> Patches:
@@ -266,51 +308,55 @@ def drops_the_recipe(module: torch.nn.Module, config: Any = None, **kwargs: Any)
 
 
 CONVERT = fp8core.convert_to_float8_training
+OPS = types.SimpleNamespace(amax=ops.amax, cast_both=ops.cast_both, cast_rowwise_both=ops.cast_rowwise_both)
 _FAKE_FP8 = dataclasses.replace(BACKENDS["torch"], matmul=bf16_product)
 _CACHE = "fp8core.microbatch"
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault("no scaling", "gemm_band", scale_of(no_scaling)),
-        Fault("scale inverted", "exact_scales", scale_of(inverted)),
-        Fault("scale four times too large", "gemm_band", scale_of(four_times)),
-        Fault("scale by a float32 reciprocal", "exact_scales", scale_of(by_reciprocal)),
-        Fault("power of two rounded up", "exact_scales", scale_of(rounded_up)),
-        Fault("no floor of amax", "non_finite", scale_of(without_floor)),
-        Fault("scale of the neighbouring row", "heterogeneous_blocks", amax_of(neighbours_row)),
-        Fault("scale on the wrong axis", "layer_rows", amax_of(other_axis)),
-        Fault("amax of half a block", "heterogeneous_blocks", amax_of(half_blocks)),
-        Fault("square scales transposed", "heterogeneous_blocks", amax_of(square_transposed)),
-        Fault("amax without magnitude", "exact_scales", amax_of(signed)),
-        Fault("missing clamp", "every_code", codes_of(without_clamp)),
-        Fault("truncation for rounding", "every_code", codes_of(truncated)),
-        Fault("half up for half to even", "every_code", codes_of(half_up)),
-        Fault("NaN becomes zero", "every_code", codes_of(nan_to_zero)),
-        Fault("product in bfloat16", "exact_scales", [("fp8core.cast.scale_and_cast", product_in_bfloat16)]),
-        Fault("saturation hides Inf", "non_finite", [("fp8core.cast.cast_with_amax", hides_infinity)]),
-        Fault("e5m2 weights", "layer_band", operand_of(e5m2_weights)),
-        Fault("gradients unscaled", "layer_band", operand_of(unscaled_gradients)),
-        Fault("transposed tile off by one", "layer_band", [("fp8core.linear.cast_both", shifted_tile)]),
-        Fault("one direction's codes for both", "layer_rows", [("fp8core.linear.cast_both", one_direction)]),
-        Fault("result 2 % too large", "products", gemm_of(two_percent)),
-        Fault("last elements of K missing", "products", gemm_of(last_k_missing)),
-        Fault("MX floor for rceil", "gemm_band", [("fp8core.cast.mx_scale_code", always_floor)]),
-        Fault("missing promotion", "accumulation", [("fault_checks.accumulate", never_promoted)]),
-        Fault("stale amax", "delayed_scales", [("fp8core.history.AmaxMemory.advance", stays)]),
-        Fault("amax of the last microbatch", "delayed_scales", [("fp8core.history.AmaxMemory.record", last_amax_only)]),
-        Fault("cached weight never invalidated", "weight_changes",
+        Fault("no scaling", "gemm_band", "early loss", scale_of(no_scaling)),
+        Fault("scale inverted", "exact_scales", "early loss", scale_of(inverted)),
+        Fault("scale four times too large", "gemm_band", "late loss", scale_of(four_times)),
+        Fault("scale by a float32 reciprocal", "exact_scales", "numerics", scale_of(by_reciprocal)),
+        Fault("power of two rounded up", "exact_scales", "early loss", scale_of(rounded_up), "rowwise"),
+        Fault("no floor of amax", "non_finite", "numerics", scale_of(without_floor), "rowwise"),
+        Fault("scale of the neighbouring row", "heterogeneous_blocks", "gradient", amax_of(neighbours_row), "rowwise"),
+        Fault("scale on the wrong axis", "layer_rows", "refused", amax_of(other_axis), "rowwise"),
+        Fault("amax of half a block", "heterogeneous_blocks", "gradient", amax_of(half_blocks), "blockwise"),
+        Fault("square scales transposed", "heterogeneous_blocks", "numerics", amax_of(square_transposed), "blockwise"),
+        Fault("amax without magnitude", "exact_scales", "gradient", amax_of(signed)),
+        Fault("missing clamp", "every_code", "numerics", codes_of(without_clamp)),
+        Fault("truncation for rounding", "every_code", "gradient", codes_of(truncated)),
+        Fault("half up for half to even", "every_code", "numerics", codes_of(half_up)),
+        Fault("NaN becomes zero", "every_code", "numerics", codes_of(nan_to_zero)),
+        Fault("product in bfloat16", "exact_scales", "numerics", [("fp8core.cast.scale_and_cast", product_in_bfloat16)], "rowwise"),
+        Fault("saturation hides Inf", "non_finite", "numerics", [("fp8core.cast.cast_with_amax", hides_infinity)], "delayed"),
+        Fault("e5m2 weights", "layer_band", "refused", operand_of(e5m2_weights)),
+        Fault("gradients unscaled", "layer_band", "late loss", operand_of(unscaled_gradients)),
+        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.linear.cast_both", shifted_tile)]),
+        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.linear.cast_both", one_direction)], "rowwise"),
+        Fault("fused cast: tiles changed places", "kernel_route", "early loss", kernels_of(cast_both=transposed_tile), "tensorwise", "always"),
+        Fault("fused cast: rows for columns", "kernel_route", "gradient", kernels_of(cast_rowwise_both=rows_for_columns), "rowwise", "always"),
+        Fault("fused amax of half the tensor", "kernel_route", "numerics", kernels_of(amax=half_amax), "tensorwise", "always"),
+        Fault("result 2 % too large", "products", "numerics", gemm_of(two_percent)),
+        Fault("last elements of K missing", "products", "early loss", gemm_of(last_k_missing)),
+        Fault("MX floor for rceil", "gemm_band", "numerics", [("fp8core.cast.mx_scale_code", always_floor)], "mxfp8"),
+        Fault("missing promotion", "accumulation", "numerics", [("fault_checks.accumulate", never_promoted)]),
+        Fault("stale amax", "delayed_scales", "late loss", [("fp8core.history.AmaxMemory.advance", stays)], "delayed"),
+        Fault("amax of the last microbatch", "delayed_scales", "state", [("fp8core.history.AmaxMemory.record", last_amax_only)], "delayed"),
+        Fault("cached weight never invalidated", "weight_changes", "state",
               [(f"{_CACHE}.WeightCache._holds", lambda *_: True),
                (f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False))]),
-        Fault("content of cached weight unchecked", "weight_changes",
+        Fault("content of cached weight unchecked", "weight_changes", "state",
               [(f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False))]),
-        Fault("fused step unnoticed", "weight_changes",
+        Fault("fused step unnoticed", "weight_changes", "state",
               [(f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False)),
                (f"{_CACHE}._Scope.drop", lambda *_: None)]),
-        Fault("nothing converted", "proof", [("fp8core.convert_to_float8_training", converts_nothing)]),
-        Fault("silently emulated", "proof", [("fp8core.convert_to_float8_training", converts_emulated)]),
-        Fault("recipe dropped", "proof", [("fp8core.convert_to_float8_training", drops_the_recipe)]),
-        Fault("another GEMM in the FP8 one's place", "proof",
+        Fault("nothing converted", "proof", "verify", [("fp8core.convert_to_float8_training", converts_nothing)]),
+        Fault("silently emulated", "proof", "verify", [("fp8core.convert_to_float8_training", converts_emulated)]),
+        Fault("recipe dropped", "proof", "verify", [("fp8core.convert_to_float8_training", drops_the_recipe)]),
+        Fault("another GEMM in the FP8 one's place", "proof", "verify",
               [("fp8core.gemm.BACKENDS", {**BACKENDS, "torch": _FAKE_FP8})]),
     )
 }  # fmt: skip

@@ -202,6 +202,17 @@ def non_finite() -> None:
             assert torch.equal(layer(torch.zeros(64, 64)), torch.zeros(64, 64)), name
 
 
+def kernel_route() -> None:
+    """Casts by the fused operators and by plain PyTorch: the same layer, bit for bit, in every recipe."""
+    g = gaussian(64, 128, seed=2)
+    for name in RECIPES:
+        results = []
+        for kernels in ("never", "always"):
+            layer = layer_of(RECIPES[name].emulated().with_kernels(kernels), 256, 128)
+            results.append(step(layer, gaussian(64, 256), g))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), name
+
+
 def proof() -> None:
     """`verify` itself, on a small model that was asked to run rowwise in FP8."""
     torch.manual_seed(0)
@@ -218,6 +229,6 @@ CHECKS: dict[str, Callable[[], None]] = {
     check.__name__: check
     for check in (
         every_code, exact_scales, gemm_band, heterogeneous_blocks, products, accumulation, layer_band, layer_rows,
-        delayed_scales, weight_changes, non_finite, proof,
+        delayed_scales, weight_changes, non_finite, kernel_route, proof,
     )
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8core import RECIPES, Float8LinearRecipeName, Recipe
-from fp8core.gemm import layout
+from fp8core.gemm import backend_named
 
 TORCHAO = tuple(member.value for member in Float8LinearRecipeName)  # those that torchao.float8 has too
 
@@ -11,7 +11,8 @@ TORCHAO = tuple(member.value for member in Float8LinearRecipeName)  # those that
 def on_cpu(name: str) -> Recipe:
     """The recipe, emulated where the CPU has no kernel for its scales."""
     recipe = RECIPES[name]
-    lacks = any(layout.granularity_reason("cpu", gemm.granularity) for gemm in recipe.gemms.values())
+    rules = backend_named(recipe.backend)
+    lacks = any(rules.granularity_reason("cpu", gemm.granularity) for gemm in recipe.gemms.values())
     return recipe.emulated() if lacks else recipe
 
 

@@ -218,3 +218,19 @@ def test_scale_formats_and_plain_tensors_are_refused() -> None:
         cast.cast_saturating(torch.ones(2), "e8m0fnu")
     with pytest.raises(ValueError, match="is no FP8 format"):
         cast.dequantize(torch.ones(2), torch.ones(()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_are_left_alone_and_temporaries_are_not(dtype: torch.dtype) -> None:
+    """Oracle: a copy. A cast works in place on its own float32 product, never on what it was given."""
+    x = torch.randn(64, 64).to(dtype) * 1000
+    before = x.clone()
+    for granularity in ("tensorwise", "rowwise", "1x32"):
+        cast.scale_and_cast(x, E4M3FN, granularity)
+    cast.cast_with_amax(x, E4M3FN, torch.tensor(1.0))
+    want = cast.cast_saturating(x, E4M3FN)
+    assert torch.equal(x, before)
+    own = x.float().clone()
+    got = cast.cast_saturating(own, E4M3FN, overwrite=True)
+    assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+    assert own.abs().max() == 448

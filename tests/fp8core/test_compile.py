@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from fp8core import E4M3FN, RECIPES, Float8Linear, Float8Tensor, convert_to_float8_training, quantize
+from fp8core.recipe import Kernels
 
 pytestmark = [  # both are torch's own, raised while it compiles anything at all
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
@@ -56,6 +58,30 @@ def test_every_recipe_is_one_graph_and_equals_eager() -> None:
             assert torch.equal(got, want)
 
 
+def test_operators_stay_whole_under_the_compiler() -> None:
+    """Oracle: eager, bitwise; the graph that Inductor runs calls the fused casts and our matmul, each once a use."""
+    recipes = [RECIPES[name].with_kernels("always") for name in ("rowwise", "blockwise", "delayed")]
+    model = nn.Sequential(*(Float8Linear(64, 64, bias=False, config=recipe) for recipe in recipes))
+    x, parameters = torch.randn(16, 64), list(model.parameters())
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    got = step(compiled, parameters, x)
+    assert_one_graph()
+    assert all(torch.equal(a, b) for a, b in zip(got, step(model, parameters, x), strict=True))
+    with torch.autograd.profiler.profile(use_kineto=False) as profiler:
+        step(compiled, parameters, x)
+    ran = Counter(
+        event.name for event in profiler.function_events or [] if event.name.startswith("fp8core::")
+    )
+    assert ran == {
+        "fp8core::cast_rowwise_both": 3,
+        "fp8core::cast_1x128_both": 2,
+        "fp8core::cast_128x128_both": 1,
+        "fp8core::matmul": 3,
+        "fp8core::amax": 3,  # delayed scales have not moved yet
+        "fp8core::cast_both": 3,
+    }
+
+
 def test_converted_mlp_is_one_graph_in_bfloat16(sqnr_db: Callable[..., float]) -> None:
     """Oracle: eager. An element may differ by a bfloat16 rounding that fusion skips, which may move a code:
     the distance must stay below FP8's own error against high precision (28 dB) by a wide margin in signal."""
@@ -81,11 +107,12 @@ def test_emulation_autocast_and_no_grad_trace_without_breaks(name: str) -> None:
         assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("kernels", ["auto", "always"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_gradient_in_another_layout_than_traced(name: str) -> None:
-    """Oracle: eager. Dynamo traces the backward pass before it has seen a gradient's strides."""
+def test_gradient_in_another_layout_than_traced(name: str, kernels: Kernels) -> None:
+    """Oracle: eager. Dynamo traces the backward pass before it has seen a gradient's strides; casts by either route."""
     layer, x, g = (
-        Float8Linear(64, 48, bias=False, config=on_cpu(name)),
+        Float8Linear(64, 48, bias=False, config=on_cpu(name).with_kernels(kernels)),
         torch.randn(16, 64),
         torch.randn(48, 16).t(),
     )

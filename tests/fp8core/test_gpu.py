@@ -10,13 +10,29 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from recipes import ON_CPU, on_cpu
 from torch import nn
 
-from fp8core import E4M3FN, E5M2, RECIPES, Float8Linear, convert_to_float8_training, quantize, scaled_mm
+from fp8core import (
+    E4M3FN,
+    E5M2,
+    RECIPES,
+    Float8Linear,
+    Float8Tensor,
+    RMSNorm,
+    SwiGLU,
+    audit,
+    convert_to_float8_training,
+    operands,
+    quantize,
+    scaled_mm,
+    update_scales,
+    verify,
+)
 from fp8core.cast import cast_saturating
 from fp8core.formats import ELEMENT_FORMATS, Format
 from fp8core.gemm import layout
-from fp8core.recipe import Recipe
+from fp8core.recipe import MX_MODES, Cast, Kernels, Recipe
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -125,7 +141,7 @@ def test_device_matmul_agrees_with_the_reference(
     assert sqnr_db(want, scaled_mm(a, b, torch.bfloat16, fast_accum)) > 45
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda r: r.name)
+@pytest.mark.parametrize("recipe", [on_cpu(name) for name in RECIPES], ids=lambda r: r.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_device_layer_agrees_with_the_cpu(dtype: torch.dtype, recipe: Recipe, sqnr_db: Measure) -> None:
     """Oracle: the same layer on CPU. Codes are equal, so only accumulation and bfloat16 results differ."""
@@ -146,11 +162,12 @@ def test_device_layer_agrees_with_the_cpu(dtype: torch.dtype, recipe: Recipe, sq
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own, from inductor
-@pytest.mark.parametrize("name", RECIPES)
-def test_compiled_layer_on_the_device(name: str, sqnr_db: Measure) -> None:
-    """Oracle: eager on the device; fullgraph, so no break can hide."""
+@pytest.mark.parametrize("kernels", ["auto", "always"])
+@pytest.mark.parametrize("name", ON_CPU)
+def test_compiled_layer_on_the_device(name: str, kernels: Kernels, sqnr_db: Measure) -> None:
+    """Oracle: eager on the device; fullgraph, so no break can hide. Plain casts, and the operators."""
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16().cuda()
-    convert_to_float8_training(model, config=name)
+    convert_to_float8_training(model, config=RECIPES[name].with_kernels(kernels))
     x = torch.randn(128, 256, dtype=torch.bfloat16, device="cuda")
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
@@ -163,3 +180,124 @@ def test_compiled_layer_on_the_device(name: str, sqnr_db: Measure) -> None:
         )
     for want, got in zip(*results, strict=True):
         assert sqnr_db(want, got) > 25
+
+
+CASTS = {
+    **{name: Cast(E5M2, name) for name in ("tensorwise", "rowwise", "1x128", "128x128")},
+    **{mode: Cast(E4M3FN, "1x32", mx_mode=mode) for mode in MX_MODES},
+}
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "sliced"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CASTS)
+def test_kernels_give_the_operands_of_the_cpu(name: str, dtype: torch.dtype, layout: str) -> None:
+    """Oracle: the plain route on CPU, bitwise; the route is the kernels' without being asked for."""
+    x, cast = (torch.randn(252, 507) * torch.logspace(-3, 3, 252)[:, None]).to(dtype), CASTS[name]
+    x = {"rows": x, "columns": x.t().contiguous().t(), "sliced": x[3:, 5:]}[layout]
+    assert operands.plain_reason(x.cuda(), "auto", cast) is None
+    for dim, got, want in zip(
+        (1, 0), operands.cast_both(x.cuda(), cast, cast), operands.cast_both(x, cast, cast), strict=True
+    ):
+        assert isinstance(got, Float8Tensor)
+        assert isinstance(want, Float8Tensor)
+        assert mismatches(got.qdata, want.qdata, cast.format) == 0
+        assert torch.equal(got.scale_inv.cpu().float(), want.scale_inv.float())
+        assert got.qdata.is_contiguous() if dim == 1 else got.qdata.t().is_contiguous()
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_layer_trains_alike_with_and_without_kernels(name: str) -> None:
+    """Oracle: plain casts on the device, bitwise: the same codes enter the same GEMMs."""
+    results = []
+    for kernels in ("never", "auto"):
+        torch.manual_seed(0)
+        layer = Float8Linear(256, 384, bias=False, dtype=torch.bfloat16, device="cuda",
+                             config=RECIPES[name].with_kernels(kernels))  # fmt: skip
+        assert audit(layer).layers[0].casts.startswith("kernels" if kernels == "auto" else "plain")
+        for _ in range(2):
+            x = torch.randn(272, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+            y = layer(x)
+            results.append([y, *torch.autograd.grad(y.float().square().sum(), (x, layer.weight))])
+            update_scales(layer)
+    for want, got in zip(results[:2], results[2:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("fast_accum", [False, True])
+@pytest.mark.parametrize(
+    "granularities", [("tensorwise",) * 2, ("rowwise",) * 2, ("1x128", "128x128"), ("1x128",) * 2]
+)
+@pytest.mark.parametrize("shape", [(17, 63, 5), (300, 272, 140), (512, 4096, 512)], ids=str)
+def test_own_matmul_agrees_with_the_reference(
+    shape: tuple[int, int, int], granularities: tuple[str, str], fast_accum: bool, sqnr_db: Measure
+) -> None:
+    """Oracle: the float64 reference on the same codes, with the bound of the library's kernel above."""
+    M, K, N = shape
+    a = quantize(torch.randn(M, K, device="cuda"), E4M3FN, granularities[0], dim=1)
+    b = quantize(torch.randn(N, K, device="cuda"), E4M3FN, granularities[1], dim=1).t()
+    want = scaled_mm(a, b, torch.float64, backend="reference")
+    assert sqnr_db(want, scaled_mm(a, b, torch.float32, fast_accum, backend="triton")) > 45
+
+
+def test_promotion_is_what_fast_accumulation_lacks() -> None:
+    """Oracle: float64. All-positive operands: promoted sums stay right at a K where short ones may drift."""
+    a = quantize(torch.rand(128, 16384, device="cuda"), E4M3FN)
+    b = quantize(torch.rand(128, 16384, device="cuda"), E4M3FN).t()
+    want = scaled_mm(a, b, torch.float64, backend="reference")
+    errors = [
+        float(((scaled_mm(a, b, torch.float32, fast, backend="triton").double() - want) / want).abs().max())
+        for fast in (False, True)
+    ]
+    assert (
+        errors[0] < 4 * 2.0**-13
+    )  # four instructions of 32 elements between promotions, as in test_matmul.py
+    assert errors[0] <= errors[1]
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise"])
+def test_verify_on_the_device(name: str) -> None:
+    """Oracle: the profiler's kernels by name; blockwise runs fp8core's own."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).bfloat16().cuda()
+    convert_to_float8_training(model, config=name)
+    x = torch.randn(128, 256, dtype=torch.bfloat16, device="cuda")
+    proof = verify(lambda: model(x).float().square().mean().backward(), model, announce=False)
+    assert proof.ok, proof.problems
+    assert proof.fp8_kernel_share == 1.0
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "delayed", "rowwise"])
+def test_producers_on_the_device(name: str) -> None:
+    """Oracle: the same layers reading the plain results of the same kernels, bitwise."""
+    torch.manual_seed(0)
+    kwargs = {"bias": False, "dtype": torch.bfloat16, "device": "cuda", "config": name}
+    gate, up, down = (
+        Float8Linear(256, 512, **kwargs),
+        Float8Linear(256, 512, **kwargs),
+        Float8Linear(512, 256, **kwargs),
+    )
+    norm, act = RMSNorm(256, dtype=torch.bfloat16, device="cuda"), SwiGLU()
+    layers = nn.ModuleList([gate, up, down])
+    x = torch.randn(64, 256, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    down(act(gate(norm(x)), up(norm(x)))).sum().backward()
+    update_scales(layers)
+    h = norm(x)
+    want = down(act(gate(h), up(h)))
+    shared = norm(x, gate, up)
+    assert torch.equal(down(act(gate(shared), up(shared), down)), want)
+
+
+def test_more_elements_than_an_int32_counts() -> None:
+    """Oracle: by hand. The last elements of 2**31 + 2**20 are found, cast, and transposed to their places."""
+    rows, columns = 2**20 + 512, 2048
+    if torch.cuda.mem_get_info()[0] < 12 * rows * columns:
+        pytest.skip("needs 26 GB of free device memory")
+    x = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+    x[-1, -1], x[-1, 0] = 7.0, -3.5
+    for name in ("tensorwise", "rowwise", "1x128"):
+        first, second = operands.cast_both(x, Cast(E4M3FN, name), Cast(E4M3FN, name))
+        for q in (first, second):
+            corner = q.qdata.view(torch.uint8)[-1, [0, columns - 1]].view(torch.float8_e4m3fn).float().cpu()
+            assert corner.abs().max() == 448
+            assert corner[0] < 0 < corner[1]
+        del first, second

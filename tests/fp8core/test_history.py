@@ -14,13 +14,14 @@ from fp8core import (
     RECIPES,
     AmaxHistory,
     Float8Linear,
+    PrecisionSchedule,
     Recipe,
     cast_input,
     convert_to_float8_training,
     update_scales,
 )
 from fp8core.cast import cast_with_amax, scale_and_cast
-from fp8core.history import AmaxMemory
+from fp8core.history import ROLES, AmaxMemory
 
 
 def recipe(**history: object) -> Recipe:
@@ -132,6 +133,20 @@ def test_static_is_fixed_by_the_first_update() -> None:
     assert torch.equal(layer.amaxes.in_use, fixed)
 
 
+@pytest.mark.parametrize("held", ["keep_bf16@grad_input,keep_bf16@grad_weight", "keep_bf16@output"])
+def test_roles_that_are_never_cast_hold_no_other_back(held: str) -> None:
+    """Oracle: saturation at the first step's amax, which a dynamic scale would not show."""
+    layer, x = Float8Linear(32, 48, bias=False, config="delayed"), torch.randn(16, 32)
+    PrecisionSchedule.parse(held).apply(layer, 0, 10)
+    step(layer, x)
+    update_scales(layer)
+    assert layer.amaxes.ready == {r for r, a in zip(ROLES, layer.amaxes.in_use, strict=True) if a > 0}
+    assert layer.amaxes.of("input") == x.abs().max()
+    output = layer(4 * x)
+    if "@output" not in held:
+        assert output.abs().max() < 0.5 * (4 * x @ layer.weight.t()).abs().max()
+
+
 @pytest.mark.parametrize("name", ["delayed", "static"])
 def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
     """Oracle: the layer that was saved."""
@@ -202,5 +217,7 @@ def test_all_ranks_take_the_largest_amax(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_bad_settings() -> None:
     with pytest.raises(ValueError, match="history of length 0 remembers nothing"):
         AmaxHistory(length=0)
-    with pytest.raises(ValueError, match="amax algorithm 'mean' is unknown; expected max or most_recent"):
+    with pytest.raises(
+        ValueError, match="amax algorithm 'mean' is unknown; expected one of max, most_recent"
+    ):
         AmaxHistory(algorithm="mean")

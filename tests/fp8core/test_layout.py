@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import E4M3FN, E4M3FNUZ, E5M2, Float8Tensor, quantize, scaled_mm
-from fp8core.gemm import layout
-from fp8core.gemm.layout import Operand, shape_reason, unsupported_reason
+from fp8core.gemm import layout, unsupported_reason
+from fp8core.gemm.layout import Operand, shape_reason
 
 SIZES = (0, 1, 15, 16, 48, 100)
 

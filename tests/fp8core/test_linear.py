@@ -12,8 +12,17 @@ import torch
 from recipes import ON_CPU, on_cpu
 from torch import nn
 
-from fp8core import RECIPES, Float8Linear, Float8LinearConfig, Recipe, audit, convert_to_float8_training
+from fp8core import (
+    RECIPES,
+    Float8Linear,
+    Float8LinearConfig,
+    Recipe,
+    audit,
+    convert_to_float8_training,
+    scaled_mm,
+)
 from fp8core.config import CastConfig, ScalingGranularity
+from fp8core.gemm import BACKENDS
 from fp8core.recipe import GEMMS
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
@@ -61,7 +70,7 @@ def problem(
     return layer, x, (0.1 * torch.randn(M, N, generator=generator)).bfloat16().float()
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str
 )
@@ -72,9 +81,10 @@ def test_sqnr_of_all_three_gemms(
     """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics.md, section 4."""
     M, K, N = shape
     contracted = dict(zip(GEMMS, (K, N, M), strict=True))
-    if backend == "torch" and name not in ON_CPU:
-        pytest.skip(f"no CPU kernel for the scales of {name}; emulated beside")
-    for seed in (0, 1, 2) if (backend == "torch") == (name in ON_CPU) else (0,):
+    granularities = {gemm.granularity for gemm in RECIPES[name].gemms.values()}
+    if any(BACKENDS[backend].granularity_reason("cpu", g) for g in granularities):
+        pytest.skip(f"backend {backend} has no scales of {name}; emulated beside")
+    for seed in (0, 1, 2) if backend == on_cpu(name).backend else (0,):
         layer, x, g = problem(M, K, N, seed)
         got = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], backend=backend)), x, g)
         W, X, G = layer.weight.detach().double(), x.double(), g.double()
@@ -130,21 +140,19 @@ def test_padding_makes_every_shape_run(M: int, K: int, N: int, name: str) -> Non
 @pytest.mark.parametrize("name", ON_CPU)
 def test_frozen_parts_get_no_gradient_and_cost_no_gemm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: nn.Linear's behaviour; calls of the backend are counted."""
-    calls = []
-    real = torch._scaled_mm
-    monkeypatch.setattr(
-        torch, "_scaled_mm", lambda *a, **k: calls.append(k["use_fast_accum"]) or real(*a, **k)
-    )
+    calls: list[bool] = []
+    monkeypatch.setattr("fp8core.linear.scaled_mm", lambda *args: calls.append(args[3]) or scaled_mm(*args))
     layer = Float8Linear(32, 48, config=name)
     layer(torch.randn(16, 32)).sum().backward()  # the input needs no gradient
     assert layer.weight.grad is not None
-    assert calls == [True, False][: RECIPES[name].fp8_gemms - 1]
+    fast = RECIPES[name].output.fast_accum
+    assert calls == [fast, False][: RECIPES[name].fp8_gemms - 1]
     calls.clear()
     layer.weight.requires_grad_(False)
     x = torch.randn(7, 32, requires_grad=True)  # 7 tokens: only grad_weight would mind
     layer(x).sum().backward()
     assert x.grad is not None
-    assert calls == [True, False]
+    assert calls == [fast, False]
 
 
 def test_input_is_kept_in_fp8_for_an_fp8_grad_weight() -> None:
@@ -227,16 +235,18 @@ def test_repr_names_the_recipe() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["blockwise", "mxfp8"])
-def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"), [("blockwise", "torch"), ("mxfp8", "torch"), ("mxfp8", "triton")]
+)
+def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str, backend: str) -> None:
     """On conversion and in the forward pass; emulated, the same recipe runs and shows that it is emulated."""
-    x = torch.randn(16, 32)
+    x, recipe = torch.randn(16, 32), RECIPES[name].with_backend(backend)
     with pytest.raises(
         ValueError, match=r"GEMM output.*nearest that works: recipe 'rowwise'.*recipe.emulated"
     ):
-        Float8Linear(32, 48, config=name)(x)
-    with pytest.raises(ValueError, match=rf"recipe {name}: .*nearest that works: recipe 'rowwise'"):
-        convert_to_float8_training(nn.Linear(32, 48), config=name)
+        Float8Linear(32, 48, config=recipe)(x)
+    with pytest.raises(ValueError, match=rf"recipe {name}.*: .*nearest that works: recipe 'rowwise'"):
+        convert_to_float8_training(nn.Linear(32, 48), config=recipe)
     emulation = convert_to_float8_training(nn.Linear(32, 48), config=RECIPES[name].emulated())
     assert f"recipe={name}, backend=reference" in repr(emulation)
     assert audit(emulation).fp8_gemms == 0

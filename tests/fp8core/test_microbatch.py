@@ -31,11 +31,11 @@ def weight_casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = operands.cast_one
 
     def counted(
-        x: torch.Tensor, cast: object, dim: int, memory: object = None, role: str = "input"
+        x: torch.Tensor, cast: object, dim: int, memory: object = None, role: str = "input", **kwargs: object
     ) -> object:
         if cast is not None and not hasattr(x, "qdata"):
             seen.append(role)
-        return real(x, cast, dim, memory, role)
+        return real(x, cast, dim, memory, role, **kwargs)
 
     monkeypatch.setattr(operands, "cast_one", counted)
     monkeypatch.setattr("fp8core.linear.cast_one", counted)

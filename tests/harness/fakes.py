@@ -160,6 +160,7 @@ class FakeNvml:
         self.events = 0
         self.pids: list[int] = []
         self.opened = 0
+        self.energy_mj = 5_000_000
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("nvml"):
@@ -206,6 +207,10 @@ class FakeNvml:
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         self._board_only(handle)
         return 612_345
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self._board_only(handle)
+        return self.energy_mj
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
         self._board_only(handle)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness import store
@@ -370,3 +370,64 @@ def cpu_run(folder: Path, **more: object) -> Path:
         invented, 0.02, {a: why for a in LINEAR_ARMS if a.endswith("_compile")}
     )
     return write_run(folder, cases, **{"env": CPU, "run_id": "20260102T050607Z-0123456-ef01", **more})  # type: ignore[arg-type]
+
+
+KERNELS = {
+    "bf16": {"fp8_gemm": 0.0, "bf16_gemm": 52.0, "cast": 0.0, "attention": 11.0, "other": 27.0},
+    "tensorwise": {"fp8_gemm": 27.0, "bf16_gemm": 6.0, "cast": 9.0, "attention": 11.0, "other": 27.0},
+    "rowwise": {"fp8_gemm": 31.0, "bf16_gemm": 6.0, "cast": 7.0, "attention": 11.0, "other": 27.0},
+}
+
+
+def train_cases(invented: Invented) -> list[list[Measurement]]:
+    """Training steps of two models, eager and compiled; the small one is slower in FP8, one arm runs out of memory."""
+    out = []
+    for model, size in (("llama3_1b", 1.0), ("nanogpt_char", 0.03)):
+        case = Case.of(
+            "train", {"model": model, "batch": 8, "seq": 2048, "checkpointing": "none", "compute": "bf16"}
+        )
+        flops, tokens = 5.0e14 * size, 8 * 2048
+        arms: dict[str, Mapping[str, object]] = {}
+        rows = []
+        for mode in ("eager", "compile"):
+            for precision in ("bf16", "tensorwise", "rowwise"):
+                arm, baseline = f"{precision}_{mode}", "" if precision == "bf16" else f"bf16_{mode}"
+                fp8 = 0.0 if precision == "bf16" else 0.8 * flops
+                gain = {"bf16": 1.0, "tensorwise": 1.28, "rowwise": 1.19}[precision]
+                casts = 0.0 if precision == "bf16" else 14.0 if mode == "eager" else 4.0
+                ms = 900.0 * size / gain * (1.35 if mode == "eager" else 1.0) + casts
+                resolved = {"tokens_per_step": tokens, "recipe": "none" if precision == "bf16" else precision}
+                if model == "llama3_1b" and arm == "rowwise_eager":
+                    memory = {
+                        "weights": 5 << 30,
+                        "activations": 60 << 30,
+                        "logits": 8 << 30,
+                        "workspace": 4 << 30,
+                    }
+                    failed = absent(
+                        case, arm, "failed", "out of memory: tried to allocate 2.00 GiB", baseline
+                    )
+                    rows.append(replace(failed, resolved={**resolved, "memory": memory}))
+                    continue
+                split = {d: f for d, f in (("bf16", flops - fp8), ("e4m3", fp8)) if f}
+                arms[arm] = {"ms": ms, "baseline": baseline, "flops": split, "resolved": resolved}
+                rows += [
+                    figure(
+                        case, arm, "peak_memory_bytes", 40e9 * size * (1 if precision == "bf16" else 0.94)
+                    ),
+                    figure(case, arm, "reserved_memory_bytes", 44e9 * size),
+                    figure(case, arm, "joules_per_token", 0.7e-3 * ms / tokens * 650),
+                ]
+                for name, ms_of in KERNELS[precision].items():
+                    if ms_of and mode == "compile":
+                        rows.append(figure(case, arm, "kernel_time_ms", ms_of * 9.0 * size, part=name))
+                if mode == "compile":
+                    cold = {"compile_cache": "cold", "compile_graphs": 1, "compile_graph_breaks": 0}
+                    rows.append(
+                        figure(case, arm, "compile_s", 41.0 + 10 * (precision != "bf16"), resolved=cold)
+                    )
+                    rows.append(figure(case, arm, "compile_s", 9.0, part="warm", resolved=cold))
+        for baseline in ("bf16_eager", "bf16_compile"):
+            arms[f"{baseline}:again"] = {**arms[baseline], "baseline": baseline}
+        out.append(rows + invented.times(case, arms))
+    return out

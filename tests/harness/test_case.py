@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 
 import pytest
 
@@ -57,3 +58,13 @@ def test_a_number_may_be_whole_and_a_text_is_no_number() -> None:
             case.number(axis)
     with pytest.raises(TypeError, match="must be a text"):
         case.text("n")
+
+
+def test_where_a_file_lies_is_no_part_of_what_a_case_is() -> None:
+    """Oracle: the id without the axis. The path is there to be read, in another process too."""
+    plain = Case.of("train", {"data": "bytes"})
+    here = Case.of("train", {"data": "bytes", "data_path": "/a/text"})
+    assert plain.case_id == here.case_id == Case.of("train", {"data": "bytes", "data_path": "/b"}).case_id
+    assert here.axes_json == '{"data":"bytes"}'
+    assert str(here) == "train[data=bytes]"
+    assert pickle.loads(pickle.dumps(here)).text("data_path") == "/a/text"

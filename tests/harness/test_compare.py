@@ -49,6 +49,18 @@ def around(level, spread, n=10, seed=0):
     return [level * math.exp(rng.gauss(0, spread)) for _ in range(n)]
 
 
+def test_steps_of_different_batches_compare_by_the_token(tmp_path):
+    """By hand: a step of three times the tokens in twice the time is 1.5 times as fast."""
+    rows = [
+        timed("bf16", [4.0] * 8, resolved={"tokens_per_step": 1000}),
+        timed("fp8", [8.0] * 8, "bf16", resolved={"tokens_per_step": 3000}),
+        timed("plain", [8.0] * 8, "bf16"),
+    ]
+    ratios = paired_ratios(frame(tmp_path, rows))
+    assert only(ratios)["speedup"] == pytest.approx(1.5)
+    assert only(ratios, "plain")["speedup"] == pytest.approx(0.5)
+
+
 def test_speedup_is_baseline_over_arm(tmp_path):
     """By hand: an arm of half the time has a speedup of 2, one of double the time 0.5."""
     rows = [timed("bf16", [4.0] * 8), timed("fp8", [2.0] * 8, "bf16"), timed("slow", [8.0] * 8, "bf16")]

@@ -46,7 +46,7 @@ def test_every_entry_of_every_table_has_a_line_and_works_on_cpu() -> None:
         assert all(f.works for f in by_name(findings, area).values()), by_name(findings, area)
     for name, finding in by_name(findings, "recipe").items():
         assert finding.works or f"nearest that works: recipe {RECIPES[name].nearest!r}" in finding.detail
-        assert finding.works == (name not in ("blockwise", "mxfp8"))
+        assert finding.works == (name != "mxfp8")
     assert all(f.detail for f in findings)
     peers = by_name(findings, "peer")
     assert peers["json"].works

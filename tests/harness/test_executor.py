@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,14 @@ import pytest
 import torch
 from toy import ToySuite, nothing
 
-from harness import compiling, store
+from harness import compiling, store, timing_session
+from harness import executor as executor_module
 from harness.case import Case
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome, stored_cases
+from harness.executor import Executor, Outcome
+from harness.gpu_monitor import NullMonitor
 from harness.plan import Plan, make_plan
+from harness.resume import stored_cases
 from harness.timing import TimingConfig, timer_for
 from harness.workload import Numerics, Unsupported, Workload
 
@@ -43,7 +49,8 @@ def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
 def execute(
     folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
 ) -> tuple[Outcome, pd.DataFrame]:
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK, **changes)
+    given = {"device": "cpu", "timer": timer_for("cpu"), "timing": QUICK} | changes
+    executor = Executor(**given)
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
     outcome = executor.run(plan(suite, n), writer, done)
     writer.close(outcome.state)
@@ -175,6 +182,31 @@ def test_resume_refuses_another_environment(tmp_path: Path) -> None:
         stored_cases(tmp_path, "f", None, plan(ToySuite()))
 
 
+def test_memory_is_released_when_no_frame_of_a_failed_arm_holds_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor in a frame that an arm's failure went through, and in the one that led to it."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    seen: list[bool] = []
+
+    def build(case: Case) -> Workload:
+        first = torch.zeros(3)
+        held.append(weakref.ref(first))
+        try:
+            raise MemoryError("first")
+        except MemoryError:
+            second = torch.zeros(3)
+            held.append(weakref.ref(second))
+            raise MemoryError("second") from None
+
+    monkeypatch.setattr(
+        executor_module, "release_memory", lambda: seen.append(all(r() is None for r in held) and bool(held))
+    )
+    monkeypatch.setattr(compiling, "prime", lambda device: None)
+    execute(tmp_path, ToySuite(behaviour={"other": build}), device="cuda")
+    assert seen == [False, True, True], "before the case, after the arm, after the case"
+
+
 class LostDevice:
     """A CPU timer whose device dies in the second case, as after an illegal memory access."""
 
@@ -263,6 +295,93 @@ def test_an_arm_that_recompiles_while_it_is_timed_fails(tmp_path: Path) -> None:
     row = frame[(frame["arm"] == "other") & (frame["metric"] == "time_ms")].iloc[0]
     assert row["status"] == "failed"
     assert "compiled" in row["reason"]
+
+
+@needs_compiler
+def test_an_arm_that_can_is_compiled_cold_and_warm(tmp_path: Path) -> None:
+    """From empty caches, whatever this machine has compiled before; then from those that the first call filled."""
+
+    def build(case: Case) -> Workload:
+        made = [compiling.fresh_compile(add_one)]
+        x = torch.ones(case.integer("n") + 40)
+        return Workload(
+            run=lambda: made[0](x),
+            check=lambda: Numerics({}),
+            compiled=True,
+            recompile=lambda: made.__setitem__(0, compiling.fresh_compile(add_one)),
+        )
+
+    for folder in ("first", "second"):
+        _, frame = execute(tmp_path / folder, ToySuite(behaviour={"other": build}))
+        rows = frame[(frame["arm"] == "other") & (frame["metric"] == "compile_s")]
+        assert rows["part"].tolist() == ["", "warm"]
+        assert (rows["status"] == "ok").all()
+        assert rows["resolved"].str.contains('"compile_cache":"cold"').all()
+
+
+def test_figures_that_are_missing_or_of_a_part_are_rows_too(tmp_path: Path) -> None:
+    numerics = Numerics(
+        {"sqnr_db": 28.0},
+        skipped={"peak_memory_bytes": "no allocator"},
+        parts={("kernel_time_ms", "cast"): 0.5, ("kernel_time_ms", "other"): 1.5},
+    )
+    _, frame = execute(tmp_path, other(nothing, check=lambda: numerics))
+    rows = frame[frame["arm"] == "other"]
+    parts = rows[rows["metric"] == "kernel_time_ms"].set_index("part")["value"]
+    assert parts.to_dict() == {"cast": 0.5, "other": 1.5}
+    (skipped,) = rows[rows["metric"] == "peak_memory_bytes"].to_dict("records")
+    assert (skipped["status"], skipped["reason"]) == ("skipped", "no allocator")
+
+
+def test_a_resident_workload_is_entered_for_all_that_runs_it(tmp_path: Path) -> None:
+    inside: list[int] = []
+
+    @contextmanager
+    def resident() -> Iterator[None]:
+        inside.append(1)
+        yield
+        inside.pop()
+
+    _, frame = execute(tmp_path, other(lambda: inside or boom("not resident"), resident=resident))
+    assert time_rows(frame).loc["other", "status"] == "ok"
+    assert not inside
+
+
+class Metered(NullMonitor):
+    """A board that uses a joule between two readings."""
+
+    def __init__(self) -> None:
+        self.joules = 0.0
+
+    def energy_j(self) -> float | None:
+        self.joules += 1.0
+        return self.joules
+
+
+def test_energy_is_by_token_and_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one sample and one call before it: half a joule a call, 8 tokens each."""
+    monkeypatch.setattr(timing_session, "METERED_S", 0.0)  # this meter has no tick
+    quick = replace(QUICK, block_ms=0.0)
+    suite = other(nothing, resident=nullcontext, tokens=8)
+    _, frame = execute(tmp_path, suite, monitor=Metered(), timing=quick)
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert row["status"] == "ok"
+    assert row["rounds"].tolist() == [0, 1, 2]
+    assert row["samples"].tolist() == pytest.approx([1 / 16] * 3)
+
+
+def test_energy_of_blocks_shorter_than_the_meter_resolves_is_a_skipped_row(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8), monitor=Metered())
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert row["status"] == "skipped"
+    assert row["reason"].startswith("blocks of less than 2 s, too short for an energy meter")
+    assert "timing.block_ms=2500 " in row["reason"]
+
+
+def test_energy_that_cannot_be_read_is_a_skipped_row(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, other(nothing, resident=nullcontext, tokens=8))
+    (row,) = frame[frame["metric"] == "joules_per_token"].to_dict("records")
+    assert (row["status"], row["reason"]) == ("skipped", "no energy meter could be read on cpu")
 
 
 def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ READINGS = {
     "max_sm_clock_mhz": 1980.0,
     "power_w": 612.345,
     "power_limit_w": 700.0,
+    "energy_j": 5000.0,
     "temperature_c": 61.0,
     "ecc": True,
     "mig": False,
@@ -60,6 +61,7 @@ def test_a_mig_slice_reads_board_figures_from_its_parent() -> None:
         assert monitor.sm_clock_mhz() == 1980.0
         assert monitor.memory_gib() == (2.0, 18.0)
         assert monitor.mig() is True
+        assert monitor.energy_j() is None, "the board's other slices are in its energy"
 
 
 FUNCTIONS = {
@@ -69,6 +71,7 @@ FUNCTIONS = {
     "power_w": "nvmlDeviceGetPowerUsage",
     "power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
     "temperature_c": "nvmlDeviceGetTemperature",
+    "energy_j": "nvmlDeviceGetTotalEnergyConsumption",
     "ecc": "nvmlDeviceGetEccMode",
     "mig": "nvmlDeviceGetMigMode",
     "driver": "nvmlSystemGetDriverVersion",

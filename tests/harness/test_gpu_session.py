@@ -9,9 +9,9 @@ import pytest
 
 from harness import gpu_session, store
 from harness.errors import UsageError
-from harness.executor import BUDGET
 from harness.gpu_session import STAGES, Session
 from harness.measurement import Measurement
+from harness.resume import BUDGET
 
 
 class Fake:

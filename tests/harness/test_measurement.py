@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.measurement import METRICS, Measurement, to_json
+from harness.measurement import METRICS, Measurement, filed, to_json
 
 
 def row(**changes: Any) -> Measurement:
@@ -65,3 +65,11 @@ def test_json_without_the_infinities_that_json_lacks() -> None:
 
 def test_every_metric_is_filed_under_its_own_name() -> None:
     assert all(name == metric.name and metric.meaning for name, metric in METRICS.items())
+
+
+def test_a_metric_has_one_meaning() -> None:
+    """A merge once left five literals twice, which a dict swallows."""
+    metrics = list(METRICS.values())
+    assert filed(metrics) == METRICS
+    with pytest.raises(ValueError, match="metric 'time_ms' is defined twice"):
+        filed([*metrics, metrics[0]])

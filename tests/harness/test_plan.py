@@ -72,6 +72,7 @@ def test_what_is_refused_and_in_which_words(changes: dict[str, Any], message: st
          "expected a number of at least 0 "),
         (Axis("a name", kind="str"), ["", "nano"], [1, None, True], "expected a text "),
         (Axis("a count from 0", minimum=0), [0, 7], [-1, 1.0], "expected an integer of at least 0 "),
+        (Axis("a batch", words=("max",)), [1, "max"], [0, "most"], r"expected an integer of at least 1, or max \("),
     ],
 )  # fmt: skip
 def test_axes_of_numbers_and_texts(axis: Axis, good: list[Any], bad: list[Any], message: str) -> None:

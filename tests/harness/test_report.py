@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_fixtures import (
-    GEMM_ARMS,
     H200,
     Invented,
     absent,
@@ -36,9 +35,10 @@ from harness import store
 from harness.__main__ import main as command_line
 from harness.case import Case
 from harness.errors import UsageError
-from harness.report import charts, numerics, tables, text, verdicts, write_report
+from harness.report import charts, drawing, numerics, tables, text, verdicts, write_report
 from harness.report.facts import facts
 from harness.report.runs import load
+from harness.report.table import quantile
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
 
@@ -110,16 +110,16 @@ def run_of(tmp_path, cases, **more):
 
 def test_an_emulated_arm_says_so_beside_its_name() -> None:
     for resolved, note in (('{"emulated": "no MX kernel"}', "emulated"), ("{}", ""), ("", "")):
-        cell = tables._arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
+        cell = tables.arm_cell({"arm": "mxfp8_eager", "resolved": resolved})
         assert (cell.text, cell.order, cell.note) == ("mxfp8_eager", "mxfp8_eager", note)
 
 
 def test_quartiles_of_exact_results_are_infinite_not_nan() -> None:
     """numpy would interpolate between two infinities, which is NaN and a warning."""
     inf = float("inf")
-    assert [tables._quantile([inf] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [inf] * 6
-    assert tables._quantile([], 0.25) is None
-    assert tables._quantile([1.0, 2.0, 3.0], 0.25) == 1.5
+    assert [quantile([inf] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [inf] * 6
+    assert quantile([], 0.25) is None
+    assert quantile([1.0, 2.0, 3.0], 0.25) == 1.5
 
 
 def test_a_gpu_run_answers_all_three_questions(gpu):
@@ -256,8 +256,18 @@ def test_an_arm_that_fell_back_is_a_no(tmp_path):
 
 
 def test_nothing_failed_or_skipped_is_hidden(gpu):
+    """Oracle: the store; a reason stands once, with every arm that it holds for."""
     page = Page(gpu[1].html.read_text()).text
-    assert page.count("K=4104 is no multiple of 16, which FP8 GEMMs need") >= len(GEMM_ARMS) - 1
+    rows = store.read(gpu[0])
+    bad = rows[rows["status"] != "ok"]
+    found = tables.troubles(machine(gpu[0])).rows
+    told = {(*(c.text for c in row[:4]), arm) for row in found for arm in row[4].text.split(", ")}
+    stored = zip(*(bad[c] for c in ("status", "suite", "metric", "reason", "arm")), strict=True)
+    assert told == set(stored)
+    assert len(found) == len({t[:4] for t in told}) < len(told)
+    reason = "K=4104 is no multiple of 16, which FP8 GEMMs need"
+    assert [row[3].text for row in found].count(reason) == 1
+    assert reason in page
     assert "odd output 8192x4104x4096" in page
 
 
@@ -569,7 +579,7 @@ def test_contrast_is_enough_in_every_scheme():
 
 
 def test_series_differ_in_marker_as_well_as_colour():
-    assert len(set(charts.MARKERS)) == len(charts.MARKERS) == len(charts.SERIES)
+    assert len(set(drawing.MARKERS)) == len(charts.MARKERS) == len(drawing.SERIES)
 
 
 # Words and numbers
@@ -674,3 +684,65 @@ def test_each_case_is_held_to_its_own_bound() -> None:
     assert numerics._nearest_to_bound(frame) == ({"sqnr_db": 24.5}, {"sqnr_db": 24.0})
     unbounded = frame.assign(resolved="{}")
     assert numerics._nearest_to_bound(unbounded) == ({"sqnr_db": 24.5}, {})
+
+
+# Labels of cases
+
+
+NANO = {
+    "accumulation": 1,
+    "batch": 8,
+    "checkpointing": "none",
+    "compute": "fp32",
+    "data": "stdlib",
+    "layers": 0,
+    "model": "nano",
+    "profile": True,
+    "profile_end": 3,
+    "profile_start": 2,
+    "schedule": "",
+    "seq": 64,
+}
+OWN = '{"_target_":"my.module.build","batch":"my.module.batch","width":512}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "without", "label"),
+    [
+        ({}, (), "nano fp32 stdlib batch=8 profile=true seq=64"),
+        ({"layers": 4, "checkpointing": "full"}, ("seq",), "nano fp32 stdlib batch=8 checkpointing=full layers=4 profile=true"),
+        ({"seed": 0}, set(NANO), "seed=0"),
+        ({"lr": 1e-3}, set(NANO), "lr=0.001"),
+        ({"schedule": ""}, set(NANO) - {"schedule"}, "nano fp32 stdlib batch=8 profile=true seq=64"),
+        ({"schedule": "warmup_bf16:10"}, set(NANO) - {"schedule"}, "schedule=warmup_bf16:10"),
+        ({"model": OWN}, set(NANO) - {"model"}, "my.module.build width=512"),
+        ({"model": "{not json"}, set(NANO) - {"model"}, "{not json"),
+    ],
+)  # fmt: skip
+def test_a_case_is_named_by_what_tells_it_apart(changes, without, label):
+    assert text.case_label({**NANO, **changes}, without) == label
+
+
+def test_what_goes_without_saying_is_what_the_suites_do_when_not_asked():
+    """Oracle: the defaults of the suites that train."""
+    from harness.suites import divergence, train
+
+    known = {**divergence.AXES, **train.AXES}
+    assert set(text.USUAL) <= set(known)
+    for suite in (divergence, train):
+        for name in set(text.USUAL) & set(suite.AXES):
+            axis = suite.AXES[name]
+            assert text.USUAL[name] == (axis.choices[0] if axis.choices else axis.default)
+
+
+def test_recompiles_stand_beside_graphs_where_they_were_counted(tmp_path):
+    case = Case.of("linear", {"M": 16})
+    counted = {"compile_cache": "cold", "compile_graphs": 2, "compile_graph_breaks": 1, "recompiles": 3}
+    for folder, about, titles in (
+        ("with", counted, ["graphs", "graph breaks", "recompiles"]),
+        ("without", {"compile_graphs": 2}, ["graphs"]),
+    ):
+        row = figure(case, "bf16_compile", "compile_s", 2.0, resolved=about)
+        made = tables.compile_times(machine(write_run(tmp_path / folder, [[row]])))
+        assert [c.title for c in made.columns[5:]] == titles
+        assert [c.text for c in made.rows[0][5:]] == ["2", "1", "3"][: len(titles)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import browser
 import pytest
-from report_fixtures import cpu_run, gpu_run
+from curves_for_tests import whole_suite
+from report_fixtures import Invented, cpu_run, gpu_run, train_cases, write_run
 
 from harness.report import write_report
 
@@ -62,6 +63,35 @@ def test_no_complaint_and_no_request(chromium, report, width, scheme):
     assert chromium.requests[0] == report.html.resolve().as_uri()
     assert all(url.startswith(("file:", "data:", "blob:")) for url in chromium.requests)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.fixture(scope="module")
+def training_report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    run = write_run(folder / "t", [*train_cases(Invented()), whole_suite()], sweep="train")
+    return write_report([run], folder / "training.html")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (420, "dark")])
+def test_training_runs_fit_the_page_too(chromium, training_report, width, scheme):
+    """Verdict words have colours of their own, and differ in their words; captions wrap at the width of the screen."""
+    chromium.emulate(width, scheme=scheme)
+    chromium.open(training_report.html)
+    chromium.wait_for(READY)
+    assert chromium.complaints == []
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    colours = {
+        word: chromium.evaluate(
+            "getComputedStyle([...document.querySelectorAll('[id^=t-verdict] td')]"
+            f".find(d => d.className == '{style}' && d.innerText.startsWith('{word}'))).color"
+        )
+        for word, style in (("PASS", "pass"), ("WARN", "warn"), ("FAIL", "bad"))
+    }
+    assert len(set(colours.values())) == 3
+    caption = "document.querySelector('[id^=t-verdict] caption').getBoundingClientRect().width"
+    assert chromium.evaluate(caption) <= width
+    answers = "[...document.querySelectorAll('.answer')].map(a => a.getBoundingClientRect().top)"
+    assert len(set(chromium.evaluate(answers))) == (4 if width == 420 else 1)
 
 
 def test_every_table_that_should_got_its_controls(page):

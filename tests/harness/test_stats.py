@@ -223,3 +223,28 @@ def test_nothing_and_infinity_are_refused(call: object, values: list[float], mes
 def test_a_confidence_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"confidence=1\.0 must lie between 0 and 1"):
         stats.t_interval([1.0, 2.0], 1.0)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20), st.floats(0.5, 0.999))
+def test_prediction_interval_agrees_with_scipys_quantile(values: list[float], confidence: float) -> None:
+    """Oracle: mean -+ t sd sqrt(1 + 1/n) with scipy's t."""
+    x = np.array(values)
+    half = scipy.stats.t.ppf((1 + confidence) / 2, x.size - 1) * x.std(ddof=1) * math.sqrt(1 + 1 / x.size)
+    expected = (x.mean() - half, x.mean() + half)
+    assert stats.prediction_interval(values, confidence) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_prediction_interval_of_one_value_says_nothing() -> None:
+    assert stats.prediction_interval([3.0]) == (-math.inf, math.inf)
+
+
+@given(*[st.integers(0, 12)] * 4)
+def test_fisher_exact_agrees_with_scipy(a: int, b: int, c: int, d: int) -> None:
+    if a + b and c + d and a + c and b + d:
+        expected = scipy.stats.fisher_exact([[a, b], [c, d]], alternative="greater").pvalue
+        assert stats.fisher_exact_p(a, b, c, d) == pytest.approx(expected, rel=1e-9)
+
+
+def test_fisher_exact_refuses_negative_counts() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        stats.fisher_exact_p(1, 2, -1, 3)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fp8core.formats import E4M3FN
-from fp8core.recipe import RECIPES, Cast, Gemm
+from fp8core.recipe import MX_MODES, RECIPES, Cast, Gemm, MxMode
 from fp8core.tensor import Float8Tensor, quantize
 from harness.case import Case
 from harness.suites import outliers
@@ -149,8 +149,15 @@ def test_wrong_codes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "codes differ" in numerics.reason
 
 
-def test_a_rounding_without_a_reference_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    cast = Cast(E4M3FN, "1x32", mx_mode="floor")
-    recipe = with_casts(monkeypatch, cast, cast)
-    with pytest.raises(ValueError, match="'floor' has no reference"):
-        outliers.build(Case.of("outliers", AXES), recipe, "cpu").check()
+@pytest.mark.parametrize("mode", MX_MODES)
+def test_every_mx_rounding_has_a_reference(mode: MxMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes and scales equal the reference's, and not those of another mode, which the same data tell apart.
+
+    FLOOR saturates, so its Gaussian products lie outside of the band of the others; only codes are compared.
+    """
+    recipe = with_casts(monkeypatch, *(Cast(E4M3FN, "1x32", mx_mode=mode),) * 2)
+    assert "codes differ" not in outliers.build(Case.of("outliers", AXES), recipe, "cpu").check().reason
+    right = outliers.quantize
+    other = "floor" if mode != "floor" else "ceil"
+    monkeypatch.setattr(outliers, "quantize", lambda *args, **kw: right(*args, **(kw | {"mx_mode": other})))
+    assert "codes differ" in outliers.build(Case.of("outliers", AXES), recipe, "cpu").check().reason

@@ -16,14 +16,17 @@ import model_for_tests
 import numpy as np
 import pytest
 import torch
+from gfloat import compute_scale_amax
+from gfloat.formats import format_info_ocp_e4m3, format_info_ocp_e5m2
 from torch import Tensor, nn
 
 import fp8core.linear
 import harness.suites
 from fp8core.cast import scale_and_cast
+from fp8core.formats import as_element_format
 from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
-from fp8core.recipe import RECIPES
+from fp8core.recipe import MX_MODES, RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness.case import Case, expand
 from harness.compiling import CompileWatch, compile_unavailable
@@ -70,6 +73,16 @@ def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Wor
     return workload, workload.check()
 
 
+def by_twins(suite: Any, which: Case, arm: str) -> tuple[Workload, Numerics]:
+    """As `checked`, of an arm of kernels that a CPU skips: its operators have plain twins there."""
+    why = suite.unsupported(which, arm, "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert "kernels run on NVIDIA GPUs" in why.reason
+    workload: Workload = suite.build(which, arm, "cpu")
+    return workload, workload.check()
+
+
 def runnable(suite: Any, which: Case, device: str = "cpu") -> list[str]:
     return [arm for arm in suite.ARMS if suite.unsupported(which, arm, device) is None]
 
@@ -85,11 +98,14 @@ def test_a_suite_keeps_the_protocol(name: str) -> None:
     assert next(iter(suite.ARMS.values())).baseline == ""
     for info in suite.ARMS.values():
         assert info.baseline == "" or info.baseline in suite.ARMS
+    made = {"build": ["case", "arm", "device"]}
+    if hasattr(suite, "trial"):  # an arm is a run, not a closure
+        made = {"trial": ["case", "arm", "device", "workspace", "on_step"]}
     for function, parameters in {
         "points": ["shapes", "axes", "model"],
         "unsupported": ["case", "arm", "device"],
         "work": ["case"],
-        "build": ["case", "arm", "device"],
+        **made,
     }.items():
         assert list(inspect.signature(getattr(suite, function)).parameters) == parameters
 
@@ -140,7 +156,86 @@ def test_cast(shape: tuple[int, int], dtype: str, granularity: str, source: str)
     assert_right(workload, numerics)
     assert numerics.values["mismatches"] == numerics.values["saturated_frac"] == 0
     itemsize = {"bf16": 2, "fp32": 4}[source]
-    assert workload.bytes_moved == cast.work(which) == shape[0] * shape[1] * (2 * itemsize + 1)
+    assert cast.work(which) == shape[0] * shape[1] * itemsize
+    assert workload.bytes_moved == cast.bytes_moved(which, "eager", cast.last_cache("cpu"))
+
+
+def test_bytes_of_a_cast_by_hand() -> None:
+    """A second read where scales need a first pass, of what the cache can't have kept; codes of each layout."""
+    n = 64 * 1024
+    which = {g: case("cast", CAST, M=64, K=1024, granularity=g) for g in ("tensorwise", "rowwise")}
+    for granularity, arm, cache, expected in (
+        ("tensorwise", "eager", 0, 2 + 2 + 1),
+        ("tensorwise", "fused", 0, 2 + 2 + 1),
+        ("tensorwise", "fused", n, 2 + 1 + 1),  # half of it is still there
+        ("tensorwise", "fused", 10**9, 2 + 1),
+        ("rowwise", "fused", 0, 2 + 1),
+        ("rowwise", "eager", 0, 2 + 1),
+        ("tensorwise", "fused_both", 0, 2 + 2 + 2),
+        ("rowwise", "fused_both", 0, 2 + 2 + 2),
+    ):
+        assert cast.bytes_moved(which[granularity], arm, cache) == expected * n
+
+
+@pytest.mark.parametrize("source", ["bf16", "fp32"])
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("arm", cast.FUSED)
+def test_fused_casts_are_right_and_a_wrong_second_layout_is_refused(
+    arm: str, granularity: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their plain twins here; on a CPU the arms are skipped, since twins have no speed."""
+    which = case("cast", CAST, M=33, K=48, granularity=granularity, src=source)
+    assert_right(*by_twins(cast, which, arm))
+    if arm == "fused_both":
+        right = cast.cast_both
+
+        def swapped(*args: Any, **kwargs: Any) -> Any:
+            first, second = right(*args, **kwargs)
+            codes = second.qdata.view(torch.uint8).roll(1, 1).view(second.qdata.dtype)
+            return first, Float8Tensor(codes, second.scale_inv, second.dtype, second.granularity)
+
+        monkeypatch.setattr(cast, "cast_both", swapped)
+        assert not by_twins(cast, which, arm)[1].ok
+
+
+TRITON = [arm for arm in gemm.ARMS if arm.endswith("_triton")]
+
+
+@pytest.mark.parametrize("role", ["output", "grad_input", "grad_weight"])
+@pytest.mark.parametrize("arm", TRITON)
+def test_own_gemms_are_right_and_skipped_on_a_cpu(arm: str, role: str) -> None:
+    """By the plain twin here; sizes that the library's kernel refuses are none of its concern."""
+    which = case("gemm", GEMM, M=150, K=270, N=140, role=role)
+    workload, numerics = by_twins(gemm, which, arm)
+    assert numerics.ok, numerics.reason
+    assert workload.resolved["backend"] == "fp8core::matmul"
+    assert gemm.ARMS[arm].baseline in gemm.ARMS
+
+
+def test_a_wrong_block_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gemm.scaled_mm
+
+    def neighbours(x: Operand, y: Operand, *args: Any, **kwargs: Any) -> Tensor:
+        return right(Operand(x.qdata, x.scale_inv.roll(1, 1)), y, *args, **kwargs)
+
+    monkeypatch.setattr(gemm, "scaled_mm", neighbours)
+    which = case("gemm", GEMM, M=64, K=256, N=128)
+    assert not by_twins(gemm, which, "fp8_blockwise_triton")[1].ok
+
+
+def test_arms_that_move_the_casts_elsewhere() -> None:
+    """On a CPU they would repeat others; what they are is written into their rows."""
+    which = case("linear", LINEAR, M=32, K=32, N=48)
+    for arm, casts in (
+        ("rowwise_eager", "plain PyTorch: the kernels run on NVIDIA GPUs, not on cpu"),
+        ("rowwise_plain_eager", "plain PyTorch: the recipe says kernels='never'"),
+        ("rowwise_with_gw_hp_kernels_compile", "kernels"),
+    ):
+        assert linear.build(which, arm, "cpu").resolved["casts"] == casts
+    why = linear.unsupported(which, "tensorwise_plain_eager", "cpu")
+    assert why is not None
+    assert "here this arm would repeat tensorwise_eager" in why.reason
+    assert linear.build(which, "blockwise_eager", "cpu").resolved["backend"] == "triton, its plain twin"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -627,6 +722,41 @@ def test_lines_of_an_operand_are_cast_as_part_of_the_whole(recipe: str, dim: int
     assert torch.equal(
         oracle.values(codes, scale_inv), whole.dequantize(torch.float64).index_select(1 - dim, lines)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("mode", MX_MODES)
+def test_mx_rounding_modes_of_the_reference(mode: str, dtype: torch.dtype) -> None:
+    """gfloat's OCP scale for floor (and for the others by hand in its terms), ml_dtypes' codes; then the library's."""
+    info = {torch.float8_e4m3fn: format_info_ocp_e4m3, torch.float8_e5m2: format_info_ocp_e5m2}[dtype]
+    other = {torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn, torch.float8_e5m2: ml_dtypes.float8_e5m2}[dtype]
+    x = torch.randn(64, 96) * 2.0 ** torch.randint(-20, 20, (64, 1))
+    x[0], x[1, :32], x[2, 0] = 0.0, 448.0, 2.0**-140
+    lines = torch.arange(64)
+    cast = Cast(as_element_format(dtype), "1x32", mx_mode=mode)
+    codes, scale_inv = oracle.reference_operand(x, cast, 1, lines)
+    whole = quantize(x, dtype, "1x32", dim=1, mx_mode=mode)
+    assert torch.equal(oracle.values(codes, scale_inv), whole.dequantize(torch.float64))
+    for row in range(3, 64):
+        block = x[row, :32].double().numpy()
+        floor = compute_scale_amax(info.emax, block)
+        biggest = np.abs(block).max()
+        ratio = {"floor": 1.0, "ceil": 2.0 if np.log2(biggest) % 1 else 1.0}.get(mode)
+        if mode == "rceil":
+            ratio = 2.0 if biggest / floor > info.max else 1.0
+        elif mode == "even":
+            steps = 2.0**info.tSignificandBits
+            ratio = 2.0 if np.floor(biggest / floor / 2.0**info.emax * steps + 0.5) == 2 * steps else 1.0
+        assert float(scale_inv[row, 0]) == floor * ratio
+        want = np.clip(block / (floor * ratio), -info.max, info.max).astype(np.float32).astype(other)
+        assert codes[row, :32].view(torch.uint8).numpy().tolist() == want.view(np.uint8).tolist()
+
+
+def test_an_unknown_mx_rounding_has_no_reference() -> None:
+    with pytest.raises(
+        ValueError, match=r"MX rounding 'trunc' has no reference.*known: floor, ceil, rceil, even"
+    ):
+        oracle.mx_scale_inv(torch.ones(1), torch.float8_e4m3fn, "trunc")
 
 
 def test_the_exact_product_against_numpy() -> None:

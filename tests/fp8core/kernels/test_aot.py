@@ -146,8 +146,8 @@ ONE = torch.ones(())
 CASTS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
     "cast": lambda dtype: (x(), ONE, dtype, False),
     "cast_both": lambda dtype: (x(), ONE, dtype, True),
-    "cast_delayed": lambda dtype: (x(), ONE, dtype),
-    "cast_delayed_both": lambda dtype: (x(), ONE, dtype),
+    "cast_delayed": lambda dtype: (x(), ONE, dtype, False, 0),
+    "cast_delayed_both": lambda dtype: (x(), ONE, dtype, True, 1),
     "cast_rowwise": lambda dtype: (x(), dtype, True),
     "cast_rowwise_both": lambda dtype: (x(), dtype, True),
     "cast_1x128": lambda dtype: (x(), dtype, False),
@@ -155,9 +155,9 @@ CASTS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
     "cast_128x128_both": lambda dtype: (x(), dtype, False),
     "cast_mx": lambda dtype: (x(), dtype, "rceil"),
     "cast_mx_both": lambda dtype: (x(), dtype, "even"),
-    "rms_norm_cast_delayed": lambda dtype: (x(), x()[0], 1e-5, ONE, dtype),
+    "rms_norm_cast_delayed": lambda dtype: (x(), x()[0], 1e-5, ONE, dtype, False, 0),
     "rms_norm_cast_rowwise": lambda dtype: (x(), x()[0], 1e-5, dtype, True),
-    "swiglu_cast_delayed_both": lambda dtype: (x(), x(), ONE, dtype),
+    "swiglu_cast_delayed_both": lambda dtype: (x(), x(), ONE, dtype, False, 0),
 }
 OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "amax": lambda: (x(),),
@@ -204,7 +204,7 @@ def test_casts(name: str, dtype: torch.dtype, launches: Callable[..., list[Launc
                 "cast"
             ):  # the mean of a norm and a sigmoid may be approximate, a scale may not
                 assert not re.search(r"\bdiv\.(?:full|approx)", built.ptx)
-            if "delayed" not in name and "mx" not in name:
+            if "mx" not in name:
                 assert "div.rn.f32" in built.ptx
             if "mx" not in name:
                 assert not re.search(r"st\.global\S*\.b8\b", built.ptx)

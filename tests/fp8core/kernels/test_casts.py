@@ -66,15 +66,30 @@ def test_tensorwise(
 
 
 @DTYPES
+@POWERS
 @pytest.mark.parametrize("shape", [(17, 63), (252, 507)], ids=str)
 def test_delayed(
-    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+    shape: tuple[int, int], power_of_two: bool, dtype: torch.dtype, device: torch.device, same_bytes: Compare
 ) -> None:
-    """Oracle: reference. The scale is somebody else's, and the amax is found in passing."""
+    """Oracle: reference. The amax is an earlier step's, and this one's is found in passing."""
     x = torch.randn(shape).bfloat16()
-    for scale in (1.0, 300.0, float("inf"), float("nan")):
-        check("cast_delayed", same_bytes, device, x, torch.tensor(scale), dtype)
-        check("cast_delayed_both", same_bytes, device, x, torch.tensor(scale), dtype)
+    for amax, margin in ((1.0, 0), (300.0, 2), (3.0, -1), (0.0, 0), (float("inf"), 0), (float("nan"), 0)):
+        args = (torch.tensor(amax), dtype, power_of_two, margin)
+        check("cast_delayed", same_bytes, device, x, *args)
+        check("cast_delayed_both", same_bytes, device, x, *args)
+
+
+@pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("where", [(0, 0), (251, 506)], ids=str)
+def test_delayed_hides_no_infinity(
+    where: tuple[int, int], special: float, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: reference: scale_inv is NaN, whichever program met the value."""
+    x = torch.randn(252, 507)
+    x[where] = special
+    for name in ("cast_delayed", "cast_delayed_both"):
+        check(name, same_bytes, device, x, torch.tensor(2.0), E4M3, False, 0)
+        assert getattr(reference, name)(x, torch.tensor(2.0), E4M3, False, 0)[-2].isnan()
 
 
 @DTYPES

@@ -52,9 +52,10 @@ def test_rms_norm(
     result = y.cpu()
 
     same_bytes(ops.rms_norm_amax(*on), (result, rstd.cpu(), reference.amax(result)))
-    scale = torch.tensor(100.0)
-    codes, amax = reference.cast_delayed(result, scale, E4M3)
-    same_bytes(ops.rms_norm_cast_delayed(*on, scale.to(device), E4M3), (codes, rstd.cpu(), amax))
+    amax = torch.tensor(4.48)
+    codes, scale_inv, seen = reference.cast_delayed(result, amax, E4M3, True, 1)
+    got = ops.rms_norm_cast_delayed(*on, amax.to(device), E4M3, True, 1)
+    same_bytes(got, (codes, rstd.cpu(), scale_inv, seen))
     for power_of_two in (False, True):
         codes, scale_inv = reference.cast_rowwise(result, E4M3, power_of_two)
         got = ops.rms_norm_cast_rowwise(*on, E4M3, power_of_two)
@@ -105,10 +106,10 @@ def test_swiglu(
     close(h, exact.detach())
     result = h.cpu()
     same_bytes(ops.swiglu_amax(*on), (result, reference.amax(result)))
-    scale = torch.tensor(30.0)
+    expected = torch.tensor(15.0)
     same_bytes(
-        ops.swiglu_cast_delayed_both(*on, scale.to(device), E4M3),
-        reference.cast_delayed_both(result, scale, E4M3),
+        ops.swiglu_cast_delayed_both(*on, expected.to(device), E4M3, False, 1),
+        reference.cast_delayed_both(result, expected, E4M3, False, 1),
     )
 
     grads = ops.swiglu_backward(grad_h.to(device), *on)

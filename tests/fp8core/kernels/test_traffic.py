@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp8core.kernels import fused, launch, ops, reference
+from fp8core.kernels import launch, ops, reference
 from fp8core.kernels.traffic import SCHEMES, TRAFFIC, bytes_per_element
 
 E4M3 = torch.float8_e4m3fn
@@ -46,17 +46,17 @@ def arguments(name: str) -> tuple[Any, ...]:
     rstd = torch.ones(M, 1)
     by_prefix: dict[str, tuple[Any, ...]] = {
         "amax": (x,),
-        "cast_delayed": (x, one, E4M3),
+        "cast_delayed": (x, one, E4M3, False, 0),
         "cast_rowwise": (x, E4M3, False),
         "cast_1x128": (x, E4M3, False),
         "cast_128x128": (x, E4M3, False),
         "cast_mx": (x, E4M3, "rceil"),
         "cast": (x, one, E4M3, False),
-        "rms_norm_cast_delayed": (x, weight, 1e-5, one, E4M3),
+        "rms_norm_cast_delayed": (x, weight, 1e-5, one, E4M3, False, 0),
         "rms_norm_cast_rowwise": (x, weight, 1e-5, E4M3, False),
         "rms_norm_backward": (x, x, weight, rstd),
         "rms_norm": (x, weight, 1e-5),
-        "swiglu_cast": (x, x, one, E4M3),
+        "swiglu_cast": (x, x, one, E4M3, False, 0),
         "swiglu_backward": (x, x, x),
         "swiglu": (x, x),
     }
@@ -91,7 +91,7 @@ def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.
 
     declared, elements = TRAFFIC[name], M * K
     # A norm's weight is read, and its gradient's partial sum written, once by each program: no tensors of x's size.
-    programs = launch.INTERPRETER.processors * fused.PROGRAMS_PER_PROCESSOR
+    programs = launch.INTERPRETER.processors * launch.PROGRAMS_PER_PROCESSOR
     weight_reads = programs * K * 2 if name.startswith("rms_norm") else 0
     one_byte = declared.codes + (declared.scales if "mx" in name else 0)
     assert moved["load", 2] - weight_reads == declared.read * 2 * elements

@@ -124,6 +124,16 @@ def test_refused_candidates() -> None:
             assert best == FAST
 
 
+def test_a_full_gpu_takes_the_default_and_remembers_nothing(cache: Path) -> None:
+    def full(closure: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    clock = Clock({1: 0.5, 2: 0.9})
+    clock.time_ms = full  # type: ignore[method-assign]
+    assert pick(clock) == SLOW
+    assert not cache.exists()
+
+
 def test_default_where_nothing_can_be_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU or with FP8CORE_TUNE=0 the first candidate, and no file."""
     monkeypatch.setenv("FP8CORE_TUNE", "0")

@@ -1,0 +1,249 @@
+"""RMSNorm and SwiGLU that know who reads their result: they leave an amax, or codes, behind.
+
+    norm, act = RMSNorm(dim), SwiGLU()
+    h = norm(x)                        high precision: what a bfloat16 model calls
+    h = norm(x, q, k, v)               a CastInput for the Float8Linear layers q, k and v, cast once
+    y = down(act(gate, up, down))
+
+In eager mode both forms run the same fused kernels (`fp8core.kernels.norm`, `.swiglu`), so that a bfloat16 model
+that uses them is a fair baseline. With layers, the result is cast by their recipe, and a pass over it is saved:
+
+    tensorwise          the amax comes with the result; the cast reads it once instead of twice
+    delayed, static     SwiGLU writes codes of both directions and no high-precision result at all; RMSNorm
+                        does so where no gradients are asked for, as it has no transposed codes
+    rowwise             RMSNorm writes codes where no gradients are asked for
+    others              cast as any input
+
+Codes are those of the result rounded to the input's dtype: the layers compute what they would on `norm(x)`, bit for
+bit. Under `torch.compile` both are plain formulas, which it fuses itself. Sums and exponentials are float32; against
+`torch.nn.RMSNorm` and `silu(gate) * up` results differ by one rounding of the output dtype.
+
+Sources: Zhang and Sennrich 2019, arXiv 1910.07467; Shazeer 2020, arXiv 2002.05202.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+
+from fp8core.kernels import ops, reference
+from fp8core.scaling import check_hp
+from fp8core.shared_input import (
+    CastInput,
+    after_autocast,
+    cast_input,
+    cast_known,
+    reads_for_grad_weight,
+    share_amax,
+    shared_casts,
+)
+from fp8core.tensor import Float8Tensor
+
+if TYPE_CHECKING:
+    from fp8core.history import AmaxMemory
+    from fp8core.linear import Float8Linear
+    from fp8core.recipe import Cast
+    from fp8core.shared_input import Casts
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x**2) + eps) * weight, over the last dimension.
+
+    Attributes:
+        weight: [dim].
+        eps: added to the mean of squares.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """A norm with weights of 1."""
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
+
+    @overload
+    def forward(self, x: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def forward(self, x: torch.Tensor, *layers: Float8Linear) -> CastInput: ...
+    def forward(self, x: torch.Tensor, *layers: Float8Linear) -> torch.Tensor | CastInput:
+        """The norm of x, or with layers its casts for them.
+
+        Args:
+            x: float32, bfloat16 or float16, [..., dim]; any layout, copied if not contiguous.
+            layers: that will read it; their recipes must cast the input alike.
+
+        Returns:
+            x's shape and dtype (with layers, after autocast).
+
+        Raises:
+            ValueError: the last dimension is not dim; layers that cast their input differently.
+            TypeError: dtype.
+        """
+        check_hp(x)
+        if x.dim() == 0 or x.shape[-1] != self.weight.shape[0]:
+            raise ValueError(f"x has shape {list(x.shape)}; expected [..., {self.weight.shape[0]}]")
+        if not _runs_fused(x):
+            y = reference.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
+            return cast_input(y, *layers) if layers else y
+        flat = x.detach().reshape(-1, x.shape[-1])
+        weight = self.weight.detach()
+        if not layers:
+            y, rstd = ops.rms_norm(flat, weight, self.eps)
+            return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
+        casts = shared_casts(*layers)
+        trains = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        if not trains and not reads_for_grad_weight(*layers):
+            shared = self._codes(x, flat, casts, *layers)
+            if shared is not None:
+                return shared
+        y, rstd, seen = ops.rms_norm_amax(flat, weight, self.eps)
+        return _cast(_RMSNorm.apply(x, self.weight, rstd, y.view(x.shape)), seen, casts, *layers)
+
+    def _codes(
+        self, x: torch.Tensor, flat: torch.Tensor, casts: Casts, *layers: Float8Linear
+    ) -> CastInput | None:
+        """Without a backward pass: codes for the output GEMM alone, where one kernel makes them."""
+        cast, memory = casts[0], layers[0].amaxes
+        if cast is None or _autocast_converts(x):
+            return None
+        dtype, pow2, weight = cast.format.dtype, cast.power_of_two, self.weight.detach()
+        if cast.granularity == "rowwise":
+            codes, _, scale_inv = ops.rms_norm_cast_rowwise(flat, weight, self.eps, dtype, pow2)
+        elif (expected := _expected(cast, memory)) is not None and memory is not None:
+            margin = memory.settings.margin
+            codes, _, scale_inv, seen = ops.rms_norm_cast_delayed(
+                flat, weight, self.eps, expected, dtype, pow2, margin
+            )
+            memory.record("input", seen)
+            share_amax(*layers)
+        else:
+            return None
+        lp = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
+        return CastInput(_without_values(x), lp, None, casts, codes_only=True)
+
+    def extra_repr(self) -> str:
+        """Size and eps."""
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class SwiGLU(nn.Module):
+    """h = silu(gate) * up, elementwise."""
+
+    @overload
+    def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor: ...
+    @overload
+    def forward(self, gate: torch.Tensor, up: torch.Tensor, *layers: Float8Linear) -> CastInput: ...
+    def forward(
+        self, gate: torch.Tensor, up: torch.Tensor, *layers: Float8Linear
+    ) -> torch.Tensor | CastInput:
+        """The product, or with layers its casts for them.
+
+        Args:
+            gate: float32, bfloat16 or float16, [..., features].
+            up: of gate's shape and dtype. Halves of one tensor are copied first: use two projections.
+            layers: that will read the result; their recipes must cast the input alike.
+
+        Returns:
+            gate's shape and dtype (with layers, after autocast).
+
+        Raises:
+            ValueError: shapes or dtypes differ; layers that cast their input differently.
+            TypeError: dtype.
+        """
+        check_hp(gate, "gate")
+        if (gate.shape, gate.dtype) != (up.shape, up.dtype):
+            raise ValueError(
+                f"gate is {list(gate.shape)} {gate.dtype} and up {list(up.shape)} {up.dtype}; expected the same"
+            )
+        if not _runs_fused(gate):
+            h = reference.swiglu(gate, up)
+            return cast_input(h, *layers) if layers else h
+        left, right = gate.detach(), up.detach()
+        if not layers:
+            return _SwiGLU.apply(gate, up, ops.swiglu(left, right))
+        casts, memory = shared_casts(*layers), layers[0].amaxes
+        cast = casts[0]
+        expected = None if cast is None else _expected(cast, memory)
+        if (
+            cast is not None
+            and cast == casts[1]
+            and expected is not None
+            and memory is not None
+            and not _autocast_converts(gate)
+        ):
+            matrices = (t.reshape(-1, t.shape[-1]) for t in (left, right))
+            codes, codes_t, scale_inv, seen = ops.swiglu_cast_delayed_both(
+                *matrices, expected, cast.format.dtype, cast.power_of_two, memory.settings.margin
+            )
+            memory.record("input", seen)
+            share_amax(*layers)
+            hp = _SwiGLU.apply(gate, up, _without_values(gate))
+            lp, lp_gw = (Float8Tensor(c, scale_inv, gate.dtype) for c in (codes, codes_t.t()))
+            return CastInput(hp, lp, lp_gw, casts, codes_only=True)
+        h, seen = ops.swiglu_amax(left, right)
+        return _cast(_SwiGLU.apply(gate, up, h), seen, casts, *layers)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Gives y, which is computed already, its place in the graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, rstd)
+        return y.detach()  # an input returned as it is would be a view, which no one may change in place
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        matrices = (t.reshape(-1, x.shape[-1]) for t in (grad_y, x))
+        grad_x, grad_weight, _ = ops.rms_norm_backward(*matrices, weight, rstd)
+        return grad_x.view(x.shape), grad_weight, None, None
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Gives h, which is computed already, its place in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return h.detach()  # as in _RMSNorm
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
+
+
+def _runs_fused(x: torch.Tensor) -> bool:
+    """In eager mode; torch.compile fuses the formulas itself, and other kinds of tensors know no operators of ours."""
+    return not torch.compiler.is_compiling() and type(x) in (torch.Tensor, nn.Parameter)
+
+
+def _cast(y: torch.Tensor, seen: torch.Tensor, casts: Casts, *layers: Float8Linear) -> CastInput:
+    """The result's casts by its amax, unless autocast rounds it first."""
+    converted = after_autocast(y)
+    return cast_known(converted, seen if converted is y else None, casts, *layers)
+
+
+def _autocast_converts(x: torch.Tensor) -> bool:
+    return after_autocast(x.new_empty(0)).dtype != x.dtype
+
+
+def _expected(cast: Cast, memory: AmaxMemory | None) -> torch.Tensor | None:
+    """The amax of earlier steps, for a cast that goes by it."""
+    return None if cast.scaling == "dynamic" or memory is None else memory.of("input")
+
+
+def _without_values(x: torch.Tensor) -> torch.Tensor:
+    """x's shape and dtype over one NaN, so that whoever reads it by mistake learns of it."""
+    return x.new_full((), torch.nan).expand(x.shape)

@@ -1,0 +1,223 @@
+"""Observers of a training step, for `fp8core.verify`: hooks on layers, a profiler, a count of all-gathers.
+
+A TorchDispatchMode would not do as a counter of FP8 GEMMs: it sees `aten.mm` on wrapper subclasses whether they
+emulate or not. The profiler counts the operators that really ran.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8core.convert import audit
+from fp8core.gemm import backend_named
+from fp8core.linear import Float8Linear
+from fp8core.operands import cast_one
+from fp8core.scaling import spread
+from fp8core.shared_input import CastInput
+from fp8core.tensor import Float8Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fp8core.recipe import Cast
+
+FP8_GEMM_OPS = ("aten::_scaled_mm", "aten::_scaled_mm_v2", "fp8core::matmul")
+# Attention kernels are built of CUTLASS too, and call themselves so
+GEMM_KERNEL = re.compile(r"^(?!.*(flash|fmha|attention)).*(gemm|nvjet|cutlass|xmma|matmul)", re.IGNORECASE)
+# cuBLAS writes e4m3 as q and e5m2 as r into the names of its nvjet kernels
+FP8_KERNEL = re.compile(r"e4m3|e5m2|fp8|float8|nvjet_(sm\d+_)?[qr]{2}", re.IGNORECASE)
+
+
+@dataclass
+class LayerProof:
+    """One Linear.
+
+    Attributes:
+        fqn, recipe, reason: as `fp8core.convert.LayerAudit`.
+        calls: forward passes of one step, and how many of them recomputed.
+        predicted: FP8 GEMMs of one step.
+        agreement_db: lowest agreement of its output with its emulated recipe; None before it is called.
+        saturated, underflowed: of each operand, the largest share of elements in any call.
+    """
+
+    fqn: str
+    recipe: str
+    reason: str
+    calls: int = 0
+    recomputed: int = 0
+    predicted: int = 0
+    agreement_db: float | None = None
+    saturated: dict[str, float] = field(default_factory=dict)
+    underflowed: dict[str, float] = field(default_factory=dict)
+
+
+class Watch:
+    """Hooks on every Float8Linear of a model while a step runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.found = {
+            layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason) for layer in audit(model).layers
+        }
+        self.layers = [(fqn, m) for fqn, m in model.named_modules() if isinstance(m, Float8Linear)]
+        self.hooks: list[Any] = []
+        # Calls that a backward pass can follow: (outside of a backward pass, inside of one) -> GEMMs that will
+        self.trains: dict[str, tuple[list[int], list[int]]] = {fqn: ([], []) for fqn, _ in self.layers}
+        self.expected: dict[str, torch.Tensor] = {}  # output of the call under way, by emulation
+
+    def __enter__(self) -> Watch:
+        for fqn, layer in self.layers:
+            # Before the call, since a recomputation stops inside of it once it has what it needs
+            self.hooks.append(layer.register_forward_pre_hook(partial(self._called, fqn)))
+            self.hooks.append(layer.register_forward_hook(partial(self._returned, fqn)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def proofs(self) -> list[LayerProof]:
+        """With the prediction. A checkpointed call trains either outside of the backward pass, and is then
+        recomputed inside (non-reentrant), or inside only (reentrant); it leads to gradients once."""
+        for fqn, (outside, inside) in self.trains.items():
+            self.found[fqn].predicted += max(sum(outside), sum(inside))
+        self.trains.clear()
+        return list(self.found.values())
+
+    def _called(self, fqn: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        assert isinstance(layer, Float8Linear)
+        proof, recipe = self.found[fqn], layer.recipe
+        x: torch.Tensor = args[0].hp if isinstance(args[0], CastInput) else args[0]
+        in_backward = torch._C._current_graph_task_id() != -1
+        proof.calls += 1
+        proof.recomputed += in_backward
+        if backend_named(recipe.backend).is_fp8:
+            proof.predicted += recipe.output.is_fp8
+            if torch.is_grad_enabled():
+                follow = recipe.grad_input.is_fp8 * x.requires_grad
+                follow += recipe.grad_weight.is_fp8 * layer.weight.requires_grad
+                self.trains[fqn][in_backward].append(follow)
+        if not in_backward:
+            with torch.no_grad():
+                self._emulate(fqn, layer, args[0])
+
+    def _emulate(self, fqn: str, layer: Float8Linear, given: Any) -> None:
+        """Before the call, as FSDP2 has given the weight away after it: what its output must be, and what casts lose."""
+        proof, recipe = self.found[fqn], layer.recipe
+        twin = object.__new__(Float8Linear)  # not copy.copy, which the classes that FSDP2 makes don't take
+        twin.__dict__.update(layer.__dict__)
+        twin.recipe, twin.weight_cache = recipe.emulated().with_kernels("never"), None
+        self.expected[fqn] = Float8Linear.forward(twin, given)
+        x = given.hp if isinstance(given, CastInput) else given
+        known = isinstance(x, Float8Tensor) or (isinstance(given, CastInput) and given.codes_only)
+        if not known:
+            self._lost(proof, "input", x.reshape(-1, layer.in_features), recipe.output.a, layer)
+        self._lost(proof, "weight", layer.weight, recipe.output.b, layer)
+
+    def _returned(self, fqn: str, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Compares with the emulation, and looks at what the cast of the gradient loses."""
+        assert isinstance(layer, Float8Linear)
+        expected = self.expected.pop(fqn, None)
+        if expected is None:
+            return
+        proof, recipe = self.found[fqn], layer.recipe
+        with torch.no_grad():
+            agreement = _sqnr_db(expected, output.detach())
+        proof.agreement_db = min(
+            agreement, proof.agreement_db if proof.agreement_db is not None else agreement
+        )
+        if output.requires_grad:
+
+            def look_at_gradient(grad: torch.Tensor) -> None:
+                with torch.no_grad():
+                    flat = grad.reshape(-1, layer.out_features)
+                    self._lost(proof, "grad_output", flat, recipe.grad_input.a, layer)
+
+            output.register_hook(look_at_gradient)
+
+    @staticmethod
+    def _lost(proof: LayerProof, role: str, x: torch.Tensor, cast: Cast | None, layer: Float8Linear) -> None:
+        if cast is None or not x.numel():
+            return
+        q = cast_one(x, cast, 1, layer.amaxes, role, kernels=layer.recipe.kernels)
+        assert isinstance(q, Float8Tensor)
+        magnitude = x.abs().float()
+        limit = q.format.max * spread(q.scale_inv, q.shape)
+        saturated = float((magnitude > limit * (1 + 2**-20)).float().mean())
+        zero = (q.qdata.float() == 0) & (magnitude > 0)
+        underflowed = float(zero.float().mean())
+        proof.saturated[role] = max(saturated, proof.saturated.get(role, 0.0))
+        proof.underflowed[role] = max(underflowed, proof.underflowed.get(role, 0.0))
+
+
+class Gathers(TorchDispatchMode):
+    """Counts the bytes of all-gathers by dtype."""
+
+    def __init__(self, into: Counter[str]) -> None:
+        super().__init__()
+        self.into = into
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(op).lower()
+        if "all_gather" in name or "allgather" in name:
+            source = next(
+                (a for a in reversed(args[:2]) if isinstance(a, torch.Tensor)),
+                None,
+            )
+            if source is not None:
+                dtype = str(source.dtype).removeprefix("torch.")
+                self.into[dtype] += source.numel() * source.element_size()
+        return op(*args, **(kwargs or {}))
+
+
+def profiled(step_fn: Callable[[], object], on_gpu: bool) -> tuple[int, float | None]:
+    """(FP8 GEMMs that ran in one step, share of the GEMM kernels' time in FP8 ones; None off CUDA)."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
+    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
+        step_fn()
+        if on_gpu:
+            torch.cuda.synchronize()
+    events = profiler.function_events or []
+    counted = count_fp8_gemms(events)
+    if not on_gpu:
+        return counted, None
+    times: Counter[bool] = Counter()
+    for event in events:
+        if event.device_type == DeviceType.CUDA and GEMM_KERNEL.search(event.name):
+            times[FP8_KERNEL.search(event.name) is not None] += event.self_device_time_total
+    return counted, times[True] / times.total() if times.total() else 0.0
+
+
+def count_fp8_gemms(events: Iterable[Any]) -> int:
+    """Calls of `FP8_GEMM_OPS` among a profiler's `function_events`; a call within such a call is the same one.
+
+    A dispatch mode, such as that of selective activation checkpointing, shows an operator above it and again below.
+    """
+    count = 0
+    for event in events:
+        if event.name in FP8_GEMM_OPS:
+            caller = event.cpu_parent
+            while caller is not None and caller.name not in FP8_GEMM_OPS:
+                caller = caller.cpu_parent
+            count += caller is None
+    return count
+
+
+def _sqnr_db(want: torch.Tensor, got: torch.Tensor) -> float:
+    """20 log10(|want| / |want - got|); Inf where both are equal, NaN where only one is finite."""
+    if torch.equal(want, got) or (want.isnan() & got.isnan() | (want == got)).all():
+        return float("inf")
+    want, got = want.double(), got.double()
+    return float(20 * torch.log10(want.norm() / (want - got).norm()))

@@ -1,0 +1,58 @@
+"""Diagnosis: what is probably wrong with a run, found in its stored rows, each finding with its figures and a way out.
+
+One function a symptom, all in `CHECKS`; a symptom that the rows do not show yields nothing. The symptoms are those
+that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware without it, a loss that
+diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too small to pay, scales that never move.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness import verdict
+from harness.diagnosis import casts, curves, execution
+from harness.diagnosis.execution import NOT_FP8
+from harness.diagnosis.finding import Finding, Material, Record
+from harness.verdict.rows import setups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pandas as pd
+
+    from harness.verdict import ArmVerdict
+
+__all__ = ["CHECKS", "NOT_FP8", "Finding", "findings", "lines"]
+
+CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
+    execution.fp8_did_not_run,
+    execution.unsupported_hardware,
+    curves.early_divergence,
+    execution.out_of_memory,
+    curves.loss_spikes,
+    execution.cannot_pay,
+    casts.frozen_scales,
+    casts.unhealthy_casts,
+)
+
+
+def findings(frame: pd.DataFrame, verdicts: Sequence[ArmVerdict] | None = None) -> list[Finding]:
+    """Everything that the rows show to be wrong, in the order of `CHECKS`; each finding once.
+
+    Args:
+        frame: rows as read by `harness.store.read`.
+        verdicts: of `harness.verdict.judge` on the same rows, where they are at hand.
+    """
+    records = [Record({str(k): v for k, v in row.items()}) for row in frame.to_dict("records")]
+    verdicts = verdict.judge(frame) if verdicts is None else verdicts
+    material = Material(frame, records, setups(frame), verdicts)
+    return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
+
+
+def lines(found: Sequence[Finding]) -> list[str]:
+    """Findings as text for a terminal."""
+    out = []
+    for f in found:
+        out += [f"finding  {f.symptom}", *(f"         {e}" for e in f.evidence)]
+        out += [f"         cause: {f.cause}", f"         change: {f.change}"]
+    return out

@@ -1,0 +1,124 @@
+"""Execution: FP8 that did not run, cannot run here, does not fit into memory or cannot pay."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from harness.compare import TIMES
+from harness.diagnosis import pays
+from harness.diagnosis.finding import Finding, few, gib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from harness.diagnosis.finding import Material, Record
+
+NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short
+FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
+
+
+def fp8_did_not_run(material: Material) -> Iterator[Finding]:
+    """An FP8 arm that converted no layer, ran fewer FP8 GEMMs than it should, or equals its control bit for bit."""
+    short: dict[str, list[str]] = {}
+    for r in material.records:
+        if r.metric not in (*TIMES, "loss"):
+            continue
+        counted, expected = r.resolved.get("fp8_gemms"), r.resolved.get("fp8_gemms_expected")
+        if r.status == "failed" and NOT_FP8 in r.reason:
+            short.setdefault(f"{r.suite} {r.arm}", []).append(r.reason)
+        elif r.recipe and r.resolved.get("fp8_layers") == []:
+            short.setdefault(f"{r.suite} {r.arm}", []).append(f"no layer converted; {_skipped(r.resolved)}")
+        elif r.recipe and counted is not None and expected is not None and counted < expected:
+            short.setdefault(f"{r.suite} {r.arm}", []).append(f"{counted} of {expected} GEMMs in FP8")
+    for v in material.verdicts:
+        short.setdefault(f"divergence {v.arm}", []).extend(
+            n for n in v.verdict.notes if "FP8 cannot have run" in n
+        )
+    for arm, reasons in short.items():
+        if reasons:
+            yield Finding(
+                f"{arm} did not run in FP8",
+                few(reasons),
+                "the arm trains in high precision under FP8's name: the filter skipped its layers, or they were never called",
+                "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
+            )
+
+
+def unsupported_hardware(material: Material) -> Iterator[Finding]:
+    """A GPU without FP8 tensor cores."""
+    for gpu, capability in sorted(
+        {
+            (str(r.env.get("gpu")), str(r.env.get("gpu_capability")))
+            for r in material.records
+            if r.env.get("gpu")
+        }
+    ):
+        number = re.fullmatch(r"\d+\.\d+", capability)
+        if number and float(capability) < FIRST_FP8_CAPABILITY:
+            own = [r for r in material.records if str(r.env.get("gpu")) == gpu]
+            emulated = len({(r.case_id, r.arm) for r in own if r.resolved.get("emulated")})
+            skipped = len({(r.case_id, r.arm) for r in own if r.status == "skipped"})
+            yield Finding(
+                f"{gpu} has no FP8 tensor cores",
+                (f"compute capability {capability}; {emulated} arms emulated, {skipped} skipped",),
+                f"FP8 GEMMs need compute capability {FIRST_FP8_CAPABILITY} (Ada) or newer; older GPUs gain nothing",
+                "train.mixed_precision=bf16 here; measure FP8 on Ada, Hopper or newer",
+            )
+
+
+def out_of_memory(material: Material) -> Iterator[Finding]:
+    """An FP8 arm that runs out of memory where its case's bf16 arm did not."""
+    fits = {(r.run_id, r.case_id, r.arm): r for r in material.records if r.status == "ok"}
+    done = set()
+    for r in material.records:
+        if r.status != "failed" or not r.reason.lower().startswith("out of memory"):
+            continue
+        base = fits.get((r.run_id, r.case_id, r.baseline))
+        if base is None or base.recipe or (r.setting, r.arm) in done:
+            continue
+        done.add((r.setting, r.arm))
+        memory = r.resolved.get("memory") or base.resolved.get("memory") or {}
+        parts = {k: v for k, v in memory.items() if isinstance(v, int | float) and v > 0}
+        told = ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
+        yield Finding(
+            f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not",
+            (r.reason, *([f"predicted by part: {told}"] if told and "predicted" not in r.reason else [])),
+            "FP8 keeps copies of weights and scales, and its GEMMs need more workspace; what it saves in memory is little",
+            _remedies(r, parts),
+        )
+
+
+def _remedies(row: Record, parts: Mapping[str, float]) -> str:
+    """The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts."""
+    predicted = row.resolved.get("remedies")
+    if isinstance(predicted, dict) and predicted:
+        return " or ".join(f"axes.{way} (frees {gib(size)})" for way, size in predicted.items())
+    batch, of_batch = (
+        row.axes.get("batch"),
+        sum(parts.get(k, 0) for k in ("activations", "logits", "workspace")),
+    )
+    halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
+    kept = parts.get("activations", 0)
+    return (
+        f"{halved} (frees {f'about {gib(of_batch / 2)}' if of_batch else 'bytes not known'}) or "
+        f"axes.checkpointing=full (frees {f'at most {gib(kept)}' if kept else 'bytes not known'})"
+    )
+
+
+def cannot_pay(material: Material) -> Iterator[Finding]:
+    """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
+    for symptom, evidence in pays.losses(material.frame):
+        yield Finding(
+            symptom,
+            evidence,
+            "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume",
+            "bf16 for these layers (a module filter by size), a larger batch, or a larger model",
+        )
+
+
+def _skipped(resolved: dict[str, Any]) -> str:
+    reasons = resolved.get("skipped_layers")
+    if not isinstance(reasons, dict) or not reasons:
+        return "no reasons stored"
+    return "; ".join(few([f"{name}: {why}" for name, why in reasons.items()]))

@@ -1,0 +1,148 @@
+"""Pays: whether FP8 can be faster at all for matrices of a size, from the rates of the machine.
+
+For a Linear layer with M tokens, K inputs and N outputs, forward and backward, with b bytes moved by its casts per
+element of the three matrices, FP8 wins if and only if
+
+    1/M + 1/N + 1/K  <  (6 BW / b) (1/P16 - 1/P8)
+
+GEMMs do 6 M N K operations at P16 or P8 FLOP/s, casts move b (MK + KN + MN) bytes at BW. Launches, which make small
+layers worse still, are left out, so a layer below the line cannot win.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.compare import FP8_DTYPES, paired_ratios, rows_of, with_rates
+from harness.hardware import lookup
+from harness.kernels_by_name import CAST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+FUSED_CAST_BYTES = (
+    6.0  # read bf16 twice (amax, cast), write FP8 in both layouts: the least that fused casts move
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a machine reaches: FLOP/s of matrix products and bytes/s of copies, and where that is from."""
+
+    bf16: float
+    fp8: float
+    bandwidth: float
+    source: str
+
+    def bound(self, cast_bytes: float = FUSED_CAST_BYTES) -> float:
+        """What 1/M + 1/N + 1/K must stay below."""
+        return 6 * self.bandwidth / cast_bytes * (1 / self.bf16 - 1 / self.fp8)
+
+    def break_even(self, tokens: float, cast_bytes: float = FUSED_CAST_BYTES) -> float:
+        """Smallest N = K at which FP8 wins with so many tokens; inf where no size does.
+
+        >>> round(Rates(780e12, 1300e12, 4e12, "").break_even(16384))
+        1005
+        """
+        left = self.bound(cast_bytes) - 1 / tokens
+        return 2 / left if left > 0 else math.inf
+
+
+def rates(frame: pd.DataFrame) -> Rates | None:
+    """Rates of the machine of these rows: measured in the suite `ceilings`, else published; None where unknown.
+
+    Args:
+        frame: rows of one environment.
+    """
+    own = with_rates(frame[(frame["suite"] == "ceilings") & (frame["status"] == "ok")])
+    best: dict[str, float] = {}
+    for row in rows_of(own):
+        what = str(json.loads(row["axes"]).get("what"))
+        kind = "fp8" if what.startswith("mm_fp8") else what
+        rate = row["gb_per_s"] * 1e9 if kind == "copy" else row["tflops"] * 1e12
+        if math.isfinite(rate):
+            best[kind] = max(best.get(kind, 0.0), rate)
+    if {"mm_bf16", "fp8", "copy"} <= best.keys():
+        return Rates(best["mm_bf16"], best["fp8"], best["copy"], "measured in the ceilings")
+    env = json.loads(frame["env"].iloc[0] or "{}") if len(frame) else {}
+    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+    device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+    if device is None:
+        return None
+    bf16, fp8 = device.peak_tflops("bf16"), device.peak_tflops("e4m3")
+    if bf16 is None or fp8 is None:
+        return None
+    return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
+
+
+def losses(frame: pd.DataFrame) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Arms that FP8 made slower, with the reason that sizes give: (symptom, evidence).
+
+    Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
+    steps (suite `train`) by what FP8 could save at best.
+    """
+    for _, own in frame.groupby("env_id", sort=False):
+        if json.loads(own["env"].iloc[0] or "{}").get("device") in (None, "", "cpu"):
+            continue
+        machine = rates(own)
+        timed = own[own["suite"].isin(["linear", "train"])]
+        slower = [r for r in rows_of(paired_ratios(timed)) if r["verdict"] == "slower" and r["fp8"]]
+        if machine is not None:
+            yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
+            yield from _steps(machine, own, [r for r in slower if r["suite"] == "train"])
+
+
+def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for arm in dict.fromkeys(r["arm"] for r in slower):
+        small = []
+        for r in slower:
+            axes = json.loads(r["axes"])
+            sizes = [axes.get(n) for n in "MKN"]
+            if r["arm"] == arm and all(isinstance(s, int) and s > 0 for s in sizes):
+                surface = sum(1 / s for s in sizes)
+                if surface >= machine.bound():
+                    small.append(
+                        f"{'x'.join(map(str, sizes))}: {r['speedup']:.2f}x, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}"
+                    )
+        if small:
+            line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
+            yield f"{arm} is slower than bf16 in {len(small)} layers too small for FP8", (line, *small[:3])
+
+
+def _steps(
+    machine: Rates, frame: pd.DataFrame, slower: list[dict[str, Any]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    rows = rows_of(frame[(frame["suite"] == "train") & (frame["status"] == "ok")])
+    for pair in slower:
+        own = [r for r in rows if (r["case_id"], r["arm"]) == (pair["case_id"], pair["arm"])]
+        step = next((r for r in own if r["metric"] == "time_ms"), None)
+        if step is None:
+            continue
+        fp8_flops = sum(f for d, f in json.loads(step["flops"] or "{}").items() if d in FP8_DTYPES)
+        saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
+        evidence = [
+            f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms ({pair['speedup']:.2f}x, "
+            f"95 % interval {pair['low']:.2f} to {pair['high']:.2f})",
+            f"FP8 GEMMs can save at most {saved:.3g} ms of it ({machine.source})",
+        ]
+        casts = next(
+            (r["value"] for r in own if r["metric"] == "kernel_time_ms" and r.get("part") == CAST), None
+        )
+        if casts is not None:
+            evidence.append(f"its casts take {casts:.3g} ms")
+        axes, resolved = json.loads(pair["axes"]), json.loads(step["resolved"] or "{}")
+        tokens = resolved.get("tokens_per_step") or 0
+        tokens = tokens / int(axes.get("accumulation") or 1)
+        if tokens:
+            size = machine.break_even(tokens)
+            told = f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
+            evidence.append(f"with {tokens:.0f} tokens a pass {told}, even with fused casts")
+        yield (
+            f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})",
+            tuple(evidence),
+        )

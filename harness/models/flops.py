@@ -1,0 +1,164 @@
+"""FLOPs of one training step by formula, from the modules that a model really has, split by the dtype of each GEMM.
+
+Counted are matrix products, 2 M K N each: output, grad_input and grad_weight of every nn.Linear and of every expert
+that a token goes to, head and router included, and the two products of attention forward and the four backward. Not
+counted: embeddings, norms, softmax, rotations, activations, casts, biases, the loss, the optimizer, recomputation.
+
+    palm      the whole T x T of attention: 12 heads head_dim T a token and layer. 6 N + 12 L H Q T of PaLM, appendix
+              B (arXiv:2204.02311), N being the weights of matrix products that a token meets.
+    causal    half of that, since the upper triangle is masked (as Megatron and MaxText count).
+
+A GEMM counts for the dtype that it runs in: "e5m2" if an operand is e5m2, else "e4m3"; a GEMM that its recipe leaves
+alone, attention, experts and unconverted layers for the high precision of the step; the GEMMs of an emulated layer as
+"fp32". `recomputed` is what activation checkpointing runs again: hardware utilisation counts it, MFU does not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
+
+from fp8core import E5M2, E5M2FNUZ, Float8Linear
+from fp8core.gemm import backend_named
+from harness.errors import unknown
+from harness.models.common import FP8_PRODUCTS, CausalAttention, plain_attention
+from harness.models.llama_moe import Moe, Router
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+FORMULAS: Mapping[str, float] = {"palm": 1.0, "causal": 0.5}  # share of attention's T x T that counts
+
+Flops = dict[str, float]
+
+
+def step_flops(
+    model: nn.Module, batch_size: int, seq: int, *, formula: str = "palm", high_precision: str = "bf16"
+) -> Flops:
+    """FLOPs of one forward and backward pass of a model of ours.
+
+    Args:
+        model: converted or not; on any device, "meta" too.
+        batch_size: sequences.
+        seq: tokens in each.
+        formula: a key of `FORMULAS`.
+        high_precision: "bf16" or "fp32", in which runs what is not FP8.
+
+    Returns:
+        dtype -> FLOPs, only dtypes that occur.
+
+    Raises:
+        UsageError: an unknown formula.
+    """
+    counts = _passes(model, batch_size, seq, formula, high_precision, forward_only=False)
+    return {dtype: amount for dtype, amount in counts.items() if amount}
+
+
+def recomputed(
+    model: nn.Module, batch_size: int, seq: int, *, formula: str = "palm", high_precision: str = "bf16"
+) -> Flops:
+    """FLOPs that activation checkpointing adds to `step_flops`: those of the blocks' forward pass if it is "full".
+
+    The last product of a dense block is left out where it is nn.Linear's: PyTorch stops once it has every activation
+    again. A Float8Linear's runs to its end, and that of experts is an activation itself. "selective" keeps the results
+    of products, so it adds none.
+    """
+    if getattr(model, "checkpointing", "none") != "full":
+        return {}
+    counts: defaultdict[str, float] = defaultdict(float)
+    blocks: Any = model.layers
+    for block in blocks:
+        for dtype, amount in _passes(
+            block, batch_size, seq, formula, high_precision, forward_only=True
+        ).items():
+            counts[dtype] += amount
+        last = [m for m in block.modules() if isinstance(m, nn.Linear)][-1]
+        if not isinstance(last, (Float8Linear, Router)):
+            counts[high_precision] -= 2.0 * batch_size * seq * last.in_features * last.out_features
+    return {dtype: amount for dtype, amount in counts.items() if amount}
+
+
+def register_flop_formulas() -> None:
+    """Teaches FlopCounterMode our operators: grouped GEMMs here, those of `fp8core`; may be called again."""
+    own: dict[Any, Callable[..., int]] = {
+        torch.ops.harness.grouped_mm: lambda x, weight, ends, **_: 2 * x[0] * x[1] * weight[2],
+        torch.ops.harness.grouped_mm_weight_grad: lambda x, grad, ends, **_: 2 * x[0] * x[1] * grad[1],
+        torch.ops.fp8core.matmul: lambda a, b_t, *_, **__: 2 * a[0] * a[1] * b_t[0],
+        torch.ops.aten._scaled_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[1],
+    }
+    for op, count in own.items():
+        if op not in flop_registry:
+            register_flop_formula(op)(count)
+
+
+def counted_flops(model: nn.Module, batch: tuple[Tensor, ...], *, high_precision: str = "bf16") -> Flops:
+    """FLOPs of one forward and backward pass as FlopCounterMode counts them while it runs, attention as plain products.
+
+    For models and layers that are not ours (`flops_formula_id` "counted"). Runs the model once without adding to any
+    `.grad`. Recomputation is counted too; operators that the counter doesn't know count nothing.
+    """
+    register_flop_formulas()
+    with FlopCounterMode(display=False) as counter, _Fp8Products() as fp8, plain_attention():
+        loss = model(*batch)
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    rest = counter.get_total_flops() - sum(fp8.flops.values())
+    return {**fp8.flops, high_precision: float(rest)} if rest else dict(fp8.flops)
+
+
+class _Fp8Products(TorchDispatchMode):
+    """FLOPs of the FP8 matmuls within the block, by the dtype of their operands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops: defaultdict[str, float] = defaultdict(float)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in FP8_PRODUCTS:
+            e5m2 = any(operand.dtype in (E5M2.dtype, E5M2FNUZ.dtype) for operand in args[:2])
+            self.flops["e5m2" if e5m2 else "e4m3"] += 2.0 * result.numel() * args[0].shape[1]
+        return result
+
+
+def _passes(
+    model: nn.Module, batch_size: int, seq: int, formula: str, high_precision: str, *, forward_only: bool
+) -> defaultdict[str, float]:
+    if formula not in FORMULAS:
+        raise unknown("FLOP formula", formula, FORMULAS)
+    tokens = batch_size * seq
+    counts: defaultdict[str, float] = defaultdict(float)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            gemm = 2.0 * tokens * module.in_features * module.out_features
+            for dtype in _gemm_dtypes(module, high_precision)[: 1 if forward_only else 3]:
+                counts[dtype] += gemm
+        elif isinstance(module, CausalAttention):
+            product = 2.0 * tokens * seq * module.heads * module.head_dim * FORMULAS[formula]
+            counts[high_precision] += product * (2 if forward_only else 6)
+        elif isinstance(module, Moe):
+            weights = sum(weight[0].numel() for weight in module.experts.parameters())
+            counts[high_precision] += (2.0 if forward_only else 6.0) * tokens * module.top_k * weights
+    return counts
+
+
+def _gemm_dtypes(layer: nn.Linear, high_precision: str) -> list[str]:
+    """Of the output, grad_input and grad_weight GEMM."""
+    if not isinstance(layer, Float8Linear):
+        return [high_precision] * 3
+    dtypes = []
+    for gemm in (layer.recipe.output, layer.recipe.grad_input, layer.recipe.grad_weight):
+        if gemm.a is None or gemm.b is None:
+            dtypes.append(high_precision)
+        elif not backend_named(layer.recipe.backend).is_fp8:
+            dtypes.append("fp32")
+        else:
+            formats = {gemm.a.format.short, gemm.b.format.short}
+            dtypes.append("e5m2" if "e5m2" in formats else "e4m3")
+    return dtypes

@@ -1,0 +1,98 @@
+"""First steps: what the suite `train` proved of an FP8 arm before its time counted, as its rows hold it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.compare import AGAIN, rows_of
+from harness.report import text
+from harness.report.table import known, resolved_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.report.runs import Machine
+
+SUITE = "train"
+PROVED = "FP8 verified"  # how the line of fp8core.verify starts if it does
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """The first step of one FP8 arm, from the control's weights and on its batch.
+
+    Attributes:
+        arm: which.
+        loss_gap: |loss - the control's| in nats; NaN where the rows don't say.
+        norm_ratio: norm of the gradients over the control's; NaN likewise.
+        proof: the line of fp8core.verify; "" of a peer's layers, whose FP8 GEMMs are counted.
+        warnings: what fp8core.verify warned of.
+    """
+
+    arm: str
+    loss_gap: float
+    norm_ratio: float
+    proof: str
+    warnings: tuple[str, ...]
+
+    @property
+    def fault(self) -> str:
+        """Why this is no sound step; "" if it is. The suite's own bounds make failed rows, which never come here."""
+        if math.isnan(self.loss_gap):
+            return "its first loss, or the control's, is no number"
+        return "" if not self.proof or self.proof.startswith(PROVED) else self.proof
+
+
+def first_steps(machine: Machine) -> list[FirstStep]:
+    """One for each (run, case, FP8 arm) whose check passed."""
+    frame = machine.frame
+    rows = frame[(frame["suite"] == SUITE) & (frame["status"] == "ok") & ~frame["arm"].str.endswith(AGAIN)]
+    found: dict[tuple[str, str, str], FirstStep] = {}
+    for row in rows_of(rows):
+        resolved = resolved_of(row)
+        if "first_loss" not in resolved or not resolved.get("fp8_layers"):
+            continue
+        mine, control = resolved["first_loss"], resolved.get("first_loss_control")
+        ratio = resolved.get("first_grad_norm_ratio")
+        found[row["run_id"], row["case_id"], row["arm"]] = FirstStep(
+            row["arm"],
+            abs(mine - control) if known(mine) and known(control) else math.nan,
+            float(ratio) if known(ratio) else math.nan,
+            str(resolved.get("verify", "")),
+            tuple(map(str, resolved.get("verify_warnings") or ())),
+        )
+    return list(found.values())
+
+
+def summary_of(steps: Sequence[FirstStep]) -> str:
+    """One sentence about steps that are sound."""
+    far = max(steps, key=lambda s: s.loss_gap)
+    return (
+        f"The first training step of {text.plural(len(steps), 'FP8 arm')} agrees with the control's: losses within "
+        f"{text.number(far.loss_gap, 2)} nats."
+    )
+
+
+def evidence_of(steps: Sequence[FirstStep]) -> list[str]:
+    """What the sentence rests on: the worst gaps, how the precision was proved, and every warning once."""
+    far = max(steps, key=lambda s: s.loss_gap)
+    said = [f"{SUITE}: largest gap of a first loss {text.number(far.loss_gap, 2)} nats ({far.arm})"]
+    ratios = [s for s in steps if not math.isnan(s.norm_ratio)]
+    if ratios:
+        worst = max(ratios, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
+        said[0] += (
+            f"; norm of the first gradients at worst {text.number(worst.norm_ratio, 4)} of the control's"
+        )
+        said[0] += f" ({worst.arm})"
+    proved = [s for s in steps if s.proof]
+    if proved:
+        said.append(
+            f"{SUITE}: fp8core.verify proves {text.plural(len(proved), 'arm')}, each layer by its output"
+        )
+    warned: dict[str, list[str]] = {}
+    for step in steps:
+        for warning in step.warnings:
+            warned.setdefault(warning, []).append(step.arm)
+    return said + [f"warning: {w} ({', '.join(dict.fromkeys(arms))})" for w, arms in warned.items()]

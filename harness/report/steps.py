@@ -1,0 +1,266 @@
+"""Steps: what a training step of the suite `train` costs by arm, and where its time goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from harness.compare import AGAIN, rows_of
+from harness.kernels_by_name import CLASSES
+from harness.measurement import METRICS
+from harness.report import text
+from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
+from harness.report.first_steps import SUITE
+from harness.report.table import (
+    Cell,
+    Spec,
+    Table,
+    axis_spec,
+    case_cell,
+    known,
+    make_table,
+    number_cell,
+    resolved_of,
+    status_cell,
+)
+from harness.report.tables import COMPILE_COLUMNS, COMPILE_FACTS, arm_cell, arm_records, gain_cell, peak_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    from harness.report.runs import Machine
+    from harness.report.table import Record
+
+MOST_CASES = 6
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oooo")
+
+
+def steps_tables(machine: Machine) -> list[Table]:
+    """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
+    records: list[dict[str, Any]] = arm_records(machine, SUITE)
+    compiling = _compile_seconds(machine)
+    time_of = {
+        (r["run_id"], r["case_id"], r["arm"], resolved_of(r).get("tokens_per_step")): r["value"]
+        for r in records
+        if r["status"] == "ok"
+    }
+    for r in records:
+        key = (r["run_id"], r["case_id"], r["arm"])
+        resolved = resolved_of(r)
+        tokens = resolved.get("tokens_per_step")
+        if r["status"] == "ok" and known(tokens) and tokens:
+            r["tokens_per_s"] = tokens / (r["value"] * 1e-3)
+        r |= compiling.get(key, {})
+        eager = time_of.get((*key[:2], r["arm"].removesuffix("_compile") + "_eager", tokens))
+        if known(r.get("cold_s")) and r["status"] == "ok" and eager is not None:
+            gain_s = (eager - r["value"]) * 1e-3
+            r["pays_after"] = r["cold_s"] / gain_s if gain_s > 0 else float("inf")
+    constant = machine.constant_axes(SUITE)
+    axes = [text.axes_of(r["axes"]) for r in records]
+    names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
+    # Of a single case no axis varies: all of them are said.
+    fixed = text.axes_said(axes[0], sorted(constant) or sorted(axes[0])) if axes else ""
+    tables = []
+    for kind, columns in (("speed", _SPEED), ("cost", _COST)):
+        specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
+        if specs:
+            said = (
+                (f"All rows: {fixed}." if fixed else "")
+                if kind == "speed"
+                else "What the same steps cost beside time."
+            )
+            lead = [*(axis_spec(n) for n in names), Spec("arm", arm_cell, numeric=False)]
+            tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
+    return tables
+
+
+def traces_table(machine: Machine) -> Table:
+    """The traces that were asked for: which steps of which arm, and the file in the run's folder."""
+    frame = machine.frame
+    records: dict[tuple[str, str, str], Record] = {}
+    for r in rows_of(frame[(frame["suite"] == SUITE) & ~frame["arm"].str.endswith(AGAIN)]):
+        if resolved_of(r).get("trace"):
+            records.setdefault((r["run_id"], r["case_id"], r["arm"]), r)
+    runs = list(dict.fromkeys(run for run, _, _ in records))
+    constant = machine.constant_axes(SUITE)
+    specs = [
+        *([Spec("run", lambda r: Cell(r["run_id"], r["run_id"]), numeric=False)] if len(runs) > 1 else []),
+        *(
+            [Spec("case", lambda r: case_cell(r, constant), numeric=False)]
+            if len({case for _, case, _ in records}) > 1
+            else []
+        ),
+        Spec("arm", arm_cell, numeric=False),
+        Spec(
+            "steps",
+            lambda r: Cell(" to ".join(map(str, resolved_of(r).get("trace_steps", ())))),
+            numeric=False,
+        ),
+        Spec("trace", lambda r: Cell(str(resolved_of(r)["trace"])), numeric=False),
+    ]
+    where = f"the folder of run {runs[0]}" if len(runs) == 1 else "the folders of their runs"
+    said = f"Traces, gzipped, in {where}; Perfetto opens them."
+    return replace(
+        make_table(f"traces-{machine.env_id}", specs, list(records.values()), said), sortable=False
+    )
+
+
+@mpl.rc_context(STYLE)
+def breakdown(machine: Machine) -> list[Chart]:
+    """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
+    frame = machine.frame
+    own = frame[(frame["suite"] == SUITE) & (frame["metric"] == "kernel_time_ms") & (frame["status"] == "ok")]
+    cases: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    labels: dict[tuple[str, str], str] = {}
+    constant = machine.constant_axes(SUITE)
+    for r in rows_of(own[own["part"] != ""]):
+        key = (r["run_id"], r["case_id"])
+        cases.setdefault(key, {}).setdefault(r["arm"], {})[r["part"]] = r["value"]
+        labels[key] = text.case_label(text.axes_of(r["axes"]), constant)
+    if not cases:
+        return []
+    shown = dict(list(cases.items())[:MOST_CASES])
+    seen = {name for arms in shown.values() for classes in arms.values() for name in classes}
+    order = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
+    counts = [len(arms) for arms in shown.values()]
+    figure = Figure(figsize=(9.5, 0.5 + sum(0.75 + 0.31 * n for n in counts)), layout="constrained")
+    # A scale for each case: a small model's bars would vanish beside a large one's.
+    panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[1.2 + n for n in counts])[:, 0]
+    for axes, (key, arms) in zip(panels, shown.items(), strict=True):
+        _bars(axes, arms, order)
+        axes.set_title(labels[key] if len(shown) > 1 else "")
+    for i, name in enumerate(order):
+        panels[0].barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
+    panels[-1].set_xlabel("time of one profiled step (ms)")
+    legend(figure, panels[0])
+    more = f" The first {MOST_CASES} of {len(cases)} cases." if len(cases) > MOST_CASES else ""
+    what = (
+        "Device time of kernels by class, by their names; kernels that overlap count twice."
+        if machine.is_gpu
+        else "Own time of a CPU's operators by class, by their names: no kernel of a GPU is in it."
+    )
+    caption = f"{what}{more} A profiled step takes longer than a timed one."
+    name = f"breakdown-{machine.env_id}"
+    return [Chart(name, "Where a step's time goes", svg(figure, name), caption)]
+
+
+def _bars(axes: Axes, arms: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> None:
+    """One stacked bar an arm, its sum at the end."""
+    rows = range(len(arms))
+    left = [0.0] * len(arms)
+    for i, name in enumerate(order):
+        widths = [classes.get(name, 0.0) for classes in arms.values()]
+        axes.barh(rows, widths, left=left, height=0.62, color=SERIES[i % 8], **_pattern(i))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for y, total in enumerate(left):
+        axes.annotate(f"{text.number(total)} ms", (total, y), (5, 0), textcoords="offset points", va="center")
+    axes.set_yticks(rows, list(arms))
+    axes.set_ylim(len(arms) - 0.4, -0.6)
+    axes.set_xlim(0, 1.14 * max(left) or 1.0)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+
+
+def _pattern(i: int) -> dict[str, Any]:
+    return {"hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
+
+
+def _compile_seconds(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Seconds of the first call with cold and with warm caches, and how many graphs it made, by (run, case, arm)."""
+    frame = machine.frame
+    rows = frame[(frame["suite"] == SUITE) & (frame["metric"] == "compile_s") & (frame["status"] == "ok")]
+    out: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for r in rows_of(rows):
+        found = out.setdefault((r["run_id"], r["case_id"], r["arm"]), {})
+        resolved = resolved_of(r)
+        warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
+        found["warm_s" if warm else "cold_s"] = r["value"]
+        found |= {name: resolved.get(name) for name in COMPILE_FACTS}
+    return out
+
+
+def _time_cell(record: Record) -> Cell:
+    return number_cell(record["value"], 4) if record["status"] == "ok" else status_cell(record)
+
+
+def _bytes_cell(value: float | None) -> Cell:
+    return Cell(text.bytes_(value), value) if known(value) else Cell("", None)
+
+
+def _pays_cell(record: Record) -> Cell:
+    steps = record.get("pays_after")
+    if not known(steps):
+        return Cell("", None)
+    return Cell("never", steps, "bad") if steps == float("inf") else Cell(text.count(steps), steps)
+
+
+_SPEED = (
+    Spec(
+        "tokens/s",
+        lambda r: number_cell(r.get("tokens_per_s")),
+        "tokens of a step / its median time",
+        needs="tokens_per_s",
+    ),
+    Spec("step (ms)", _time_cell, "median of all samples"),
+    Spec(
+        "speedup", gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"
+    ),
+    Spec("TFLOP/s", lambda r: number_cell(r["tflops"]), "FLOPs of the GEMMs / median time", needs="tflops"),
+    Spec(
+        "MFU (mixed)",
+        peak_cell,
+        "share of the published dense peak, the FLOPs of each dtype against its own: sum of F_d / P_d over the step",
+        needs="peak_share",
+    ),
+    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+)
+_COST = (
+    Spec(
+        "peak memory",
+        lambda r: _bytes_cell(r.get("peak_memory_bytes")),
+        METRICS["peak_memory_bytes"].meaning,
+        needs="peak_memory_bytes",
+    ),
+    Spec(
+        "reserved",
+        lambda r: _bytes_cell(r.get("reserved_memory_bytes")),
+        METRICS["reserved_memory_bytes"].meaning,
+        needs="reserved_memory_bytes",
+    ),
+    Spec(
+        "predicted",
+        lambda r: _bytes_cell(r.get("predicted_memory_bytes")),
+        METRICS["predicted_memory_bytes"].meaning,
+        needs="predicted_memory_bytes",
+    ),
+    Spec(
+        "J/token",
+        lambda r: number_cell(r.get("joules_per_token")),
+        METRICS["joules_per_token"].meaning,
+        needs="joules_per_token",
+    ),
+    Spec(
+        "compile cold (s)",
+        lambda r: number_cell(r.get("cold_s")),
+        "first call with empty caches",
+        needs="cold_s",
+    ),
+    Spec(
+        "warm (s)",
+        lambda r: number_cell(r.get("warm_s")),
+        "first call again, from filled caches",
+        needs="warm_s",
+    ),
+    Spec(
+        "pays after (steps)",
+        _pays_cell,
+        "cold compile time / what a step gains over the same arm in eager mode",
+        needs="pays_after",
+    ),
+    *COMPILE_COLUMNS,
+)

@@ -1,0 +1,278 @@
+"""Training: verdicts, time to loss and layer diagnostics of the suite `divergence`, as tables and as one answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.report import text
+from harness.report.table import Cell, Column, Spec, Table, make_table, number_cell, share_cell
+from harness.report.verdicts import Answer, Verdict
+from harness.verdict import GATES, MARGIN, ArmVerdict, time_to_loss
+from harness.verdict.result import percent
+from harness.verdict.rows import CONTROL, NEGATIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harness.report.runs import Machine
+    from harness.stats import Estimate
+    from harness.verdict import GateResult
+    from harness.verdict.rows import Setup
+
+CONTROLS = (CONTROL, f"{CONTROL}_eps", f"{CONTROL}_other", NEGATIVE)
+STYLES = {"PASS": "pass", "WARN": "warn", "FAIL": "bad", "INCONCLUSIVE": "muted"}
+_SHORT = {"INCONCLUSIVE": "can't tell"}
+_HEADINGS = {
+    "L1": "L1 finite",
+    "L2": "L2 spikes",
+    "L3": "L3 early",
+    "L4": "L4 late",
+    "L4h": "L4 held-out",
+    "L5": "L5 trend",
+    "L6": "L6 gradients",
+    "prefix": "first phase",
+    "band": "seed band",
+}
+_DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2")
+
+
+def trains_the_same(machine: Machine) -> Answer:
+    """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
+    question = "Does it train the same?"
+    candidates = [v for v in machine.verdicts if is_candidate(v.arm)]
+    count = Counter(v.verdict.outcome for v in candidates)
+    if not candidates:
+        return Answer(question, "can't tell", "No FP8 arm was trained in these runs.")
+    told = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
+    verdict: Verdict = "partly"
+    if count["FAIL"] and not count["PASS"]:
+        verdict = "no"
+    elif not count["FAIL"] and count["INCONCLUSIVE"] > count["PASS"]:
+        verdict = "can't tell"
+    elif not count["FAIL"] and not count["INCONCLUSIVE"]:
+        verdict = "yes"
+    evidence = []
+    for v in candidates:
+        late = v.verdict.gate("L4")
+        gap = f", late gap {percent(late.effect)}" if late is not None and math.isfinite(late.effect) else ""
+        evidence.append(f"{label(machine, v)}: {v.verdict.outcome}{gap}")
+    evidence += list(dict.fromkeys(v.verdict.limits for v in candidates))
+    sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}: {told}."
+    return Answer(question, verdict, sentence, tuple(evidence[:8]))
+
+
+def is_candidate(arm: str) -> bool:
+    """Whether an arm is one that a user would train, and no control or emulation."""
+    return arm not in CONTROLS and not arm.endswith(("_eps", "_golden"))
+
+
+def verdict_table(machine: Machine) -> Table:
+    """One row an arm: the verdict, and each gate's status with the figure that it rests on."""
+    verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.arm))
+    shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
+    varying = _varying(machine)
+    columns = (
+        *(Column(name) for name in varying),
+        *(Column(t) for t in ("arm", "verdict")),
+        *(Column(_HEADINGS[name], hint=GATES[name]) for name in shown),
+    )
+    rows = []
+    for v in verdicts:
+        outcome = v.verdict.outcome
+        note = "as it should" if outcome == v.expected == "FAIL" else "must not" if v.surprising else ""
+        style = "pass" if note == "as it should" else STYLES[outcome]
+        rows.append(
+            (
+                *(Cell(text.axis_value(v.axes.get(n)), str(v.axes.get(n))) for n in varying),
+                Cell(v.arm, v.arm, note="" if v.against == CONTROL else f"against {v.against}"),
+                Cell(outcome, outcome, style, note),
+                *(_gate_cell(v.verdict.gate(name)) for name in shown),
+            )
+        )
+    return Table(f"verdict-{machine.env_id}", columns, tuple(rows), _said(machine), sortable=False)
+
+
+def gates_table(machine: Machine) -> Table:
+    """Every gate in a sentence, and what else a verdict says."""
+    columns = tuple(Column(t) for t in ("arm", "gate", "status", "what it says"))
+    rows = []
+    for v in machine.verdicts:
+        name = label(machine, v)
+        for g in v.verdict.gates:
+            title = _HEADINGS[g.gate]
+            status = _SHORT.get(g.status, g.status)
+            rows.append(
+                (
+                    Cell(name, name),
+                    Cell(title, title),
+                    Cell(status, status, STYLES[g.status]),
+                    Cell(g.sentence),
+                )
+            )
+        rows += [(Cell(name, name), Cell("note"), Cell(""), Cell(note)) for note in v.verdict.notes]
+    return Table(f"gates-{machine.env_id}", columns, tuple(rows))
+
+
+def reach_table(machine: Machine) -> Table:
+    """When each arm reaches a loss; seconds on a GPU only."""
+    titles = ["set-up", "arm", "loss (nats)", "reached", "step", "sooner, steps"]
+    titles += ["second", "sooner, seconds"] if machine.is_gpu else []
+    columns = tuple(Column(t, numeric=i > 1) for i, t in enumerate(titles))
+    rows, curves = [], set()
+    for setup in machine.trainings:
+        arms = {
+            a: runs for a, runs in setup.arms.items() if a != f"{CONTROL}_other"
+        }  # other batches: no pair
+        for reach in time_to_loss(arms, CONTROL):
+            curves.add(reach.curve)
+            seeds = len(reach.steps)
+            name = setup_label(machine, setup.axes)
+            row = [
+                Cell(name, name),
+                Cell(reach.arm, reach.arm),
+                number_cell(reach.target, 4),
+                Cell(f"{reach.reached} of {seeds}", reach.reached, "" if reach.reached == seeds else "bad"),
+                _median_cell(reach.steps),
+                _ratio_cell(reach.step_ratio, reach.arm, reach.reached < seeds),
+            ]
+            if machine.is_gpu:
+                row += [
+                    _median_cell(reach.seconds),
+                    _ratio_cell(reach.second_ratio, reach.arm, reach.reached < seeds),
+                ]
+            rows.append(tuple(row))
+    by = " and ".join(sorted(curves))
+    caption = (
+        f"Time to loss, by the {by}: medians over seeds; ratios are control / arm, paired by seed, with 95 % intervals. "
+        f"The loss lies {100 * MARGIN:g} % above the lowest that every run of the control reaches."
+        + ("" if machine.is_gpu else " Seconds are left out: a CPU's say nothing about a GPU.")
+    )
+    return Table(f"reach-{machine.env_id}", columns, tuple(rows), caption, sortable=False)
+
+
+def layers_table(machine: Machine) -> Table:
+    """Worst figures of each cast tensor over all looks and seeds, for the arms that train in FP8 throughout."""
+    frame = machine.frame
+    own = frame[(frame["suite"] == "divergence") & (frame["part"] != "") & (frame["status"] == "ok")]
+    own = own[
+        own["metric"].isin(_DIAGNOSED)
+        & own["arm"].isin([a for a in own["arm"].unique() if is_candidate(a) and CONTROL not in a])
+    ]
+    worst: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in own.to_dict("records"):
+        axes = {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
+        key = (setup_label(machine, axes), row["arm"], row["part"])
+        record = worst.setdefault(key, dict(zip(("set-up", "arm", "part"), key, strict=True)))
+        values = np.asarray(row["samples"], np.float64)
+        metric = row["metric"]
+        record.setdefault(metric, []).extend(values.tolist())
+        if metric == "scale_log2":
+            record["drift"] = max(record.get("drift", 0.0), float(np.ptp(values)))
+    specs = [
+        *(
+            [Spec("set-up", lambda r: Cell(r["set-up"], r["set-up"]), numeric=False)]
+            if len(machine.trainings) > 1
+            else []
+        ),
+        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        Spec("tensor", lambda r: Cell(r["part"], r["part"]), numeric=False),
+        Spec("SQNR (dB)", lambda r: number_cell(_extreme(r, "sqnr_db", min))),
+        Spec("underflow", lambda r: share_cell(_extreme(r, "underflow_frac", max))),
+        Spec("saturated", lambda r: share_cell(_extreme(r, "saturated_frac", max))),
+        Spec("least amax", lambda r: number_cell(_extreme(r, "amax", min))),
+        Spec("most amax", lambda r: number_cell(_extreme(r, "amax", max))),
+        Spec(
+            "drift (log2)",
+            lambda r: number_cell(r.get("drift")),
+            "largest change of log2(scale) within a run",
+        ),
+    ]
+    caption = (
+        "Layers, by tensor before its cast: the worst look of any seed. The curves are in the Parquet files."
+    )
+    return make_table(f"layers-{machine.env_id}", specs, list(worst.values()), caption)
+
+
+def findings_table(machine: Machine) -> Table:
+    """What is probably wrong, with its figures, cause and way out."""
+    columns = tuple(Column(t) for t in ("finding", "figures", "cause", "change"))
+    rows = tuple(
+        (Cell(f.symptom), Cell("; ".join(f.evidence)), Cell(f.cause), Cell(f.change))
+        for f in machine.findings
+    )
+    return Table(f"findings-{machine.env_id}", columns, rows, sortable=False)
+
+
+def label(machine: Machine, verdict: ArmVerdict) -> str:
+    """An arm, with its set-up where there are several."""
+    setup = setup_label(machine, verdict.axes)
+    return f"{verdict.arm}, {setup}" if len(machine.trainings) > 1 and setup else verdict.arm
+
+
+def setup_label(machine: Machine, axes: Mapping[str, Any]) -> str:
+    """A set-up in a few words: the axes that differ between set-ups, or its model where there is one."""
+    varying = _varying(machine)
+    if not varying:
+        return text.axis_value(axes.get("model", ""))
+    return ", ".join(f"{name} {text.axis_value(axes.get(name))}" for name in varying)
+
+
+def _varying(machine: Machine) -> list[str]:
+    setups: list[Setup] = machine.trainings
+    names = {name for s in setups for name in s.axes}
+    return sorted(n for n in names if len({json.dumps(s.axes.get(n)) for s in setups}) > 1)
+
+
+def _said(machine: Machine) -> str:
+    """What all verdicts have in common: fixed axes, the margin, limits and missing controls."""
+    if not machine.trainings:
+        return ""
+    axes, varying = machine.trainings[0].axes, _varying(machine)
+    fixed = text.axes_said(axes, (n for n in axes if n not in varying))
+    limits = " ".join(dict.fromkeys(v.verdict.limits for v in machine.verdicts))
+    missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
+    return (
+        f"All rows: {fixed}. Gaps are candidate minus control of the same seed, relative to the control's loss; margin "
+        f"{100 * MARGIN:g} %. {limits}" + (f" Missing: {missing}." if missing else "")
+    )
+
+
+def _gate_cell(gate: GateResult | None) -> Cell:
+    if gate is None:
+        return Cell("", None)
+    figure = ""
+    if math.isfinite(gate.effect):
+        if gate.unit == "of the loss" and gate.gate != "L5":
+            figure = percent(gate.effect)
+        elif gate.unit == "ratio":
+            figure = text.number(gate.effect, 4)
+        elif gate.unit == "spikes" and gate.effect:
+            figure = f"{gate.effect:+.0f}"
+    return Cell(_SHORT.get(gate.status, gate.status), gate.status, STYLES[gate.status], figure)
+
+
+def _median_cell(by_seed: Mapping[int, float]) -> Cell:
+    known = [v for v in by_seed.values() if math.isfinite(v)]
+    return (
+        number_cell(float(np.median(known)))
+        if len(known) == len(by_seed)
+        else Cell("not reached", None, "bad")
+    )
+
+
+def _ratio_cell(ratio: Estimate | None, arm: str, not_reached: bool) -> Cell:
+    if ratio is None:
+        said = "" if arm == CONTROL else "not reached" if not_reached else text.NONE
+        return Cell(said, None, "muted")
+    interval = text.interval(ratio.low, ratio.high) if math.isfinite(ratio.high) else "one seed"
+    return Cell(text.ratio(ratio.value), ratio.value, "", interval)
+
+
+def _extreme(record: Mapping[str, Any], metric: str, pick: Any) -> float | None:
+    values = record.get(metric)
+    return float(pick(values)) if values else None

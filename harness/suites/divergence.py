@@ -1,0 +1,288 @@
+"""Suite `divergence`: does FP8 train as its control does? Each arm of a case is one training run; its rows are curves.
+
+All arms of a case start from the same weights and read the same batches, those of the axis `seed`; the seeds are cases
+of their own. What is compared with what, and by which rule, is the verdict's affair (`harness.verdict`).
+
+    base                 the control: no FP8
+    base_eps             its weights x (1 + 1e-4 N(0, 1)): the numeric noise floor
+    base_other           other weights and other batches: the spread between seeds
+    RECIPE               FP8 from the first step to the last; the axis `schedule` applies to it
+    RECIPE_eps           perturbed likewise: the noise floor of FP8
+    RECIPE_golden        the same casts, multiplied in high precision
+    base_to_RECIPE       without FP8 for the first fifth of the steps
+    RECIPE_to_base       without FP8 for the last fifth
+    negative_control     a broken recipe that must fail: gradients in e4m3 without a scale, where most become zero
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fp8core import RECIPES, Float8Linear, PrecisionSchedule
+from fp8core.history import look
+from fp8core.recipe import Cast, Gemm, Recipe
+from harness.case import expand
+from harness.device_memory import free_bytes
+from harness.errors import OUT_OF_MEMORY, UsageError
+from harness.models.memory import fits
+from harness.suites.common import recipe_unsupported, with_defaults
+from harness.training import batches, on_paper
+from harness.training.loop import Batch, Job, Regime, facts_of, train
+from harness.training.setup import CHECKPOINTING, COMPUTE, Setup, Trainee
+from harness.workload import ArmInfo, Axis, Trial, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.case import Case, Scalar
+
+BASE, NEGATIVE = "base", "negative_control"
+PHASE = 0.2  # of the steps, in the arms that change precision
+OTHER_SEEDS = 1_000_000  # added to the seed of base_other, beyond any seed that a sweep asks for
+HELDOUT_STEP = 2**31  # held-out batches of a user's model are those of steps that no training reaches
+
+AXES: Mapping[str, Axis] = {
+    "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),
+    "data": Axis("a name of harness.data", kind="str", default="stdlib"),
+    "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
+    "batch": Axis("sequences of a forward pass", default=8),
+    "seq": Axis("tokens of a sequence", default=64),
+    "accumulation": Axis("forward passes of a step", default=1),
+    "steps": Axis("optimizer steps", default=300),
+    "seed": Axis("of weights and batches; each is a run of every arm", minimum=0, default=0),
+    "compute": Axis("precision of everything that is not FP8", COMPUTE),
+    "schedule": Axis("see fp8core.schedule; of the arms named after a recipe", kind="str", default=""),
+    "lr": Axis("the highest learning rate", kind="float", minimum=0, default=1e-3),
+    "min_lr_frac": Axis("the last learning rate over the highest", kind="float", minimum=0, default=0.1),
+    "lr_warmup": Axis("steps in which the learning rate rises", minimum=0, default=0),
+    "beta1": Axis("of AdamW", kind="float", minimum=0, default=0.9),
+    "beta2": Axis("of AdamW", kind="float", minimum=0, default=0.95),
+    "weight_decay": Axis("of AdamW, of matrices", kind="float", minimum=0, default=0.1),
+    "grad_clip": Axis("largest norm of the gradients; 0: not clipped", kind="float", minimum=0, default=1.0),
+    "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
+    "checkpointing": Axis("of activations", CHECKPOINTING),
+    "eval_every": Axis("steps between two held-out losses; 0: at both ends", minimum=0, default=50),
+    "eval_batches": Axis("batches of the fixed held-out set", minimum=0, default=16),
+    "diagnose_every": Axis("steps between two diagnoses of the layers; 0: none", minimum=0, default=50),
+}
+
+
+def _arms() -> dict[str, ArmInfo]:
+    arms = {
+        BASE: ArmInfo("the control, without FP8"),
+        f"{BASE}_eps": ArmInfo("control, weights perturbed by 1e-4", BASE),
+        f"{BASE}_other": ArmInfo("control, another seed", BASE),
+    }
+    for name in RECIPES:
+        arms |= {
+            name: ArmInfo(f"recipe {name}", BASE, name),
+            f"{name}_eps": ArmInfo(f"recipe {name}, weights perturbed by 1e-4", name, name),
+            f"{name}_golden": ArmInfo(f"recipe {name}, emulated", BASE, name),
+            f"{BASE}_to_{name}": ArmInfo(f"control for a fifth of the steps, then {name}", BASE, name),
+            f"{name}_to_{BASE}": ArmInfo(f"{name}, then control for a fifth of the steps", BASE, name),
+        }
+    return arms | {NEGATIVE: ArmInfo("e4m3 gradients without a scale: must fail", BASE, "any")}
+
+
+ARMS: Mapping[str, ArmInfo] = _arms()
+
+# A static cast whose amax is the format's largest value scales by one.
+_TENSORWISE = RECIPES["tensorwise"]
+assert _TENSORWISE.output.a is not None
+_E4M3 = _TENSORWISE.output.a.format
+_UNSCALED = Cast(_E4M3, scaling="static")
+UNSCALED = replace(
+    _TENSORWISE,
+    name="tensorwise-e4m3_grad_unscaled",
+    grad_input=Gemm(_UNSCALED, _TENSORWISE.grad_input.b),
+    grad_weight=Gemm(_UNSCALED, _TENSORWISE.grad_weight.b),
+)
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """No linked axes; every combination of the values is tried on paper here.
+
+    Raises:
+        UsageError: an unknown model or data set, a text that can't be read, steps, rates or a schedule that make no
+            run, a sequence longer than the model takes.
+        ValueError: shapes are named, which this suite has no use for.
+    """
+    if shapes:
+        raise ValueError(f"suite divergence trains whole models, not shapes={list(shapes)}; take axes.model")
+    fixed = with_defaults([{}], axes, AXES)
+    for case in expand("divergence", axes, fixed):
+        _check(case)
+    return fixed
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """Kernels and token counts of the arm's recipe, or memory that is predicted not to be there."""
+    setup = setup_of(case, arm)
+    why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
+    if why is not None:
+        return why
+    try:  # seeds and rates take no memory: one prediction serves all of them
+        needed = on_paper.memory(replace(setup, seed=0, lr=0.0, grad_clip=None), device)
+    except UsageError:
+        raise
+    except ValueError as error:  # no layer of this model can be converted
+        return Unsupported("shape", " ".join(str(error).split())[:300])
+    too_much = fits(needed, free_bytes(device))
+    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
+
+
+def work(case: Case) -> float:
+    """Tokens of a run."""
+    return float(math.prod(case.integer(axis) for axis in ("batch", "seq", "accumulation", "steps")))
+
+
+def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+    """Trains one arm; what its loss becomes is a result, whatever it is."""
+    job = job_of(case, arm, device)
+    result = train(job, device, workspace, on_step)
+    resolved: dict[str, object] = {
+        **facts_of(job.setup, job.regime, job.schedule),
+        **_data_facts(case),
+        **result.facts,
+        "timed": "optimizer steps, the wait for the device after each included",
+        "nonfinite_step": result.nonfinite_step,
+        "stopped": result.stopped,
+        "perturbed": 1e-4 if job.perturb else 0.0,
+        "threads": 1 if device == "cpu" else None,
+    }
+    series = result.curves.series()
+    lost = "" if any(s.metric == "loss" for s in series) else f"nothing was trained: {result.stopped}"
+    return Trial(series, resolved, lost)
+
+
+def recipe_of(arm: str) -> Recipe | None:
+    """What the layers of an arm are converted to."""
+    if arm == NEGATIVE:
+        return UNSCALED
+    name = ARMS[arm].recipe
+    if not name:
+        return None
+    recipe = RECIPES[name]
+    if not arm.endswith("_golden"):
+        return recipe
+    # With the roundings of the real one, so that both can have the same codes.
+    return recipe.with_backend("reference_bf16" if recipe.backend == "torch" else "reference")
+
+
+def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
+    """Of the precision of an arm's layers."""
+    if arm.startswith(f"{BASE}_to_"):
+        return PrecisionSchedule.parse(f"warmup_bf16:{PHASE}")
+    if arm.endswith(f"_to_{BASE}"):
+        return PrecisionSchedule.parse(f"cooldown_bf16:{PHASE}")
+    return PrecisionSchedule.parse(case.text("schedule") if ARMS[arm].recipe in RECIPES else "")
+
+
+def setup_of(case: Case, arm: str) -> Setup:
+    """What an arm of a case trains."""
+    text, other = batches.text_of(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
+    return Setup(
+        model=case.text("model"),
+        batch=case.integer("batch"),
+        seq=case.integer("seq"),
+        compute=case.text("compute"),
+        recipe=recipe_of(arm),
+        checkpointing=case.text("checkpointing"),
+        accumulation=case.integer("accumulation"),
+        layers=case.integer("layers") or None,
+        vocab_size=text.vocab_size if text is not None else None,
+        seed=case.seed + case.integer("seed") + other,
+        lr=case.number("lr"),
+        betas=(case.number("beta1"), case.number("beta2")),
+        weight_decay=case.number("weight_decay"),
+        grad_clip=case.number("grad_clip") or float("inf"),  # inf: measured, not clipped
+    )
+
+
+def job_of(case: Case, arm: str, device: str) -> Job:
+    """The run that an arm of a case is."""
+    setup, text = setup_of(case, arm), batches.text_of(case)
+    size = setup.accumulation, setup.batch, setup.seq
+    return Job(
+        setup=setup,
+        regime=regime_of(case),
+        batches=lambda step: batches.microbatches_of(setup.model, text, step, setup.seed, size, device),
+        heldout=_heldout(case, device),
+        schedule=schedule_of(case, arm),
+        perturb=arm.endswith("_eps"),
+        alter=scale_by_one if arm == NEGATIVE else None,
+        identity=f"{case.case_id} {arm}" + (f" {text.sha256}" if text is not None else ""),
+    )
+
+
+def regime_of(case: Case) -> Regime:
+    """Steps, learning rates and looks of a case."""
+    lr = case.number("lr")
+    return Regime(
+        steps=case.integer("steps"),
+        lr=lr,
+        min_lr=lr * case.number("min_lr_frac"),
+        warmup=case.integer("lr_warmup"),
+        eval_every=case.integer("eval_every"),
+        diagnose_every=case.integer("diagnose_every"),
+    )
+
+
+def scale_by_one(trainee: Trainee) -> None:
+    """Makes every static cast of a model leave its tensor unscaled."""
+    for layer in trainee.model.modules():
+        if isinstance(layer, Float8Linear) and layer.amaxes is not None:
+            layer.amaxes.in_use.fill_(_E4M3.max)
+            look(layer.amaxes)
+
+
+def _heldout(case: Case, device: str) -> list[Batch]:
+    """The batches of the held-out loss: the same for every arm and seed."""
+    count, batch, text = case.integer("eval_batches"), case.integer("batch"), batches.text_of(case)
+    if not count:
+        return []
+    if text is not None:
+        return list(text.heldout_batches(count, batch, case.integer("seq"), device))
+    size = 1, batch, case.integer("seq")
+    steps = range(HELDOUT_STEP, HELDOUT_STEP + count)
+    return [m for s in steps for m in batches.microbatches_of(case.text("model"), None, s, 0, size, device)]
+
+
+def _data_facts(case: Case) -> dict[str, object]:
+    text, windows = batches.text_of(case), case.integer("eval_batches") * case.integer("batch")
+    if text is None:
+        return {"data": "batches of the model's own", "heldout": f"batches of steps from {HELDOUT_STEP} on"}
+    return {
+        "data": text.name,
+        "data_sha256": text.sha256,
+        "vocab_size": text.vocab_size,
+        "heldout": f"{windows} fixed windows, evenly spread over the last tenth of the text",
+    }
+
+
+def _check(case: Case) -> None:
+    """Everything about a case that can be refused without building its model."""
+    regime = regime_of(case)
+    try:
+        for arm in (BASE, "tensorwise", f"{BASE}_to_tensorwise", f"tensorwise_to_{BASE}"):
+            schedule_of(case, arm).switch_steps(regime.steps)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    for name in ("beta1", "beta2"):
+        if case.number(name) >= 1:
+            raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
+    model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
+    seq = case.integer("seq")
+    batches.check(model, data, path, seq, case.integer("layers"))
+    text = batches.text_of(case)
+    if text is None:  # a batch function that can't be used says so now
+        batches.microbatches_of(model, None, 0, 0, (1, case.integer("batch"), seq), "cpu")
+    elif len(text.heldout) <= seq and case.integer("eval_batches"):
+        raise UsageError(
+            f"data={data}: the held-out part has {len(text.heldout)} tokens, seq={seq} needs more"
+        )

@@ -1,0 +1,191 @@
+"""Suite `train`: one whole optimizer step of a model, eager / compile x bf16 / FP8, and what it takes.
+
+Timed are the forward and backward passes of all microbatches, clipping, the optimizer and the FP8 scales, on batches
+that lie on the device. Only one arm holds memory at a time (`harness.training.residency`), so each peak is its own.
+
+    bf16_MODE            the control: no FP8, everything else alike, in the case's `compute` (which may be fp32)
+    RECIPE_MODE          fp8core's layers
+    torchao_RECIPE_MODE  torchao's layers in the same places; nocompile_... its prototype for eager mode
+
+Before an arm is timed its first step must agree with the control's and its precision is proved
+(`harness.training.steps`). With `batch: max` each arm takes the largest power of two that fits it; tokens a step then
+differ between arms, so that only tokens a second compare.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8core.recipe import RECIPES
+from harness.case import expand
+from harness.data import CORPORA
+from harness.device_memory import free_bytes
+from harness.errors import OUT_OF_MEMORY, MemoryShortageError, UsageError, unknown
+from harness.models import ModelSpec, resolve
+from harness.models.memory import fits
+from harness.peers import PEERS
+from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
+from harness.training import batches, on_paper
+from harness.training.setup import CHECKPOINTING, COMPUTE, Setup
+from harness.training.timed import Profile, Source, TimedArm
+from harness.workload import ArmInfo, Axis, Unsupported, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.case import Case, Scalar
+
+MAX = "max"
+MODES = ("eager", "compile")
+MODEL_PEERS = ("torchao", "torchao_nocompile")  # whose layers take activations of any shape, and biases
+
+AXES: Mapping[str, Axis] = {
+    "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),
+    "data": Axis("a name of harness.data", kind="str", default="stdlib"),
+    "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
+    "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
+    "batch": Axis("sequences of a forward pass", words=(MAX,), default=8),
+    "seq": Axis("tokens of a sequence", default=64),
+    "accumulation": Axis("forward passes of a step", default=1),
+    "compute": Axis("precision of everything that is not FP8", COMPUTE, default="bf16_autocast"),
+    "checkpointing": Axis("of activations", CHECKPOINTING),
+    "profile": Axis("write a trace, and take a step apart by kernels", (False, True)),
+    "profile_start": Axis("first step of the trace, after a warm-up", minimum=0, default=2),
+    "profile_end": Axis("its last step", minimum=0, default=3),
+}
+
+
+def _arms() -> dict[str, ArmInfo]:
+    arms = {
+        "bf16_eager": ArmInfo("the model without FP8"),
+        "bf16_compile": ArmInfo("the model without FP8 under torch.compile", "bf16_eager"),
+    }
+    for name in RECIPES:
+        for mode in MODES:
+            arms[f"{name}_{mode}"] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
+    for peer in map(PEERS.__getitem__, MODEL_PEERS):
+        for name in peer.recipes:
+            for mode in peer.modes:
+                about = f"{peer.doc}, recipe {name}, {mode}"
+                arms[f"{peer.arm}_{name}_{mode}"] = ArmInfo(about, f"bf16_{mode}", name)
+    return arms
+
+
+ARMS: Mapping[str, ArmInfo] = _arms()
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """No linked axes; every combination of the values is tried on paper here.
+
+    Raises:
+        UsageError: an unknown model or data set, a text that can't be read, lengths that model or text don't have.
+        ValueError: shapes are named, which this suite has no use for.
+    """
+    if shapes:
+        raise ValueError(f"suite train takes whole models, not shapes={list(shapes)}; take axes.model")
+    fixed = with_defaults([{}], axes, AXES)
+    for case in expand("train", axes, fixed):
+        if case["data"] not in CORPORA:
+            raise unknown("data", str(case["data"]), CORPORA)
+        of_text = case.text("model"), case.text("data"), case.text("data_path")
+        batches.check(*of_text, case.integer("seq"), case.integer("layers"))
+        first, last = case.integer("profile_start"), case.integer("profile_end")
+        if last < first:
+            raise UsageError(f"profile_end={last} lies before profile_start={first}")
+    return fixed
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """The peer, a compiler, kernels and token counts of the recipe, or memory that is predicted not to be there."""
+    setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
+    if setup.peer and (reason := PEERS[setup.peer].missing(device)):
+        return Unsupported("device", reason)
+    why = compile_missing(device) if setup.compiled else None
+    # Who brings a model knows its tokens; a layer that can't take them says so.
+    tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
+    why = why or recipe_unsupported(setup.recipe, tokens, device)
+    if why is not None:
+        return why
+    if case["batch"] == MAX and torch.device(device).type != "cuda":
+        return Unsupported("device", f"batch={MAX} is found out on a GPU; give a number")
+    try:
+        needed = on_paper.memory(setup, device)
+    except UsageError:
+        raise
+    except ValueError as error:  # no layer of this model can be converted
+        return Unsupported("shape", " ".join(str(error).split())[:300])
+    too_much = fits(needed, free_bytes(device))
+    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
+
+
+def work(case: Case) -> float:
+    """Tokens of a step."""
+    batch = 1 if case["batch"] == MAX else case.integer("batch")
+    return float(batch * case.integer("seq") * case.integer("accumulation"))
+
+
+def build(case: Case, arm: str, device: str) -> Workload:
+    """The arm, its memory given up again; with `batch: max` after the largest one was found."""
+    if case["batch"] == MAX:
+        return largest(case, arm, device).workload()
+    return _timed(case, arm, case.integer("batch"), device).workload()
+
+
+def largest(case: Case, arm: str, device: str) -> TimedArm:
+    """The arm with the largest batch, a power of two, that runs two steps: tried, not only predicted.
+
+    Raises:
+        MemoryShortageError: not even one sequence fits.
+    """
+    room, batch = free_bytes(device), 1
+    # The first to be tried is predicted not to fit: the prediction is of eager code, and compiled code may need less.
+    while on_paper.total(on_paper.memory(_setup(case, arm, batch), device)) <= room:
+        batch *= 2
+    while True:
+        try:
+            tried = _timed(case, arm, batch, device)
+            with tried.resident():
+                tried.run()
+                tried.run()
+        except MemoryShortageError:
+            if batch == 1:
+                raise
+        else:
+            tried.recompile()  # the executor times the compilation
+            return tried
+        batch //= 2
+        gc.collect()
+
+
+def _timed(case: Case, arm: str, batch: int, device: str) -> TimedArm:
+    profile = None
+    if case["profile"]:
+        file = f"trace-{case.case_id}-{arm}.json.gz"
+        profile = Profile(case.integer("profile_start"), case.integer("profile_end"), file)
+    source = Source(case.text("data"), case.text("data_path"), case.seed)
+    return TimedArm(_setup(case, arm, batch), source, device, profile)
+
+
+def _setup(case: Case, arm: str, batch: int) -> Setup:
+    name, _, mode = arm.rpartition("_")
+    peer = next((key for key in MODEL_PEERS if name.startswith(f"{PEERS[key].arm}_")), "")
+    text = batches.text_of(case)
+    return Setup(
+        model=case.text("model"),
+        batch=batch,
+        seq=case.integer("seq"),
+        compute=case.text("compute"),
+        recipe=RECIPES[ARMS[arm].recipe] if ARMS[arm].recipe else None,
+        peer=peer,
+        checkpointing=case.text("checkpointing"),
+        accumulation=case.integer("accumulation"),
+        compiled=mode == "compile",
+        layers=case.integer("layers") or None,
+        vocab_size=text.vocab_size if text is not None else None,
+        seed=case.seed,
+    )

@@ -1,0 +1,1 @@
+"""Training steps and what is built from them: the suites `train` and `divergence` share all of it."""

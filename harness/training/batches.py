@@ -1,0 +1,70 @@
+"""The batches of a training case: of a corpus for the models of this project, of the user's function for others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.data import corpus
+from harness.errors import UsageError
+from harness.models import ModelSpec, resolve
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.case import Case
+    from harness.data import Corpus
+
+
+def corpus_of(model: str, data: str, path: str = "") -> Corpus | None:
+    """The text that a model reads; None for a user's model, which brings batches of its own."""
+    spec = resolve(model)
+    return corpus(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
+
+
+def text_of(case: Case) -> Corpus | None:
+    """The text that a training case reads."""
+    return corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
+
+
+def check(model: str, data: str, path: str, seq: int, layers: int) -> None:
+    """Refuses lengths that the model or the text does not have.
+
+    Raises:
+        UsageError: names the value, the limit and whose it is.
+    """
+    spec, text = resolve(model), corpus_of(model, data, path)
+    if not isinstance(spec, ModelSpec) or text is None:
+        return
+    if seq > spec.max_seq:
+        raise UsageError(f"seq={seq}: model {spec.name} takes at most {spec.max_seq} tokens")
+    if layers > spec.layers:
+        raise UsageError(f"layers={layers}: model {spec.name} has {spec.layers}")
+    if len(text.train) <= seq:
+        raise UsageError(
+            f"data={text.name}: the training part has {len(text.train)} tokens, seq={seq} needs more"
+        )
+
+
+def microbatches_of(
+    model: str, text: Corpus | None, step: int, seed: int, size: tuple[int, int, int], device: str
+) -> list[tuple[Tensor, ...]]:
+    """The microbatches of one optimizer step.
+
+    All sequences of a step are drawn at once and then cut, so that a step sees the same ones however it is cut.
+
+    Args:
+        model: as the case names it.
+        text: of `corpus_of`.
+        step: from 0.
+        seed: of the data.
+        size: microbatches, sequences in each, tokens of a sequence.
+        device: where they go.
+    """
+    count, batch, seq = size
+    if text is not None:
+        whole: tuple[Tensor, ...] = text.batch(step, seed, count * batch, seq, device)
+    else:
+        spec = resolve(model)
+        assert not isinstance(spec, ModelSpec)
+        whole = spec.batch(step, seed, count * batch, device)
+    return [tuple(part[i * batch : (i + 1) * batch] for part in whole) for i in range(count)]

@@ -1,0 +1,384 @@
+"""One training run: a set-up, a schedule, data and a seed in; the curves out.
+
+Everything that decides a number is a pure function of these: weights of the seed, the batch of (seed, step), the
+learning rate of the step, one thread on a CPU and deterministic kernels on a GPU where there are any. So on a CPU two
+runs of one seed are equal bit for bit, and so is one that was killed and went on from its checkpoint; on a GPU as far as
+its kernels are deterministic: those that are not are named in the run's facts (`nondeterministic`). What is only looked
+at (held-out loss, diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
+
+Steps count from 0. `loss` and `grad_norm` at step s are those of the batch of step s, before its update;
+`heldout_loss` at r is that of the weights after r updates.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from fp8core import PrecisionSchedule
+from fp8core.history import AmaxMemory
+from harness.errors import UsageError
+from harness.training.checkpoint import Checkpoints
+from harness.training.diagnostics import diagnose, untouched
+from harness.training.setup import Setup, Trainee, prepare
+from harness.workload import Series
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Batch = tuple[Tensor, ...]
+Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each what the model takes
+OnStep = Callable[[int, int], None]
+
+# How torch says of an operator that it has no deterministic kernel (ATen, Context.cpp); some say it in other words.
+_LACKS = " does not have a deterministic implementation"
+_DETERMINISM = re.compile("(?s).*determinis", re.IGNORECASE)
+PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """How long and how a run trains, and how often it is looked at.
+
+    The learning rate rises linearly over `warmup` steps and falls to `min_lr` along half a cosine (nanoGPT, `get_lr`
+    of train.py).
+
+    Attributes:
+        steps: updates in all.
+        lr: the highest learning rate.
+        min_lr: the one at the end.
+        warmup: steps of the rise.
+        eval_every: updates between two held-out losses; the first and the last are always taken. 0: those only.
+        diagnose_every: steps between two diagnoses of the layers; 0: none.
+        checkpoint_s: seconds between two checkpoints.
+    """
+
+    steps: int
+    lr: float
+    min_lr: float
+    warmup: int = 0
+    eval_every: int = 0
+    diagnose_every: int = 0
+    checkpoint_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"steps={self.steps}: expected an integer of at least 1")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise UsageError(f"lr={self.lr}: expected a finite number above 0")
+        if not 0 <= self.min_lr <= self.lr:
+            raise UsageError(f"min_lr={self.min_lr}: expected a number from 0 to lr={self.lr:g}")
+        if not 0 <= self.warmup < self.steps:
+            raise UsageError(
+                f"warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}"
+            )
+        for name in ("eval_every", "diagnose_every"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)}: expected an integer of at least 0")
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step.
+
+        >>> regime = Regime(steps=100, lr=1e-3, min_lr=1e-4, warmup=9)
+        >>> [round(regime.lr_at(step), 7) for step in (0, 9, 99)]
+        [0.0001, 0.001, 0.0001003]
+        """
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        passed = (step - self.warmup) / (self.steps - self.warmup)
+        return self.min_lr + 0.5 * (1 + math.cos(math.pi * passed)) * (self.lr - self.min_lr)
+
+
+@dataclass(slots=True)
+class Curves:
+    """What a run has measured so far: (step, value) by metric and part; plain numbers, so that they checkpoint."""
+
+    points: dict[tuple[str, str], list[tuple[int, float]]] = field(default_factory=dict)
+
+    def add(self, metric: str, step: int, value: float, part: str = "") -> None:
+        """Appends a finite value; a value that is not finite can't be drawn and is left out."""
+        if math.isfinite(value):
+            self.points.setdefault((metric, part), []).append((step, value))
+
+    def series(self) -> list[Series]:
+        """For the store."""
+        return [
+            Series(metric, tuple(value for _, value in points), tuple(step for step, _ in points), part)
+            for (metric, part), points in self.points.items()
+        ]
+
+    def last(self, metric: str) -> float | None:
+        """The newest value of a metric of the whole."""
+        points = self.points.get((metric, ""))
+        return points[-1][1] if points else None
+
+
+@dataclass(slots=True)
+class Result:
+    """How a run went.
+
+    Attributes:
+        curves: up to the end, or to where a value was no longer finite.
+        nonfinite_step: the step of the first loss or gradient norm that was Inf or NaN; None if there was none.
+        stopped: why the run ended before its last step; "" where it didn't.
+        facts: for `resolved`: what was converted, what the schedule did, from which checkpoints the run went on.
+    """
+
+    curves: Curves
+    nonfinite_step: int | None
+    stopped: str
+    facts: dict[str, object]
+
+
+@dataclass(slots=True)
+class Job:
+    """One run, ready to go.
+
+    Attributes:
+        setup: what is trained.
+        regime: for how long and how.
+        batches: the microbatches of a step, `setup.accumulation` of them.
+        heldout: fixed batches.
+        schedule: of the precision.
+        perturb: multiply all initial weights by 1 + 1e-4 N(0, 1), drawn from the seed.
+        alter: changes the prepared trainee before the first step (a planted fault, the negative control).
+        identity: says which run this is; a checkpoint of another one is refused.
+        model: a model to take instead of building the set-up's.
+    """
+
+    setup: Setup
+    regime: Regime
+    batches: Batches
+    heldout: Sequence[Batch] = ()
+    schedule: PrecisionSchedule = field(default_factory=PrecisionSchedule)
+    perturb: bool = False
+    alter: Callable[[Trainee], None] | None = None
+    identity: str = ""
+    model: nn.Module | None = None
+
+
+def train(
+    job: Job, device: str, workspace: Path | None = None, on_step: OnStep = lambda step, steps: None
+) -> Result:
+    """Trains from the first step, or on from the newest checkpoint in the workspace, to the last.
+
+    Args:
+        job: what to train; its schedule is used up.
+        device: "cpu" or "cuda".
+        workspace: a folder of this run's own for checkpoints; None: none are written.
+        on_step: told after each step how many are done, and of how many.
+
+    Raises:
+        UsageError, ValueError, TypeError: a model or batch that can't be trained, see `prepare` and `Trainee.step`.
+    """
+    with reproducible(device) as nondeterministic, torch.random.fork_rng():
+        torch.manual_seed(job.setup.seed)
+        result = _Run(job, device, workspace).to_the_end(on_step)
+    result.facts["nondeterministic"] = nondeterministic
+    return result
+
+
+class _Run:
+    """A run under way."""
+
+    def __init__(self, job: Job, device: str, workspace: Path | None) -> None:
+        self.job, self.device = job, device
+        self.trainee = prepare(job.setup, device, job.model)
+        if job.perturb:
+            perturb(self.trainee.model, job.setup.seed)
+        if job.alter is not None:
+            job.alter(self.trainee)
+        layers = self.trainee.audit
+        self.facts: dict[str, object] = {
+            "fp8_layers": [layer.fqn for layer in layers.converted],
+            "skipped_layers": {layer.fqn: layer.reason for layer in layers.not_converted},
+            "parameters": sum(p.numel() for p in self.trainee.model.parameters()),
+            "switch_steps": list(job.schedule.switch_steps(job.regime.steps)),
+        }
+        self.step, self.elapsed, self.curves = 0, 0.0, Curves()
+        self.checkpoints = Checkpoints(workspace, job.identity) if workspace is not None else None
+        self.resumed: list[int] = []
+        if self.checkpoints is not None:
+            self._resume(self.checkpoints)
+
+    def to_the_end(self, on_step: OnStep) -> Result:
+        job, steps = self.job, self.job.regime.steps
+        stopped, saved_at = "", time.monotonic()
+        while self.step < steps:
+            fault = self._one_step()
+            if fault:
+                stopped = fault
+                break
+            on_step(self.step, steps)
+            due = time.monotonic() - saved_at >= job.regime.checkpoint_s
+            if self.checkpoints is not None and due and self.step < steps:
+                self._save(self.checkpoints)
+                saved_at = time.monotonic()
+        if not stopped:
+            self._evaluate()
+        self.facts |= {"switches": job.schedule.switches, "resumed_from_steps": self.resumed}
+        if self.checkpoints is not None and self.checkpoints.problems:
+            self.facts["checkpoint_problems"] = self.checkpoints.problems
+        return Result(self.curves, self.step if stopped else None, stopped, self.facts)
+
+    def _one_step(self) -> str:
+        """Trains one step; says what was not finite, "" if all was."""
+        job, step, regime = self.job, self.step, self.job.regime
+        job.schedule.apply(self.trainee.model, step, regime.steps)
+        for group in self.trainee.optimizer.param_groups:
+            group["lr"] = regime.lr_at(step)
+        if step == 0 or (regime.eval_every and step % regime.eval_every == 0):
+            self._evaluate()
+        batches = job.batches(step)
+        if regime.diagnose_every and step % regime.diagnose_every == 0:
+            for (metric, part), value in diagnose(
+                self.trainee.model, job.setup, batches[0], self.device
+            ).items():
+                self.curves.add(metric, step, value, part)
+        started = time.perf_counter()
+        loss = float(self.trainee.step(batches))  # waits for the device
+        norm = self.trainee.grad_norm
+        values = {"loss": loss} | ({} if norm is None else {"grad_norm": float(norm)})
+        self.elapsed += time.perf_counter() - started
+        for metric, value in values.items():
+            if not math.isfinite(value):
+                return f"{metric} is {value} at step {step}"
+            self.curves.add(metric, step, value)
+        self.curves.add("elapsed_s", step, self.elapsed)
+        self.step += 1
+        return ""
+
+    def _evaluate(self) -> None:
+        if not self.job.heldout:
+            return
+        total = 0.0
+        with untouched(self.trainee.model), torch.no_grad():
+            self.trainee.model.eval()
+            for batch in self.job.heldout:
+                total += float(self.trainee.run(*batch))
+        self.curves.add("heldout_loss", self.step, total / len(self.job.heldout))
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        checkpoints.save(
+            self.step,
+            {
+                "model": self.trainee.model.state_dict(),
+                "optimizer": self.trainee.optimizer.state_dict(),
+                "pending": [m.pending for m in self.trainee.model.modules() if isinstance(m, AmaxMemory)],
+                "schedule": self.job.schedule.state_dict(),
+                "rng": torch.get_rng_state(),
+                "cuda_rng": torch.cuda.get_rng_state_all() if self.device != "cpu" else [],
+                "curves": self.curves.points,
+                "elapsed": self.elapsed,
+                "resumed": self.resumed,
+            },
+        )
+
+    def _resume(self, checkpoints: Checkpoints) -> None:
+        found = checkpoints.newest(self.device)
+        if found is None:
+            return
+        self.step, state = found
+        self.trainee.model.load_state_dict(state["model"])
+        self.trainee.optimizer.load_state_dict(state["optimizer"])
+        memories = [m for m in self.trainee.model.modules() if isinstance(m, AmaxMemory)]
+        for memory, pending in zip(memories, state["pending"], strict=True):
+            memory.pending.copy_(pending)
+        self.job.schedule.load_state_dict(state["schedule"])
+        torch.set_rng_state(state["rng"].cpu())
+        if self.device != "cpu":
+            torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda_rng"]])
+        self.curves.points = state["curves"]
+        self.elapsed = state["elapsed"]
+        self.resumed = [*state["resumed"], self.step]
+
+
+def perturb(model: nn.Module, seed: int) -> None:
+    """Multiplies every weight by 1 + 1e-4 N(0, 1), in place; the same noise for the same seed on every device.
+
+    In bfloat16 most weights keep their value and one in about forty moves by a whole rounding step.
+    """
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=random).to(parameter.device)
+            parameter.copy_(parameter.float() * (1 + PERTURBATION * noise))
+
+
+@contextmanager
+def reproducible(device: str) -> Iterator[list[str]]:
+    """One thread on a CPU, so that sums don't depend on how many cores are free; on a GPU deterministic kernels.
+
+    What has no deterministic kernel runs all the same; it is listed in what is yielded, complete when the block has
+    ended. cuBLAS repeats its results only with a workspace of fixed size, which it reads when it starts: it is set for
+    the process unless it was set before (docs.nvidia.com/cuda/cublas, "Results Reproducibility").
+    """
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    found: list[str] = []
+    if device == "cpu":
+        torch.set_num_threads(1)
+    else:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with _collected(found):
+            yield found
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+
+@contextmanager
+def _collected(found: list[str]) -> Iterator[None]:
+    """Lists what torch warns of as not deterministic, each once; other warnings go where they went before."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_DETERMINISM.pattern, category=UserWarning)
+        show = warnings.showwarning
+
+        def collect(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            text = " ".join(str(message).split())
+            if not _DETERMINISM.match(text):
+                show(message, category, filename, lineno, file, line)
+            elif (what := text.partition(_LACKS)[0][:200]) not in found:
+                found.append(what)
+
+        warnings.showwarning = collect
+        yield
+
+
+def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mapping[str, Any]:
+    """For `resolved`: how a run was asked to train."""
+    return {
+        "compute": setup.compute,
+        "recipe": str(setup.recipe) if setup.recipe else "none",
+        "schedule": str(schedule),
+        "steps": regime.steps,
+        "tokens_per_step": setup.tokens_per_step,
+        "lr_schedule": {
+            "rise_steps": regime.warmup,
+            "lr": regime.lr,
+            "min_lr": regime.min_lr,
+            "fall": "cosine",
+        },
+        "optimizer": f"AdamW, betas {setup.betas[0]:g} and {setup.betas[1]:g}, weight decay {setup.weight_decay:g}",
+        "grad_clip": setup.grad_clip,
+        "init_seed": setup.seed,
+    }

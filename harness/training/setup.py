@@ -1,0 +1,274 @@
+"""From a description of a training set-up to a model that can take optimizer steps.
+
+`prepare` builds the model of a `Setup`, turns its Linear layers into FP8 if there is a recipe, compiles it if asked,
+and gives it the optimizer. `Trainee.step` is one whole optimizer step over one or several microbatches. Throughput
+and loss are both measured on these two, so that a speed and a curve of one name are of the same program.
+
+Three set-ups are called `compute`:
+
+    fp32            float32 weights and arithmetic
+    bf16_autocast   float32 weights; matrix products in bfloat16 by autocast (nanoGPT's set-up)
+    bf16            everything in bfloat16: weights, gradients and the optimizer's moments
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.convert import Audit, audit, convert_to_float8_training
+from fp8core.history import update_scales
+from fp8core.linear import Float8Linear
+from fp8core.microbatch import microbatches
+from fp8core.recipe import RECIPES, Recipe
+from harness.compiling import fresh_compile
+from harness.errors import UsageError, unknown
+from harness.peers import PEERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from harness.peers import Peer
+
+COMPUTE = ("fp32", "bf16_autocast", "bf16")
+CHECKPOINTING = ("none", "selective", "full")
+_PRECISIONS = {"bf16": False, "bfloat16": False, "fp8": True, "float8": True}
+# Fused AdamW exists on both devices that the harness knows; elsewhere it would be refused by the optimizer.
+_FUSED_ON = ("cpu", "cuda")
+
+
+def mixed_precision(text: str, recipe: str = "tensorwise") -> Recipe | None:
+    """The recipe behind `train.mixed_precision=`: None for bf16, the named recipe for fp8.
+
+    Case does not matter, and "float8" and "bfloat16" are the same two words. Nothing else is guessed.
+
+    Args:
+        text: "bf16" or "fp8".
+        recipe: a name of `fp8core.RECIPES`, for fp8.
+
+    Raises:
+        UsageError: any other word, or an unknown recipe (also where bf16 makes no use of it).
+    """
+    if recipe not in RECIPES:
+        raise unknown("train.recipe", str(recipe), RECIPES)
+    if not isinstance(text, str) or text.lower() not in _PRECISIONS:
+        raise unknown("train.mixed_precision", str(text), _PRECISIONS)
+    return RECIPES[recipe] if _PRECISIONS[text.lower()] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to train one model.
+
+    Attributes:
+        model: a name of `harness.models.MODELS`, or a user's model as JSON.
+        batch: sequences of one forward pass. A step sees `batch * accumulation` of them.
+        seq: tokens of a sequence.
+        compute: one of `COMPUTE`.
+        recipe: FP8 recipe of the Linear layers; None leaves them as they are.
+        peer: whose FP8 layers ("" for fp8core's): a name of `harness.peers.PEERS`.
+        checkpointing: activations that are recomputed: one of `CHECKPOINTING`.
+        accumulation: microbatches of a step.
+        compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
+        layers: number of layers, where fewer than the model's own.
+        vocab_size: of the corpus; None for the model's own.
+        seed: of the initial weights.
+        lr, betas, weight_decay: of AdamW; only weights of two and more dimensions decay (nanoGPT's groups).
+        fused: AdamW as one kernel, where the device has it.
+        grad_clip: largest norm of all gradients together; inf only measures it, None doesn't.
+    """
+
+    model: str
+    batch: int
+    seq: int
+    compute: str = "bf16_autocast"
+    recipe: Recipe | None = None
+    peer: str = ""
+    checkpointing: str = "none"
+    accumulation: int = 1
+    compiled: bool = False
+    layers: int | None = None
+    vocab_size: int | None = None
+    seed: int = 0
+    lr: float = 6e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    fused: bool = True
+    grad_clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        for name, choices in (("compute", COMPUTE), ("checkpointing", CHECKPOINTING), ("peer", ("", *PEERS))):
+            if getattr(self, name) not in choices:
+                raise unknown(name, str(getattr(self, name)), filter(None, choices))
+        for name in ("batch", "seq", "accumulation", "layers", "vocab_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value}: expected an integer of at least 1")
+        if self.grad_clip is not None and not self.grad_clip > 0:
+            raise UsageError(f"grad_clip={self.grad_clip}: expected a number above 0, inf, or None")
+        if not (math.isfinite(self.lr) and self.lr >= 0):
+            raise UsageError(f"lr={self.lr}: expected a finite number of at least 0")
+        if self.peer:
+            self._check_peer(PEERS[self.peer])
+
+    def _check_peer(self, peer: Peer) -> None:
+        if self.recipe is None or peer.linear is None or self.recipe.name not in peer.recipes:
+            offered = ", ".join(peer.recipes) if peer.linear is not None else "no layer"
+            wanted = self.recipe.name if self.recipe else "no recipe"
+            raise UsageError(f"peer {self.peer!r} offers {offered}, not {wanted}")
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of weights, gradients and the optimizer's state."""
+        return torch.bfloat16 if self.compute == "bf16" else torch.float32
+
+    @property
+    def sequences(self) -> int:
+        """Of one optimizer step."""
+        return self.batch * self.accumulation
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of one optimizer step."""
+        return self.sequences * self.seq
+
+
+@dataclass(slots=True)
+class Trainee:
+    """A model that takes optimizer steps.
+
+    Attributes:
+        setup: what it was made from.
+        model: the converted model; its parameters are those that the optimizer holds.
+        run: the forward pass, model(*batch) -> loss, compiled if the set-up says so.
+        optimizer: AdamW.
+        audit: every Linear, converted or not, with the reason. With a peer: the layers that fp8core would convert,
+            which are those that the peer's layers took the place of.
+        grad_norm: of the last step before clipping, 0-dimensional; None where `grad_clip` is None.
+    """
+
+    setup: Setup
+    model: nn.Module
+    run: Callable[..., Tensor]
+    optimizer: torch.optim.Optimizer
+    audit: Audit
+    grad_norm: Tensor | None = field(default=None)
+
+    def step(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """One optimizer step: all microbatches forward and backward, clip, optimizer, FP8 scales.
+
+        Gradients are cleared at the start, so that those of the step can be read after it.
+
+        Args:
+            batches: `setup.accumulation` tuples, each of which is handed to the model.
+
+        Returns:
+            Mean loss of the microbatches before the step, 0-dimensional float32; the device may still be at work.
+
+        Raises:
+            ValueError: another number of microbatches.
+            TypeError: the model did not return a 0-dimensional tensor.
+        """
+        count = self.setup.accumulation
+        if len(batches) != count:
+            raise ValueError(f"{len(batches)} microbatches given; this set-up takes {count}")
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = []
+        with self._casts_kept():
+            for batch in batches:
+                loss = self.run(*batch)
+                if not isinstance(loss, Tensor) or loss.dim() != 0:
+                    shape = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                    raise TypeError(f"the model returned {shape}; expected its loss, a 0-dimensional tensor")
+                (loss if count == 1 else loss / count).backward()
+                losses.append(loss.detach())
+        if self.setup.grad_clip is not None:
+            self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.grad_clip)
+        self.optimizer.step()
+        if self.setup.recipe is not None and not self.setup.peer:
+            update_scales(self.model)
+        return (losses[0] if count == 1 else torch.stack(losses).mean()).float()
+
+    def _casts_kept(self) -> AbstractContextManager[None]:
+        """One cast of each weight for all microbatches. Compiled layers cast as ever, and its hooks would recompile."""
+        setup = self.setup
+        keep = setup.accumulation > 1 and setup.recipe is not None and not setup.peer and not setup.compiled
+        return microbatches(self.model) if keep else nullcontext()
+
+
+def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Trainee:
+    """Builds, converts and compiles the model of a set-up, and makes its optimizer.
+
+    Args:
+        setup: what to build.
+        device: "cpu", "cuda" or "cuda:<index>".
+        model: a model to take instead of building `setup.model`; it is converted in place.
+
+    Raises:
+        UsageError: an unknown model.
+        ValueError: nothing can be converted, or the device lacks FP8 matmul for the recipe.
+    """
+    if model is None:
+        from harness.models import resolve  # torch-heavy, and not needed by those who bring a model
+
+        model = resolve(setup.model).build(
+            device=device,
+            dtype=setup.weight_dtype,
+            seed=setup.seed,
+            layers=setup.layers,
+            vocab_size=setup.vocab_size,
+            checkpointing=setup.checkpointing,
+        )
+    if setup.recipe is not None:
+        model = convert_to_float8_training(model, config=setup.recipe)
+    layers = audit(model)
+    if setup.peer:
+        assert setup.recipe is not None
+        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name)
+    return Trainee(setup, model, forward_of(model, setup, device), optimizer_of(model, setup, device), layers)
+
+
+def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
+    """Puts a peer's layer in the place of every Float8Linear, sharing its parameters.
+
+    So exactly the layers that fp8core converts are the peer's, whatever its own conversion would choose.
+
+    Args:
+        model: a model that fp8core converted; changed in place, except when it is itself a Linear.
+        peer: one whose `linear` is not None.
+        recipe: one of `peer.recipes`.
+    """
+    assert peer.linear is not None
+    swapped = {m: peer.linear(m, recipe) for m in model.modules() if isinstance(m, Float8Linear)}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if isinstance(child, Float8Linear):
+                setattr(parent, name, swapped[child])
+    return swapped[model] if isinstance(model, Float8Linear) else model
+
+
+def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Optimizer:
+    """AdamW over the parameters that train; weights of two and more dimensions decay, gains and biases don't."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": setup.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    fused = setup.fused and torch.device(device).type in _FUSED_ON
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=setup.lr, betas=setup.betas, fused=fused)
+
+
+def forward_of(model: nn.Module, setup: Setup, device: str) -> Callable[..., Tensor]:
+    """model(*batch) under the set-up's autocast, compiled whole if asked: anew on each call of this."""
+    kind, autocast = torch.device(device).type, setup.compute == "bf16_autocast"
+
+    def forward(*batch: Tensor) -> Tensor:
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=autocast):
+            return model(*batch)
+
+    return fresh_compile(forward) if setup.compiled else forward

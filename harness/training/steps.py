@@ -1,0 +1,217 @@
+"""What a training step is checked by before its time counts, and how one is taken apart by kernel classes.
+
+A step counts only if it computes what its baseline computes, and in the precision that it claims:
+
+* The loss of its first step lies within `LOSS_BOUND` of the baseline's, from the same weights, on the same batch. At
+  initial weights FP8 moves each logit by about 4 % of the logits' spread, which is about 1; the mean over hundreds of
+  tokens moves far less. Largest seen over all recipes on the small models, fp32 and bf16: 0.0016.
+* The norm of its gradients lies within `NORM_BOUND` of the baseline's: a GEMM that vanished, or a scale that was
+  forgotten, changes it by factors. Largest seen likewise: 1.2 %.
+* The gradient of each weight points where the baseline's does: their cosine is above `COSINE_BOUND`. A wrong sign or a
+  product of the wrong operands has the right norm. Smallest seen on the small models (all eager arms, peers too;
+  fp32, bf16 and autocast): 0.983; with the sign of every FP8 weight's gradient flipped: -0.998. Up to `_SAMPLED` elements
+  of each weight are compared, so that the baseline's need no memory to speak of. Gains and biases are left out: some of
+  these gradients are zero but for rounding (a bias of attention keys).
+* `fp8core.verify` proves the FP8 layers of fp8core. A peer's are proved by the count of FP8 GEMMs, and a step without
+  FP8 by there being none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import profile
+from torch.nn import functional
+
+from fp8core.verify import verify
+from fp8core.watching import count_fp8_gemms
+from harness.kernels_by_name import kernel_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from harness.training.setup import Trainee
+
+LOSS_BOUND = 0.02  # nats
+NORM_BOUND = 1.1  # ratio
+COSINE_BOUND = 0.5
+_SAMPLED = 4096  # elements of a gradient
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """What the first step of a set-up gives, from its initial weights.
+
+    `gradients`: of each weight of two and more dimensions that has one, some elements as float32 [n] in host memory.
+    """
+
+    loss: float
+    grad_norm: float
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, loss: Tensor, trainee: Trainee) -> FirstStep:
+        """Read from a trainee whose last step gave this loss."""
+        assert trainee.grad_norm is not None
+        weights = {n: p.grad for n, p in trainee.model.named_parameters() if p.dim() >= 2}
+        samples = {name: _sampled(grad) for name, grad in weights.items() if grad is not None}
+        return cls(float(loss), float(trainee.grad_norm), samples)
+
+    def cosines(self, base: FirstStep) -> dict[str, float]:
+        """Of the gradients here and there, by weight; those that the baseline has no gradient for are left out."""
+        return {
+            name: float(functional.cosine_similarity(self.gradients[name], theirs, dim=0, eps=1e-30))
+            for name, theirs in base.gradients.items()
+            if name in self.gradients and theirs.any()
+        }
+
+
+def _sampled(grad: Tensor) -> Tensor:
+    """Evenly spaced elements; an odd distance, so that they are of all columns."""
+    flat = grad.detach().reshape(-1)
+    return flat[:: (flat.numel() // _SAMPLED) | 1][:_SAMPLED].to("cpu", torch.float32, copy=True)
+
+
+def first_step_fault(mine: FirstStep, base: FirstStep) -> str:
+    """Why a first step does not compute what its baseline computes; "" if it does."""
+    gap = abs(mine.loss - base.loss)
+    if not gap <= LOSS_BOUND:
+        return f"first loss {mine.loss:.4f}, the baseline's is {base.loss:.4f}: {gap:.4f} apart, {LOSS_BOUND} allowed"
+    ratio = mine.grad_norm / base.grad_norm if base.grad_norm else float("inf")
+    if not 1 / NORM_BOUND <= ratio <= NORM_BOUND:
+        return (
+            f"norm of the first gradients {mine.grad_norm:.4g}, the baseline's is {base.grad_norm:.4g}: a factor "
+            f"{ratio:.3g}, at most {NORM_BOUND} either way allowed"
+        )
+    missing = sorted(base.gradients.keys() - mine.gradients.keys())
+    if missing:
+        return f"no gradient of {missing[0]} in the first step ({len(missing)} in all), the baseline has one"
+    cosines = mine.cosines(base)
+    worst = min(cosines, key=lambda name: cosines[name], default="")
+    wrong = [name for name, cosine in cosines.items() if not cosine >= COSINE_BOUND]
+    if wrong:
+        return (
+            f"first gradient of {worst} has a cosine of {cosines[worst]:.3f} with the baseline's, at least {COSINE_BOUND} "
+            f"allowed; {len(wrong)} of {len(cosines)} weights are as wrong"
+        )
+    return ""
+
+
+def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict[str, object]) -> str:
+    """Why the steps do not run in the precision that the set-up asks for; "" if they do.
+
+    Args:
+        step: one whole optimizer step of the trainee; run up to three times.
+        trainee: whose layers are looked at.
+        resolved: gets what was found.
+    """
+    setup = trainee.setup
+    if setup.recipe is not None and not setup.peer:
+        proof = verify(step, trainee.model, recipe=setup.recipe, announce=False)
+        resolved |= {"verify": proof.line, "fp8_gemms": proof.counted, "fp8_gemms_expected": proof.predicted}
+        if proof.warnings:
+            resolved["verify_warnings"] = list(proof.warnings[:8])
+        if proof.fp8_kernel_share is not None:
+            resolved["fp8_kernel_share"] = proof.fp8_kernel_share
+        return "" if proof.ok else proof.line
+    step()
+    counted = fp8_gemms(step, str(next(trainee.model.parameters()).device))
+    due = trainee.audit.fp8_gemms * setup.accumulation if setup.recipe is not None else 0
+    resolved |= {"fp8_gemms": counted, "fp8_gemms_expected": due}
+    recomputes = setup.checkpointing != "none"
+    if counted == due or (due and recomputes and counted > due):
+        return ""
+    return f"{counted} FP8 GEMMs ran in a step where {due} were due: it did not run as asked"
+
+
+def fp8_gemms(step: Callable[[], object], device: str) -> int:
+    """Calls of the operators that multiply FP8, in one step."""
+    return count_fp8_gemms(_events(step, device))
+
+
+def breakdown(events: list[Any], steps: int) -> dict[str, float]:
+    """Milliseconds of a step by kernel class: of kernels where events have some, of operators themselves on a CPU.
+
+    Args:
+        events: `function_events` of a profiler that watched whole steps.
+        steps: how many.
+    """
+    times: Counter[str] = Counter()
+    on_gpu = [
+        e for e in events if e.device_type == DeviceType.CUDA and not getattr(e, "is_user_annotation", False)
+    ]
+    if not on_gpu:
+        for event in events:
+            times[kernel_class(event.name, _enclosing(event))] += event.self_cpu_time_total
+        return {kind: micros / 1e3 / steps for kind, micros in times.items() if micros}
+    total: Counter[str] = Counter()
+    for event in on_gpu:
+        total[event.name] += event.self_device_time_total
+    for event in events:
+        for kernel in event.kernels if event.device_type == DeviceType.CPU else ():
+            callers = itertools.chain((event.name,), _enclosing(event))
+            times[kernel_class(kernel.name, callers)] += kernel.duration
+            total[kernel.name] -= kernel.duration
+    for name, left in total.items():  # kernels that no operator claims, such as those of compiled code
+        if left > 0:
+            times[kernel_class(name)] += left
+    return {kind: micros / 1e3 / steps for kind, micros in times.items() if micros}
+
+
+def profiled(step: Callable[[], object], first: int, last: int, device: str, trace: Path) -> dict[str, float]:
+    """Writes a Chrome trace of the steps `first` to `last` (Perfetto opens it) and returns their `breakdown`.
+
+    Args:
+        step: one whole step; called `last + 1` times.
+        first: step from which on is watched; those before run unwatched.
+        last: the last one that is watched.
+        device: where it runs.
+        trace: file to write; ".gz" at its end compresses it.
+    """
+    for _ in range(first):
+        step()
+
+    def watched() -> None:
+        for index in range(first, last + 1):
+            with torch.profiler.record_function(f"step {index}"):
+                step()
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, acc_events=True) as watcher:
+        watched()
+        _synchronize(device)
+    watcher.export_chrome_trace(str(trace))
+    return breakdown(list(watcher.events() or []), last - first + 1)
+
+
+def _events(step: Callable[[], object], device: str) -> list[Any]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
+    on_gpu = torch.device(device).type == "cuda"
+    with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as watcher:
+        step()
+        _synchronize(device)
+    return list(watcher.function_events or [])
+
+
+def _synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _enclosing(event: Any) -> Iterator[str]:
+    parent = event.cpu_parent
+    while parent is not None:
+        yield parent.name
+        parent = parent.cpu_parent

@@ -1,0 +1,256 @@
+"""An arm of the suite `train`: a trainee whose memory comes and goes, and what is measured of it."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness.device_memory import peak_memory
+from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
+from harness.models import ModelSpec, resolve
+from harness.peers import PEERS
+from harness.training import on_paper, steps
+from harness.training.batches import corpus_of, microbatches_of
+from harness.training.residency import Residency, host_copy
+from harness.training.setup import Setup, forward_of, prepare
+from harness.workload import Numerics, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+STEPS = 4  # different batches, over and over
+_WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the batches come from: a data set by name with its path ("" for none), and the seed of their order."""
+
+    data: str
+    path: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Steps to trace, counted from the first one after the warm-up, and the name of the trace's file."""
+
+    first: int
+    last: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the arms of a case share: initial weights in host memory, and what the first step without FP8 gives."""
+
+    weights: dict[str, Tensor]
+    first: steps.FirstStep
+
+
+class TimedArm:
+    """One arm, its memory given up until it is asked for.
+
+    Args:
+        setup: what is trained.
+        source: of its batches.
+        device: where.
+        profile: steps to trace; None: none.
+
+    Raises:
+        MemoryShortageError: it does not fit, not even to be made.
+    """
+
+    def __init__(self, setup: Setup, source: Source, device: str, profile: Profile | None = None) -> None:
+        self.setup, self.source, self.device, self.profiling = setup, source, device, profile
+        self.resolved: dict[str, object] = {}
+        self._turn = 0
+        with self._memory_explained("building the model"):
+            self.control = control_of(_without_fp8(setup), source, device)
+            self.batches = batches_of(_without_fp8(setup), source, device)
+            self.trainee = prepare(setup, device)
+            self._resident = Residency(self.trainee, self.control.weights, device)
+        self.resolved |= self._facts()
+
+    def workload(self) -> Workload:
+        """What the executor asks for."""
+        return Workload(
+            run=self.run,
+            check=self.check,
+            flops=on_paper.flops(self.setup),
+            resolved=self.resolved,
+            compiled=self.setup.compiled,
+            resident=self.resident,
+            recompile=self.recompile if self.setup.compiled else None,
+            tokens=self.tokens,
+            profile=self.profile if self.profiling is not None else None,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of one step: elements of the first tensor of its batches, if these are ids; else its sequences."""
+        first = [batch[0] for batch in self.batches[0]]
+        if first[0].is_floating_point():
+            return self.setup.sequences
+        return sum(part.numel() for part in first)
+
+    @contextmanager
+    def resident(self) -> Iterator[None]:
+        """Memory there, weights initial, the first batch next."""
+        self._turn = 0
+        with self._memory_explained("a training step"), self._resident():
+            yield
+
+    def run(self) -> Tensor:
+        """One whole optimizer step."""
+        batch = self.batches[self._turn % len(self.batches)]
+        self._turn += 1
+        return self.trainee.step(batch)
+
+    def recompile(self) -> None:
+        """Gives the compiler another code object over the same model."""
+        self.trainee.run = forward_of(self.trainee.model, self.setup, self.device)
+
+    def check(self) -> Numerics:
+        """First step against the control's, then the precision, then the memory of some steps."""
+        first = self.control.first
+        with self.resident():
+            mine = steps.FirstStep.of(self.run(), self.trainee)
+            self.resolved |= {"first_loss": mine.loss, "first_loss_control": first.loss}
+            self.resolved["first_grad_norm_ratio"] = (
+                mine.grad_norm / first.grad_norm if first.grad_norm else None
+            )
+            self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
+            fault = steps.first_step_fault(mine, first)
+            fault = fault or steps.precision_fault(self.run, self.trainee, self.resolved)
+        if fault:
+            return Numerics({}, ok=False, reason=fault)
+        figures = {"predicted_memory_bytes": float(on_paper.total(on_paper.memory(self.setup, self.device)))}
+        measured = ("peak_memory_bytes", "reserved_memory_bytes")
+        if torch.device(self.device).type != "cuda":
+            why = (
+                f"no peak is kept by the allocator of a {self.device}; predicted_memory_bytes is what is due"
+            )
+            return Numerics(figures, skipped=dict.fromkeys(measured, why))
+        with peak_memory() as peak, self.resident():
+            for _ in range(_WATCHED):
+                self.run()
+        return Numerics(
+            figures | dict(zip(measured, map(float, (peak.allocated, peak.reserved)), strict=True))
+        )
+
+    def profile(self, folder: Path) -> Numerics:
+        """A trace in the run's folder, and the time of each kernel class in one step."""
+        wanted = self.profiling
+        assert wanted is not None
+        with self.resident():
+            self.run()
+            parts = steps.profiled(self.run, wanted.first, wanted.last, self.device, folder / wanted.file)
+        self.resolved |= {"trace": wanted.file, "trace_steps": [wanted.first, wanted.last]}
+        return Numerics({}, parts={("kernel_time_ms", kind): ms for kind, ms in parts.items()})
+
+    @contextmanager
+    def _memory_explained(self, what: str) -> Iterator[None]:
+        """Memory that runs out inside is reported with what was due, by part, and what would save how much."""
+        try:
+            yield
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            reason = one_line(error)
+            # `with` makes it the context of the error below, and its frames hold the tensors that it was about.
+            let_go(error)
+        else:
+            return
+        line, facts = on_paper.shortage(self.setup, self.device, what)
+        self.resolved |= facts
+        raise MemoryShortageError(f"{line} ({reason})", self.resolved)
+
+    def _facts(self) -> dict[str, object]:
+        setup, audit, recipe = self.setup, self.trainee.audit, self.setup.recipe
+        backend = "torch.mm"
+        if recipe is not None:
+            backend = PEERS[setup.peer].doc if setup.peer else recipe.backend
+        facts: dict[str, object] = {
+            "timed": "one optimizer step: forward, backward, clipping, optimizer, FP8 scales",
+            "model": setup.model,
+            "parameters": sum(p.numel() for p in self.trainee.model.parameters()),
+            "compute": setup.compute,
+            "recipe": recipe.name if recipe else "bf16",
+            "backend": backend,
+            "compile": "fullgraph, static shapes" if setup.compiled else "eager",
+            "checkpointing": setup.checkpointing,
+            "accumulation": setup.accumulation,
+            "batch": setup.batch,
+            "seq": setup.seq,
+            "tokens_per_step": self.tokens,
+            "optimizer": "AdamW" + (", fused" if self.trainee.optimizer.defaults.get("fused") else ""),
+            "linear_layers": len(audit.layers),
+            "fp8_layers": len(audit.converted),
+            "skipped_layers": {layer.fqn: layer.reason for layer in audit.not_converted} if recipe else {},
+            "memory": on_paper.memory(setup, self.device),
+            "flops_formula_id": on_paper.flops_formula_id(setup),
+            "layers": note_of_layers(setup),
+        }
+        if facts["flops_formula_id"] == "palm":
+            facts["flops_causal"] = on_paper.flops(setup, "causal")
+        if setup.peer:
+            facts |= {"peer": setup.peer, "peer_version": PEERS[setup.peer].version()}
+        text = corpus_of(setup.model, self.source.data, self.source.path)
+        if text is not None:
+            return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}
+        return facts | {"data": "batches of the model's own"}
+
+
+def note_of_layers(setup: Setup) -> str:
+    """Whether the model is whole; "" where nobody can tell."""
+    spec = resolve(setup.model)
+    if not isinstance(spec, ModelSpec):
+        return ""
+    if setup.layers is None or setup.layers == spec.layers:
+        return f"all {spec.layers}"
+    return f"truncated to {setup.layers} of {spec.layers} layers"
+
+
+@functools.lru_cache(maxsize=1)  # of the case under way
+def control_of(setup: Setup, source: Source, device: str) -> Control:
+    """The control of a set-up without FP8, eager; run one sequence at a time where the whole batch doesn't fit."""
+    while True:
+        try:
+            return _control(setup, source, device)
+        except Exception as error:
+            if not out_of_memory(error) or setup.batch == 1:
+                raise
+        setup = replace(setup, batch=1, accumulation=setup.sequences)
+
+
+def _control(setup: Setup, source: Source, device: str) -> Control:
+    trainee = prepare(setup, device)
+    weights = host_copy(trainee.model)
+    with torch.random.fork_rng(devices=[0] if torch.device(device).type == "cuda" else []):
+        torch.manual_seed(setup.seed)
+        loss = trainee.step(_step(setup, source, 0, device))
+    return Control(weights, steps.FirstStep.of(loss, trainee))
+
+
+@functools.lru_cache(maxsize=1)
+def batches_of(setup: Setup, source: Source, device: str) -> list[list[tuple[Tensor, ...]]]:
+    """Microbatches of `STEPS` steps, on the device; the same objects for all arms of a case."""
+    return [_step(setup, source, step, device) for step in range(STEPS)]
+
+
+def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Tensor, ...]]:
+    text: Any = corpus_of(setup.model, source.data, source.path)
+    size = (setup.accumulation, setup.batch, setup.seq)
+    return microbatches_of(setup.model, text, step, source.seed, size, device)
+
+
+def _without_fp8(setup: Setup) -> Setup:
+    return replace(setup, recipe=None, peer="", compiled=False)

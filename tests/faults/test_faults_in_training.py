@@ -1,0 +1,192 @@
+"""Faults planted around real training runs: of the verdict's gates the one that the catalogue names in advance fails.
+
+Oracle: the catalogue's own prediction, and runs without a fault, of which no gate fails. The runs are those of the
+divergence suite (model nano, fp32, weights and batches of the seed); the golden arm is the recipe without the fault.
+Here they are as short as the verdict judges at all. What every fault does to every gate in longer runs is the table
+of docs/loss-verdict.md, printed by
+
+    python tests/faults/test_faults_in_training.py SEEDS STEPS
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
+import pytest
+from fault_catalogue import FAULTS, Fault
+
+from fp8core import RECIPES, Recipe
+from fp8core.recipe import Kernels
+from harness.case import Case
+from harness.suites import divergence
+from harness.training.loop import train
+from harness.verdict import Curve, Run, Verdict, judge_pairs
+
+GATES = {"early loss": {"L3"}, "late loss": {"L4", "L4h"}, "gradient": {"L6"}}
+# These fail their gate only in runs of the table's batch or length.
+TABLE_ONLY = (
+    "no scaling", "amax of half a block", "one direction's codes for both", "fused cast: rows for columns",
+    "transposed tile off by one", "stale amax",
+)  # fmt: skip
+SEEN = [name for name, fault in FAULTS.items() if fault.gate in GATES and name not in TABLE_ONLY]
+FAST = ("scale inverted", "scale four times too large", "amax without magnitude", "gradients unscaled")
+
+Runs = dict[int, Run]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much is trained."""
+
+    seeds: int
+    steps: int
+    batch: int = 8
+    seq: int = 64
+    eval_batches: int = 16
+
+
+SHORT = Size(seeds=3, steps=52, batch=4, seq=32, eval_batches=2)
+LOOK = Size(seeds=1, steps=12)
+
+
+def trained(
+    recipe: Recipe | None, size: Size, planted: AbstractContextManager[None] | None = None, arm: str = "base"
+) -> Runs:
+    """The arm's run of each seed, its layers converted to the recipe."""
+    runs = {}
+    with planted or nullcontext():
+        for seed in range(size.seeds):
+            axes = dataclasses.asdict(size)
+            del axes["seeds"]
+            axes |= {"seed": seed, "lr_warmup": 10, "eval_every": 0, "diagnose_every": 0}
+            (point,) = divergence.points([], {name: [value] for name, value in axes.items()}, None)
+            job = divergence.job_of(Case.of("divergence", point | axes), arm, "cpu")
+            job.setup = dataclasses.replace(job.setup, recipe=recipe)
+            result = train(job, "cpu")
+            curves = {
+                metric: Curve.of([value for _, value in points], [step for step, _ in points])
+                for (metric, _), points in result.curves.points.items()
+            }
+            runs[seed] = Run(
+                curves["loss"],
+                curves.get("heldout_loss"),
+                curves.get("grad_norm"),
+                planned_steps=size.steps,
+                nonfinite_step=result.nonfinite_step,
+                stopped=result.stopped,
+                tokens_per_step=job.setup.tokens_per_step,
+            )
+    return runs
+
+
+def recipe_of(name: str, kernels: Kernels = "auto") -> Recipe:
+    """The recipe, emulated where no CPU multiplies it."""
+    recipe = RECIPES[name].with_kernels(kernels)
+    return recipe.emulated() if name in ("blockwise", "mxfp8") else recipe
+
+
+@cache
+def control(size: Size) -> Runs:
+    return trained(None, size)
+
+
+@cache
+def correct(name: str, size: Size) -> Runs:
+    """Of a recipe, or of the perturbed control."""
+    if name == "base_eps":
+        return trained(None, size, arm=name)
+    return trained(recipe_of(name), size)
+
+
+@cache
+def golden(name: str, size: Size) -> Runs:
+    recipe = recipe_of(name)
+    return (
+        trained(recipe.with_backend("reference_bf16"), size)
+        if recipe.backend == "torch"
+        else correct(name, size)
+    )
+
+
+def verdict_on(runs: Runs, name: str, size: Size) -> Verdict:
+    return judge_pairs(runs, control(size), golden=golden(name, size) if name in RECIPES else None)
+
+
+def faulty(fault: Fault, size: Size) -> Runs:
+    return trained(recipe_of(fault.recipe, fault.kernels), size, fault.planted())
+
+
+def same(runs: Runs, others: Runs) -> bool:
+    """Whether the losses are bitwise equal."""
+    return all((runs[seed].loss.values == others[seed].loss.values).all() for seed in others)
+
+
+def failed(verdict: Verdict) -> set[str]:
+    return {result.gate for result in verdict.gates if result.status == "FAIL"}
+
+
+@pytest.mark.parametrize("name", ["base_eps", "tensorwise", "rowwise"])
+def test_no_gate_fails_without_a_fault(name: str) -> None:
+    verdict = verdict_on(correct(name, SHORT), name, SHORT)
+    assert not failed(verdict), verdict.reasons
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in SEEN]
+)
+def test_the_named_gate_catches_the_fault(name: str) -> None:
+    fault = FAULTS[name]
+    verdict = verdict_on(faulty(fault, SHORT), fault.recipe, SHORT)
+    assert failed(verdict) & GATES[fault.gate], verdict.gates
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.gate == "refused"])
+def test_a_refused_fault_trains_no_step(name: str) -> None:
+    with pytest.raises(ValueError, match=r"scale|kernel"):
+        faulty(FAULTS[name], LOOK)
+
+
+def table(size: Size) -> None:
+    """Prints the table of docs/loss-verdict.md, each line as soon as it is known."""
+    print(
+        "| planted | recipe | named in advance | verdict, and the gates that did not pass | L3 | L4 | L4h | L6 |"
+    )
+    print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: |")
+    for name in ("base_eps", "tensorwise", "rowwise", "delayed"):
+        print(_line("nothing", name, "PASS", verdict_on(correct(name, size), name, size)), flush=True)
+    for fault in sorted(FAULTS.values(), key=lambda fault: fault.gate not in GATES):
+        names = fault.name, fault.recipe + (", fused" if fault.kernels == "always" else ""), fault.gate
+        if fault.gate in ("state", "verify"):
+            continue
+        try:
+            untouched = same(faulty(fault, LOOK), correct(fault.recipe, LOOK))
+        except ValueError as error:
+            print(
+                "| " + " | ".join([*names, f"refused: {str(error).splitlines()[0]}", *"----"]) + " |",
+                flush=True,
+            )
+            continue
+        if untouched:
+            said = f"bitwise equal to the run without it in {LOOK.steps} steps"
+            print("| " + " | ".join([*names, said, *"----"]) + " |", flush=True)
+            continue
+        print(_line(*names, verdict_on(faulty(fault, size), fault.recipe, size)), flush=True)
+
+
+def _line(what: str, recipe: str, gate: str, verdict: Verdict) -> str:
+    gates = {result.gate: result for result in verdict.gates}
+    seen = [
+        name if r.status == "FAIL" else f"{name} {r.status}"
+        for name, r in gates.items()
+        if r.status != "PASS"
+    ]
+    said = verdict.outcome + (": " + ", ".join(seen) if seen else "")
+    effects = [f"{100 * gates[name].effect:+.3f}" for name in ("L3", "L4", "L4h")]
+    return "| " + " | ".join([what, recipe, gate, said, *effects, f"{gates['L6'].effect:.3f}"]) + " |"
+
+
+if __name__ == "__main__":
+    table(Size(*map(int, sys.argv[1:])))

@@ -1,0 +1,170 @@
+"""Bad input: the right answer or one clear error, eager and compiled, with casts by plain code and by operators.
+
+Oracle: the plain eager layer of float32, which test_linear.py holds to float64, or the definition by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from recipes import on_cpu
+from torch import nn
+
+from fp8core import RECIPES, Float8Linear
+
+pytestmark = [  # both are torch's own, raised while it compiles anything at all
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8")
+ROUTES = pytest.mark.parametrize(  # tracing takes seconds
+    ("name", "kernels", "compiled"),
+    [
+        *((name, kernels, False) for name in NAMES for kernels in ("auto", "always")),
+        ("tensorwise", "auto", True),
+        ("rowwise", "always", True),
+        ("blockwise", "always", True),
+    ],
+)
+KERNELS = pytest.mark.parametrize("kernels", ["auto", "always"])
+COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+def layer_of(name: str, kernels: str, dtype: torch.dtype = torch.float32) -> Float8Linear:
+    torch.manual_seed(0)
+    return Float8Linear(32, 48, dtype=dtype, config=on_cpu(name).with_kernels(kernels))  # type: ignore[arg-type]
+
+
+def runner(layer: nn.Module, compiled: bool) -> Run:
+    """The layer, or its whole graph; aot_eager traces and runs it without generating code."""
+    return torch.compile(layer, fullgraph=True, dynamic=False, backend="aot_eager") if compiled else layer
+
+
+def step(run: Run, layer: Float8Linear, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.detach().requires_grad_()
+    y = run(x)
+    return [y.detach(), *torch.autograd.grad(y.float().square().sum(), [x, layer.weight])]
+
+
+@ROUTES
+def test_infinity_nan_and_zero(name: str, kernels: str, compiled: bool) -> None:
+    """By hand: a row that holds Inf or NaN is NaN, zeros give the bias, and neither hides nor invents anything."""
+    layer = layer_of(name, kernels)
+    run = runner(layer, compiled)
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        x = torch.randn(16, 32)
+        x[3, 5] = bad
+        y, grad_x, _ = step(run, layer, x)
+        assert y[3].isnan().all()
+        assert not grad_x[3].isfinite().any()
+    y, grad_x, grad_weight = step(run, layer, torch.zeros(16, 32))
+    assert torch.equal(y, layer.bias.detach().expand(16, 48))
+    assert grad_x.isfinite().all()
+    assert not grad_weight.any()
+
+
+@ROUTES
+def test_no_tokens_and_odd_layouts(name: str, kernels: str, compiled: bool) -> None:
+    """Oracle: the same values in rows; of no token, an empty output and zero gradients."""
+    layer = layer_of(name, kernels)
+    for x in (torch.randn(2, 0, 32),) if compiled else (torch.randn(0, 32), torch.randn(2, 0, 32)):
+        torch._dynamo.reset()
+        y, grad_x, grad_weight = step(runner(layer, compiled), layer, x)
+        assert (y.shape, grad_x.shape) == ((*x.shape[:-1], 48), x.shape)
+        assert not grad_weight.any()
+    odd = (torch.randn(32, 16).t(), torch.randn(1, 32).expand(16, 32), torch.randn(32, 64)[::2, ::2])
+    for x in odd[:1] if compiled else odd:
+        torch._dynamo.reset()
+        got = step(runner(layer, compiled), layer, x)
+        plain = layer_of(name, "never")
+        want = step(plain, plain, x.contiguous())
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+
+
+@ROUTES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_two_bytes(
+    dtype: torch.dtype, name: str, kernels: str, compiled: bool, sqnr_db: Callable[..., float]
+) -> None:
+    """Oracle: the float32 layer over the same values: codes are the same, results differ by their own rounding.
+
+    48 dB: rounding to bfloat16 keeps 55, and gradients have been rounded twice, codes of grad_output once anew.
+    """
+    layer = layer_of(name, kernels, dtype)
+    wide = layer_of(name, "never")
+    wide.load_state_dict(layer.float().state_dict())
+    layer = layer.to(dtype)
+    x = torch.randn(16, 32).to(dtype)
+    got, want = step(runner(layer, compiled), layer, x)[0], step(wide, wide, x.float())[0]
+    assert got.dtype == dtype
+    assert sqnr_db(want, got) > 48
+
+
+@COMPILED
+@KERNELS
+def test_a_tied_head(kernels: str, compiled: bool) -> None:
+    """Oracle: two layers over two copies of the weight; the shared one's gradient is their sum, and an embedding's."""
+
+    class Tied(nn.Module):
+        def __init__(self, shared: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            recipe = RECIPES["rowwise"].with_kernels(kernels)  # type: ignore[arg-type]
+            self.embed = nn.Embedding(48, 32)
+            self.head, self.other = (Float8Linear(32, 48, bias=False, config=recipe) for _ in "ho")
+            for layer in (self.head, self.other):
+                layer.weight = (
+                    self.embed.weight if shared else nn.Parameter(self.embed.weight.detach().clone())
+                )
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embed(tokens)
+            return self.head(x) + 2 * self.other(x)
+
+    tokens = torch.arange(16)
+    grads, outputs = [], []
+    for shared in (True, False):
+        model = Tied(shared)
+        y = runner(model, compiled and shared)(tokens)
+        y.square().sum().backward()
+        outputs.append(y.detach())
+        distinct = {id(p): p for p in model.parameters()}.values()
+        grads.append(sum(p.grad for p in distinct))
+        assert len(distinct) == (1 if shared else 3)
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(
+        *grads, rtol=1e-5, atol=1e-5 * float(grads[1].abs().max())
+    )  # another order of sums
+
+
+@COMPILED
+@KERNELS
+def test_sizes_that_the_hardware_refuses(kernels: str, compiled: bool) -> None:
+    """One error that names layer, GEMM and way out; both ways out run, padding and the backend without the rule."""
+    recipe = RECIPES["tensorwise"].with_kernels(kernels)  # type: ignore[arg-type]
+    layer = Float8Linear(50, 48, config=recipe)
+    x = torch.randn(16, 50)
+    with pytest.raises(Exception, match=r"GEMM output of Float8Linear\(50, 48\): K=50 .* pad it"):
+        runner(layer, compiled)(x)
+    want = Float8Linear.from_float(layer_plain(layer), recipe.emulated())(x)
+    for way_out in (recipe.with_backend("triton"), replace(recipe, pad_inner_dim=True)):
+        torch._dynamo.reset()
+        got = runner(Float8Linear.from_float(layer_plain(layer), way_out), compiled)(x)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def layer_plain(layer: Float8Linear) -> nn.Linear:
+    """nn.Linear over the same parameters."""
+    plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return plain

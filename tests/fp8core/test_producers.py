@@ -1,0 +1,232 @@
+"""producers: what layers compute from a fused norm or activation is what they compute from its plain result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from recipes import on_cpu
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8core import RECIPES, CastInput, Float8Linear, RMSNorm, SwiGLU, cast_input, update_scales, verify
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+HALF_ULP = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+
+
+class Block(nn.Module):
+    """Norm, two projections that share its result, activation, projection; fused or not."""
+
+    def __init__(self, name: str, fused: bool, kernels: str, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        recipe = on_cpu(name).with_kernels(kernels)  # type: ignore[arg-type]
+        self.fused = fused
+        self.norm, self.act = RMSNorm(32, dtype=dtype), SwiGLU()
+        self.gate, self.up = (Float8Linear(32, 48, bias=False, dtype=dtype, config=recipe) for _ in "gu")
+        self.down = Float8Linear(48, 32, bias=False, dtype=dtype, config=recipe)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.fused:
+            h = cast_input(
+                self.norm(x), self.gate, self.up
+            )  # once, so that gradients add up alike under autocast
+            return self.down(self.act(self.gate(h), self.up(h)))
+        h = self.norm(x, self.gate, self.up)
+        return self.down(self.act(self.gate(h), self.up(h), self.down))
+
+
+def trained(block: Block, dtype: torch.dtype, autocast: bool = False) -> list[torch.Tensor]:
+    """Outputs, gradients and amaxes of three steps."""
+    torch.manual_seed(1)
+    seen: list[torch.Tensor] = []
+    for index in range(3):
+        x = (torch.randn(2, 8, 32) * (1 + index)).to(dtype).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = block(x)
+        block.zero_grad()
+        y.float().square().mean().backward()
+        assert x.grad is not None
+        seen += [y.detach(), x.grad, *(p.grad.clone() for p in block.parameters())]
+        update_scales(block)
+        seen += [b.clone() for b in block.buffers()]
+    return seen
+
+
+@DTYPES
+@pytest.mark.parametrize("kernels", ["never", "always"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_layers_compute_the_same(name: str, kernels: str, dtype: torch.dtype) -> None:
+    """Oracle: the same block that gives its layers plain tensors; bitwise, amaxes too."""
+    want, got = (trained(Block(name, fused, kernels, dtype), dtype) for fused in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "delayed", "rowwise"])
+def test_autocast_and_inference_too(name: str) -> None:
+    """Oracle: as above. Autocast rounds between producer and cast, which an amax from before would miss."""
+    want, got = (
+        trained(Block(name, fused, "always"), torch.float32, autocast=True) for fused in (False, True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    plain, fused = Block(name, False, "always"), Block(name, True, "always")
+    trained(plain, torch.float32)
+    trained(fused, torch.float32)
+    with torch.no_grad():
+        x = torch.randn(5, 32)
+        assert torch.equal(fused(x), plain(x))
+
+
+@DTYPES
+def test_against_torch(dtype: torch.dtype) -> None:
+    """Oracle: torch.nn.RMSNorm and silu(gate) * up by autograd in float64. Half an ulp of the output,
+    and 80 float32 roundings of the largest: rows of 64 elements, and some steps."""
+    x, gate, up = ((torch.randn(4, 6, 64) * 3).to(dtype) for _ in range(3))
+    norm = RMSNorm(64, dtype=dtype)
+    norm.weight.data.uniform_(0.5, 2)
+    theirs = nn.RMSNorm(64, eps=1e-6, dtype=torch.float64)
+    theirs.weight.data.copy_(norm.weight)
+    for ours, other, inputs in (
+        (norm, theirs, (x,)),
+        (SwiGLU(), lambda g, u: functional.silu(g) * u, (gate, up)),
+    ):
+        low = [t.clone().requires_grad_() for t in inputs]
+        high = [t.double().requires_grad_() for t in inputs]
+        got, want = ours(*low), other(*high)
+        grad = torch.randn(got.shape).to(dtype)
+        got.backward(grad)
+        want.backward(grad.double())
+        pairs = [(got, want), *((a.grad, b.grad) for a, b in zip(low, high, strict=True))]
+        if ours is norm:
+            pairs.append((norm.weight.grad, theirs.weight.grad))
+        for a, b in pairs:
+            bound = HALF_ULP[dtype] * b.abs() + 80 * 2.0**-24 * b.abs().max()
+            assert ((a.double() - b).abs() <= 1.01 * bound).all()
+
+
+class Names(TorchDispatchMode):
+    """Operators of ours that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if str(op).startswith("fp8core."):
+            self.seen.append(str(op).split(".")[1])
+        return op(*args, **(kwargs or {}))
+
+
+EXPECTED = {  # of the producer and the cast of its result, training
+    "tensorwise": (["rms_norm_amax", "cast_both"], ["swiglu_amax", "cast_both"]),
+    "delayed": (["rms_norm_amax", "cast_delayed_both"], ["swiglu_cast_delayed_both"]),
+    "rowwise": (["rms_norm_amax", "cast_rowwise_both"], ["swiglu_amax", "cast_rowwise_both"]),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_amax_is_found_twice(name: str) -> None:
+    """Oracle: the operators by hand; no `amax` pass, and no high-precision activation under delayed scaling."""
+    block = Block(name, True, "always")
+    trained(block, torch.float32)
+    x, gate = torch.randn(16, 32, requires_grad=True), torch.randn(16, 48, requires_grad=True)
+    with Names() as norm:
+        shared = block.norm(x, block.gate, block.up)
+    with Names() as act:
+        hidden = block.act(gate, gate, block.down)
+    assert (norm.seen, act.seen) == EXPECTED[name]
+    assert isinstance(shared, CastInput)
+    assert hidden.codes_only == (name == "delayed")
+    if name == "delayed":
+        assert hidden.hp.untyped_storage().nbytes() == hidden.hp.element_size()
+    with torch.no_grad(), Names() as norm:
+        shared = block.norm(x, block.gate, block.up)
+    assert len(norm.seen) == (2 if name == "tensorwise" else 1)
+    if shared.codes_only:
+        with pytest.raises(ValueError, match="codes that were made without gradients"):
+            block.gate(shared)
+
+
+def test_an_infinity_of_the_producer_stays_loud() -> None:
+    """Oracle: the definition: it turns up as NaN, also where codes hide the values."""
+    for name in ("tensorwise", "delayed"):
+        block = Block(name, True, "always")
+        trained(block, torch.float32)
+        gate = torch.randn(16, 48)
+        gate[3, 3] = torch.inf
+        assert block.down(block.act(gate, torch.ones_like(gate), block.down))[3].isnan().all()
+
+
+def test_verify_takes_a_block_of_codes() -> None:
+    """Oracle: by hand: the GEMMs of three layers, whose inputs all need gradients."""
+    block = Block("delayed", True, "always")
+    x = torch.randn(16, 32, requires_grad=True)
+
+    def step() -> None:
+        block(x).square().mean().backward()
+        update_scales(block)
+
+    step()
+    proof = verify(step, block, announce=False)
+    assert proof.ok, proof.problems
+    assert proof.counted == 9
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "delayed"])
+def test_a_gain_alone_trains(name: str) -> None:
+    """Oracle: the same through the norm's plain result. Frozen layers and an input without gradient ask for codes alone."""
+    torch.manual_seed(0)
+    norm = RMSNorm(32)
+    layer = Float8Linear(32, 48, config=RECIPES[name]).requires_grad_(False)
+    x, grads = torch.randn(16, 32), []
+    if name == "delayed":
+        layer(norm(x)).sum().backward()
+        layer.amaxes.record("grad_output", torch.tensor(1.0))
+        update_scales(layer)
+    for call in (lambda: layer(norm(x, layer)), lambda: layer(norm(x))):
+        norm.weight.grad = None
+        call().square().sum().backward()
+        grads.append(norm.weight.grad)
+    assert torch.equal(*grads)
+
+
+def test_results_may_be_changed_in_place() -> None:
+    """Oracle: the same out of place; torch's own norm allows it."""
+    norm, act, x = RMSNorm(32), SwiGLU(), torch.randn(16, 32)
+    results = []
+    for in_place in (True, False):
+        left = x.clone().requires_grad_()
+        y = norm(left)
+        y = y.mul_(2) if in_place else y * 2
+        h = act(y, left)
+        h = h.add_(1) if in_place else h + 1
+        h.square().sum().backward()
+        results.append((h.detach(), left.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_compiled_is_one_graph() -> None:
+    """Oracle: eager of the plain block, but for the rounding of its formulas; fullgraph refuses breaks."""
+    torch._dynamo.reset()
+    block, x = Block("rowwise", True, "auto"), torch.randn(16, 32)
+    compiled = torch.compile(block, fullgraph=True, dynamic=False, backend="aot_eager")
+    assert torch.equal(compiled(x), block(x))
+
+
+def test_refusals() -> None:
+    norm, act, q = RMSNorm(32), SwiGLU(), Float8Linear(32, 48)
+    with pytest.raises(ValueError, match=r"x has shape \[4, 16\]; expected \[..., 32\]"):
+        norm(torch.randn(4, 16))
+    with pytest.raises(TypeError, match="float64"):
+        norm(torch.randn(4, 32, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"gate is \[4, 32\] torch.float32 and up \[4, 16\]"):
+        act(torch.randn(4, 32), torch.randn(4, 16))
+    with pytest.raises(ValueError, match="cast their input differently"):
+        norm(torch.randn(4, 32), q, Float8Linear(32, 48, config="rowwise"))
+    assert repr(norm) == "RMSNorm(32, eps=1e-06)"
+    assert norm(torch.randn(0, 32)).shape == (0, 32)

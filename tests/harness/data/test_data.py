@@ -1,0 +1,218 @@
+"""The corpora by name: their bytes, their checks, and what they say of a bad file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import sysconfig
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.data import CORPORA, bin, corpus, shakespeare, stdlib
+from harness.errors import UsageError
+
+COPY = Path(__file__).parents[4] / "shared" / "data" / "tinyshakespeare.txt"
+needs_copy = pytest.mark.skipif(not COPY.is_file(), reason=f"no copy of tiny Shakespeare at {COPY}")
+
+
+def test_standard_library() -> None:
+    """Oracle: the files themselves, read one by one; sha256 of their bytes; a second reading is the same."""
+    found = stdlib.load()
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = stdlib.stdlib_files(root)
+    assert names == sorted(names)
+    assert {"abc.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
+    whole = b"".join((root / name).read_bytes() for name in names)
+    assert found.sha256 == hashlib.sha256(whole).hexdigest()
+    assert bytes(found.train) + bytes(found.heldout) == whole
+    assert found.vocab_size == 256
+    assert len(found.train) == int(0.9 * len(whole)) > 1_000_000
+    assert not any({"test", "tests", "site-packages"} & set(name.split("/")) for name in names)
+    assert all(name.split("/")[0].removesuffix(".py") in sys.stdlib_module_names for name in names)
+
+
+def test_only_the_distributions_own_files(tmp_path: Path) -> None:
+    """Oracle: a folder made by hand."""
+    for name in (
+        "os.py",
+        "json/decoder.py",
+        "json/tests/test_x.py",
+        "site-packages/os.py",
+        "mine.py",
+        "os.txt",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    assert stdlib.stdlib_files(tmp_path) == ["json/decoder.py", "os.py"]
+    assert bytes(stdlib.load(tmp_path).train) == b"json/decoder.pyos.py"[:18]
+    with pytest.raises(UsageError, match=r"no Python sources in .*; take data=bytes"):
+        stdlib.load(tmp_path / "site-packages" / "none")
+
+
+def test_any_file_as_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)))
+    found = corpus("bytes", path)
+    assert found.train.tolist() == list(range(180))
+    assert found.heldout.tolist() == list(range(180, 200))
+
+
+@needs_copy
+def test_shakespeare() -> None:
+    """Oracle: nanoGPT's prepare.py: sorted characters, its published counts (65; 1,003,854; 111,540)."""
+    found = corpus("shakespeare", COPY)
+    text = COPY.read_text()
+    index = {character: i for i, character in enumerate(sorted(set(text)))}
+    assert found.vocab_size == len(index) == 65
+    assert (len(found.train), len(found.heldout)) == (1_003_854, 111_540)
+    ids = np.array([index[character] for character in text])
+    assert np.array_equal(np.concatenate([found.train, found.heldout]), ids)
+    assert found.sha256 == hashlib.sha256(COPY.read_bytes()).hexdigest()
+
+
+def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
+    path = tmp_path / "input.txt"
+    path.write_text("To be, or not to be\n")
+    with pytest.raises(UsageError, match=r"20 bytes with sha256 .*, expected 86c4e6aa.*take data=bytes"):
+        corpus("shakespeare", path)
+
+
+class TestDownload:
+    """The cache and the public address; no test touches the network."""
+
+    @pytest.fixture(autouse=True)
+    def _own_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def answer(self, monkeypatch: pytest.MonkeyPatch, text: bytes | OSError) -> list[str]:
+        """What the address will say; returns the addresses that are asked."""
+        asked = []
+
+        def urlopen(address: str, timeout: float) -> Any:
+            asked.append(address)
+            assert timeout > 0
+            if isinstance(text, OSError):
+                raise text
+            return io.BytesIO(text)
+
+        monkeypatch.setattr("urllib.request.urlopen", urlopen)
+        return asked
+
+    @needs_copy
+    def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Oracle: the copy; the second time the cache answers."""
+        asked = self.answer(monkeypatch, COPY.read_bytes())
+        first, second = shakespeare.load(), shakespeare.load()
+        assert asked == [shakespeare.ADDRESS]
+        assert np.array_equal(first.train, second.train)
+        assert [path.suffix for path in shakespeare.cache_folder().iterdir()] == [
+            ".txt"
+        ]  # nothing half-written
+
+    @needs_copy
+    def test_cache_that_cannot_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer(monkeypatch, COPY.read_bytes())
+        (tmp_path / "cache").write_text("a file where the folder should be")
+        assert shakespeare.load().vocab_size == 65
+
+    def test_offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer(monkeypatch, urllib.error.URLError("Name or service not known"))
+        with pytest.raises(UsageError, match=r"cannot be downloaded .*give a copy by data_path=FILE"):
+            shakespeare.load()
+
+    def test_another_text_is_refused_and_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer(monkeypatch, b"<html>404</html>")
+        with pytest.raises(UsageError, match="is not nanoGPT's text: 16 bytes"):
+            shakespeare.load()
+        assert not shakespeare.cache_folder().exists()
+
+    def test_damaged_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = shakespeare.cache_folder() / f"shakespeare-{shakespeare.SHA256[:16]}.txt"
+        kept.parent.mkdir(parents=True)
+        kept.write_bytes(b"half a fi")
+        with pytest.raises(UsageError, match=f"{kept} is not nanoGPT's text: 9 bytes"):
+            shakespeare.load()
+
+
+def write(path: Path, ids: list[int]) -> Path:
+    np.array(ids, dtype="<u2").tofile(path)
+    return path
+
+
+def test_bin_file(tmp_path: Path) -> None:
+    """Oracle: the ids that were written; memory-mapped; sha256 of the file."""
+    path = write(tmp_path / "tokens.bin", [*range(100), *range(50200, 50257)])
+    found = corpus("bin", path, vocab_size=50257)
+    assert isinstance(found.train.base, np.memmap)
+    assert [*found.train, *found.heldout] == [*range(100), *range(50200, 50257)]
+    assert len(found.train) == 141
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.batch(0, 0, 2, 8)[0].max() < 50257
+
+
+def test_bin_folder(tmp_path: Path) -> None:
+    """Oracle: nanoGPT's layout: train.bin and val.bin as they are."""
+    write(tmp_path / "train.bin", [1, 2, 3])
+    write(tmp_path / "val.bin", [4, 5])
+    found = corpus("bin", tmp_path, vocab_size=6)
+    assert (found.train.tolist(), found.heldout.tolist()) == ([1, 2, 3], [4, 5])
+
+
+def test_bin_checks_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: one id beyond the vocabulary, at each place of a file that is read in pieces of 4."""
+    monkeypatch.setattr(bin, "_PIECE", 4)
+    for place in range(11):
+        ids = [0] * 11
+        ids[place] = 7
+        path = write(tmp_path / f"{place}.bin", ids)
+        with pytest.raises(UsageError, match=f"holds token id 7 at position {place}; the vocabulary has 7"):
+            corpus("bin", path, vocab_size=7)
+        assert corpus("bin", path, vocab_size=8).vocab_size == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "has 0 bytes"), (b"abc", "has 3 bytes; expected uint16")]
+)
+def test_bin_that_is_none(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        corpus("bin", path, vocab_size=7)
+
+
+def test_bin_folder_without_validation_file(tmp_path: Path) -> None:
+    write(tmp_path / "train.bin", [1])
+    with pytest.raises(UsageError, match=r"no file .*val.bin; a folder needs train.bin and val.bin"):
+        corpus("bin", tmp_path, vocab_size=7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("stdlb",), r"unknown data 'stdlb' \(nearest: stdlib\)"),
+        (("bytes",), "data=bytes needs a file: data_path=FILE"),
+        (("bin",), "data=bin needs a file"),
+        (("bin", __file__), "needs the size of its vocabulary"),
+        (("stdlib", __file__), "takes no path"),
+        (("shakespeare", "/nowhere/input.txt"), "no file /nowhere/input.txt"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        corpus(*arguments)
+
+
+def test_folder_as_bytes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"data=bytes: cannot read {tmp_path}"):
+        corpus("bytes", tmp_path)
+
+
+def test_default_is_in_the_table() -> None:
+    assert next(iter(CORPORA)) == "stdlib"
+    assert corpus("stdlib") is corpus("stdlib")  # read once

@@ -1,0 +1,119 @@
+"""FLOPs by formula against FlopCounterMode, and against the formulas of the literature."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fp8core import RECIPES, convert_to_float8_training
+from harness.errors import UsageError
+from harness.models import CHECKPOINTING, MODELS, build, plain_attention
+from harness.models.flops import counted_flops, recomputed, register_flop_formulas, step_flops
+from harness.models.llama_moe import MoeConfig
+
+BATCH, SEQ = 2, 16
+
+
+def reduced(name: str, checkpointing: str = "none") -> nn.Module:
+    """A model of the table with its own proportions of heads, widths and experts, small enough for a CPU."""
+    spec = MODELS[name]
+    config = spec.config
+    shrink = max(1, config.width // 128)
+    per_head = config.width // config.heads
+    changes = {"width": config.heads * max(2, per_head // shrink // 2 * 2)}
+    if hasattr(config, "ffn"):
+        changes["ffn"] = max(16, config.ffn // shrink)
+    small = dataclasses.replace(spec, config=dataclasses.replace(config, **changes))
+    return small.build(layers=2, vocab_size=64, checkpointing=checkpointing)
+
+
+def batch(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, model.config.vocab_size, (BATCH, SEQ + 1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def counted(model: nn.Module) -> int:
+    register_flop_formulas()
+    with FlopCounterMode(display=False) as counter, plain_attention():
+        model(*batch(model)).backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name: str) -> None:
+    """Oracle: FlopCounterMode over forward and backward with plain attention. The promise is 1 %; it is exact."""
+    model = reduced(name)
+    assert sum(step_flops(model, BATCH, SEQ).values()) == counted(model)
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+@pytest.mark.parametrize("recipe", [None, *RECIPES])
+@pytest.mark.parametrize("name", ["nano", "llama_tiny", "llama_moe_tiny"])
+def test_recipes_and_checkpointing(name: str, recipe: str | None, mode: str) -> None:
+    """Oracle: FlopCounterMode, which sees what is run again; and the dtypes of the operands that reach the matmul.
+
+    Recipes in blocks run emulated on a CPU, that is as float32 products of the same sizes."""
+    model = build(name, checkpointing=mode)
+    emulated = recipe in ("blockwise", "mxfp8")
+    if recipe is not None:
+        chosen = RECIPES[recipe].emulated() if emulated else RECIPES[recipe]
+        convert_to_float8_training(model, config=chosen)
+    step, again = (f(model, BATCH, SEQ, high_precision="fp32") for f in (step_flops, recomputed))
+    both = {dtype: step.get(dtype, 0) + again.get(dtype, 0) for dtype in {*step, *again}}
+    assert sum(both.values()) == counted(model)
+    assert counted_flops(model, batch(model), high_precision="fp32") == both
+    assert all(parameter.grad is not None for parameter in model.parameters())  # of `counted` alone
+
+
+def test_dtypes_of_tensorwise() -> None:
+    """Oracle: the recipe: the output GEMM has e4m3 operands only, the other two take an e5m2 gradient."""
+    model = convert_to_float8_training(build("nano"), config="tensorwise")
+    flops = step_flops(model, BATCH, SEQ)
+    linear = 2 * BATCH * SEQ * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    assert flops["e4m3"] == linear
+    assert flops["e5m2"] == 2 * linear
+    assert flops["bf16"] == 12 * 2 * 48 * SEQ * BATCH * SEQ  # 12 L H Q T a token
+
+
+def test_palm_and_causal() -> None:
+    """Oracle: 6 N + 12 L H Q T a token (PaLM, appendix B) with N = matmul weights; causal halves the second term."""
+    model = build("llama3_8b", device="meta")
+    n = 8_030_261_248 - 128256 * 4096 - (2 * 32 + 1) * 4096  # without embedding and gains
+    attention = 12 * 32 * 4096 * 8192
+    assert step_flops(model, 1, 8192) == {"bf16": 8192 * (6 * n + attention)}
+    assert step_flops(model, 1, 8192, formula="causal") == {"bf16": 8192 * (6 * n + attention / 2)}
+
+
+def test_llama_2_7b_at_8k() -> None:
+    """Oracle: AI-Hypercomputer/maxtext#1988: Llama-2-7B at length 8192 goes from 1721 to 1510 TFLOP by the causal rule,
+    at a batch of 4."""
+    model = build("llama2_7b", device="meta")
+    full, half = (sum(step_flops(model, 4, 8192, formula=f).values()) / 1e12 for f in ("palm", "causal"))
+    assert abs(half / full - 1510 / 1721) < 0.001
+
+
+def test_experts_count_as_often_as_tokens_choose_them() -> None:
+    """Oracle: top_k of the experts, not all."""
+    config = MODELS["llama_moe_tiny"].config
+    assert isinstance(config, MoeConfig)
+    few = sum(step_flops(build("llama_moe_tiny", device="meta"), 1, 8).values())
+    spec = dataclasses.replace(MODELS["llama_moe_tiny"], config=dataclasses.replace(config, top_k=3))
+    more = sum(step_flops(spec.build(device="meta"), 1, 8).values())
+    assert more - few == 6 * 8 * config.layers * 3 * config.width * config.ffn
+
+
+def test_fused_attention_on_a_cpu_is_why_it_is_plain() -> None:
+    """Oracle: FlopCounterMode itself: the CPU's fused kernel counts nothing. Goes when PyTorch counts it."""
+    model = build("nano")
+    with FlopCounterMode(display=False) as counter:
+        model(*batch(model)).backward()
+    assert counter.get_total_flops() < sum(step_flops(model, BATCH, SEQ).values())
+
+
+def test_unknown_formula() -> None:
+    with pytest.raises(UsageError, match="unknown FLOP formula 'plam'"):
+        step_flops(build("nano", device="meta"), 1, 8, formula="plam")

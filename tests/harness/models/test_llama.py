@@ -1,0 +1,171 @@
+"""The Llama against a plain float64 implementation whose rotary positions are complex multiplications."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+
+from fp8core import CastInput, Float8Linear, convert_to_float8_training
+from harness.models import build, llama, share
+from harness.models.common import materialise
+from harness.models.llama import Llama, LlamaConfig, RopeScaling, rotate, rotations
+
+Weights = dict[str, np.ndarray[Any, Any]]
+SMALL = LlamaConfig(31, 4096, 2, 32, 4, 2, 48)
+
+
+def made(config: LlamaConfig) -> Llama:
+    """In float64, with gains that are not 1."""
+    with torch.device("meta"):
+        model = Llama(config)
+    materialise(model, "cpu", 0, model.init_std)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.double()
+
+
+def frequency(config: LlamaConfig, i: int) -> float:
+    """Of pair i, by wavelength, as meta-llama/llama-models words it."""
+    f = config.theta ** (-2 * i / config.head_dim)
+    s = config.rope_scaling
+    if s is None:
+        return f
+    wavelength = 2 * math.pi / f
+    if wavelength < s.original_seq / s.high_freq_factor:
+        return f
+    if wavelength > s.original_seq / s.low_freq_factor:
+        return f / s.factor
+    smooth = (s.original_seq / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    return (1 - smooth) * f / s.factor + smooth * f
+
+
+def turned(config: LlamaConfig, x: np.ndarray) -> np.ndarray:
+    """One head [T, head_dim]: pairs as complex numbers, times e^(i position frequency)."""
+    half = config.head_dim // 2
+    f = np.array([frequency(config, i) for i in range(half)])
+    z = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * np.arange(len(x))[:, None] * f)
+    return np.concatenate([z.real, z.imag], axis=1)
+
+
+def rms_norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * gain
+
+
+def reference(config: LlamaConfig, w: Weights, tokens: np.ndarray) -> np.ndarray:
+    """Logits of one sequence, head by head."""
+    x = w["embedding.weight"][tokens]
+    size, group = config.head_dim, config.heads // config.kv_heads
+    mask = np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
+    for i in range(config.layers):
+        at = f"layers.{i}."
+        n = rms_norm(x, w[at + "attention_norm.weight"])
+        q, k, v = (n @ w[f"{at}attention.{name}.weight"].T for name in "qkv")
+        mixed = []
+        for h in range(config.heads):
+            own, read = slice(h * size, (h + 1) * size), slice(h // group * size, (h // group + 1) * size)
+            scores = turned(config, q[:, own]) @ turned(config, k[:, read]).T / np.sqrt(size) + mask
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            mixed.append(weights / weights.sum(1, keepdims=True) @ v[:, read])
+        x = x + np.concatenate(mixed, 1) @ w[at + "attention.o.weight"].T
+        n = rms_norm(x, w[at + "ffn_norm.weight"])
+        gate, up = (n @ w[f"{at}ffn.{name}.weight"].T for name in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[at + "ffn.down.weight"].T
+    head = w.get("head.weight", w["embedding.weight"])
+    return rms_norm(x, w["norm.weight"]) @ head.T
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        dataclasses.replace(SMALL, tied=True, kv_heads=4, theta=10000.0),
+        dataclasses.replace(SMALL, kv_heads=1, rope_scaling=RopeScaling(32.0)),
+    ],
+    ids=["grouped", "tied, as many keys as queries", "one key head, stretched"],
+)
+def test_logits(config: LlamaConfig) -> None:
+    """Oracle: `reference`. Rotations are float32 in the model: angle and sine each within 2^-24 of themselves and a
+    position below 20, so a relative error of some 20 x 2^-23 at most; the rest is float64."""
+    model = made(config)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    tokens = torch.randint(0, 31, (2, 20))
+    want = np.stack([reference(config, weights, row.numpy()) for row in tokens])
+    got = model(tokens).detach().numpy()
+    assert np.abs(got - want).max() < 20 * 2**-23 * np.abs(want).max()
+
+
+def test_gradients() -> None:
+    """Oracle: finite differences in float64 of every parameter; the step is 1e-3, as float32 rotations are steps too."""
+    model = made(LlamaConfig(7, 8, 1, 8, 2, 1, 12))
+    names, values = zip(*model.named_parameters(), strict=True)
+    tokens = torch.randint(0, 7, (1, 4))
+
+    def logits(*parameters: torch.Tensor) -> torch.Tensor:
+        return functional_call(model, dict(zip(names, parameters, strict=True)), (tokens,))
+
+    assert torch.autograd.gradcheck(logits, values, eps=1e-3, atol=1e-3, rtol=1e-3, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama3_1b", "llama2_7b"])
+def test_rotations_of_published_models(name: str) -> None:
+    """Oracle: complex multiplication in float64, frequencies by wavelength. A float32 angle of up to 4095 rad has an
+    error of 4095 x 2^-23 from frequency and product, and a turn of a unit vector errs by no more."""
+    config = published(name)
+    x = torch.randn(4096, 1, config.head_dim)
+    got = rotate(x[None], *rotations(config, 4096, torch.device("cpu")))[0, :, 0].double().numpy()
+    want = turned(config, x[:, 0].double().numpy())
+    assert np.abs(got - want).max() < 4095 * 2**-23 * np.abs(want).max()
+
+
+def published(name: str) -> LlamaConfig:
+    config = build(name, device="meta", layers=1).config
+    assert isinstance(config, LlamaConfig)
+    return config
+
+
+def test_scores_depend_on_distance_only() -> None:
+    """Oracle: RoPE's defining property (arXiv:2104.09864): q at 7 with k at 3 scores as q at 107 with k at 103."""
+    q, k = torch.randn(2, 1, 1, 1, SMALL.head_dim).expand(2, 1, 128, 1, -1)
+    cos, sin = rotations(SMALL, 128, torch.device("cpu"))
+    q, k = (rotate(x, cos, sin)[0, :, 0] for x in (q, k))
+    torch.testing.assert_close(q[7] @ k[3], q[107] @ k[103], rtol=1e-4, atol=1e-4)
+
+
+def test_share_casts_once_only_for_equal_recipes() -> None:
+    """Oracle: the contract of `share`."""
+    x = torch.randn(16, 32)
+    fp8 = [Float8Linear(32, 48, config="tensorwise") for _ in range(3)]
+    assert isinstance(share(x, *fp8), CastInput)
+    assert share(x, *fp8, torch.nn.Linear(32, 48)) is x
+    assert share(x, fp8[0], Float8Linear(32, 48, config="rowwise")) is x
+    assert share(x, torch.nn.Linear(32, 48)) is x
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"])
+def test_sharing_changes_no_bit(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: each layer casting for itself."""
+    tokens = torch.randint(0, 256, (2, 17))
+    results = []
+    for alone in (False, True):
+        if alone:
+            monkeypatch.setattr(llama, "share", lambda x, *layers: x)
+        model = convert_to_float8_training(build("llama_tiny"), config=recipe)
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(map(torch.equal, *results))
+
+
+def test_refuses_what_is_no_batch_of_tokens() -> None:
+    model = build("llama_tiny")
+    with pytest.raises(ValueError, match=r"shape \[1, 257\].*at most 256"):
+        model(torch.zeros(1, 257, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"expected \[batch, sequence\]"):
+        model(torch.zeros(5, dtype=torch.int64))

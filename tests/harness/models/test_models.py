@@ -1,0 +1,231 @@
+"""The table of models: published sizes, names, and training by each in every checkpointing mode."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fp8core import RECIPES, audit, convert_to_float8_training
+from harness.errors import UsageError
+from harness.models import CHECKPOINTING, MODELS, ModelSpec, build, resolve
+
+CPU_MODELS = ("nano", "nanogpt_char_cpu", "llama_tiny", "llama_moe_tiny")
+
+# Model cards of openai-community/gpt2*, meta-llama/Llama-2-7b-hf, Meta-Llama-3-8B and -70B, Llama-3.2-1B and -3B on
+# Hugging Face: "safetensors" parameters, with tied matrices once. (GPT-2's card adds attention masks; here the count
+# of karpathy/nanoGPT, 124M / 354.82M / 774.03M / 1557.61M.)
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "llama2_7b": 6_738_415_616,
+    "llama3_8b": 8_030_261_248,
+    "llama3_1b": 1_235_814_400,
+    "llama3_3b": 3_212_749_824,
+    "llama3_70b": 70_553_706_496,
+}
+
+
+def batch(model: nn.Module, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, model.config.vocab_size, (4, 33), generator=torch.Generator().manual_seed(seed))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters(name: str) -> None:
+    """Oracle: the published count where there is one, exactly; on meta, where nothing is allocated."""
+    model = build(name, device="meta")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert MODELS[name].parameters == PUBLISHED.get(name)
+    if name in PUBLISHED:
+        assert count(model) == PUBLISHED[name]
+
+
+def test_the_guides_7b_is_llama_3_8b() -> None:
+    """Oracle: KempnerForge 7b_16gpu_fp8.toml: ffn = ceil(4 * 4096 * 2/3 * 1.3 / 256) * 256 = 14336."""
+    ffn = math.ceil(int(4 * 4096 * (2 / 3) * 1.3) / 256) * 256
+    assert MODELS["llama_7b"].config.ffn == ffn
+    assert count(build("llama_7b", device="meta")) == PUBLISHED["llama3_8b"]
+
+
+def test_classes_of_size() -> None:
+    """Oracle: the names: 125M within 10 %; the mixture meets as many weights a token as its dense twin within 3 %."""
+    dense, mixture = build("llama_125m", device="meta"), build("llama_moe", device="meta")
+    assert abs(count(dense) / 125e6 - 1) < 0.1
+    config = MODELS["llama_moe"].config
+    asleep = (config.experts - config.top_k) * 3 * config.width * config.ffn * config.layers
+    assert abs((count(mixture) - asleep) / count(dense) - 1) < 0.03
+    assert f"{count(mixture) / count(dense):.1f} times" in MODELS["llama_moe"].doc
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_specs(name: str) -> None:
+    spec = MODELS[name]
+    assert spec.name == name
+    assert spec.doc
+    assert spec.source
+    assert (spec.layers, spec.vocab_size, spec.width) == (
+        spec.config.layers,
+        spec.config.vocab_size,
+        spec.config.width,
+    )
+    assert spec.width % spec.config.heads == 0
+    assert spec.max_seq == spec.config.max_seq
+    assert resolve(name) is spec
+    assert spec.batch is None
+
+
+@pytest.mark.parametrize("name", CPU_MODELS)
+def test_initial_loss_is_that_of_guessing(name: str) -> None:
+    """Oracle: logits ~ N(0, s^2), s^2 = 0.02^2 width, give ln V + s^2 / 2, and a sample of n tokens sd s / sqrt(n)."""
+    model = build(name)
+    loss = model(*batch(model)).item()
+    variance = 0.02**2 * model.config.width
+    assert abs(loss - math.log(model.config.vocab_size) - variance / 2) < 4 * (variance / 128) ** 0.5
+
+
+@pytest.mark.parametrize("name", CPU_MODELS)
+@pytest.mark.parametrize("recipe", [None, "tensorwise", "rowwise", "delayed"])
+def test_checkpointing_changes_no_bit(name: str, recipe: str | None) -> None:
+    """Oracle: no checkpointing; loss and every gradient bitwise."""
+    results = []
+    for mode in CHECKPOINTING:
+        model = build(name, checkpointing=mode)
+        if recipe is not None:
+            convert_to_float8_training(model, config=recipe)
+        loss = model(*batch(model))
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_checkpointing_under_dropout() -> None:
+    """Oracle: no checkpointing; the recomputation draws the same masks."""
+    results = []
+    for mode in CHECKPOINTING:
+        model = build("nanogpt_char", layers=1, checkpointing=mode)
+        torch.manual_seed(0)
+        model(*batch(model)).backward()
+        results.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, results[0], results[1]))
+    assert all(map(torch.equal, results[0], results[2]))
+
+
+@pytest.mark.parametrize("name", ["nano", "llama_tiny"])
+def test_compiled_is_one_graph(name: str) -> None:
+    """Oracle: eager; float32 sums in another order, a few hundred of them deep."""
+    model = build(name)
+    torch._dynamo.reset()
+    loss = torch.compile(model, fullgraph=True, dynamic=False)(*batch(model))
+    want = model(*batch(model))
+    torch.testing.assert_close(loss, want, rtol=1e-6, atol=0)
+    parameters = list(model.parameters())
+    grads = torch.autograd.grad(loss, parameters), torch.autograd.grad(want, parameters)
+    for got, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=300 * 2**-24 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "mode"),
+    [
+        *(("nano", None, mode) for mode in CHECKPOINTING),
+        ("llama_tiny", None, "selective"),
+        pytest.param("llama_tiny", "rowwise", "selective", marks=pytest.mark.slow),
+    ],
+)
+def test_one_graph_under_checkpointing_and_fp8(name: str, recipe: str | None, mode: str) -> None:
+    """Oracle: eager, bitwise: aot_eager runs the traced graph without fusion."""
+    model = build(name, checkpointing=mode, layers=1)
+    if recipe is not None:
+        convert_to_float8_training(model, config=recipe)
+    torch._dynamo.reset()
+    parameters = list(model.parameters())
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    losses = [run(*batch(model)) for run in (model, compiled)]
+    grads = [torch.autograd.grad(loss, parameters) for loss in losses]
+    assert torch.equal(*losses)
+    assert all(map(torch.equal, *grads))
+
+
+def test_autocast_keeps_weights_and_loss_in_float32() -> None:
+    for name in CPU_MODELS:
+        model = build(name)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(*batch(model))
+        assert loss.dtype == torch.float32
+        loss.backward()
+        assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+        low = build(name, dtype=torch.bfloat16)
+        assert low(*batch(low)).dtype == torch.float32
+        assert abs(low(*batch(low)).item() / loss.item() - 1) < 2**-8
+
+
+def test_what_fp8_takes_of_each_model() -> None:
+    """Oracle: the guide's filter and the rule of 16: all linear layers, but no 65-wide head and no router."""
+    left = {
+        name: [layer.fqn for layer in audit(_converted(name)).not_converted]
+        for name in ("nano", "nanogpt_char_cpu", "llama_tiny", "llama_moe_tiny", "llama3_8b", "gpt2")
+    }
+    assert left == {
+        "nano": [],
+        "nanogpt_char_cpu": ["head"],
+        "llama_tiny": [],
+        "llama_moe_tiny": ["layers.0.ffn.router", "layers.1.ffn.router"],
+        "llama3_8b": [],
+        "gpt2": ["head"],  # vocabulary 50257; nanoGPT pads it to 50304
+    }
+    padded = convert_to_float8_training(build("gpt2", device="meta", vocab_size=50304), config="tensorwise")
+    assert not audit(padded).not_converted
+    assert padded.head.weight is padded.embedding.weight
+
+
+def _converted(name: str) -> nn.Module:
+    return convert_to_float8_training(build(name, device="meta"), config=RECIPES["tensorwise"])
+
+
+def test_layers_and_vocabulary() -> None:
+    model = build("llama3_8b", device="meta", layers=4, vocab_size=512)
+    assert len(model.layers) == 4
+    assert model.head.out_features == 512
+    assert MODELS["llama3_8b"].layers == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "lama3_8b"}, r"unknown model 'lama3_8b' \(nearest: llama3_8b\)"),
+        ({"model": "nano", "layers": 0}, "layers=0: nano has 2 blocks; expected 1 to 2"),
+        ({"model": "nano", "layers": 3}, "layers=3: nano has 2 blocks; expected 1 to 2"),
+        ({"model": "nano", "vocab_size": 0}, "vocab_size=0; expected at least 1"),
+        ({"model": "nano", "checkpointing": "half"}, "unknown activation checkpointing 'half'"),
+        ({"model": '{"_target_": "a.b"'}, "is no JSON mapping"),
+    ],
+)
+def test_refusals(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_model_too_large_for_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("Unable to allocate 1.96 GiB")
+
+    monkeypatch.setattr("harness.models.common._normal", full)
+    with pytest.raises(UsageError, match="80,112 weights do not fit on cpu: Unable to allocate"):
+        build("nano")
+
+
+def test_a_spec_of_ones_own() -> None:
+    """A test or a sweep may make its own sizes without the table."""
+    own = ModelSpec("own", "", "", dataclasses.replace(MODELS["nano"].config, width=24, heads=2))
+    assert build(own).layers[0].mlp.up.in_features == 24

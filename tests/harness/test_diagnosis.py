@@ -1,0 +1,373 @@
+"""Diagnosis. Oracle: each symptom is planted in rows; its finding must appear with the planted figures, else nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
+from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, frame, linear_cases
+
+import fp8core
+from harness import diagnosis
+from harness.case import Case
+from harness.diagnosis import findings, lines
+from harness.diagnosis.finding import few, gib
+from harness.diagnosis.pays import Rates, rates
+from harness.measurement import Measurement
+from harness.verdict import Curve
+
+BASE = control()
+SCHEDULE = {"rise_steps": 30, "lr": 1e-3}
+MIB = 2**20
+
+
+def found(tmp_path, rows, word, **more):
+    """The findings whose symptom holds a word."""
+    return [f for f in findings(frame(tmp_path, rows, **more)) if word in f.symptom]
+
+
+def look(arm, metric, part, values, recipe="tensorwise", seed=0):
+    """A diagnosis series of one tensor of one arm."""
+    case = case_of(seed)
+    return Measurement(
+        "divergence",
+        case.case_id,
+        arm,
+        case.axes_json,
+        metric,
+        "ok",
+        baseline="base",
+        part=part,
+        resolved={"recipe": recipe},
+        samples=tuple(values),
+        rounds=tuple(50 * i for i in range(len(values))),
+    )
+
+
+def test_a_sweep_in_which_nothing_is_wrong_has_no_finding(tmp_path):
+    rows = whole_suite()
+    rows += [
+        look("tensorwise", "sqnr_db", "layers.0.q:input", [31.5, 31.4]),
+        look("tensorwise", "saturated_frac", "q:weight", [0.0] * 3),
+    ]
+    assert findings(frame(tmp_path, rows)) == []
+
+
+# FP8 that did not run
+
+
+def test_an_arm_that_converted_nothing_is_found_with_the_reasons(tmp_path):
+    facts = {"fp8_layers": [], "skipped_layers": {"head": "65 outputs: no multiple of 16"}}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", shifted(BASE), recipe="rowwise", **facts)
+    (finding,) = found(tmp_path, rows, "did not run in FP8")
+    assert finding.symptom == "divergence rowwise did not run in FP8"
+    assert "head: 65 outputs: no multiple of 16" in finding.evidence[0]
+    assert "fp8core.audit" in finding.change
+
+
+def test_a_curve_equal_to_its_control_did_not_run_in_fp8(tmp_path):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise", fp8_layers=["q"])
+    (finding,) = found(tmp_path, rows, "did not run in FP8")
+    assert "bitwise equal to base" in finding.evidence[0]
+
+
+def test_fewer_fp8_gemms_than_expected(tmp_path):
+    case = Case.of("linear", {"M": 8192, "K": 4096, "N": 4096})
+    rows = Invented().times(
+        case,
+        {
+            "bf16_eager": {"ms": 1.0},
+            "rowwise_eager": {
+                "ms": 0.8,
+                "resolved": {"recipe": "rowwise", "fp8_gemms": 2, "fp8_gemms_expected": 3},
+            },
+        },
+    )
+    (finding,) = found(tmp_path, rows, "did not run in FP8")
+    assert finding.evidence == ("2 of 3 GEMMs in FP8",)
+
+
+# Hardware
+
+
+def test_a_gpu_without_fp8_is_found_and_a_cpu_is_not(tmp_path):
+    case = Case.of("gemm", {"M": 1, "K": 16, "N": 16})
+    rows = [
+        *Invented().times(case, {"bf16": {"ms": 1.0}}),
+        absent(case, "fp8_rowwise", "skipped", "no FP8", "bf16"),
+    ]
+    a100 = {**H200, "gpu": "NVIDIA A100-SXM4-80GB", "gpu_capability": "8.0"}
+    (finding,) = found(tmp_path / "a", rows, "no FP8 tensor cores", env=a100)
+    assert finding.evidence == ("compute capability 8.0; 0 arms emulated, 1 skipped",)
+    assert "train.mixed_precision=bf16" in finding.change
+    assert found(tmp_path / "b", rows, "no FP8 tensor cores", env=CPU) == []
+    assert found(tmp_path / "c", rows, "no FP8 tensor cores") == []
+
+
+# Early divergence
+
+
+def test_early_divergence_names_rate_warm_up_and_the_worst_layer(tmp_path):
+    loss = BASE[1].loss.values.copy()
+    loss[17:] = math.nan
+    runs = shifted(BASE)
+    runs[1] = dataclasses.replace(runs[1], loss=Curve.of(loss))
+    rows = rows_of_runs("base", BASE) + rows_of_runs(
+        "tensorwise", runs, recipe="tensorwise", lr_schedule=SCHEDULE
+    )
+    rows += [
+        look("tensorwise", "saturated_frac", "layers.1.down:input", [0.0, 0.031]),
+        look("tensorwise", "saturated_frac", "layers.0.q:input", [0.0, 0.002]),
+        look("tensorwise", "underflow_frac", "layers.0.q:grad_output", [0.4]),
+    ]
+    (finding,) = found(tmp_path, rows, "diverges within the first 50 steps")
+    told = " ".join(finding.evidence)
+    assert "1 of 5 seeds: seed 1 is NaN or infinite from step 17" in told
+    assert "learning rate 0.001, warm-up 30 steps" in told
+    assert "most saturation: layers.1.down:input, 3.1 %" in told
+    assert "most underflow: layers.0.q:grad_output, 40 %" in told
+    assert "axes.lr=0.0005" in finding.change
+    assert "schedule=warmup_bf16" in finding.change
+
+
+def test_a_loss_that_runs_away_early_is_found_and_one_that_does_so_late_is_not(tmp_path):
+    for name, start, expected in (("early", 20, 1), ("late", 150, 0)):
+        runs = shifted(BASE, lambda t, start=start: np.where(t >= start, 1.5, 0.0))
+        rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", runs, recipe="rowwise")
+        got = found(tmp_path / name, rows, "diverges")
+        assert len(got) == expected
+        if got:
+            assert "layers were not diagnosed" in " ".join(got[0].evidence)
+
+
+def test_a_run_that_breaks_at_its_very_first_step_diverges(tmp_path):
+    rows = rows_of_runs("base", BASE)
+    rows += [
+        absent(case_of(s), "rowwise", "failed", "nothing was trained: loss is nan at step 0", "base", "loss")
+        for s in BASE
+    ]
+    (finding,) = found(tmp_path, rows, "diverges")
+    assert "5 of 5 seeds: seed 0 is NaN or infinite from step 0" in finding.evidence[0]
+
+
+def test_where_the_control_breaks_too_the_learning_rate_is_named(tmp_path):
+    loss = BASE[1].loss.values.copy()
+    loss[17:] = math.nan
+    broken = {**BASE, 1: dataclasses.replace(BASE[1], loss=Curve.of(loss))}
+    rows = rows_of_runs("base", broken) + rows_of_runs("rowwise", broken, recipe="rowwise")
+    (finding,) = found(tmp_path, rows, "diverges")
+    assert finding.cause.startswith("the control breaks as well")
+
+
+# Memory
+
+
+def test_out_of_memory_names_both_remedies_with_their_bytes(tmp_path):
+    case = Case.of("train", {"model": "gpt2", "batch": 16, "checkpointing": "none"})
+    memory = {"weights": 500 * MIB, "activations": 6000 * MIB, "logits": 1000 * MIB, "workspace": 1192 * MIB}
+    rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
+    failed = absent(
+        case, "rowwise_eager", "failed", "out of memory: tried to allocate 2.00 GiB", "bf16_eager"
+    )
+    rows.append(dataclasses.replace(failed, resolved={"recipe": "rowwise", "memory": memory}))
+    (finding,) = found(tmp_path, rows, "runs out of memory")
+    assert finding.symptom == "train rowwise_eager runs out of memory, bf16_eager does not"
+    assert finding.evidence[0] == "out of memory: tried to allocate 2.00 GiB"
+    assert "axes.batch=8 (frees about 4.00 GiB)" in finding.change
+    assert "axes.checkpointing=full (frees at most 5.86 GiB)" in finding.change
+
+
+def test_remedies_that_the_suite_predicted_are_taken_as_they_are(tmp_path):
+    case = Case.of("train", {"model": "gpt2", "batch": 16})
+    rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
+    failed = absent(
+        case, "rowwise_eager", "failed", "out of memory; predicted GiB by part: weights 1", "bf16_eager"
+    )
+    facts = {"recipe": "rowwise", "memory": {"weights": 2**30}, "remedies": {"batch=8": 3 * 2**30}}
+    (finding,) = found(tmp_path, [*rows, dataclasses.replace(failed, resolved=facts)], "runs out of memory")
+    assert finding.change == "axes.batch=8 (frees 3.00 GiB)"
+    assert finding.evidence == (failed.reason,)
+
+
+def test_out_of_memory_of_both_arms_is_not_fp8s(tmp_path):
+    case = Case.of("train", {"model": "gpt2", "batch": 16})
+    rows = [
+        absent(case, "bf16_eager", "failed", "out of memory: 2 GiB"),
+        absent(case, "rowwise_eager", "failed", "out of memory: 2 GiB", "bf16_eager"),
+    ]
+    assert found(tmp_path, rows, "memory") == []
+
+
+# Spikes
+
+
+def test_spikes_are_told_with_their_counts(tmp_path):
+    runs = shifted(BASE)
+    loss = runs[2].loss.values.copy()
+    loss[200:206] += 1.0
+    runs[2] = dataclasses.replace(runs[2], loss=Curve.of(loss))
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs, recipe="tensorwise")
+    (finding,) = found(tmp_path, rows, "spikes more than base")
+    assert "1 spike against 0 of the control" in finding.evidence[0]
+
+
+# Whether it can pay
+
+
+@pytest.mark.parametrize(("cast_bytes", "size"), [(4, 663), (6, 1005), (8, 1354), (19, 3409), (68, 16672)])
+def test_break_even_sizes_of_the_published_table(cast_bytes, size):
+    """Oracle: the table of the break-even formula for 780 and 1,300 TFLOP/s, 4.0 TB/s and 16,384 tokens."""
+    h200 = Rates(780e12, 1300e12, 4e12, "round numbers")
+    assert h200.break_even(16384, cast_bytes) == pytest.approx(size, abs=1)
+    assert h200.break_even(300) == math.inf
+
+
+def test_rates_are_measured_ceilings_before_published_peaks(tmp_path):
+    ceilings = [row for case in ceiling_cases(Invented(), 4200.0, 740.0) for row in case]
+    measured = rates(frame(tmp_path / "a", ceilings))
+    assert measured.source == "measured in the ceilings"
+    assert measured.fp8 / measured.bf16 == pytest.approx(1.9 / 1.02, rel=0.05)
+    plain = frame(tmp_path / "b", [row for case in linear_cases(Invented(), 690.0)[:1] for row in case])
+    assert rates(plain).source == "published peaks"
+    assert rates(plain).bandwidth == pytest.approx(4.8e12)
+    assert rates(plain.assign(env="{}")) is None
+
+
+def test_layers_below_the_break_even_are_named_on_a_gpu_only(tmp_path):
+    case = Case.of("linear", {"M": 512, "K": 384, "N": 384})
+    flops = 6.0 * 512 * 384 * 384
+    arms = {
+        "bf16_eager": {"ms": 0.1, "flops": {"bf16": flops}},
+        "bf16_eager:again": {"ms": 0.1, "flops": {"bf16": flops}, "baseline": "bf16_eager"},
+        "rowwise_eager": {
+            "ms": 0.2,
+            "flops": {"e4m3": flops},
+            "baseline": "bf16_eager",
+            "resolved": {"recipe": "rowwise"},
+        },
+    }
+    rows = Invented().times(case, arms)
+    (finding,) = found(tmp_path / "gpu", rows, "too small for FP8")
+    assert any("512x384x384: 0.50x" in e for e in finding.evidence)
+    assert found(tmp_path / "cpu", rows, "too small", env=CPU) == []
+
+
+def test_a_slow_training_step_says_what_fp8_could_save(tmp_path):
+    """Oracle: H200 peaks of 989 and 1,979 TFLOP/s: 1 TFLOP takes 1.011 and 0.505 ms."""
+    case = Case.of("train", {"model": "nanogpt_char", "batch": 64})
+    arms = {
+        "bf16_eager": {"ms": 20.0, "flops": {"bf16": 1e12}},
+        "bf16_eager:again": {"ms": 20.0, "flops": {"bf16": 1e12}, "baseline": "bf16_eager"},
+        "rowwise_eager": {
+            "ms": 30.0,
+            "flops": {"e4m3": 1e12},
+            "baseline": "bf16_eager",
+            "resolved": {"recipe": "rowwise", "tokens_per_step": 16384},
+        },
+    }
+    rows = Invented().times(case, arms)
+    rows.append(figure(case, "rowwise_eager", "kernel_time_ms", 8.5, part="cast"))
+    (finding,) = found(tmp_path, rows, "is slower than")
+    assert finding.symptom == "rowwise_eager is slower than bf16_eager (nanogpt_char)"
+    told = " ".join(finding.evidence)
+    assert "can save at most 0.506 ms" in told
+    assert "its casts take 8.5 ms" in told
+    assert "with 16384 tokens a pass only layers wider than about" in told
+
+
+# Casts
+
+
+def test_delayed_scales_that_never_move(tmp_path):
+    looks = [1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
+    rows = rows_of_runs("base", BASE) + rows_of_runs("delayed", shifted(BASE), recipe="delayed")
+    for part, scales in (("q:input", [6.0] * 6), ("q:weight", [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])):
+        rows.append(look("delayed", "scale_log2", part, scales, "delayed"))
+        rows.append(look("delayed", "amax", part, looks, "delayed"))
+    (finding,) = found(tmp_path, rows, "never move")
+    assert finding.symptom == "delayed: 1 delayed scale never moves"
+    assert finding.evidence == ("q:input: scale 2^6 at all 6 looks, amax 1 to 30",)
+    assert "update_scales" in finding.change
+
+
+def test_scales_that_stand_still_because_the_tensor_does_are_healthy(tmp_path):
+    rows = [
+        look("delayed", "scale_log2", "q:input", [6.0] * 6, "delayed"),
+        look("delayed", "amax", "q:input", [1.0] * 6, "delayed"),
+    ]
+    assert found(tmp_path, rows, "never move") == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "part", "values", "kind"),
+    [
+        ("saturated_frac", "q:input", [0.0, 1e-5], "saturated"),
+        ("underflow_frac", "q:input", [0.02], "underflow"),
+        ("sqnr_db", "q:input", [31.0, 27.0], "SQNR"),
+        ("sqnr_db", "q:grad_output", [21.0], "SQNR"),
+    ],
+)
+def test_alarms_of_single_tensors(tmp_path, metric, part, values, kind):
+    (finding,) = found(tmp_path, [look("tensorwise", metric, part, values)], "alarm")
+    assert finding.symptom == f"tensorwise: {kind} alarm in 1 tensor"
+    assert part in finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "part", "values", "recipe"),
+    [
+        (
+            "saturated_frac",
+            "q:input",
+            [1e-5],
+            "delayed",
+        ),  # clipping between two updates is delayed scaling's nature
+        ("underflow_frac", "q:input", [0.009], "tensorwise"),
+        ("sqnr_db", "q:grad_output", [25.0], "tensorwise"),
+        ("sqnr_db", "q:input", [math.inf], "tensorwise"),
+    ],
+)
+def test_healthy_tensors_raise_no_alarm(tmp_path, metric, part, values, recipe):
+    assert found(tmp_path, [look("tensorwise", metric, part, values, recipe)], "alarm") == []
+
+
+# Words
+
+
+def test_text_of_findings(tmp_path):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise")
+    text = lines(findings(frame(tmp_path, rows)))
+    assert text[0] == "finding  divergence rowwise did not run in FP8"
+    assert [line.split(":")[0].strip() for line in text[-2:]] == ["cause", "change"]
+
+
+def test_lists_are_shortened_and_sizes_have_units():
+    assert few(["a", "b", "a", "c", "d", "e"]) == ("a", "b", "c", "and 2 more")
+    assert (gib(2**30), gib(2**20)) == ("1.00 GiB", "1.00 MiB")
+
+
+def test_no_rows_have_no_findings(tmp_path):
+    stored = frame(tmp_path, rows_of_runs("base", BASE))
+    assert findings(stored[stored["suite"] == "none"]) == []
+    assert json.loads(stored["axes"].iloc[0])["steps"] == STEPS == AXES["steps"]
+
+
+def test_remedies_name_functions_with_the_arguments_that_they_take():
+    """Oracle: the signatures themselves; every call of fp8core in the text of a finding."""
+    folder = pathlib.Path(diagnosis.__file__).parent
+    calls = {
+        found
+        for path in folder.glob("*.py")
+        for found in re.findall(r"fp8core\.(\w+)\((.*?)\)", path.read_text())
+    }
+    assert {name for name, _ in calls} >= {"audit", "verify"}
+    for name, arguments in calls:
+        names = [a.strip() for a in arguments.split(",")]
+        assert names == list(inspect.signature(getattr(fp8core, name)).parameters)[: len(names)], name

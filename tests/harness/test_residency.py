@@ -1,0 +1,169 @@
+"""Oracles: the same steps without residency (bitwise), storages counted in bytes, an allocator that runs out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_lm import TinyLM, tiny_lm, tokens
+from torch import Tensor, nn
+
+from fp8core.recipe import RECIPES
+from harness.compiling import CompileWatch
+from harness.peers import torchao
+from harness.training.residency import Residency, host_copy
+from harness.training.setup import Setup, Trainee, prepare
+
+needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
+
+
+def trainee(recipe: str = "", model: nn.Module | None = None, **changes: Any) -> Trainee:
+    made = Setup(
+        **({"model": "tiny", "batch": 4, "seq": 8, "compute": "fp32"} | changes),  # type: ignore[arg-type]
+        recipe=RECIPES[recipe] if recipe else None,
+    )
+    return prepare(made, "cpu", model if model is not None else tiny_lm(made.weight_dtype))
+
+
+def train(made: Trainee, steps: int = 3) -> list[Tensor]:
+    """Losses of some steps, then the weights."""
+    losses = [made.step([tokens(step)]) for step in range(steps)]
+    return losses + [p.detach().clone() for p in made.model.parameters()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def held_bytes(made: Trainee, resident: Residency | None = None) -> int:
+    """Of weights, gradients, the optimizer's state and buffers, and what the residency keeps of these."""
+    state = [v for s in made.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+    grads = [p.grad for p in made.model.parameters() if p.grad is not None]
+    kept = [v for v in resident._buffers.values() if isinstance(v, Tensor)] if resident is not None else []
+    held = [*made.model.parameters(), *made.model.buffers(), *grads, *state, *kept]
+    return sum(t.untyped_storage().nbytes() for t in held)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16_autocast", "bf16"])
+@pytest.mark.parametrize("recipe", ["", "tensorwise", "rowwise", "delayed", "static"])
+def test_each_block_trains_the_same_steps(compute: str, recipe: str) -> None:
+    """Bitwise those of a trainee that was never anything but resident, three times over."""
+    plain, made = trainee(recipe, compute=compute), trainee(recipe, compute=compute)
+    resident = Residency(made, host_copy(made.model), "cpu")
+    want = train(plain)
+    for _ in range(3):
+        with resident():
+            assert same(train(made), want)
+
+
+def test_nothing_is_held_outside() -> None:
+    made = trainee("tensorwise")
+    parameters = list(made.model.parameters())
+    resident = Residency(made, host_copy(made.model), "cpu")
+    assert held_bytes(made) == 0
+    with resident():
+        assert held_bytes(made) == 4 * sum(p.numel() for p in parameters)
+        train(made, 1)
+        steps = 4 * len(parameters)  # a step count each
+        assert held_bytes(made) == 16 * sum(p.numel() for p in parameters) + steps
+    assert held_bytes(made) == 0
+    assert made.grad_norm is None
+    assert all(a is b for a, b in zip(parameters, made.model.parameters(), strict=True))
+
+
+def test_trainees_share_their_initial_weights() -> None:
+    """bf16 and FP8 arms of a case start from one copy, which no step changes."""
+    base, fp8 = trainee(), trainee("rowwise")
+    weights = host_copy(base.model)
+    before = {name: w.clone() for name, w in weights.items()}
+    for made in (base, fp8):
+        with Residency(made, weights, "cpu")():
+            train(made)
+    assert all(torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
+    """Weights over NumPy's memory, one storage seen by two parameters, and one parameter in two places."""
+    model = tiny_lm()
+    both = torch.from_numpy(torch.randn(2 * 64 * 32).numpy())
+    model.up.weight = nn.Parameter(both[: 64 * 32].view(64, 32))
+    model.down.weight = nn.Parameter(both[64 * 32 :].view(32, 64))
+    model.head.weight = model.embedding.weight
+    other = TinyLM()
+    other.head.weight = other.embedding.weight
+    other.load_state_dict(model.state_dict())
+    made, plain = trainee(model=model), trainee(model=other)
+    resident = Residency(made, host_copy(made.model), "cpu")
+    assert held_bytes(made, resident) == 0, "a tied weight is no buffer"
+    want = train(plain)
+    for _ in range(2):
+        with resident():
+            assert (
+                model.up.weight.untyped_storage().data_ptr() == model.down.weight.untyped_storage().data_ptr()
+            )
+            assert same(train(made), want)
+
+
+@pytest.mark.slow
+def test_compiled_code_survives_coming_and_going() -> None:
+    made = trainee("delayed", compiled=True)
+    resident = Residency(made, host_copy(made.model), "cpu")
+    with resident():
+        want = train(made)
+    watch = CompileWatch()
+    for _ in range(2):
+        with resident():
+            assert same(train(made), want)
+    assert watch.steady_fault() == ""
+
+
+def test_random_numbers_start_anew_and_those_outside_go_on() -> None:
+    class Dropping(TinyLM):
+        def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+            return super().forward(tokens, targets) * torch.rand(()).add(0.5)
+
+    torch.manual_seed(0)
+    made = trainee(model=Dropping())
+    resident = Residency(made, host_copy(made.model), "cpu")
+    state = torch.random.get_rng_state()
+    runs = []
+    for _ in range(2):
+        with resident():
+            runs.append(train(made))
+    assert same(*runs)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@needs_torchao
+def test_a_peers_layers_come_and_go_too() -> None:
+    plain, made = trainee("tensorwise", peer="torchao"), trainee("tensorwise", peer="torchao")
+    resident = Residency(made, host_copy(made.model), "cpu")
+    with resident():
+        assert same(train(made), train(plain))
+    assert held_bytes(made) == 0
+
+
+def test_memory_is_given_up_after_a_failure_inside() -> None:
+    made = trainee()
+    resident = Residency(made, host_copy(made.model), "cpu")
+
+    def runs_out() -> None:
+        with resident():
+            train(made, 1)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        runs_out()
+    assert held_bytes(made) == 0
+    with resident():
+        train(made, 1)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    made = trainee()
+    weights = host_copy(made.model)
+    with pytest.raises(ValueError, match=r"have nothing for head\.weight, \[65, 32\] of torch\.float32"):
+        Residency(made, {k: v for k, v in weights.items() if k != "head.weight"}, "cpu")
+    with pytest.raises(ValueError, match=r"have \[65, 32\] of torch\.bfloat16 for head\.weight"):
+        Residency(made, weights | {"head.weight": weights["head.weight"].bfloat16()}, "cpu")

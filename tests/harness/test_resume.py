@@ -1,0 +1,106 @@
+"""resume= and texts. Oracles: the sha256 of the files, by hashlib, and the refusals in words."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import store
+from harness.__main__ import main
+from harness.errors import UsageError
+from harness.plan import Plan, make_plan
+from harness.resume import stored_arms, stored_cases
+from harness.rows import row
+from harness.suites import divergence
+
+TEXT = b"The same text, wherever it lies. " * 20
+
+
+def planned(path: Path | None, data: str = "bytes") -> Plan:
+    config: dict[str, Any] = {
+        "name": "divergence", "suite": "divergence", "shapes": [], "arms": ["base"], "parts": {}, "model": None,
+        "axes": {"steps": 10, "seq": 16, "batch": 4, "eval_batches": 1, "compute": "fp32"}, "seed": 0,
+        "device": "cpu", "data": data, "data_path": str(path) if path else None,
+    }  # fmt: skip
+    return make_plan(config, {"divergence": divergence})
+
+
+def written(folder: Path, content: bytes) -> Path:
+    folder.mkdir()
+    (folder / "text").write_bytes(content)
+    return folder / "text"
+
+
+def stored(folder: Path, plan: Plan, sha256: str) -> Path:
+    """A run that holds the loss of every case of a plan."""
+    run = folder / "run"
+    writer = store.RunWriter(run, run_id="r", sweep="divergence", env_id="e", env={}, about={})
+    for c in plan.cases:
+        writer.append([row(c, "base", "ok", resolved={"data_sha256": sha256}, samples=(1.0,))])
+    writer.close("finished")
+    return run
+
+
+def test_the_same_text_at_another_place_is_the_same_case(tmp_path: Path) -> None:
+    here, there = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT))
+    run = stored(tmp_path, here, hashlib.sha256(TEXT).hexdigest())
+    assert stored_cases(run, "e", None, there) == {there.cases[0].case.case_id}
+    assert stored_arms(run, there, set()) == {(there.cases[0].case.case_id, "base")}
+    assert str(tmp_path) not in "".join(store.read(run)["axes"])
+
+
+def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", TEXT)
+    plan = planned(path)
+    first = hashlib.sha256(TEXT).hexdigest()
+    run = stored(tmp_path, plan, first)
+    other = written(tmp_path / "b", TEXT[::-1])
+    message = rf"read a text with sha256 {first[:16]}\.\.\., data=bytes is now one with .* resume= out"
+    with pytest.raises(UsageError, match=message):
+        stored_cases(run, "e", None, planned(other))
+
+
+def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:
+    """The rows of a run that was killed in its first arm hold no sha256 yet; its checkpoint says what it read."""
+    one, two = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT[::-1]))
+    cases = [plan.cases[0].case for plan in (one, two)]
+    assert cases[0].case_id == cases[1].case_id
+    names = [divergence.job_of(case, "base", "cpu").identity for case in cases]
+    assert names[0] != names[1]
+
+
+def test_a_run_reads_one_place(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"axes\.data_path has 2 values; cases are not told apart by it"):
+        make_plan(
+            {
+                "name": "d", "suite": "divergence", "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
+                "axes": {"data": "bytes", "data_path": ["/a", "/b"]}, "device": "cpu",
+            },
+            {"divergence": divergence},
+        )  # fmt: skip
+
+
+def test_resume_with_other_settings_is_refused_and_leaves_the_run_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run holds one experiment: another one's rows beside it, and its command lost, would make it worthless."""
+    folders = [f"results_dir={tmp_path}", f"reports_dir={tmp_path}"]
+    words = [
+        "sweep=cast",
+        "device=cpu",
+        "axes.M=32",
+        "axes.K=32",
+        "axes.granularity=tensorwise",
+        "arms=[eager]",
+    ]
+    assert main([*words, "rounds=2", *folders]) == 0
+    (about,) = tmp_path.glob("cast/*/run.json")
+    before = about.read_text()
+    resumed = f"resume={about.parent.name}"
+    assert main([*words[:2], "axes.M=64", *words[3:], resumed, *folders]) == 2
+    assert "was made with another axes; repeat its command" in capsys.readouterr().err
+    assert about.read_text() == before
+    assert main([*words, resumed, *folders]) == 0

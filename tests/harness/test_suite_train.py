@@ -1,0 +1,540 @@
+"""Suite `train`. Oracles: planted faults, an allocator that is told to run out, the model's own batches and counts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+
+from fp8core import Float8Linear
+from harness import store
+from harness.case import Case
+from harness.compare import paired_ratios
+from harness.errors import MemoryShortageError, UsageError
+from harness.executor import Executor
+from harness.kernels_by_name import CLASSES
+from harness.plan import make_plan
+from harness.suites import train
+from harness.timing import TimingConfig, timer_for
+from harness.training import on_paper, setup, steps, timed
+from harness.training.setup import Trainee
+
+QUICK = TimingConfig(
+    min_rounds=3,
+    max_rounds=3,
+    min_samples=3,
+    min_seconds=0.0,
+    block_ms=0.0,
+    warmup_min_iterations=1,
+    warmup_min_seconds=0.0,
+    warmup_max_seconds=0.1,
+)
+SMALL = {"compute": "fp32", "batch": 2, "seq": 16}
+USERS = '{"_target_": "model_for_training.build", "batch": "model_for_training.batch", "width": 32}'
+
+
+def case(**changes: Any) -> Case:
+    axes = {**SMALL, **changes}
+    return Case.of("train", train.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
+
+
+def execute(folder: Path, arms: list[str], **axes: Any) -> pd.DataFrame:
+    config: dict[str, Any] = {
+        "name": "train", "suite": "train", "axes": {**SMALL, **axes}, "shapes": [], "arms": arms, "parts": {},
+        "model": None, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    plan = make_plan(config, {"train": train})
+    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK, control=False, folder=folder)
+    writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
+    writer.close(executor.run(plan, writer).state)
+    return store.read(folder)
+
+
+def row(frame: pd.DataFrame, arm: str, metric: str = "time_ms") -> dict[str, Any]:
+    (found,) = frame[(frame["arm"] == arm) & (frame["metric"] == metric)].to_dict("records")
+    return found | {"resolved": json.loads(found["resolved"])}
+
+
+# What is measured
+
+
+def test_an_arm_ends_as_rows_with_what_it_took(tmp_path: Path) -> None:
+    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"])
+    assert set(frame["status"]) == {"ok", "skipped"}
+    got = row(frame, "tensorwise_eager")
+    assert got["value"] > 0
+    facts = got["resolved"]
+    assert facts["tokens_per_step"] == 32
+    assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 27
+    assert facts["verify"].startswith("FP8 verified: 9 of 9 Linear layers")
+    assert facts["layers"] == "all 2"
+    assert len(facts["data_sha256"]) == 64
+    assert abs(facts["first_loss"] - facts["first_loss_control"]) < 0.01
+    assert json.loads(got["timing"])["method"] == "perf_counter_adjoining"
+    flops = json.loads(got["flops"])
+    of_bf16 = json.loads(row(frame, "bf16_eager")["flops"])
+    assert sum(flops.values()) == sum(of_bf16.values()), "the same products, in another dtype"
+    assert set(of_bf16) == {"fp32"}
+    assert row(frame, "bf16_eager")["resolved"]["fp8_gemms"] == 0
+    predicted = row(frame, "tensorwise_eager", "predicted_memory_bytes")
+    assert predicted["value"] == sum(facts["memory"].values()) > 4 * 4 * facts["parameters"]
+    for metric in ("peak_memory_bytes", "reserved_memory_bytes", "joules_per_token"):
+        assert "cpu" in row(frame, "bf16_eager", metric)["reason"]
+    (ratio,) = paired_ratios(frame).to_dict("records")
+    assert (ratio["arm"], ratio["baseline"]) == ("tensorwise_eager", "bf16_eager")
+
+
+@pytest.mark.parametrize("arm", [a for a in train.ARMS if a.endswith("_eager")])
+def test_every_eager_arm_is_right_or_says_what_is_missing(arm: str) -> None:
+    why = train.unsupported(case(), arm, "cpu")
+    if why is not None:
+        assert why.kind == "device"
+        return
+    numerics = train.build(case(), arm, "cpu").check()
+    assert numerics.ok, numerics.reason
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"compute": "bf16_autocast"},
+        {"compute": "bf16"},
+        {"accumulation": 3},
+        {"checkpointing": "full"},
+        {"checkpointing": "selective"},
+        {"model": "llama_tiny"},
+        {"model": "llama_moe_tiny"},
+        {"model": USERS, "batch": 16},
+        {"layers": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("arm", ["tensorwise_eager", "torchao_tensorwise_eager", "bf16_eager"])
+def test_every_axis_is_checked_the_same_way(axes: dict[str, Any], arm: str) -> None:
+    if train.unsupported(case(**axes), arm, "cpu") is not None:
+        pytest.skip("torchao is not installed")
+    work = train.build(case(**axes), arm, "cpu")
+    numerics = work.check()
+    assert numerics.ok, numerics.reason
+    assert sum(work.flops.values()) > 0
+    if axes.get("accumulation"):
+        once = train.build(case(), arm, "cpu")
+        assert work.tokens == 3 * once.tokens
+        assert sum(work.flops.values()) == 3 * sum(once.flops.values())
+    if axes.get("layers"):
+        assert work.resolved["layers"] == "truncated to 1 of 2 layers"
+
+
+def test_all_arms_train_on_the_same_batches() -> None:
+    arms = [train._timed(case(), arm, 2, "cpu") for arm in ("bf16_eager", "rowwise_eager")]
+    for a, b in zip(arms[0].batches, arms[1].batches, strict=True):
+        assert all(torch.equal(x, y) for m, n in zip(a, b, strict=True) for x, y in zip(m, n, strict=True))
+    assert not torch.equal(arms[0].batches[0][0][0], arms[0].batches[1][0][0])
+
+
+def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
+    whole = train._timed(case(batch=4), "bf16_eager", 4, "cpu").batches[1]
+    parts = train._timed(case(accumulation=2), "bf16_eager", 2, "cpu").batches[1]
+    for i in range(2):
+        assert torch.equal(whole[0][i], torch.cat([part[i] for part in parts]))
+
+
+@pytest.mark.parametrize("arm", ["bf16_eager", "delayed_eager"])
+def test_every_block_times_the_same_steps(arm: str) -> None:
+    """Bitwise: losses of two blocks, and of another arm built from the same case."""
+    losses = []
+    for made in (train._timed(case(), arm, 2, "cpu"), train._timed(case(), arm, 2, "cpu")):
+        for _ in range(2):
+            with made.resident():
+                losses.append(torch.stack([made.run() for _ in range(timed.STEPS + 1)]))
+    assert all(torch.equal(losses[0], other) for other in losses[1:])
+
+
+# A wrong arm gets no speed
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Every FP8 trainee is changed after it was made."""
+
+    def prepare(made: setup.Setup, device: str) -> Trainee:
+        trainee = setup.prepare(made, device)
+        if made.recipe is not None:
+            change(trainee)
+        return trainee
+
+    monkeypatch.setattr(timed, "prepare", prepare)
+
+
+def emulate(trainee: Trainee) -> None:
+    layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
+    layer.recipe = layer.recipe.emulated()
+
+
+def half_the_gradient(trainee: Trainee) -> None:
+    run = trainee.run
+
+    def half(*batch: Tensor) -> Tensor:
+        loss = run(*batch)
+        return loss / 2 + loss.detach() / 2
+
+    trainee.run = half
+
+
+def another_loss(trainee: Trainee) -> None:
+    run = trainee.run
+    trainee.run = lambda *batch: run(*batch) + 0.03
+
+
+def flip_the_sign(trainee: Trainee) -> None:
+    """Of the gradient of every FP8 weight: loss and norm stay as they are."""
+    for layer in trainee.model.modules():
+        if isinstance(layer, Float8Linear):
+            layer.weight.register_hook(lambda grad: -grad)
+
+
+def flip_one_sign(trainee: Trainee) -> None:
+    layer = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
+    layer.weight.register_hook(lambda grad: -grad)
+
+
+def fewer_calls(trainee: Trainee) -> None:
+    layer: Any = next(m for m in trainee.model.modules() if isinstance(m, Float8Linear))
+    layer.forward = lambda x: torch.nn.functional.linear(
+        x.hp if hasattr(x, "hp") else x, layer.weight, layer.bias
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (emulate, "FP8 NOT verified: "),
+        (half_the_gradient, "norm of the first gradients"),
+        (another_loss, r"first loss .*: 0\.0.* apart, 0\.02 allowed"),
+        (flip_the_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 9 of 1\d weights are as wrong"),
+        (flip_one_sign, r"cosine of -(?:0\.99\d|1\.000) .*; 1 of 1\d weights are as wrong"),
+        (fewer_calls, "FP8 NOT verified: "),
+    ],
+)
+def test_a_wrong_arm_is_a_failed_row_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, reason: str
+) -> None:
+    wrong(monkeypatch, change)
+    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"])
+    failed = frame[(frame["arm"] == "tensorwise_eager") & (frame["status"] != "skipped")]
+    assert set(failed["status"]) == {"failed"}
+    assert failed["reason"].str.contains(reason).all()
+    assert row(frame, "bf16_eager")["status"] == "ok"
+
+
+def test_a_peer_that_runs_no_fp8_is_found_by_the_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    if train.unsupported(case(), "torchao_tensorwise_eager", "cpu") is not None:
+        pytest.skip("torchao is not installed")
+    monkeypatch.setattr(setup, "replace_by_peer", lambda model, peer, recipe: model)
+
+    def plain(made: setup.Setup, device: str) -> Trainee:
+        trainee = setup.prepare(made, device)
+        for layer in trainee.model.modules():
+            if isinstance(layer, Float8Linear):
+                layer.recipe = layer.recipe.emulated()
+        return trainee
+
+    monkeypatch.setattr(timed, "prepare", plain)
+    numerics = train.build(case(), "torchao_tensorwise_eager", "cpu").check()
+    assert numerics.reason == "0 FP8 GEMMs ran in a step where 27 were due: it did not run as asked"
+
+
+def test_bounds_of_the_first_step() -> None:
+    base = steps.FirstStep(5.0, 2.0)
+    for mine, fine in (
+        ((5.019, 2.0), True),
+        ((5.021, 2.0), False),
+        ((4.979, 2.0), False),
+        ((5.0, 2.19), True),
+        ((5.0, 2.21), False),
+        ((5.0, 1.83), True),
+        ((5.0, 1.81), False),
+        ((float("nan"), 2.0), False),
+        ((5.0, float("nan")), False),
+        ((float("inf"), 2.0), False),
+    ):
+        assert (steps.first_step_fault(steps.FirstStep(*mine), base) == "") is fine, mine
+
+
+def test_bounds_of_the_first_gradients() -> None:
+    """By hand: 59 and 61 degrees between two vectors, one that is gone, and one that is not there to be compared."""
+    base = steps.FirstStep(5.0, 2.0, {"a": torch.tensor([1.0, 0.0]), "unused": torch.zeros(2)})
+
+    def fault(gradient: list[float]) -> str:
+        mine = steps.FirstStep(5.0, 2.0, {"a": torch.tensor(gradient), "unused": torch.ones(2)})
+        return steps.first_step_fault(mine, base)
+
+    for degrees, fine in ((0, True), (59, True), (61, False), (180, False)):
+        angle = math.radians(degrees)
+        assert (fault([1e-9 * math.cos(angle), 1e-9 * math.sin(angle)]) == "") is fine, degrees
+    assert fault([0.0, 0.0]).startswith("first gradient of a has a cosine of 0.000")
+    assert "cosine of nan" in fault([float("nan"), 0.0])
+    gone = steps.first_step_fault(steps.FirstStep(5.0, 2.0), base)
+    assert gone == "no gradient of a in the first step (2 in all), the baseline has one"
+
+
+# Memory
+
+
+def runs_out(monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
+    """A step of a trainee of which `when` says so meets an allocator that has nothing left."""
+    step = Trainee.step
+
+    def refused(self: Trainee, batches: Any) -> Tensor:
+        if when(self.setup):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(self, batches)
+
+    monkeypatch.setattr(Trainee, "step", refused)
+
+
+def test_an_arm_that_runs_out_of_memory_says_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs_out(monkeypatch, lambda made: made.recipe is not None)
+    frame = execute(tmp_path, ["bf16_eager", "rowwise_eager"])
+    got = row(frame, "rowwise_eager")
+    assert got["status"] == "failed"
+    assert got["reason"].startswith("out of memory: a training step; predicted GiB by part: weights 0.00")
+    assert "remedies: batch=1 saves" in got["reason"]
+    assert "checkpointing=full saves" in got["reason"]
+    assert set(got["resolved"]["remedies"]) == {"batch=1", "checkpointing=full"}
+    assert all(saved > 0 for saved in got["resolved"]["remedies"].values())
+    assert set(got["resolved"]["memory"]) >= {"weights", "gradients", "optimizer", "activations"}
+    assert row(frame, "bf16_eager")["status"] == "ok"
+
+
+def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the report of it is on its way, no tensor of the step that failed is kept."""
+    held: list[weakref.ref[Tensor]] = []
+    made = train._timed(case(), "rowwise_eager", 2, "cpu")
+
+    def refused(self: Trainee, batches: Any) -> Tensor:
+        activations = torch.zeros(3)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Trainee, "step", refused)
+    with pytest.raises(MemoryShortageError, match=r"a training step; predicted"):
+        made.check()
+    assert [ref() for ref in held] == [None], "pytest still holds the error, and so all frames"
+
+
+def test_memory_that_runs_out_while_it_is_timed_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(10**6))
+    runs_out(monkeypatch, lambda made: made.recipe is not None and next(calls) > 8)
+    frame = execute(tmp_path, ["bf16_eager", "rowwise_eager"])
+    got = row(frame, "rowwise_eager")
+    assert got["reason"].startswith("out of memory: a training step; predicted")
+    assert set(got["resolved"]["remedies"]) == {"batch=1", "checkpointing=full"}
+    assert row(frame, "bf16_eager")["status"] == "ok"
+
+
+def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed.control_of.cache_clear()
+    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
+    timed.control_of.cache_clear()
+    runs_out(monkeypatch, lambda made: made.recipe is None and made.batch > 1)
+    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
+    assert parts.first.loss == pytest.approx(whole.first.loss, rel=1e-6)
+    assert parts.first.grad_norm == pytest.approx(whole.first.grad_norm, rel=1e-4)
+    timed.control_of.cache_clear()
+
+
+def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "free_bytes", lambda device: 2**20)
+    monkeypatch.setattr(timed, "prepare", lambda *_: pytest.fail("was made"))
+    why = train.unsupported(case(), "bf16_eager", "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert why.reason.startswith(
+        "out of memory, predicted: a training step needs 0.00 GiB and 0.00 GiB are free"
+    )
+    assert "GiB by part: " in why.reason
+
+
+def test_a_plan_of_which_nothing_fits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UsageError, match=r"none of the arms .* out of memory, predicted: .* GiB by part: optimizer"
+    ):
+        execute(tmp_path, ["bf16_eager"], model="llama3_70b", seq=4096)
+
+
+def test_prediction_is_of_the_setup_and_not_of_how_it_is_compiled() -> None:
+    eager, compiled = (train._setup(case(), arm, 2) for arm in ("rowwise_eager", "rowwise_compile"))
+    assert on_paper.memory(eager, "cpu") == on_paper.memory(compiled, "cpu")
+    assert on_paper.memory(eager, "cpu") != on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu")
+
+
+@pytest.mark.parametrize(("fits", "expected"), [(1, 1), (4, 4), (7, 4), (64, 32)])
+def test_the_largest_batch_is_tried_and_not_only_predicted(
+    monkeypatch: pytest.MonkeyPatch, fits: int, expected: int
+) -> None:
+    """Room for 16 sequences by the prediction; the allocator says otherwise. One step beyond it is tried too."""
+    room = on_paper.total(on_paper.memory(train._setup(case(), "tensorwise_eager", 16), "cpu"))
+    monkeypatch.setattr(train, "free_bytes", lambda device: room)
+    runs_out(monkeypatch, lambda made: made.recipe is not None and made.batch > fits)
+    found = train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")
+    assert found.setup.batch == found.resolved["batch"] == expected
+    assert found.tokens == 16 * expected
+    assert found.check().ok
+
+
+def test_not_even_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "free_bytes", lambda device: 2**22)
+    runs_out(monkeypatch, lambda made: made.recipe is not None)
+    with pytest.raises(MemoryShortageError, match="checkpointing=full saves"):
+        train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")
+
+
+def test_the_largest_batch_is_skipped_on_a_cpu() -> None:
+    why = train.unsupported(case(batch=train.MAX), "bf16_eager", "cpu")
+    assert why is not None
+    assert why.reason == "batch=max is found out on a GPU; give a number"
+
+
+# Profile
+
+
+def test_a_profile_is_a_trace_and_a_time_for_each_class(tmp_path: Path) -> None:
+    frame = execute(
+        tmp_path, ["bf16_eager", "tensorwise_eager"], profile=True, profile_start=1, profile_end=2
+    )
+    parts = frame[(frame["metric"] == "kernel_time_ms") & (frame["arm"] == "tensorwise_eager")]
+    assert set(parts["part"]) == {"fp8_gemm", "cast", "attention", "optimizer", "other"}
+    assert set(frame["part"]) - {""} <= set(CLASSES)
+    assert (parts["value"] > 0).all()
+    control = frame[(frame["metric"] == "kernel_time_ms") & (frame["arm"] == "bf16_eager")]
+    assert "fp8_gemm" not in set(control["part"])
+    facts = row(frame, "tensorwise_eager")["resolved"]
+    assert facts["trace_steps"] == [1, 2]
+    with gzip.open(tmp_path / facts["trace"]) as file:
+        events = json.load(file)["traceEvents"]
+    assert {e["name"] for e in events} >= {"step 1", "step 2", "aten::_scaled_mm"}
+    assert "step 0" not in {e["name"] for e in events}
+
+
+def kernel(name: str, us: float, annotation: bool = False) -> Any:
+    """An event of the device's own."""
+    return SimpleNamespace(
+        name=name,
+        device_type=DeviceType.CUDA,
+        self_device_time_total=us,
+        kernels=[],
+        is_user_annotation=annotation,
+    )
+
+
+def operator(name: str, parent: Any = None, kernels: tuple[tuple[str, float], ...] = ()) -> Any:
+    """An operator on the host, with the kernels that it launched."""
+    launched = [SimpleNamespace(name=kernel, duration=us) for kernel, us in kernels]
+    return SimpleNamespace(
+        name=name, device_type=DeviceType.CPU, cpu_parent=parent, kernels=launched, self_cpu_time_total=1e6
+    )
+
+
+def test_kernels_are_named_by_themselves_or_by_what_launched_them() -> None:
+    """By hand, two steps: a kernel of no name within an FP8 layer casts; one that no operator claims has its name."""
+    layer = operator("_ScaledLinear")
+    plain, gemm, copied = (
+        "elementwise_kernel",
+        "nvjet_qqtst_128x256_128x6_2x1_v_bz_TNT",
+        "triton_poi_fused_add_4",
+    )
+    events = [
+        layer,
+        operator("aten::mul", layer, ((plain, 300.0),)),
+        operator("aten::_scaled_mm", layer, ((gemm, 4000.0),)),
+        operator("aten::add", None, ((plain, 500.0),)),
+        kernel(plain, 300.0),
+        kernel(plain, 500.0),
+        kernel(gemm, 4000.0),
+        kernel(copied, 700.0),
+        kernel("triton_red_fused_abs_max_2", 100.0),
+        kernel("step 0", 9000.0, annotation=True),
+    ]
+    assert steps.breakdown(events, 2) == pytest.approx({"cast": 0.2, "fp8_gemm": 2.0, "other": 0.6})
+
+
+@pytest.mark.slow
+def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path) -> None:
+    if train.unsupported(case(), "bf16_compile", "cpu") is not None:
+        pytest.skip("no compiler here")
+    frame = execute(tmp_path, ["bf16_compile", "delayed_compile"])
+    assert set(frame["status"]) == {"ok", "skipped"}
+    for arm in ("bf16_compile", "delayed_compile"):
+        compiling = frame[(frame["arm"] == arm) & (frame["metric"] == "compile_s")].set_index("part")["value"]
+        assert compiling["warm"] < compiling[""]
+        facts = row(frame, arm)["resolved"]
+        assert (facts["compile_graphs"], facts["compile_graph_breaks"], facts["compile_cache"]) == (
+            1,
+            0,
+            "cold",
+        )
+
+
+# Requests that are refused
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"model": "gpt3"}, "unknown model 'gpt3'"),
+        ({"data": "wiki"}, "unknown data 'wiki'"),
+        ({"seq": 257}, "seq=257: model nano takes at most 256 tokens"),
+        ({"layers": 3}, "layers=3: model nano has 2"),
+        ({"profile_start": 5}, "profile_end=3 lies before profile_start=5"),
+    ],
+)
+def test_what_cannot_be_is_refused(axes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        case(**axes)
+
+
+def test_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="whole models"):
+        train.points(["llama3_8b"], {}, None)
+
+
+@pytest.mark.parametrize(
+    ("axes", "arm", "kind", "reason"),
+    [
+        (
+            {"batch": 1, "seq": 17},
+            "tensorwise_eager",
+            "shape",
+            "batch x seq = 17 tokens; GEMM grad_weight takes",
+        ),
+        ({"batch": 1, "seq": 17}, "rowwise_with_gw_hp_eager", None, ""),
+        ({"batch": 1, "seq": 17}, "bf16_eager", None, ""),
+        ({}, "mxfp8_eager", "device", "no kernel for 1x32"),
+        ({}, "nocompile_tensorwise_eager", "device", "Triton"),
+    ],
+)
+def test_what_cannot_run_says_why(axes: dict[str, Any], arm: str, kind: str | None, reason: str) -> None:
+    why = train.unsupported(case(**axes), arm, "cpu")
+    assert (why.kind if why else None) == kind
+    assert reason in (why.reason if why else "")
+
+
+def test_ratios_are_taken_within_a_mode() -> None:
+    for arm, info in train.ARMS.items():
+        mode = arm.rpartition("_")[2]
+        assert info.baseline == ({"bf16_eager": "", "bf16_compile": "bf16_eager"}.get(arm, f"bf16_{mode}"))
+        assert bool(info.recipe) == (not arm.startswith("bf16_"))

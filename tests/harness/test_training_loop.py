@@ -1,0 +1,428 @@
+"""Training loop, checkpoints and diagnostics. Oracles: an uninterrupted and an unwatched run, bitwise; nanoGPT's
+learning rate written out; figures of a layer computed by hand from its tensors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_lm import VOCABULARY, TinyLM, tiny_lm, tokens
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fp8core import RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_training, quantize
+from fp8core.history import look
+from harness.errors import UsageError
+from harness.training.diagnostics import diagnose
+from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, reproducible, train
+from harness.training.setup import Setup
+
+STEPS = 12
+KILLED = Path(__file__).parent / "killed_run.py"
+
+
+class Dropping(TinyLM):
+    """With dropout, so that the state of the random numbers matters."""
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        x = functional.dropout(self.embedding(words), 0.1, self.training)
+        x = x + self.down(functional.gelu(self.up(self.norm(x))))
+        return functional.cross_entropy(self.head(x).float().flatten(0, 1), targets.flatten())
+
+
+def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Job:
+    """A run of a small model with dropout, two microbatches a step and delayed scaling."""
+    torch.manual_seed(3)
+    regime = {"steps": STEPS, "lr": 1e-2, "min_lr": 1e-3, "warmup": 3, "eval_every": 4, "checkpoint_s": 0.0}
+    setup = {"compute": "fp32", "accumulation": 2, "recipe": RECIPES[recipe] if recipe else None}
+    given: dict[str, Any] = {
+        "setup": Setup("tiny", 4, 8, **(setup | changes.pop("setup", {}))),  # type: ignore[arg-type]
+        "regime": Regime(**(regime | changes.pop("regime", {}))),  # type: ignore[arg-type]
+        "heldout": [tokens(10**6 + i) for i in range(2)],
+        "schedule": PrecisionSchedule.parse(schedule),
+        "identity": "a run",
+        "model": Dropping(),
+    }
+    given |= changes
+    count = given["setup"].accumulation
+    given["batches"] = lambda step: [tokens(step * count + i) for i in range(count)]
+    return Job(**given)
+
+
+def curves(result: Result, looked_at: bool = True) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """What must repeat: everything but the clock, and the training alone if asked."""
+    points = {key: list(p) for key, p in result.curves.points.items() if key[0] != "elapsed_s"}
+    return points if looked_at else {key: points[key] for key in (("loss", ""), ("grad_norm", ""))}
+
+
+def test_two_runs_of_one_seed_are_equal_and_of_another_are_not() -> None:
+    one, two = train(job(), "cpu"), train(job(), "cpu")
+    assert curves(one) == curves(two)
+    assert len(one.curves.points["loss", ""]) == STEPS
+    assert [step for step, _ in one.curves.points["heldout_loss", ""]] == [0, 4, 8, 12]
+    other = train(job(setup={"seed": 1}), "cpu")
+    assert curves(one)["loss", ""][0] != curves(other)["loss", ""][0]  # other dropout masks
+
+
+def test_a_run_leaves_the_random_numbers_and_threads_of_its_caller_alone() -> None:
+    torch.manual_seed(5)
+    made = job()
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(made, "cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("recipe", "schedule"),
+    [("", ""), ("delayed", ""), ("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4"), ("static", "")],
+)
+@pytest.mark.parametrize("at", [(1,), (4,), (5, 6), (11,)])
+def test_interrupted_and_resumed_is_uninterrupted(
+    recipe: str, schedule: str, at: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The run ends by an exception after some steps, and goes on in a model with other weights from its checkpoint."""
+    whole = curves(train(job(recipe, schedule), "cpu"))
+
+    def interrupt(step: int) -> Any:
+        def on_step(done: int, total: int) -> None:
+            assert total == STEPS
+            if done == step + 1:  # the checkpoint of the step before is the newest
+                raise KeyboardInterrupt
+
+        return on_step
+
+    for step in at:
+        with pytest.raises(KeyboardInterrupt):
+            train(job(recipe, schedule), "cpu", tmp_path, interrupt(step))
+    resumed = train(job(recipe, schedule), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == [*at]
+    assert curves(resumed) == whole
+    assert resumed.facts["switches"] == (1 if schedule else 0)
+
+
+def test_elapsed_time_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job(), "cpu", tmp_path, stop)
+    seconds = [s for _, s in train(job(), "cpu", tmp_path).curves.points["elapsed_s", ""]]
+    assert len(seconds) == STEPS
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_is_uninterrupted(tmp_path: Path) -> None:
+    """SIGKILL, so that nothing can be tidied; the file on disk is all that is left."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, str(KILLED), str(tmp_path / "work"), str(tmp_path / "out.json")]
+        return subprocess.Popen(command, env=environment)
+
+    for wanted in (2, 5):
+        process, deadline = start(), time.monotonic() + 60
+        while not any(int(p.name[5:13]) >= wanted for p in (tmp_path / "work").glob("step-*.pt")):
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert start().wait() == 0
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert len(out["resumed"]) == 2
+    whole = curves(train(job("delayed", "warmup_bf16:5"), "cpu"))
+    assert out["curves"] == [[*key, [list(p) for p in points]] for key, points in whole.items()]
+
+
+def interrupted(folder: Path, step: int = 6) -> list[Path]:
+    """Checkpoints of a run that ended after that many steps, newest first."""
+
+    def stop(done: int, total: int) -> None:
+        if done == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(job(), "cpu", folder, stop)
+    return sorted(folder.glob("step-*.pt"), reverse=True)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", [flip, lambda p: p.write_bytes(p.read_bytes()[:1000]), lambda p: p.write_bytes(b"")]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(damage: Any, tmp_path: Path) -> None:
+    newest, before = interrupted(tmp_path)
+    damage(newest)
+    resumed = train(job(), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == [int(before.name[5:13])] == [4]
+    (problem,) = resumed.facts["checkpoint_problems"]  # type: ignore[misc]
+    assert problem == f"{newest.name} is not used: its content does not have the hash in its name"
+    assert curves(resumed) == curves(train(job(), "cpu"))
+
+
+def test_no_whole_checkpoint_means_from_the_start(tmp_path: Path) -> None:
+    for path in interrupted(tmp_path):
+        flip(path)
+    resumed = train(job(), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == []
+    assert len(resumed.facts["checkpoint_problems"]) == 2  # type: ignore[arg-type]
+    assert curves(resumed) == curves(train(job(), "cpu"))
+
+
+def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
+    interrupted(tmp_path)
+    resumed = train(job(identity="another run"), "cpu", tmp_path)
+    assert resumed.facts["resumed_from_steps"] == []
+    assert "it is of run 'a run', not 'another run'" in resumed.facts["checkpoint_problems"][0]  # type: ignore[index]
+
+
+def test_two_checkpoints_are_kept_and_no_half_one(tmp_path: Path) -> None:
+    assert [int(p.name[5:13]) for p in interrupted(tmp_path)] == [5, 4]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    whole = curves(train(job(), "cpu"))
+    monkeypatch.setattr(torch, "save", full)
+    result = train(job(), "cpu", tmp_path)
+    assert curves(result) == whole
+    assert "step 1 was not saved" in result.facts["checkpoint_problems"][0]  # type: ignore[index]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "static", "rowwise"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16_autocast"])
+def test_looking_changes_nothing(recipe: str, compute: str) -> None:
+    """Held-out losses and diagnoses at every step, against none: the same training, bit for bit."""
+    watched = job(
+        recipe, "warmup_bf16:4", setup={"compute": compute}, regime={"eval_every": 1, "diagnose_every": 1}
+    )
+    blind = job(recipe, "warmup_bf16:4", setup={"compute": compute}, regime={"eval_every": 0}, heldout=[])
+    seen = train(watched, "cpu")
+    assert curves(seen, looked_at=False) == curves(train(blind, "cpu"), looked_at=False)
+    parts = {part for metric, part in seen.curves.points if metric == "sqnr_db"}
+    assert parts == {
+        f"{layer}:{role}" for layer in ("up", "down") for role in ("input", "weight", "grad_output")
+    }
+    assert seen.curves.points["sqnr_db", "up:input"][0][0] == 4  # held back before: nothing was cast
+    assert seen.curves.points["amax", "up:input"][0][0] == 0
+
+
+@pytest.mark.slow
+def test_compiled_looking_changes_nothing_and_compiles_nothing_more() -> None:
+    def graphs_and_curves(**regime: int) -> tuple[int, Any]:
+        from torch._dynamo.utils import counters
+
+        before = counters["stats"]["unique_graphs"]
+        model = tiny_lm()
+        made = job(
+            "tensorwise", setup={"compiled": True, "accumulation": 1}, regime=regime, heldout=[], model=model
+        )
+        seen = train(made, "cpu")
+        return counters["stats"]["unique_graphs"] - before, curves(seen, looked_at=False)
+
+    blind = graphs_and_curves(eval_every=0)
+    assert blind[0] == 1
+    assert graphs_and_curves(eval_every=0, diagnose_every=2) == blind
+
+
+def test_figures_of_a_layer_are_those_of_its_tensors() -> None:
+    """By hand from the tensors of one product: y = x @ w.T, loss = sum(y * c), so grad_output is c."""
+    torch.manual_seed(0)
+    layer = convert_to_float8_training(nn.Linear(32, 16, bias=False), config="tensorwise")
+    assert isinstance(layer, Float8Linear)
+    x, c = torch.randn(16, 32) * torch.logspace(-6, 2, 16)[:, None], torch.randn(16, 16) * 1e-3
+    x[0, 0] = 0.0
+    model = _Weighted(layer)
+    figures = diagnose(model, Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe), (x, c), "cpu")
+    for role, tensor, fmt, largest in (
+        ("input", x, torch.float8_e4m3fn, 448.0),
+        ("weight", layer.weight.detach(), torch.float8_e4m3fn, 448.0),
+        ("grad_output", c, torch.float8_e5m2, 57344.0),
+    ):
+        part, codes = f"layer:{role}", quantize(tensor, fmt)
+        values = codes.qdata.double() * codes.scale_inv.double()
+        noise = (values - tensor.double()).norm()
+        smallest_normal = 2.0**-6 if fmt == torch.float8_e4m3fn else 2.0**-14
+        magnitude = codes.qdata.double().abs()
+        assert figures["amax", part] == float(tensor.abs().max())
+        assert figures["scale_log2", part] == pytest.approx(
+            math.log2(largest / figures["amax", part]), abs=1e-6
+        )
+        assert figures["sqnr_db", part] == pytest.approx(
+            20 * math.log10(tensor.double().norm() / noise), abs=1e-4
+        )
+        nonzero = tensor != 0
+        assert figures["underflow_frac", part] == int(((values == 0) & nonzero).sum()) / int(nonzero.sum())
+        assert figures["subnormal_frac", part] == pytest.approx(
+            float(((magnitude > 0) & (magnitude < smallest_normal)).double().mean())
+        )
+        assert figures["saturated_frac", part] == 0.0
+    assert figures["underflow_frac", "layer:input"] > 0.1
+    assert figures["subnormal_frac", "layer:input"] > 0.05
+
+
+class _Weighted(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        return (self.layer(x) * c).sum()
+
+
+def test_saturation_shows_where_a_delayed_scale_is_too_large() -> None:
+    layer = convert_to_float8_training(nn.Linear(32, 16, bias=False), config="delayed")
+    assert isinstance(layer, Float8Linear)
+    assert layer.amaxes is not None
+    layer.amaxes.in_use.copy_(torch.tensor([0.5, 1.0, 1.0]))
+    look(layer.amaxes)
+    x = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
+    setup = Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe)
+    figures = diagnose(_Weighted(layer), setup, (x, torch.ones(16, 16)), "cpu")
+    assert figures["saturated_frac", "layer:input"] == float((x.abs() * 448 / 0.5 > 464).double().mean())
+    assert torch.equal(layer.amaxes.pending, torch.zeros(3))
+
+
+def test_the_learning_rate_is_nanogpts() -> None:
+    """get_lr of nanoGPT's train.py: linear to lr, then min_lr + (1 + cos) / 2 (lr - min_lr)."""
+    regime = Regime(steps=2000, lr=1e-3, min_lr=1e-4, warmup=100)
+    for step in (0, 50, 99):
+        assert regime.lr_at(step) == pytest.approx(1e-3 * (step + 1) / 101, rel=1e-12)
+    for step in (100, 1050, 1999):
+        coefficient = 0.5 * (1.0 + math.cos(math.pi * (step - 100) / 1900))
+        assert regime.lr_at(step) == pytest.approx(1e-4 + coefficient * 9e-4, rel=1e-12)
+    assert regime.lr_at(100) == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps=0: expected an integer of at least 1"),
+        ({"lr": 0.0}, "lr=0.0: expected a finite number above 0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"lr": math.inf}, "lr=inf"),
+        ({"min_lr": 1.0}, "min_lr=1.0: expected a number from 0 to lr=0.01"),
+        ({"warmup": STEPS}, "warmup=12: expected an integer from 0 to steps - 1 = 11"),
+        ({"eval_every": -1}, "eval_every=-1"),
+    ],
+)
+def test_a_regime_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        job(regime=changes)
+
+
+def test_the_noise_on_the_weights_has_the_size_it_is_said_to_have() -> None:
+    one, two = tiny_lm(), tiny_lm()
+    perturb(one, 7)
+    again = tiny_lm()
+    perturb(again, 7)
+    relative = torch.cat(
+        [
+            ((p - q) / q).detach().flatten()
+            for p, q in zip(one.parameters(), two.parameters(), strict=True)
+            if q.dim() > 1
+        ]
+    )
+    # 12,000 draws: the standard error of their standard deviation is 0.65 %.
+    assert float(relative.std()) == pytest.approx(PERTURBATION, rel=0.03)
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), again.parameters(), strict=True))
+    perturb(two, 8)
+    assert not torch.equal(one.up.weight, two.up.weight)
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_not_deterministic_on_a_gpu_is_named(
+    before: bool, warn_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that torch has no deterministic kernel for, also on a CPU; the caller's settings come back."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+    def watched() -> list[str]:
+        with reproducible("cuda") as found:
+            assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+            for _ in range(2):
+                torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2))
+            warnings.warn("the attention is non-deterministic", UserWarning, stacklevel=1)
+            warnings.warn("another matter", UserWarning, stacklevel=1)
+        return found
+
+    try:
+        with pytest.warns(UserWarning, match="another matter") as others:
+            found = watched()
+        assert found == ["put_", "the attention is non-deterministic"]
+        assert len(others) == 1
+        assert torch.are_deterministic_algorithms_enabled() == before
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    finally:
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with reproducible("cuda"):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8", "the user's own"
+
+
+def test_a_cpu_run_has_nothing_that_is_not_deterministic() -> None:
+    assert train(job(regime={"steps": 4}), "cpu").facts["nondeterministic"] == []
+
+
+class _Breaking(TinyLM):
+    """Its loss, or one gradient, is no number from some step on."""
+
+    def __init__(self, at: int, what: str) -> None:
+        super().__init__()
+        self.at, self.what, self.calls = at, what, 0
+
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        loss = super().forward(words, targets)
+        if self.calls <= self.at:
+            return loss
+        if self.what == "loss":
+            return loss * math.nan
+        return loss + torch.sqrt(self.norm.weight[0] * 0.0)  # finite, with an infinite slope
+
+
+@pytest.mark.parametrize("what", ["loss", "grad_norm"])
+@pytest.mark.parametrize("at", [0, 5])
+def test_a_curve_ends_where_it_is_no_number(what: str, at: int) -> None:
+    made = job("tensorwise", setup={"accumulation": 1}, heldout=[], model=_Breaking(at, what))
+    result = train(made, "cpu")
+    assert result.nonfinite_step == at
+    assert result.stopped.startswith(f"{what} is ")
+    assert result.stopped.endswith(f"at step {at}")
+    assert len(result.curves.points.get(("grad_norm", ""), [])) == at
+    assert len(result.curves.points.get(("loss", ""), [])) == at + (what == "grad_norm")
+
+
+def test_clipping_is_torchs_and_the_norm_is_that_before_it() -> None:
+    free = train(job("", setup={"grad_clip": float("inf")}), "cpu")
+    clipped = train(job("", setup={"grad_clip": 1e-3}), "cpu")
+    assert free.curves.points["grad_norm", ""][0] == clipped.curves.points["grad_norm", ""][0]
+    assert free.curves.points["loss", ""][1:] != clipped.curves.points["loss", ""][1:]
+    assert VOCABULARY == 65

@@ -1,0 +1,337 @@
+"""Oracles: a training loop written out by hand (bitwise), nanoGPT's decay groups, torchao's own conversion."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from tiny_lm import TinyLM, tiny_lm, tokens
+from torch import Tensor, nn
+
+from fp8core.convert import convert_to_float8_training
+from fp8core.history import update_scales
+from fp8core.linear import Float8Linear
+from fp8core.recipe import RECIPES
+from harness.compiling import CompileWatch
+from harness.errors import UsageError
+from harness.peers import PEERS, torchao
+from harness.training.setup import (
+    CHECKPOINTING,
+    COMPUTE,
+    Setup,
+    Trainee,
+    mixed_precision,
+    prepare,
+    replace_by_peer,
+)
+
+needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
+
+
+def setup(**changes: Any) -> Setup:
+    return Setup(**({"model": "tiny", "batch": 4, "seq": 8, "compute": "fp32"} | changes))
+
+
+def trainee(model: nn.Module | None = None, **changes: Any) -> Trainee:
+    made = setup(**changes)
+    return prepare(made, "cpu", model if model is not None else tiny_lm(made.weight_dtype))
+
+
+def parameters(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# train.mixed_precision
+
+
+def every_case(word: str) -> list[str]:
+    return sorted({"".join(letters) for letters in itertools.product(*zip(word, word.upper(), strict=True))})
+
+
+@pytest.mark.parametrize(("word", "is_fp8"), [("bf16", 0), ("bfloat16", 0), ("fp8", 1), ("float8", 1)])
+def test_mixed_precision_accepts_its_words_in_any_case(word: str, is_fp8: int) -> None:
+    for text in every_case(word):
+        for recipe in RECIPES:
+            assert mixed_precision(text, recipe) == (RECIPES[recipe] if is_fp8 else None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " fp8", "fp8 ", "fp-8", "f8", "8", "fp16", "float16", "half", "fp32", "tf32", "bf8", "bfp8", "bf16x"),
+        *("e4m3", "e5m2", "float8_e4m3fn", "torch.float8", "mxfp8", "int8", "true", "none", "auto", "fp8,bf16"),
+        *(True, False, None, 8, 8.0),
+    ],
+)  # fmt: skip
+def test_mixed_precision_never_guesses(text: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"unknown train\.mixed_precision .*known: bf16, bfloat16, float8, fp8"
+    ):
+        mixed_precision(text)
+
+
+def test_mixed_precision_names_the_nearest_word() -> None:
+    with pytest.raises(UsageError, match=r"'fp-8' \(nearest: fp8\)"):
+        mixed_precision("fp-8")
+
+
+@pytest.mark.parametrize("word", ["bf16", "fp8"])
+def test_an_unknown_recipe_is_refused_even_where_it_is_not_used(word: str) -> None:
+    with pytest.raises(UsageError, match=r"unknown train\.recipe 'rowise' \(nearest: rowwise\)"):
+        mixed_precision(word, "rowise")
+
+
+# The step
+
+
+@pytest.mark.parametrize("recipe", [None, "tensorwise", "rowwise", "delayed"])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_steps_equal_a_loop_written_by_hand(recipe: str | None, accumulation: int) -> None:
+    """Bitwise, over three steps: losses, gradient norms and weights."""
+    made = trainee(recipe=RECIPES[recipe] if recipe else None, accumulation=accumulation, grad_clip=0.5)
+    model = tiny_lm()
+    if recipe:
+        model = convert_to_float8_training(model, config=recipe)
+    weights = [p for p in model.parameters() if p.dim() >= 2]
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": weights, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}],
+        lr=6e-4,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    for step in range(3):
+        batches = [tokens(step * accumulation + i) for i in range(accumulation)]
+        loss = made.step(batches)
+        losses = []
+        for batch in batches:
+            one = model(*batch)
+            (one / accumulation).backward()
+            losses.append(one.detach())
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        if recipe:
+            update_scales(model)
+        assert loss.dtype == torch.float32
+        assert torch.equal(loss, torch.stack(losses).mean())
+        assert made.grad_norm is not None
+        assert torch.equal(made.grad_norm, norm)
+        assert same(parameters(made.model), parameters(model))
+    if recipe == "delayed":
+        counts = [m.amaxes.updates for m in made.model.modules() if isinstance(m, Float8Linear) and m.amaxes]
+        assert counts == [3, 3]
+
+
+def test_microbatches_add_up_to_the_whole_batch() -> None:
+    """The mean of equal parts is the mean of the whole; fp32 sums in another order, so to 1e-5 of each gradient."""
+    whole, parts = trainee(), trainee(accumulation=2)
+    x, y = tokens(0)
+    a, b = whole.step([(x, y)]), parts.step([(x[:2], y[:2]), (x[2:], y[2:])])
+    assert float(a) == pytest.approx(float(b), rel=1e-6)
+    for p, q in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-5 * float(p.grad.abs().max()))
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+@pytest.mark.parametrize("recipe", [None, "tensorwise", "delayed"])
+def test_the_same_seed_gives_the_same_steps(compute: str, recipe: str | None) -> None:
+    """Bitwise: all losses and all weights of two runs in one process."""
+    runs = []
+    for _ in range(2):
+        made = trainee(compute=compute, recipe=RECIPES[recipe] if recipe else None)
+        losses = [made.step([tokens(step)]) for step in range(3)]
+        runs.append(losses + parameters(made.model))
+    assert same(*runs)
+
+
+def test_clipping_to_infinity_only_measures() -> None:
+    measured, plain = trainee(grad_clip=float("inf")), trainee(grad_clip=None)
+    for step in range(2):
+        measured.step([tokens(step)])
+        plain.step([tokens(step)])
+    assert same(parameters(measured.model), parameters(plain.model))
+    assert plain.grad_norm is None
+    assert measured.grad_norm is not None
+    grads = [p.grad.flatten() for p in plain.model.parameters() if p.grad is not None]
+    assert float(measured.grad_norm) == pytest.approx(float(torch.cat(grads).norm()), rel=1e-6)
+
+
+def test_gradients_can_be_read_after_the_step() -> None:
+    made = trainee()
+    made.step([tokens(0)])
+    assert all(p.grad is not None for p in made.model.parameters())
+
+
+# What computes in what
+
+
+@pytest.mark.parametrize(
+    ("compute", "weights", "products"),
+    [
+        ("fp32", torch.float32, torch.float32),
+        ("bf16_autocast", torch.float32, torch.bfloat16),
+        ("bf16", torch.bfloat16, torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("recipe", [None, "tensorwise"])
+def test_dtypes(compute: str, weights: torch.dtype, products: torch.dtype, recipe: str | None) -> None:
+    made = trainee(compute=compute, recipe=RECIPES[recipe] if recipe else None)
+    seen = set()
+    layer = made.model.get_submodule("up")
+    layer.register_forward_hook(lambda module, args, output: seen.add(output.dtype))
+    loss = made.step([tokens(0)])
+    state = [v for s in made.optimizer.state.values() for k, v in s.items() if k != "step"]
+    assert seen == {products}
+    assert {p.dtype for p in made.model.parameters()} == {s.dtype for s in state} == {weights}
+    assert {p.grad.dtype for p in made.model.parameters() if p.grad is not None} == {weights}
+    assert loss.dtype == torch.float32
+
+
+def test_only_weights_of_two_and_more_dimensions_decay() -> None:
+    """nanoGPT's groups: matrices and embeddings decay, biases and gains of norms don't."""
+    made = trainee(weight_decay=0.3)
+    names = {id(p): name for name, p in made.model.named_parameters()}
+    decay = {names[id(p)]: g["weight_decay"] for g in made.optimizer.param_groups for p in g["params"]}
+    assert decay == {
+        **dict.fromkeys(("embedding.weight", "up.weight", "down.weight", "head.weight"), 0.3),
+        **dict.fromkeys(("norm.weight", "norm.bias", "up.bias"), 0.0),
+    }
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_optimizer_is_fused_where_asked(fused: bool) -> None:
+    assert all(g["fused"] is fused for g in trainee(fused=fused).optimizer.param_groups)
+
+
+def test_frozen_parameters_are_left_to_no_optimizer() -> None:
+    model = tiny_lm()
+    model.embedding.weight.requires_grad_(False)
+    made = trainee(model)
+    held = {id(p) for g in made.optimizer.param_groups for p in g["params"]}
+    assert id(model.embedding.weight) not in held
+    assert len(held) == len(list(model.parameters())) - 1
+
+
+def test_audit_names_the_head_with_its_reason() -> None:
+    made = trainee(recipe=RECIPES["tensorwise"])
+    assert [layer.fqn for layer in made.audit.converted] == ["up", "down"]
+    (head,) = made.audit.not_converted
+    assert head.fqn == "head"
+    assert "65" in head.reason
+
+
+# Compiled
+
+
+def test_compiled_steps_are_one_graph_and_never_compile_again() -> None:
+    """fp32 against eager: the compiler may only reorder sums, so 1e-5 on a loss of 4."""
+    eager, compiled = trainee(accumulation=2), trainee(accumulation=2, compiled=True)
+    watch = CompileWatch()
+    first = [float(t.step([tokens(0), tokens(1)])) for t in (eager, compiled)]
+    assert watch.fault() == ""
+    assert watch.summary()["compile_graphs"] == 1
+    steady = CompileWatch()
+    second = [float(t.step([tokens(2), tokens(3)])) for t in (eager, compiled)]
+    assert steady.steady_fault() == ""
+    assert first[0] == pytest.approx(first[1], rel=1e-5)
+    assert second[0] == pytest.approx(second[1], rel=1e-5)
+
+
+# Peers
+
+
+def linears(model: nn.Module, kind: type[nn.Module]) -> set[str]:
+    return {fqn for fqn, m in model.named_modules() if isinstance(m, kind)}
+
+
+@needs_torchao
+@pytest.mark.parametrize("recipe", torchao.PEER.recipes)
+def test_torchao_takes_the_layers_that_fp8core_converts(recipe: str) -> None:
+    """Its own conversion, filtered to sizes that are multiples of 16, chooses the same; parameters stay the same."""
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear as Theirs
+    from torchao.float8.float8_linear_utils import swap_linear_layers
+
+    model = tiny_lm()
+    before = {name: id(p) for name, p in model.named_parameters()}
+    made = trainee(model, recipe=RECIPES[recipe], peer="torchao")
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    own = swap_linear_layers(
+        tiny_lm(),
+        lambda m: Theirs.from_float(m, config=config),
+        module_filter_fn=lambda m, fqn: m.in_features % 16 == 0 and m.out_features % 16 == 0,
+    )
+    assert linears(made.model, Theirs) == linears(own, Theirs) == {f.fqn for f in made.audit.converted}
+    assert not linears(made.model, Float8Linear)
+    assert {name: id(p) for name, p in made.model.named_parameters()} == before
+    assert float(made.step([tokens(0)])) == pytest.approx(float(own(*tokens(0)).detach()), rel=1e-6)
+
+
+@needs_torchao
+def test_a_layer_in_two_places_stays_one() -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(16, 16), nn.ReLU()), config="tensorwise")
+    model.append(model[0])
+    replaced = replace_by_peer(model, PEERS["torchao"], "tensorwise")
+    assert replaced[0] is replaced[2]
+
+
+@needs_torchao
+def test_a_model_that_is_itself_a_layer_is_replaced() -> None:
+    layer = convert_to_float8_training(nn.Linear(16, 16), config="tensorwise")
+    replaced = replace_by_peer(layer, PEERS["torchao"], "tensorwise")
+    assert replaced is not layer
+    assert replaced.weight is layer.weight
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compute": "fp16"}, r"unknown compute 'fp16' .*known: bf16, bf16_autocast, fp32"),
+        ({"checkpointing": "some"}, "unknown checkpointing 'some'.*known: full, none, selective"),
+        ({"peer": "te"}, "unknown peer 'te'.*torchao"),
+        ({"peer": "torchao"}, "peer 'torchao' offers tensorwise, rowwise, rowwise_with_gw_hp, not no recipe"),
+        ({"peer": "torchao", "recipe": RECIPES["delayed"]}, "peer 'torchao' offers .*, not delayed"),
+        ({"peer": "scaled_mm", "recipe": RECIPES["tensorwise"]}, "peer 'scaled_mm' offers no layer"),
+        ({"batch": 0}, "batch=0: expected an integer of at least 1"),
+        ({"accumulation": 0}, "accumulation=0"),
+        ({"layers": 0}, "layers=0"),
+        ({"grad_clip": 0.0}, "grad_clip=0.0: expected a number above 0, inf, or None"),
+        ({"lr": float("nan")}, "lr=nan: expected a finite number"),
+    ],
+)
+def test_a_wrong_setup_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        setup(**change)
+
+
+def test_the_number_of_microbatches_is_checked() -> None:
+    with pytest.raises(ValueError, match="1 microbatches given; this set-up takes 2"):
+        trainee(accumulation=2).step([tokens(0)])
+
+
+@pytest.mark.parametrize(
+    ("output", "message"), [(torch.zeros(3), r"shape \[3\]"), (None, "NoneType"), (1.5, "float")]
+)
+def test_a_model_that_returns_no_loss_is_refused(output: Any, message: str) -> None:
+    class Strange(TinyLM):
+        def forward(self, tokens: Tensor, targets: Tensor) -> Any:
+            return output
+
+    with pytest.raises(TypeError, match=message):
+        trainee(Strange()).step([tokens(0)])
+
+
+def test_tokens_of_a_step() -> None:
+    assert setup(batch=3, seq=5, accumulation=7).tokens_per_step == 105
+    assert CHECKPOINTING[0] == "none"

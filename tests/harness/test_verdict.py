@@ -1,0 +1,585 @@
+"""Verdict. Oracles: rules of the design applied by hand, scipy's t interval and a plain loop; planted truths."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import scipy.stats
+from curves_for_tests import STEPS, control, falling, run_of, shifted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.__main__ import main as command_line
+from harness.verdict import Curve, Run, judge_other_seeds, judge_pairs
+from harness.verdict.curves import ema, half_life, pair
+from harness.verdict.result import MARGIN
+from harness.verdict.selftest import BETWEEN, END, SCENARIOS, Scenario, bounds, draw, outcomes
+
+BASE = control()
+
+
+def gate(verdict, name):
+    found = verdict.gate(name)
+    assert found is not None
+    return found
+
+
+def with_loss(runs, seed, values, **more):
+    """The runs with another loss curve for one seed."""
+    return {**runs, seed: dataclasses.replace(runs[seed], loss=Curve.of(values), **more)}
+
+
+# Moving average
+
+
+@given(
+    st.lists(st.floats(-10, 10), min_size=2, max_size=60),
+    st.floats(0.5, 50),
+    st.booleans(),
+    st.integers(1, 7),
+)
+def test_moving_average_agrees_with_its_recurrence(values, life, from_zero, stride):
+    """Oracle: e_t = d e_(t-1) + (1 - d) x_t with d = 2^(-stride / half-life), normalised or not."""
+    x = np.array(values)
+    d, e, mass, expected = 0.5 ** (stride / life), 0.0, 0.0, []
+    for v in x:
+        e, mass = d * e + (1 - d) * v, d * mass + (1 - d)
+        expected.append(e if from_zero else e / mass)
+    got = ema(x[None], stride * np.arange(x.size, dtype=float), life, from_zero=from_zero)[0]
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_moving_average_of_a_run_longer_than_a_block_has_no_seam():
+    x = np.random.default_rng(0).normal(size=5000)
+    steps = np.arange(5000.0)
+    short = ema(x, steps, 2.0)  # 900 half-lives are 1,800 steps
+    long = np.array([ema(x[i - 200 : i + 1], steps[i - 200 : i + 1], 2.0)[-1] for i in range(1000, 5000, 97)])
+    np.testing.assert_allclose(short[1000::97], long, rtol=1e-12, atol=1e-12)
+
+
+def test_half_life_changes_above_a_thousand_steps():
+    assert [half_life(n) for n in (1, 1000, 1001)] == [20, 20, 100]
+
+
+# L1
+
+
+def test_a_nan_tail_fails_and_the_other_gates_go_on_without_that_seed():
+    loss = BASE[2].loss.values.copy()
+    loss[-15:] = math.nan
+    verdict = judge_pairs(with_loss(shifted(BASE), 2, loss), BASE)
+    assert verdict.outcome == "FAIL"
+    assert "seed 2 at step 285" in gate(verdict, "L1").sentence
+    assert gate(verdict, "L4").seeds == 4
+
+
+def test_an_infinite_gradient_and_a_cut_curve_count_as_not_finite():
+    norms = BASE[1].grad_norm.values.copy()
+    norms[7] = math.inf
+    runs = shifted(BASE)
+    runs[1] = dataclasses.replace(runs[1], grad_norm=Curve.of(norms))
+    assert "seed 1 at step 7" in gate(judge_pairs(runs, BASE), "L1").sentence
+    cut = with_loss(shifted(BASE), 4, BASE[4].loss.values[:40], nonfinite_step=40, stopped="loss is NaN")
+    verdict = judge_pairs(cut, BASE)
+    assert gate(verdict, "L1").status == "FAIL"
+    assert "seed 4 at step 40" in gate(verdict, "L1").sentence
+
+
+def test_where_the_control_breaks_in_the_same_seed_nobody_can_tell():
+    loss = BASE[0].loss.values.copy()
+    loss[50:] = math.nan
+    broken = with_loss(BASE, 0, loss)
+    verdict = judge_pairs(with_loss(shifted(BASE), 0, loss), broken)
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert "the control broke in the same seeds" in gate(verdict, "L1").sentence
+    also = judge_pairs(with_loss(with_loss(shifted(BASE), 0, loss), 1, loss), broken)
+    assert also.outcome == "FAIL"
+
+
+# L2
+
+
+@pytest.mark.parametrize(("length", "status"), [(2, "PASS"), (3, "FAIL"), (8, "FAIL")])
+def test_a_spike_needs_three_steps(length, status):
+    loss = shifted(BASE)[3].loss.values.copy()
+    loss[150 : 150 + length] += 1.0
+    verdict = judge_pairs(with_loss(shifted(BASE), 3, loss), BASE)
+    assert gate(verdict, "L2").status == status
+
+
+@pytest.mark.parametrize(("height", "status"), [(0.15, "PASS"), (0.40, "FAIL")])
+def test_a_spike_must_stand_out_by_a_tenth_of_the_loss(height, status):
+    """A tenth of about 2.1 is 0.21, and the average lags by 0.07; the control's noise of 0.01 makes 6 sd only 0.06."""
+    loss = shifted(BASE)[3].loss.values.copy()
+    loss[150:154] += height
+    assert gate(judge_pairs(with_loss(shifted(BASE), 3, loss), BASE), "L2").status == status
+
+
+def test_a_spike_that_the_control_has_too_is_none_of_the_candidates():
+    spiked = BASE[3].loss.values.copy()
+    spiked[150:156] += 1.0
+    base = with_loss(BASE, 3, spiked)
+    verdict = judge_pairs(shifted(base), base)
+    assert gate(verdict, "L2").status == "PASS"
+    assert "1/1" in gate(verdict, "L2").sentence
+
+
+def test_gradient_spikes_need_five_steps_above_ten_medians():
+    for length, status in ((4, "PASS"), (5, "FAIL")):
+        runs = shifted(BASE)
+        norms = runs[0].grad_norm.values.copy()
+        norms[200 : 200 + length] *= 20
+        runs[0] = dataclasses.replace(runs[0], grad_norm=Curve.of(norms))
+        assert gate(judge_pairs(runs, BASE), "L2").status == status
+
+
+def spiked(runs, seeds, times=1):
+    """The runs with so many spikes of 1 nat in some seeds."""
+    for seed in seeds:
+        loss = runs[seed].loss.values.copy()
+        for start in range(30, 30 + 32 * times, 32):
+            loss[start : start + 6] += 2.0
+        runs = with_loss(runs, seed, loss)
+    return runs
+
+
+@pytest.mark.parametrize("hit", [1, 5])
+def test_one_more_spike_fails_with_eight_seeds_too_and_the_rates_are_told(hit):
+    """Oracle: scipy's p for k of 8 against 0 of 8 in the sentence; the rule of the design for the status."""
+    base = control(range(8))
+    p = scipy.stats.fisher_exact([[hit, 8 - hit], [0, 8]], alternative="greater").pvalue
+    result = gate(judge_pairs(spiked(shifted(base), range(hit)), base), "L2")
+    assert result.status == "FAIL"
+    assert f"{hit} of 8 runs with spikes against 0, Fisher's exact p = {p:.3f}" in result.sentence
+
+
+def test_many_spikes_in_every_run_fail_against_one_in_every_run():
+    """As many runs have spikes on both sides, so Fisher's test sees no difference at all (p = 1)."""
+    base = spiked(control(range(8)), range(8))
+    result = gate(judge_pairs(spiked(shifted(control(range(8))), range(8), times=8), base), "L2")
+    assert "(by seed 8/1, 8/1" in result.sentence
+    assert "p = 1.000" in result.sentence
+    assert result.status == "FAIL"
+
+
+# L3
+
+
+@pytest.mark.parametrize(("share", "status"), [(0.001, "PASS"), (0.004, "WARN"), (0.02, "FAIL")])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_early_gap_against_the_fixed_band_on_both_sides(share, status, sign):
+    """0.25 % is the band, 1 % four bands; the gap is gone after the first third."""
+    runs = shifted(BASE, lambda t: np.where(t < 100, sign * share * 2.5, 0.0))
+    assert gate(judge_pairs(runs, BASE), "L3").status == status
+
+
+def test_the_golden_arm_sets_the_early_band():
+    """A gap of 0.26 % that the fixed band lets through with a warning lies far outside of what golden runs show."""
+    golden = shifted(BASE, 0.0007, sd=2e-4)
+    rolled = shifted(BASE, lambda t: np.where(t < 100, 0.0073, 0.0), sd=2e-4)
+    assert gate(judge_pairs(rolled, BASE), "L3").status in ("PASS", "WARN")
+    verdict = judge_pairs(rolled, BASE, golden=golden)
+    assert gate(verdict, "L3").status == "FAIL"
+    assert "band of 5 golden runs" in gate(verdict, "L3").sentence
+    own = judge_pairs(golden, BASE, golden=golden)
+    assert gate(own, "L3").status == "PASS"
+
+
+@pytest.mark.parametrize(("seeds", "status"), [(3, "INCONCLUSIVE"), (4, "INCONCLUSIVE"), (5, "WARN")])
+def test_a_band_of_few_golden_seeds_cannot_warn(seeds, status):
+    """A gap of two bands. Oracle: the half-width t(.995, S-1) sd sqrt(1 + 1/S) of the golden arm's gaps, by scipy."""
+    golden = {s: r for s, r in shifted(BASE, 0.0007, sd=2e-4).items() if s < seeds}
+    early = slice(0, 100)
+    own = [
+        (r.loss.values - BASE[s].loss.values)[early].mean() / BASE[s].loss.values[early].mean()
+        for s, r in golden.items()
+    ]
+    half = scipy.stats.t.ppf(0.995, seeds - 1) * np.std(own, ddof=1) * math.sqrt(1 + 1 / seeds)
+    wide = {s: run_of(r.loss.values * (1 + np.mean(own) + 2 * half)) for s, r in BASE.items()}
+    result = gate(judge_pairs(wide, BASE, golden=golden), "L3")
+    assert result.status == status
+    assert ("too few of 5" in result.sentence) == (seeds < 5)
+    assert gate(judge_pairs(golden, BASE, golden=golden), "L3").status == "PASS"
+
+
+def test_a_golden_run_that_is_left_out_is_a_note_and_not_a_problem_of_the_candidate():
+    base = control(range(8))
+    golden = {s: r for s, r in shifted(base, 0.0002).items() if s != 3}
+    golden[1] = dataclasses.replace(golden[1], planned_steps=1000, stopped="killed")
+    verdict = judge_pairs(shifted(base, 0.0002), base, golden=golden)
+    assert "band of 6 golden runs" in gate(verdict, "L3").sentence
+    assert verdict.notes == (
+        "the golden arm has no run of seed 3",
+        "seed 1: the golden arm ended at step 300 of 1000 (killed)",
+    )
+    assert verdict.outcome == "PASS"
+
+
+def test_two_golden_runs_are_no_band():
+    few = {s: r for s, r in shifted(BASE).items() if s < 2}
+    verdict = judge_pairs(shifted(BASE), BASE, golden=few)
+    assert "fixed band" in gate(verdict, "L3").sentence
+    assert any("2 golden runs are too few" in n for n in verdict.notes)
+
+
+# L4
+
+
+def test_late_window_agrees_with_scipy():
+    """Oracle: scipy's 90 % t interval of the per-seed means over the last fifth."""
+    runs = shifted(BASE, 0.001, sd=5e-4)
+    late = np.arange(STEPS) >= (STEPS - 1) * 0.8
+    gaps = np.array([(runs[s].loss.values - BASE[s].loss.values)[late].mean() for s in BASE])
+    scale = np.mean([BASE[s].loss.values[late].mean() for s in BASE])
+    low, high = scipy.stats.t.interval(0.9, 4, gaps.mean(), scipy.stats.sem(gaps))
+    result = gate(judge_pairs(runs, BASE), "L4")
+    assert (result.effect, result.low, result.high) == pytest.approx(
+        (gaps.mean() / scale, low / scale, high / scale)
+    )
+    assert result.sd == pytest.approx(gaps.std(ddof=1) / scale)
+    assert (result.seeds, result.margin) == (5, 0.0025)
+
+
+@pytest.mark.parametrize(
+    ("gap", "sd", "status"),
+    [(0.0, 2e-4, "PASS"), (0.02, 2e-4, "FAIL"), (-0.02, 2e-4, "FAIL"), (0.00525, 5e-4, "INCONCLUSIVE")],
+)
+def test_equivalence_has_three_outcomes_and_two_sides(gap, sd, status):
+    assert gate(judge_pairs(shifted(BASE, gap, sd), BASE), "L4").status == status
+
+
+def test_an_interval_inside_the_margin_without_power_does_not_pass():
+    """Three seeds need sd <= M/4 = 0.0013 nats; this sd is M/3 and its interval lies inside the margin."""
+    base = control(range(3))
+    unit = np.array([-1.0, 0.0, 1.0])
+    gaps = {s: float(unit[s] * 0.0018) for s in base}
+    runs = {s: run_of(base[s].loss.values + gaps[s]) for s in base}
+    result = gate(judge_pairs(runs, base), "L4")
+    assert -result.margin < result.low < result.high < result.margin
+    assert result.status == "INCONCLUSIVE"
+    assert "no power" in result.sentence
+
+
+def test_heldout_loss_is_judged_for_itself():
+    runs = shifted(BASE)
+    for s, r in runs.items():
+        assert r.heldout is not None
+        runs[s] = dataclasses.replace(r, heldout=Curve(r.heldout.steps, r.heldout.values + 0.05))
+    verdict = judge_pairs(runs, BASE)
+    assert (gate(verdict, "L4").status, gate(verdict, "L4h").status) == ("PASS", "FAIL")
+    assert verdict.outcome == "FAIL"
+
+
+def test_a_wider_margin_passes_what_a_narrow_one_cannot():
+    runs = shifted(BASE, 0.02)
+    assert gate(judge_pairs(runs, BASE, margin=0.02), "L4").status == "PASS"
+    with pytest.raises(ValueError, match="margin=0 must be above 0"):
+        judge_pairs(runs, BASE, margin=0)
+
+
+# L5, L6
+
+
+def test_a_growing_gap_warns_and_a_flat_one_does_not():
+    growing = shifted(BASE, lambda t: 0.003 * np.log1p(t) / np.log1p(STEPS), sd=1e-5)
+    result = gate(judge_pairs(growing, BASE), "L5")
+    assert result.status == "PASS"  # projected to 0.20 % of the loss: inside the margin
+    fast = shifted(BASE, lambda t: 0.004 * np.clip(np.log(np.maximum(t, 1) / 30), 0, None), sd=1e-5)
+    assert gate(judge_pairs(fast, BASE), "L5").status == "WARN"
+    assert gate(judge_pairs(shifted(BASE), BASE), "L5").status == "PASS"
+    falling_gap = shifted(BASE, lambda t: -0.004 * np.clip(np.log(np.maximum(t, 1) / 30), 0, None), sd=1e-5)
+    assert gate(judge_pairs(falling_gap, BASE), "L5").status == "PASS"
+
+
+def wobbling(ratio, sd=0.003):
+    """Runs whose gradient norms are so many times the control's, a little different in each seed."""
+    runs = shifted(BASE)
+    for seed, run in runs.items():
+        own = ratio + sd * np.random.default_rng(seed).normal()
+        runs[seed] = dataclasses.replace(run, grad_norm=Curve.of(run.grad_norm.values * own))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("ratio", "alone", "beside_golden"),
+    [
+        (1.0, "PASS", "PASS"),
+        (0.985, "PASS", "PASS"),
+        (1.03, "INCONCLUSIVE", "WARN"),  # as the recipe's own emulation
+        (0.962, "INCONCLUSIVE", "FAIL"),  # an output bias of 2 %
+        (0.933, "INCONCLUSIVE", "FAIL"),  # truncation instead of rounding
+        (0.85, "FAIL", "FAIL"),
+        (1.2, "FAIL", "FAIL"),
+    ],
+)
+def test_gradient_norm_ratio(ratio, alone, beside_golden):
+    """Ratios are those that the calibration measured for its faults; the golden arm shows 1.03."""
+    result = gate(judge_pairs(shifted(BASE, ratio=ratio), BASE), "L6")
+    assert result.status == alone
+    assert result.effect == pytest.approx(ratio)
+    golden = wobbling(1.03)
+    assert gate(judge_pairs(shifted(BASE, ratio=ratio), BASE, golden=golden), "L6").status == beside_golden
+
+
+def test_a_gradient_ratio_whose_interval_reaches_the_band_is_not_failed():
+    assert gate(judge_pairs(wobbling(1.12, sd=0.1), BASE), "L6").status == "INCONCLUSIVE"
+    assert gate(judge_pairs(wobbling(1.12, sd=0.001), BASE), "L6").status == "FAIL"
+
+
+# Pairing, power and what is said
+
+
+def test_the_control_against_itself_passes_with_a_gap_of_zero():
+    verdict = judge_pairs(BASE, BASE)
+    assert verdict.outcome == "PASS"
+    assert (gate(verdict, "L4").effect, gate(verdict, "L4").sd) == (0.0, 0.0)
+
+
+def test_a_verdict_says_what_its_length_cannot_certify():
+    assert judge_pairs(BASE, BASE).limits.startswith("300 steps, 153,600 tokens a seed: ")
+    unknown = {s: dataclasses.replace(r, tokens_per_step=0) for s, r in BASE.items()}
+    assert "tokens unknown" in judge_pairs(unknown, unknown).limits
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda runs: {s: r for s, r in runs.items() if s != 3}, "the candidate has no run of seed 3"),
+        (lambda runs: {**runs, 9: runs[0]}, "the control has no run of seed 9"),
+        (
+            lambda runs: with_loss(runs, 1, falling(1)[:200], stopped="interrupted"),
+            "seed 1: the candidate has 200 logged steps of 300 (interrupted)",
+        ),
+        (
+            lambda runs: {
+                **runs,
+                2: dataclasses.replace(runs[2], loss=Curve.of(falling(2), np.arange(300) * 2)),
+            },
+            "seed 2: the candidate was logged at other steps",
+        ),
+        (
+            lambda runs: {**runs, 0: dataclasses.replace(runs[0], planned_steps=1000, stopped="killed")},
+            "seed 0: the candidate ended at step 300 of 1000 (killed)",
+        ),
+    ],
+)
+def test_runs_without_an_equal_partner_are_named_and_never_passed(change, words):
+    verdict = judge_pairs(change(shifted(BASE)), BASE)
+    assert words in verdict.notes
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
+def test_two_seeds_and_short_runs_are_inconclusive():
+    two = {s: BASE[s] for s in (0, 1)}
+    verdict = judge_pairs(shifted(two), two)
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert "2 paired seeds" in gate(verdict, "L4").sentence
+    short = control(steps=40)
+    verdict = judge_pairs(shifted(short), short)
+    assert "40 logged steps" in gate(verdict, "L4").sentence
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
+def test_missing_curves_are_inconclusive_not_passed():
+    bare = {s: Run(r.loss) for s, r in BASE.items()}
+    verdict = judge_pairs(shifted(BASE), bare)
+    assert [gate(verdict, g).status for g in ("L4h", "L6")] == ["INCONCLUSIVE"] * 2
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
+def test_judging_needs_runs_on_both_sides():
+    with pytest.raises(ValueError, match="0 candidate and 5 control runs"):
+        judge_pairs({}, BASE)
+
+
+@pytest.mark.parametrize(("steps", "values"), [([], []), ([0, 0], [1, 2]), ([0, 1], [1])])
+def test_a_curve_refuses_what_is_none(steps, values):
+    with pytest.raises(ValueError, match="curve"):
+        Curve.of(values, np.array(steps, dtype=float))
+
+
+def test_pairing_keeps_the_order_of_seeds():
+    pairs = pair({3: BASE[3], 1: BASE[1]}, {1: BASE[1], 3: BASE[3]})
+    assert pairs.seeds == (1, 3)
+    assert not pairs.gap.any()
+
+
+# Precision patterns
+
+
+def switched(runs, twin, switch):
+    """Runs that equal the twin until the switch."""
+    out = {}
+    for s, r in runs.items():
+        loss, norms = r.loss.values.copy(), r.grad_norm.values.copy()
+        loss[:switch], norms[:switch] = twin[s].loss.values[:switch], twin[s].grad_norm.values[:switch]
+        out[s] = dataclasses.replace(r, loss=Curve.of(loss), grad_norm=Curve.of(norms), switch_step=switch)
+    return out
+
+
+def test_a_warm_up_is_bitwise_the_control_until_its_switch():
+    warm = switched(shifted(BASE), BASE, 60)
+    assert judge_pairs(warm, BASE, twin=BASE).outcome == "PASS"
+    loss = warm[4].loss.values.copy()
+    loss[59] = np.nextafter(loss[59], 9)
+    verdict = judge_pairs(with_loss(warm, 4, loss), BASE, twin=BASE, twin_name="base")
+    assert verdict.outcome == "FAIL"
+    assert "differs from base before the switch: seed 4 at step 59" in gate(verdict, "prefix").sentence
+
+
+def test_the_early_window_of_a_warm_up_starts_at_its_switch():
+    bump = shifted(BASE, lambda t: np.where((t >= 120) & (t < 140), 0.4, 0.0))
+    result = gate(judge_pairs(switched(bump, BASE, 120), BASE, twin=BASE), "L3")
+    assert result.status == "FAIL"
+    assert result.sentence.startswith("steps 120 to 219")
+
+
+def test_a_cool_down_is_bitwise_the_fp8_arm_until_its_switch():
+    fp8 = shifted(BASE, 0.002)
+    cool = switched(shifted(BASE, 0.0005), fp8, 240)
+    verdict = judge_pairs(cool, BASE, twin=fp8, twin_name="tensorwise")
+    assert gate(verdict, "prefix").status == "PASS"
+    assert any(
+        note.startswith("late gap after the cool-down") and "no larger" in note for note in verdict.notes
+    )
+    wrong = judge_pairs(switched(shifted(BASE, 0.0005), BASE, 240), BASE, twin=fp8)
+    assert gate(wrong, "prefix").status == "FAIL"
+
+
+def test_a_cool_down_is_judged_by_its_steps_in_fp8():
+    """A ratio of 0.8 up to the switch at 60 of 300 steps: the median over the whole run is exactly 1 and hides it."""
+    fp8 = shifted(BASE)
+    for seed, run in fp8.items():
+        fp8[seed] = dataclasses.replace(run, grad_norm=Curve.of(run.grad_norm.values * 0.8))
+    cool = switched(shifted(BASE), fp8, 60)
+    assert np.median(cool[0].grad_norm.values / BASE[0].grad_norm.values) == 1
+    verdict = judge_pairs(cool, BASE, twin=fp8)
+    assert gate(verdict, "L6").status == "FAIL"
+    assert gate(verdict, "L6").effect == pytest.approx(0.8)
+    assert gate(verdict, "L3").sentence.startswith("steps 0 to 59")
+
+
+def test_a_span_without_a_logged_step_cannot_tell():
+    fp8 = shifted(BASE)
+    verdict = judge_pairs(switched(shifted(BASE), fp8, 0), BASE, twin=fp8)
+    assert [gate(verdict, name).status for name in ("L3", "L6")] == ["INCONCLUSIVE"] * 2
+    assert "no logged step ran in FP8" in gate(verdict, "L3").sentence
+
+
+def test_a_pattern_without_its_twin_cannot_pass():
+    verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin_name="tensorwise")
+    assert gate(verdict, "prefix").status == "INCONCLUSIVE"
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
+def test_a_pattern_whose_twin_lacks_a_seed_cannot_pass():
+    fewer = {s: r for s, r in BASE.items() if s != 3}
+    verdict = judge_pairs(switched(shifted(BASE), BASE, 60), BASE, twin=fewer, twin_name="base")
+    assert gate(verdict, "prefix").sentence == "no run of base for seed 3"
+    assert verdict.outcome == "INCONCLUSIVE"
+
+
+# Other seeds
+
+
+def test_other_seeds_pass_the_wide_band_and_a_worse_arm_does_not():
+    other = {s: run_of(falling(50 + s)) for s in range(5)}
+    assert judge_other_seeds(other, BASE).outcome == "PASS"
+    worse = {s: run_of(falling(50 + s) + 0.3) for s in range(5)}
+    assert judge_other_seeds(worse, BASE).outcome == "FAIL"
+    assert judge_other_seeds(other, {0: BASE[0]}).outcome == "INCONCLUSIVE"
+    fewer = judge_other_seeds({s: r for s, r in other.items() if s}, BASE)
+    assert (fewer.outcome, fewer.notes) == ("INCONCLUSIVE", ("no run for seed 0",))
+
+
+def test_the_wide_band_lets_through_about_one_correct_set_in_a_hundred():
+    """Oracle: the level of the interval, 99 % for all five runs together; 400 draws of both sides."""
+    generator = np.random.default_rng(3)
+    failed = 0
+    for _ in range(400):
+        levels = generator.normal(2.1, 0.008, 10)
+        runs = [Run(Curve.of(np.full(60, level))) for level in levels]
+        verdict = judge_other_seeds(dict(enumerate(runs[:5])), dict(enumerate(runs[5:])))
+        failed += gate(verdict, "band").status == "FAIL"
+    assert failed <= 12  # a binomial of 400 draws at 1 % exceeds 12 in 0.03 % of all cases
+
+
+# Error rates
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name.replace(" ", "-"))
+def test_error_rates_on_known_curves(scenario):
+    """The two bounds of the design on 1,000 draws; planted events must be caught nearly always, by their own gate."""
+    draws = 1000
+    verdicts = outcomes(scenario, draws)
+    rate = {o: sum(v.outcome == o for v in verdicts) / draws for o in ("PASS", "FAIL", "INCONCLUSIVE")}
+    count = Counter((g.gate, g.status) for v in verdicts for g in v.gates)
+    status = {key: n / draws for key, n in count.items()}
+    if scenario.name == "no gap":
+        assert rate["PASS"] >= 0.95
+        assert rate["FAIL"] == 0
+    elif abs(scenario.offset) == 1:
+        assert rate["PASS"] <= 0.07
+        for half in ("L4", "L4h"):  # each half alone keeps the level of its test
+            assert status.get((half, "PASS"), 0) <= 0.07
+            assert status.get((half, "FAIL"), 0) <= 0.07
+    elif scenario.offset == 2:
+        assert rate["FAIL"] >= 0.99
+    elif scenario.offset:
+        assert rate["PASS"] >= 0.9
+        assert rate["FAIL"] == 0
+    elif scenario.spike:
+        assert status["L2", "FAIL"] >= 0.99
+    elif scenario.nan:
+        assert status["L1", "FAIL"] == 1
+    elif scenario.bump > 0.05:
+        assert status["L3", "FAIL"] >= 0.99
+        assert status["L4", "PASS"] >= 0.95  # healed: only the early window sees it
+    elif scenario.bump:
+        assert status["L3", "WARN"] >= 0.95
+    else:  # a drift to half a margin is no FAIL; its trend is told in part of the draws
+        assert rate["FAIL"] == 0
+        assert status["L5", "WARN"] >= 0.1
+
+
+def test_the_invented_held_out_gap_shares_the_late_gaps_constant():
+    """Oracle: half of the variance is shared, so the gaps of many seeds correlate by 0.5, each with an sd of M/4."""
+    candidate, base = draw(Scenario("many", seeds=4000), 100, np.random.default_rng(5))
+    late = [(candidate[s].loss.values - base[s].loss.values)[80:].mean() for s in base]
+    ends = [candidate[s].heldout.values[0] - base[s].heldout.values[0] for s in base]
+    assert np.corrcoef(late, ends)[0, 1] == pytest.approx(BETWEEN, abs=0.04)  # three standard errors
+    assert np.std(late) == pytest.approx(MARGIN * END / 4, rel=0.04)
+    assert np.std(ends) == pytest.approx(MARGIN * END / 4, rel=0.04)
+
+
+@pytest.mark.parametrize("half", ["L4", "L4h"])
+def test_one_half_that_passes_too_often_misses_the_bound_though_the_verdict_never_passes(half):
+    passed, torn = judge_pairs(BASE, BASE), judge_pairs(shifted(BASE, 0.00525, 5e-4), BASE)
+    own = tuple(dataclasses.replace(g, status="PASS") if g.gate == half else g for g in torn.gates)
+    lucky = dataclasses.replace(torn, gates=own)
+    assert torn.outcome == lucky.outcome == "INCONCLUSIVE"
+    assert bounds([passed] * 100, [lucky] * 7 + [torn] * 93)[1]
+    said, good = bounds([passed] * 100, [torn] * 100, [lucky] * 8 + [torn] * 92)
+    assert not good
+    assert "verdict 0.0 %" in said
+    assert f"{half} 8.0 %" in said
+    assert not bounds([passed] * 94 + [torn] * 6, [torn] * 100)[1]
+
+
+def test_the_self_test_prints_its_table_and_its_bounds_decide_its_exit_code(capsys):
+    """So few draws scatter beyond the bounds: which word it is depends on them, and the code on the word."""
+    code = command_line(["verdict-selftest", "--draws", "40"])
+    printed = capsys.readouterr().out
+    assert "| two margins | 0.25 | 5 | 0.0 | 100.0 | 0.0 |" in printed
+    assert "PASS at no gap" in printed
+    assert printed.endswith(": MISSED\n" if code else ": ok\n")
+
+
+@pytest.mark.parametrize("words", [["--draws", "0"], ["--steps", "20"], ["--draws", "many"], ["--drws", "3"]])
+def test_the_self_test_refuses_bad_options_in_one_line(capsys, words):
+    assert command_line(["verdict-selftest", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

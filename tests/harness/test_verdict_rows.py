@@ -1,0 +1,293 @@
+"""Verdict on stored rows: every arm of an invented sweep after one trip through the real store."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
+from report_fixtures import absent, frame, write_run
+
+from harness.run import _tell
+from harness.verdict import Curve, Run, judge, lines, time_to_loss
+from harness.verdict.rows import setups
+from harness.verdict.time_to_loss import crossing
+
+BASE = control()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return judge(frame(tmp_path_factory.mktemp("whole"), whole_suite()))
+
+
+def by_arm(verdicts):
+    return {v.arm: v for v in verdicts}
+
+
+def test_every_arm_of_a_whole_sweep_gets_the_right_verdict(whole):
+    """Oracle: how `whole_suite` was made; only the negative control is broken."""
+    found = {v.arm: v.verdict.outcome for v in whole}
+    assert found == {
+        "base_eps": "PASS",
+        "base_other": "PASS",
+        "tensorwise": "PASS",
+        "tensorwise_eps": "PASS",
+        "tensorwise_golden": "PASS",
+        "base_to_tensorwise": "PASS",
+        "tensorwise_to_base": "PASS",
+        "negative_control": "FAIL",
+    }
+    assert all(v.missing == () for v in whole)
+    assert by_arm(whole)["negative_control"].expected == "FAIL"
+    assert not any(v.surprising for v in whole)
+
+
+def test_each_arm_is_held_against_the_arm_that_its_name_says(whole):
+    against = {v.arm: v.against for v in whole}
+    assert against["tensorwise_eps"] == "tensorwise"
+    assert {against[a] for a in against if a != "tensorwise_eps"} == {"base"}
+    arms = by_arm(whole)
+    assert "golden runs" in arms["tensorwise"].verdict.gate("L3").sentence
+    assert arms["base_to_tensorwise"].verdict.gate("prefix").sentence.startswith("bitwise equal to base in ")
+    assert (
+        arms["tensorwise_to_base"].verdict.gate("prefix").sentence.startswith("bitwise equal to tensorwise")
+    )
+    assert arms["base_other"].verdict.gate("L4") is None
+
+
+def test_text_names_outcome_reasons_and_limits(whole):
+    text = "\n".join(lines(whole))
+    assert "FAIL         negative_control against base (as it should)" in text
+    assert "L4: last 20 % of the steps" in text
+    assert "300 steps, 153,600 tokens a seed" in text
+    assert "model=nano" in text
+
+
+def test_missing_controls_are_named(tmp_path):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
+    (verdict,) = judge(frame(tmp_path, rows))
+    assert verdict.verdict.outcome == "PASS"
+    said = " ".join(verdict.missing)
+    for arm in ("base_eps", "base_other", "negative_control", "tensorwise_golden", "tensorwise_eps"):
+        assert arm in said
+    assert "fixed band, no golden arm" in verdict.verdict.gate("L3").sentence
+
+
+@pytest.mark.parametrize(
+    ("arm", "runs"),
+    [("negative_control", shifted(BASE, 0.0001)), ("base_eps", shifted(BASE, 0.1))],
+    ids=["a negative control that passes", "a perturbed control that fails"],
+)
+def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, runs)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms[arm].surprising
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
+
+
+def _cut(runs):
+    """Runs that were meant to go on for longer: none has a partner."""
+    return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}
+
+
+def test_a_negative_control_that_cannot_tell_demotes_what_passes(tmp_path):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
+    rows += rows_of_runs("negative_control", _cut(shifted(BASE, 0.0001)))
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["negative_control"].verdict.outcome == "INCONCLUSIVE"
+    assert arms["negative_control"].surprising
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    said = "negative_control is INCONCLUSIVE, not FAIL: this set-up cannot tell"
+    assert arms["tensorwise"].verdict.notes[0] == said
+
+
+@pytest.mark.parametrize("arm", ["base_eps", "base_other"])
+def test_a_control_that_must_pass_and_cannot_tell_is_told_and_demotes_nothing(tmp_path, arm):
+    """Too little data in it shows no fault; what the candidate's own data shows stands."""
+    few = {s: r for s, r in shifted(BASE).items() if s < 2}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, few)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms[arm].verdict.outcome == "INCONCLUSIVE"
+    assert not arms[arm].surprising
+    assert arms["tensorwise"].verdict.outcome == "PASS"
+    assert arms["tensorwise"].verdict.notes == (
+        f"{arm} is INCONCLUSIVE: that this set-up passes what it must was not shown",
+    )
+
+
+def test_an_fp8_arm_that_equals_its_control_bit_for_bit_does_not_pass(tmp_path):
+    (verdict,) = judge(frame(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE)))
+    assert verdict.verdict.outcome == "INCONCLUSIVE"
+    assert "FP8 cannot have run" in " ".join(verdict.verdict.notes)
+
+
+def test_a_curve_cut_at_nan_fails(tmp_path):
+    runs = shifted(BASE)
+    loss = runs[3].loss.values.copy()
+    loss[210:] = math.nan
+    runs[3] = dataclasses.replace(runs[3], loss=Curve.of(loss))
+    (verdict,) = judge(frame(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs)))
+    assert verdict.verdict.outcome == "FAIL"
+    assert "seed 3 at step 210" in verdict.verdict.gate("L1").sentence
+
+
+def test_failed_runs_are_named_and_prevent_a_pass(tmp_path):
+    runs = {s: r for s, r in shifted(BASE).items() if s != 2}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs)
+    rows.append(absent(case_of(2), "tensorwise", "failed", "out of memory: 3 GiB", "base", "loss"))
+    (verdict,) = judge(frame(tmp_path, rows))
+    assert verdict.verdict.outcome == "INCONCLUSIVE"
+    assert "seed 2: out of memory: 3 GiB" in verdict.verdict.notes
+
+
+def test_without_a_control_or_a_run_nothing_is_judged_as_passed(tmp_path):
+    rows = rows_of_runs("tensorwise", shifted(BASE))
+    rows.append(absent(case_of(0), "rowwise", "failed", "no kernel", "base", "loss"))
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["tensorwise"].verdict.outcome == arms["rowwise"].verdict.outcome == "INCONCLUSIVE"
+    assert "no finished run of base" in arms["tensorwise"].verdict.gate("L1").sentence
+    assert arms["rowwise"].verdict.notes == ("seed 0: no kernel",)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "phase"),
+    [("warmup_bf16:60", "PASS"), ("cooldown_bf16:0.2", None), ("warmup_bf16:60@layers.0.*", None)],
+)
+def test_an_arm_with_a_schedule_of_its_own(tmp_path, schedule, phase):
+    """A warm-up of the whole model is bitwise base at first; what other schedules equal is in no row of this set-up."""
+    warm = {}
+    for seed, run in shifted(BASE).items():
+        loss, switch = run.loss.values.copy(), 240 if "cool" in schedule else 60
+        if phase:
+            loss[:switch] = BASE[seed].loss.values[:switch]
+        warm[seed] = dataclasses.replace(run, loss=Curve.of(loss), switch_step=switch)
+    eps = shifted(warm)
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", warm, schedule=schedule)
+    rows += rows_of_runs("tensorwise_eps", eps, schedule=schedule, switch_steps=[60])
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    found = arms["tensorwise"].verdict.gate("prefix")
+    assert (found and found.status) == phase
+    assert arms["tensorwise_eps"].verdict.gate("prefix") is None
+    assert arms["tensorwise"].verdict.outcome == "PASS"
+    noted = any("first phase was not compared" in n for n in arms["tensorwise"].verdict.notes)
+    assert noted == (phase is None)
+
+
+def test_set_ups_are_judged_apart(tmp_path):
+    other = {**AXES, "lr": 0.003}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
+    rows += rows_of_runs("base", BASE, other) + rows_of_runs("tensorwise", shifted(BASE, 0.1), other)
+    found = {v.axes["lr"]: v.verdict.outcome for v in judge(frame(tmp_path, rows))}
+    assert found == {0.001: "PASS", 0.003: "FAIL"}
+
+
+def test_rows_of_other_suites_and_of_layers_are_passed_over(tmp_path):
+    rows = rows_of_runs("base", BASE)
+    layer = dataclasses.replace(rows[0], part="layers.0.q:input", samples=(9.0,), rounds=(0,))
+    stored = frame(tmp_path, [*rows, layer])
+    (setup,) = setups(stored)
+    np.testing.assert_array_equal(setup.arms["base"][0].loss.values, BASE[0].loss.values)
+    assert judge(stored[stored["suite"] == "linear"]) == []
+
+
+# Time to loss
+
+
+def test_crossing_agrees_with_a_line():
+    curve = Curve.of([4.0, 3.0, 1.0], [0, 10, 30])
+    assert crossing(curve, 2.0) == 20.0
+    assert crossing(curve, 4.0) == crossing(curve, 5.0) == 0.0
+    assert math.isnan(crossing(curve, 0.5))
+
+
+def linear_run(step_s: float, slope: float = 0.01, steps: int = 101) -> Run:
+    """Held-out loss 3 - slope t, every ten steps."""
+    t = np.arange(0, steps, 10, dtype=float)
+    return Run(
+        Curve.of(3 - slope * np.arange(steps)),
+        heldout=Curve(t, 3 - slope * t),
+        elapsed=Curve.of(step_s * (1 + np.arange(steps))),
+    )
+
+
+def test_time_to_loss_of_straight_lines():
+    """Oracle: 3 - 0.01 t reaches 2.45 after 55 updates, which take 55 steps' time; half of it where a step takes half."""
+    arms = {"base": {s: linear_run(0.2) for s in range(3)}, "fast": {s: linear_run(0.1) for s in range(3)}}
+    base, fast = time_to_loss(arms, target=2.45)
+    assert list(base.steps.values()) == pytest.approx([55.0] * 3)
+    assert list(fast.seconds.values()) == pytest.approx([5.5] * 3)
+    assert fast.step_ratio.value == pytest.approx(1.0)
+    assert fast.second_ratio.value == pytest.approx(2.0)
+    assert base.step_ratio is None
+    assert base.curve == "held-out loss"
+
+
+@pytest.mark.parametrize("reached", [0, 10, 55])
+def test_a_held_out_loss_after_r_updates_costs_the_time_of_r_steps(reached):
+    """Oracle: steps of unequal length by hand: the first takes 5 s (it compiles), each later one 0.1 s."""
+    run = dataclasses.replace(linear_run(0.1), elapsed=Curve.of(5 + 0.1 * np.arange(101)))
+    (base,) = time_to_loss({"base": {0: run}}, target=3 - 0.01 * reached + 1e-12)
+    assert base.steps[0] == pytest.approx(reached)
+    assert base.seconds[0] == pytest.approx(5 + 0.1 * (reached - 1) if reached else 0.0)
+
+
+def test_a_training_loss_at_s_costs_the_time_until_that_step_ended():
+    """Oracle: a smoothed constant crosses at once, and the first step has ended after 5 s."""
+    run = Run(Curve.of(np.full(101, 2.0)), elapsed=Curve.of(5 + 0.1 * np.arange(101)))
+    (base,) = time_to_loss({"base": {0: run}}, target=2.5)
+    assert (base.steps[0], base.seconds[0]) == (0.0, 5.0)
+
+
+def test_the_default_target_is_reached_by_every_control_run():
+    arms = {"base": {0: linear_run(0.2), 1: linear_run(0.2, slope=0.008)}}
+    (base,) = time_to_loss(arms)
+    assert base.target == pytest.approx(2.2 * 1.0025)
+    assert base.reached == 2
+
+
+def test_not_reached_is_a_result_and_has_no_ratio():
+    arms = {"base": {s: linear_run(0.2) for s in range(3)}}
+    arms["slow"] = {s: linear_run(0.2, slope=0.01 if s else 0.001) for s in range(3)}
+    slow = time_to_loss(arms, target=2.45)[1]
+    assert math.isnan(slow.steps[0])
+    assert slow.reached == 2
+    assert slow.step_ratio is None
+
+
+def test_without_held_out_curves_the_smoothed_training_loss_counts():
+    (base, worse) = time_to_loss({"base": _bare(BASE), "worse": _bare(shifted(BASE, 0.3))})
+    assert base.curve == "smoothed training loss"
+    assert base.reached == 5
+    assert worse.reached == 0
+    assert all(math.isnan(s) for s in base.seconds.values())
+
+
+def test_a_run_that_broke_counts_up_to_its_nan():
+    loss = BASE[0].loss.values.copy()
+    loss[50:] = math.nan
+    broken = {0: Run(Curve.of(loss), planned_steps=STEPS)}
+    at_once = {0: Run(Curve.of(np.full(60, math.nan)))}
+    reach = time_to_loss({"base": _bare({0: BASE[0]}), "broken": broken, "at_once": at_once})
+    assert [r.reached for r in reach] == [1, 0, 0]
+
+
+def test_time_to_loss_without_a_control_or_a_target_is_refused_or_empty():
+    assert time_to_loss({"tensorwise": BASE}) == []
+    with pytest.raises(ValueError, match="must be a finite loss"):
+        time_to_loss({"base": BASE}, target=math.inf)
+
+
+def _bare(runs):
+    return {s: Run(r.loss, planned_steps=STEPS) for s, r in runs.items()}
+
+
+def test_the_end_of_a_run_prints_verdicts_and_findings(tmp_path, capsys):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise")
+    _tell(write_run(tmp_path, [rows]))
+    printed = capsys.readouterr().out
+    assert "INCONCLUSIVE rowwise against base" in printed
+    assert "finding  divergence rowwise did not run in FP8" in printed

@@ -1,0 +1,95 @@
+"""A trial suite of whole numbers, to drive the executor's runs, here and in processes of their own, in milliseconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import trials
+from harness.case import Case, Scalar
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+
+STEPS = 5
+fault: list[str] = []  # of this process's device
+
+
+@dataclass
+class ToyTrials:
+    """Each run counts to five and keeps its place in a file; `acts` says what else an arm does, at step 3.
+
+    raise    a RuntimeError
+    lose     likewise, and so does every later run of the process, as after a CUDA fault
+    die      the process kills itself, once: not where its file shows that it has been there
+    stop     Ctrl-C
+    wait     sleeps for a tenth of a second a step
+    nan      the curve ends
+    nothing  there is no curve
+    """
+
+    acts: Mapping[str, str] = field(default_factory=dict)
+    AXES: Mapping[str, Axis] = field(
+        default_factory=lambda: {
+            "seed": Axis("a seed", minimum=0, default=0),
+            "model": Axis("a name", kind="str", default="m"),
+            "schedule": Axis("a text", kind="str", default=""),
+        }
+    )
+    ARMS: Mapping[str, ArmInfo] = field(
+        default_factory=lambda: {
+            "base": ArmInfo("the control"),
+            "tensorwise": ArmInfo("a candidate", "base", "tensorwise"),
+            "rowwise": ArmInfo("another", "base", "rowwise"),
+            "broken": ArmInfo("must fail", "base", "any"),
+        }
+    )
+    refuses: Mapping[str, Unsupported] = field(default_factory=dict)
+
+    def points(
+        self, shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+    ) -> list[dict[str, Scalar]]:
+        return [{name: axis.default for name, axis in self.AXES.items() if name not in axes}]
+
+    def unsupported(self, case: Case, arm: str, device: str) -> Unsupported | None:
+        return self.refuses.get(arm)
+
+    def work(self, case: Case) -> float:
+        return 1.0
+
+    def trial(
+        self, case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
+    ) -> Trial:
+        workspace.mkdir(parents=True, exist_ok=True)
+        place = workspace / "place"
+        begun = int(place.read_text()) if place.exists() else 0
+        act, values = self.acts.get(arm, ""), [float(case.integer("seed")) for _ in range(begun)]
+        if act == "nothing":
+            return Trial((), {"threads": 1}, "nothing was trained: loss is nan at step 0")
+        for step in range(begun, STEPS):
+            if step == 3 and act == "lose":
+                fault.append("CUDA error: an illegal memory access was encountered")
+                trials.device_works = lambda device: not fault
+            if fault:
+                raise RuntimeError(fault[0])
+            if step == 3 and act == "raise":
+                raise RuntimeError("boom")
+            if step == 3 and act == "die" and begun == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 3 and act == "stop":
+                raise KeyboardInterrupt
+            if step == 3 and act == "nan":
+                break
+            if act == "wait":
+                time.sleep(0.1)
+            values.append(float(case.integer("seed")))
+            place.write_text(str(step + 1))
+            on_step(step + 1, STEPS)
+        steps = tuple(range(len(values)))
+        return Trial(
+            (Series("loss", tuple(values), steps), Series("amax", tuple(values), steps, "layers.0:input")),
+            {"begun": begun, "stopped": "loss is nan" if act == "nan" else ""},
+        )
