@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 from pathlib import Path
@@ -58,6 +59,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--blocks", type=int, help="blocks of each arm in a round (policy: blocks)")
     parser.add_argument(
+        "--budget-s", type=float, help="seconds that measuring may take, 0: no limit (policy: budget_s)"
+    )
+    parser.add_argument(
         "--alone",
         action="store_true",
         help="one process at a time: where two do not fit into the device's memory",
@@ -86,6 +90,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     for name in ("pairs", "confirm_pairs", "blocks"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
+    if options.budget_s is not None and not 0 <= options.budget_s < math.inf:
+        parser.error(f"--budget-s {options.budget_s} must be a number of seconds, 0 for no limit")
     return options
 
 
@@ -101,7 +107,7 @@ def _gate(options: argparse.Namespace) -> Exit:
         sys.stdout.write(f"trend    {page}\n")
         return Exit.OK
     policy = load_policy(options.policy)
-    given = {n: getattr(options, n) for n in ("pairs", "confirm_pairs", "blocks")}
+    given = {n: getattr(options, n) for n in ("pairs", "confirm_pairs", "blocks", "budget_s")}
     policy = dataclasses.replace(
         policy, **{name: value for name, value in given.items() if value is not None}
     )

@@ -56,6 +56,7 @@ class Decision:
     p: float  # of the first stage, in the direction in which it leans; 1 where it is within the limit
     p_confirm: float  # Holm-adjusted; NaN where nothing was measured again
     flagged: bool
+    fresh: int = 0  # rounds of the confirmation, which `rounds` holds too
     more: int | None = None  # rounds that would settle an INCONCLUSIVE one; None: no reasonable number
 
 
@@ -106,6 +107,7 @@ def decide(
             p=float(p_values[i]),
             p_confirm=float(adjusted[i]) if confirming else math.nan,
             flagged=bool(flagged[i]),
+            fresh=len(second[i]),
         )
         if verdict is Verdict.INCONCLUSIVE:
             family = max(len(candidates), 1) if one_run else 1

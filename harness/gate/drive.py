@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.gate.codes import Exit, GateError
 from harness.gate.decide import fewest_rounds
 from harness.gate.judge import Judgement, judge
 from harness.gate.session import Session, new_session
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
     from harness.gate.policy import Policy
     from harness.gate.session import Tell
+
+# Of the time allowed. The confirmation needs more rounds: at its level, and by Holm over all that was flagged.
+FIRST_SHARE = 0.45
+JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +51,28 @@ class Request:
 
 
 def measure_and_judge(request: Request, tell: Tell) -> Judgement:
-    """Both stages. What the first one flags is measured again, in new processes, before anyone is told."""
+    """Both stages. What the first one flags is measured again, in new processes, before anyone is told.
+
+    Raises:
+        GateError: the time allowed did not hold one round.
+    """
     session = open_session(request, tell)
     policy = request.policy
-    session.stage(1, policy.pairs)
+    began, allowed = session.clock(), (policy.budget_s or math.inf) - JUDGING_S
+    if not session.stage(1, policy.pairs, ends=began + FIRST_SHARE * allowed):
+        raise GateError(
+            Exit.USAGE,
+            f"not one round was measured in the {FIRST_SHARE:.0%} of {policy.budget_s:g} s that the first stage may "
+            "take; give more with --budget-s, or measure less",
+        )
     judgement = judge_session(request, session)
     if judgement.to_confirm and not judgement.control.moved:
         flagged = sum(f.flagged for f in judgement.findings)
         # Holm over many units needs more rounds than over few, or no number of regressions could be confirmed.
         pairs = max(policy.confirm_pairs, fewest_rounds(flagged, policy.alpha_confirm) + 1)
         tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {pairs} rounds")
-        session.stage(2, pairs, judgement.to_confirm)
-        judgement = judge_session(request, session)
+        if session.stage(2, pairs, judgement.to_confirm, ends=began + allowed):
+            judgement = judge_session(request, session)
     return judgement
 
 

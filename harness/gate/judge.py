@@ -223,7 +223,9 @@ def _why(d: Decision, limit: float) -> str:
         return f"{'slower' if d.mean > 0 else 'faster'} by more than {bar}: {test}"
     if d.verdict is Verdict.OK:
         return f"at most {math.expm1(d.high):+.1%}, below {bar}"
-    again = "" if not d.flagged or math.isnan(d.p_confirm) else "; flagged, and fresh data did not confirm it"
+    again = ""
+    if d.flagged and not math.isnan(d.p_confirm):
+        again = f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
     if d.more is None:
         return f"change and tolerance lie closer than the noise: over {MOST_ROUNDS} rounds{again}"
     return f"about {d.more} more rounds would settle it{again}"

@@ -80,6 +80,7 @@ class Policy:
     pairs: int = 10
     blocks: int = 12
     confirm_pairs: int = 10
+    budget_s: float = 300.0
 
     def rule_for(self, unit: Mapping[str, str]) -> Rule:
         """The rule of a unit, its group's tolerance included."""
@@ -160,6 +161,8 @@ def _value(policy: Policy, key: str, value: Any) -> Any:
             raise UsageError(f"{value!r} must be a whole number of at least 1")
         return value
     share = _share(value)
+    if key == "budget_s":
+        return share
     if key.startswith("alpha") and not 0 < share < 0.5:
         raise UsageError(f"{value!r} must lie between 0 and 0.5")
     return share

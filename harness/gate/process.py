@@ -76,6 +76,10 @@ class Process:
         self.tell(command)
         return self.answer(timeout_s)
 
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+
     def close(self) -> None:
         """Ends the process; it has ten seconds to go by itself."""
         if self._process.poll() is None and self._process.stdin is not None:

@@ -14,6 +14,7 @@ x arms x blocks x block_ms)).
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -25,141 +26,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.case import Case
 from harness.gate.codes import Exit, GateError
+from harness.gate.collect import Collected
 from harness.gate.process import Process, WorkerError
-from harness.gate.sides import CONTROL_SUITE
-from harness.measurement import METRICS, Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
-CONTROL = "control"  # the worker's name of the control
-TIMED_REGIME = "isolated"
-DURATIONS = ("ms", "us", "s")
 
 Tell = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class _Row:
-    """One row under way: what the processes of one side said about one metric of one arm."""
-
-    about: dict[str, Any]
-    samples: list[float] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)
-    clocks: list[float] = field(default_factory=list)
-    late: int = 0
-    timing: dict[str, Any] = field(default_factory=dict)
-    failure: str = ""
-    timed: bool = False
-
-    def add(self, number: int, samples: Sequence[float], clocks: Sequence[float] = (), late: int = 0) -> None:
-        self.samples += samples
-        self.rounds += [number] * len(samples)
-        self.clocks += clocks
-        self.late += late
-
-    def measurement(self) -> Measurement:
-        status = "failed" if self.failure else str(self.about["status"])
-        reason = self.failure or str(self.about.get("reason", ""))
-        if status == "ok" and not self.samples:
-            status, reason = "failed", "no block of it was timed"
-        sound = status == "ok"
-        metric = METRICS[str(self.about["metric"])]
-        if sound and metric.unit not in DURATIONS:
-            # No time, so the same in every process; where it is not, the worst of them stands.
-            self.samples = [min(self.samples) if metric.better == "higher" else max(self.samples)]
-            self.rounds = []
-        return Measurement(
-            **{
-                name: self.about[name]
-                for name in ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
-            },
-            status=status,  # type: ignore[arg-type]
-            reason="" if sound else reason,
-            regime=TIMED_REGIME if self.timed and sound else "",
-            resolved=self.about.get("resolved", {}),
-            samples=tuple(self.samples) if sound else (),
-            rounds=tuple(self.rounds) if sound else (),
-            sample_clock_mhz=tuple(self.clocks) if sound and len(self.clocks) == len(self.samples) else (),
-            flops=self.about.get("flops", {}),
-            bytes_moved=self.about.get("bytes_moved"),
-            timing={**self.timing, "late_samples": self.late} if self.timed and sound else {},
-        )
-
-
-@dataclass(slots=True)
-class _Collected:
-    """All rows of one side in one stage."""
-
-    env: dict[str, Any] = field(default_factory=dict)
-    env_id: str = ""
-    rows: dict[tuple[str, str, str], _Row] = field(default_factory=dict)
-
-    def take(self, number: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Adds what `prepare` said."""
-        for said in rows:
-            if said["metric"] not in METRICS:  # a metric that only the other commit knows
-                continue
-            row = self.rows.setdefault((said["case_id"], said["arm"], said["metric"]), _Row(dict(said)))
-            row.timed |= said["status"] == "ok" and not said.get("samples")
-            if said["status"] == "failed":
-                row.failure = row.failure or f"{said.get('reason', '')} (round {number})"
-            row.add(number, said.get("samples", ()))
-
-    def time(self, number: int, case_id: str, block: Mapping[str, Any], control: Case) -> None:
-        """Adds one block of every arm."""
-        for name, samples in block["samples"].items():
-            if name == CONTROL:
-                row = self.rows.setdefault(
-                    (control.case_id, "bf16_mm", "time_ms"), _Row(_control_row(control))
-                )
-                row.timed = True
-            else:
-                row = self._sure_row(case_id, name)
-            row.add(number, samples, block["clocks"][name], block["late"][name])
-            row.timing = block["timing"][name]
-        for name, fault in block["faults"].items():
-            if name != CONTROL:
-                row = self._sure_row(case_id, name)
-                row.failure = row.failure or f"{fault} (round {number})"
-
-    def died(self, number: int, case: Mapping[str, Any], why: str) -> None:
-        """The process of a round was lost: every arm of the case under way fails, if it was heard of or not."""
-        for arm, baseline in case["arms"].items():
-            about = {n: case[n] for n in ("suite", "case_id", "axes", "seed")} | {
-                "arm": arm,
-                "baseline": baseline,
-            }
-            row = self._timed_row(case["case_id"], arm) or self.rows.setdefault(
-                (case["case_id"], arm, "time_ms"),
-                _Row(about | {"metric": "time_ms", "status": "ok"}, timed=True),
-            )
-            row.failure = row.failure or f"worker: {why} (round {number})"
-
-    def _sure_row(self, case_id: str, arm: str) -> _Row:
-        row = self._timed_row(case_id, arm)
-        assert row is not None, f"{arm} of {case_id} was timed without having been prepared"
-        return row
-
-    def _timed_row(self, case_id: str, arm: str) -> _Row | None:
-        return next((r for k, r in self.rows.items() if k[:2] == (case_id, arm) and r.timed), None)
-
-
-def _control_row(case: Case) -> dict[str, Any]:
-    return {
-        "suite": CONTROL_SUITE,
-        "case_id": case.case_id,
-        "arm": "bf16_mm",
-        "baseline": "",
-        "axes": case.axes_json,
-        "seed": 0,
-        "metric": "time_ms",
-        "status": "ok",
-        "resolved": {"timed": "a bf16 product of fixed size, by PyTorch alone"},
-    }
+class OutOfTimeError(Exception):
+    """The round under way would end after the time that was allowed."""
 
 
 def new_session() -> str:
@@ -180,6 +60,7 @@ class Session:
         pads: share by which a side is slowed, for experiments.
         seed: of the order of the sides.
         tell: hears a line a round.
+        clock: seconds; injectable for tests.
     """
 
     trees: Mapping[str, Path]
@@ -190,36 +71,57 @@ class Session:
     pads: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     tell: Tell = lambda line: None
+    clock: Callable[[], float] = time.monotonic
+    _ends: float = math.inf
 
-    def stage(self, number: int, pairs: int, only: Sequence[str] = ()) -> None:
+    def stage(self, number: int, pairs: int, only: Sequence[str] = (), ends: float = math.inf) -> int:
         """Measures one stage and stores it.
 
         Args:
             number: 1, or 2 for the confirmation.
             pairs: rounds.
             only: ids of the cases to measure; all where empty.
+            ends: by the clock, when it has to be over. No round is begun that would last longer, and one that does is
+                broken off and forgotten: how many rounds there are depends on the machine and never on what they gave.
+
+        Returns:
+            The rounds that were measured. Without any, nothing is stored.
 
         Raises:
-            GateError: a side could not even make its plan, or the sides share no case.
+            GateError: a side could not even make its plan.
         """
         order = random.Random(self.seed * 1000 + number)
-        collected = {side: _Collected() for side in self.trees}
-        started = time.monotonic()
+        collected = {side: Collected() for side in self.trees}
+        started, longest, done = self.clock(), 0.0, 0
+        self._ends = ends
         for index in range(pairs):
+            begun = self.clock()
+            if begun + longest > ends:
+                break
             sides = order.sample(sorted(self.trees), len(self.trees))
-            for together in [[side] for side in sides] if self.alone else [sides]:
-                self._round(index, together, collected, set(only), order)
-            spent = time.monotonic() - started
-            left = spent / (index + 1) * (pairs - index - 1)
-            self.tell(f"stage {number}, round {index + 1} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
-        for side, rows in collected.items():
-            self._store(side, number, pairs, rows, time.monotonic() - started)
+            this = {side: Collected() for side in sides}
+            try:
+                for together in [[side] for side in sides] if self.alone else [sides]:
+                    self._round(index, together, this, set(only), order)
+            except OutOfTimeError:
+                break
+            for side, rows in this.items():
+                collected[side].merge(rows)
+            done += 1
+            spent, longest = self.clock() - started, max(longest, self.clock() - begun)
+            left = min(spent / done * (pairs - done), ends - self.clock())
+            self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
+        if done < pairs:
+            self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
+        for side, rows in collected.items() if done else ():
+            self._store(side, number, (done, pairs), rows, self.clock() - started)
+        return done
 
     def _round(
         self,
         index: int,
         sides: Sequence[str],
-        collected: dict[str, _Collected],
+        collected: dict[str, Collected],
         only: set[str],
         order: random.Random,
     ) -> None:
@@ -228,13 +130,14 @@ class Session:
             workers = {}
             for side in sides:
                 workers[side] = Process(self.trees[side], self.pads.get(side, 0.0))
-                stack.callback(workers[side].close)
+                stack.callback(self._let_go, workers[side])
                 workers[side].tell({"do": "plan", "words": list(self.words)})
             cases: dict[str, dict[str, Any]] = {}
             for side, worker in workers.items():  # both import PyTorch at the same time
                 try:
-                    plan = worker.answer(START_S)
+                    plan = worker.answer(self._patience(START_S))
                 except WorkerError as error:
+                    self._in_time()
                     raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
                 collected[side].env, collected[side].env_id = plan["env"], plan["env_id"]
                 cases[side] = {case["case_id"]: case for case in plan["cases"]}
@@ -251,17 +154,17 @@ class Session:
         index: int,
         case: Mapping[str, Any],
         workers: Mapping[str, Process],
-        collected: dict[str, _Collected],
+        collected: dict[str, Collected],
         order: random.Random,
     ) -> list[str]:
         """Measures one case in one round; returns the sides whose process was lost."""
         alive = dict(workers)
-        control = Case.of(CONTROL_SUITE, {"what": "bf16_mm"})
 
         def ask(side: str, command: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
             try:
-                return alive[side].ask(command, timeout_s)
+                return alive[side].ask(command, self._patience(timeout_s))
             except WorkerError as error:
+                self._in_time()
                 collected[side].died(index, case, str(error))
                 del alive[side]
                 return None
@@ -272,16 +175,33 @@ class Session:
         for _ in range(self.blocks):
             for side in order.sample(sorted(alive), len(alive)):
                 if answer := ask(side, {"do": "block"}, BLOCK_S):
-                    collected[side].time(index, case["case_id"], answer, control)
+                    collected[side].time(index, case["case_id"], answer)
         return [side for side in workers if side not in alive]
 
-    def _store(self, side: str, number: int, pairs: int, rows: _Collected, seconds: float) -> None:
+    def _patience(self, most: float) -> float:
+        """Seconds to wait for an answer."""
+        return max(min(most, self._ends - self.clock()), 0.0)
+
+    def _in_time(self) -> None:
+        if self.clock() >= self._ends:
+            raise OutOfTimeError
+
+    def _let_go(self, worker: Process) -> None:
+        """Ends a worker: at once where the time is over, else when it has said goodbye."""
+        if self.clock() >= self._ends:
+            worker.kill()
+        worker.close()
+
+    def _store(
+        self, side: str, number: int, rounds: tuple[int, int], rows: Collected, seconds: float
+    ) -> None:
         folder = self.folder / side / f"stage{number}"
         gate = {
             "session": self.folder.name,
             "side": side,
             "stage": number,
-            "pairs": pairs,
+            "pairs": rounds[1],
+            "rounds": rounds[0],
             "blocks": self.blocks,
             "seconds": round(seconds, 1),
             "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
@@ -296,5 +216,5 @@ class Session:
             env=rows.env,
             about={"command": " ".join(["python -m harness gate", *self.words]), "gate": gate},
         )
-        writer.append(row.measurement() for row in rows.rows.values())
+        writer.append(rows.measurements())
         writer.close("finished")

@@ -78,12 +78,18 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         raise GateError(
             Exit.INVALID, f"{role}: rows of several environments ({differing_fields(*envs)}); name one run"
         )
+    notes = [str(w.message) for w in caught]
     stage_of, sessions = {}, set()
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
         gate = about.get("gate") or {}
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
+        if role == "candidate" and gate.get("rounds", 0) < gate.get("pairs", 0):
+            notes.append(
+                f"the time allowed held {gate['rounds']} of {gate['pairs']} rounds of stage {gate['stage']}; "
+                "--budget-s gives more"
+            )
     stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
     stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}
     if FIRST not in stages:
@@ -94,7 +100,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         env=_env(frame),
         env_id=ids[0] if ids else "",
         session=sessions.pop() if len(sessions) == 1 else "",
-        notes=tuple(str(w.message) for w in caught),
+        notes=tuple(notes),
         runs=tuple(sorted(frame["run_id"].dropna().unique())),
     )
 

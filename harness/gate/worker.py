@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 CONTROL = "control"
 CONTROL_SIZE = {"cpu": 128, "cuda": 4096}
@@ -42,6 +43,7 @@ class Worker:
         self.tree, self.pad = tree, pad
         self.cases: dict[str, Any] = {}
         self.arms: dict[str, Callable[[], object]] = {}
+        self.resident: dict[str, Callable[[], AbstractContextManager[object]]] = {}
         self.compiled: set[str] = set()
         self.on_host = False
         self.blocks = 0
@@ -66,6 +68,12 @@ class Worker:
         self.timing = replace(request.timing, min_rounds=1, max_rounds=1, min_samples=5, min_seconds=0.0)
         self.timer = timer_for(self.device)
         self.cases = {c.case.case_id: c for c in make_plan(request.config, SUITES).cases}
+        for planned in self.cases.values():
+            if not hasattr(planned.suite, "build"):
+                raise RuntimeError(
+                    f"an arm of suite {planned.case.suite} is a run and no closure to time; run "
+                    "python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN"
+                )
         self.control = self._control()
         env = environment.fingerprint(self.device, root=self.tree)
         return {
@@ -88,7 +96,8 @@ class Worker:
         from harness import compiling
 
         planned = self.cases[case_id]
-        self.arms, self.compiled, self.blocks, self.on_host = {}, set(), 0, False
+        self.arms, self.resident, self.compiled = {}, {}, set()
+        self.blocks, self.on_host = 0, False
         compiling.reset()
         rows: list[dict[str, Any]] = []
         for arm in planned.arms:
@@ -122,32 +131,40 @@ class Worker:
         if work.compiled:
             compiling.prime(self.device)
             watch = compiling.CompileWatch()
-            started = time.perf_counter()
-            work.run()
-            self.timer.synchronize()
-            seconds = time.perf_counter() - started
+            # Cold in every process: else what one side compiled, the other side would find on disk.
+            with compiling.empty_caches(), work.held():
+                started = time.perf_counter()
+                work.run()
+                self.timer.synchronize()
+                seconds = time.perf_counter() - started
             resolved |= watch.summary()
             if fault := watch.fault():
                 return [_row(work.metric, "failed", resolved=resolved, reason=fault)]
             rows.append(_row("compile_s", "ok", resolved=resolved, samples=[seconds]))
             self.compiled.add(arm)
         else:
-            resolved["operator_calls"] = _operator_calls(work.run)
+            with work.held():
+                resolved["operator_calls"] = _operator_calls(work.run)
         numerics = work.check()
         resolved |= work.resolved  # a check may learn what really ran
-        for metric, value in numerics.values.items():
+        figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
+        for (metric, part), value in figures.items():
+            about = {"part": part, "resolved": resolved}
             if numerics.ok:
-                rows.append(_row(metric, "ok", resolved=resolved, samples=[float(value)]))
+                rows.append(_row(metric, "ok", **about, samples=[float(value)]))
             else:
-                rows.append(
-                    _row(metric, "failed", resolved=resolved, reason=f"{value:.6g}; {numerics.reason}")
-                )
+                rows.append(_row(metric, "failed", **about, reason=f"{value:.6g}; {numerics.reason}"))
+        for metric, why in numerics.skipped.items():
+            rows.append(_row(metric, "skipped", resolved=resolved, reason=why))
         if not numerics.ok:
             return [
                 *rows,
                 _row(work.metric, "failed", resolved=resolved, reason=f"numerics: {numerics.reason}"),
             ]
-        self.arms[arm] = self._padded(work.run)
+        with work.held():
+            self.arms[arm] = self._padded(work.run)
+        if work.resident is not None:
+            self.resident[arm] = work.resident
         self.on_host |= work.on_host
         timed = _row(work.metric, "ok", resolved=resolved)
         return [*rows, timed | {"flops": dict(work.flops), "bytes_moved": work.bytes_moved}]
@@ -160,7 +177,13 @@ class Worker:
         lead = LEAD_IN_S[self.device] if self.blocks == 0 else 0.0
         config = replace(self.timing, warmup_min_seconds=lead, warmup_min_iterations=3 if lead else 1)
         self.blocks += 1
-        timings = measure({**self.arms, CONTROL: self.control}, timer, config, self.blocks, self.monitor)
+        control = {CONTROL: self.control}
+        # Whole steps are timed apart from the control: their memory is made and freed around each block of theirs.
+        sets = [self.arms, control] if self.resident else [{**self.arms, **control}]
+        timings: dict[str, Any] = {}
+        for arms in sets:
+            resident = self.resident if arms is self.arms else None
+            timings |= measure(arms, timer, config, self.blocks, self.monitor, resident=resident)
         fault = self.watch.steady_fault() if self.compiled else ""
         out: dict[str, Any] = {"samples": {}, "clocks": {}, "late": {}, "faults": {}, "timing": {}}
         for name, timing in timings.items():
@@ -242,6 +265,12 @@ def _operator_calls(run: Callable[[], object]) -> int:
 
     class Counter(TorchDispatchMode):
         calls = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return (
+                False  # no one compiles inside, and to be skipped costs the import of Dynamo: 1.4 s a process
+            )
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             self.calls += 1

@@ -79,7 +79,7 @@ def test_equal_sides_are_ok(tmp_path: Path) -> None:
 def test_what_fresh_data_do_not_confirm_is_not_regressed(tmp_path: Path) -> None:
     judgement = run(tmp_path, *slowed(1.06), confirm=slowed(1.0, seed=1))
     assert verdict(judgement) == "INCONCLUSIVE"
-    assert "fresh data did not confirm" in judgement.findings[0].reason
+    assert "10 fresh rounds did not confirm it (p 1)" in judgement.findings[0].reason
     assert judgement.findings[0].rounds == 20  # retries add data, they do not replace it
     assert judgement.to_confirm == (case(1).case_id,)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,92 @@ def test_many_regressions_are_confirmed_as_surely_as_one(
         Request(sitting.trees, ["sweep=x"], policy, tmp_path / "results"), lambda line: None
     )
     assert found.counted["REGRESSED"] == 12
+
+
+class Steps:
+    """A clock that a scripted worker's answers move: each reading is so many seconds after the last."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def test_no_round_is_begun_that_would_not_end_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sitting = scripted(tmp_path, monkeypatch, baseline=SCRIPT, candidate=SCRIPT)
+    sitting.clock = Steps(1.0)  # some twenty readings a round
+    done = sitting.stage(1, 10, ends=100.0)
+    assert 1 < done < 10
+    assert sitting.clock.now < 110
+    rows = store.read(tmp_path / "S").query("metric == 'time_ms'")
+    assert rows["rounds"].map(set).tolist() == [set(range(done))] * len(rows)
+    gate = store.read_about(tmp_path / "S" / "candidate" / "stage1")["gate"]
+    assert (gate["rounds"], gate["pairs"]) == (done, 10)
+    side = load_side(tmp_path / "S" / "candidate", "candidate", "")
+    assert any(f"held {done} of 10 rounds of stage 1" in note for note in side.notes)
+
+
+def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real time: the candidate hangs in its second process, which lives in a file that counts the starts."""
+    sitting = scripted(tmp_path, monkeypatch, baseline=SCRIPT, candidate=SCRIPT)
+    counting = SCRIPTED.replace(
+        "counts = {}",
+        "counts = {}\nstarts = open(sys.argv[1] + '/starts', 'a+'); starts.write('x'); starts.flush()\n"
+        "starts.seek(0); late = len(starts.read()) > 1 and 'candidate' in sys.argv[1]",
+    ).replace('if says == "hang":', 'if late and what == "block":')
+    (tmp_path / "worker.py").write_text(counting)
+    begun = time.monotonic()
+    assert sitting.stage(1, 10, ends=begun + 5.0) == 1
+    assert time.monotonic() - begun < 50  # the worker sleeps for 60 s
+    rows = store.read(tmp_path / "S").query("metric == 'time_ms'")
+    assert set(rows["status"]) == {"ok"}
+    assert rows["rounds"].map(set).tolist() == [{0}] * len(rows)
+
+
+def test_time_for_no_round_at_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sitting = scripted(tmp_path, monkeypatch, baseline=SCRIPT, candidate=SCRIPT)
+    policy = dataclasses.replace(load_policy(), budget_s=1.0)
+    with pytest.raises(GateError, match=r"not one round was measured .* --budget-s"):
+        measure_and_judge(Request(sitting.trees, ["sweep=x"], policy, tmp_path / "r"), lambda line: None)
+    assert not list((tmp_path / "r").rglob("*"))
+
+
+def test_a_confirmation_cut_short_leaves_inconclusive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 % slower in each of 6 rounds is flagged, and the time allowed holds no confirmation of 7."""
+
+    def script(ms: float) -> dict[str, Any]:
+        timed = {**PREPARE, "rows": PREPARE["rows"][:1]}
+        return {
+            **SCRIPT,
+            "prepare": timed,
+            "block": {**BLOCK, "samples": {"fp8": [ms, ms], "control": [0.5]}},
+        }
+
+    sitting = scripted(tmp_path, monkeypatch, baseline=script(1.0), candidate=script(1.2))
+    policy = dataclasses.replace(load_policy(), pairs=6, budget_s=300.0)
+    stages = []
+
+    def stage(self: Session, number: int, pairs: int, only: Any = (), ends: float = 0.0) -> int:
+        stages.append((number, pairs, ends))
+        return whole(self, number, pairs if number == 1 else 4, only)
+
+    whole = Session.stage
+    monkeypatch.setattr(Session, "stage", stage)
+    request = Request(sitting.trees, ["sweep=x"], policy, tmp_path / "r")
+    found = measure_and_judge(request, lambda line: None)
+    assert [(number, pairs) for number, pairs, _ in stages] == [(1, 6), (2, 10)]
+    assert 0 < stages[1][2] - stages[0][2] < 300  # what the first stage leaves is the confirmation's
+    (finding,) = found.findings
+    assert (str(finding.verdict), found.code) == ("INCONCLUSIVE", Exit.OK)
+    assert "4 fresh rounds did not confirm it" in finding.reason
 
 
 def _policy(tmp: Path, text: str) -> Path:
