@@ -12,8 +12,9 @@ import numpy as np
 
 from harness import stats
 from harness.gate.cause import Cause, cause_of
-from harness.gate.codes import Exit
+from harness.gate.codes import Exit, GateError
 from harness.gate.decide import MIN_ROUNDS, MOST_ROUNDS, Verdict, decide
+from harness.gate.loss import outcomes
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
 from harness.gate.unit import Unit
@@ -112,7 +113,7 @@ def judge(
         today: the day by which allowances expire; UTC by default.
 
     Raises:
-        GateError: the environments differ (exit 3), or no case is common (5).
+        GateError: the environments differ (exit 3), or nothing can be judged: no case is common, none was sound (5).
     """
     date = today or datetime.datetime.now(datetime.UTC).date()
     mode = mode_of(baseline, candidate, machine_free=machine_free)
@@ -135,6 +136,15 @@ def judge(
     findings += [
         _missing(u) if u.trouble else _exact(u) for u in matched.units if u.trouble or u.rule.rule != "timed"
     ]
+    findings += [
+        Finding(o.unit, o.verdict, o.reason) for o in outcomes(baseline.first, candidate.first, policy)
+    ]
+    if not findings:
+        why = "; ".join(notes) or "the policy ignores every metric that both hold"
+        raise GateError(
+            Exit.NO_BASELINE,
+            f"nothing in {baseline.name} and {candidate.name} can be judged, which is no pass: {why}",
+        )
     findings = [_with_allowance(f, policy, date) for f in findings]
     notes += [
         f"the allowance for {f.unit.case}, {f.unit.arm} ended on {f.allowed.until}: {f.allowed.reason}"

@@ -85,10 +85,11 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         gate = about.get("gate") or {}
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
-        if role == "candidate" and gate.get("rounds", 0) < gate.get("pairs", 0):
+        planned = int(gate.get("pairs", 0))
+        done = int(gate.get("rounds", planned))  # of a run from before the budget: all of them
+        if role == "candidate" and done < planned:
             notes.append(
-                f"the time allowed held {gate['rounds']} of {gate['pairs']} rounds of stage {gate['stage']}; "
-                "--budget-s gives more"
+                f"the time allowed held {done} of {planned} rounds of stage {gate['stage']}; --budget-s gives more"
             )
     stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
     stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}

@@ -16,6 +16,7 @@ Key = tuple[str, ...]
 Table = dict[Key, list[Any]]  # the stored rows of each key, one a run
 KEY = ("suite", "case_id", "arm", "metric", "regime", "part")
 RATIO = "ratio"  # regime of units that are ratios of two arms of one run
+LOSS = "loss"  # the metric by which training is judged: not its value, but what the loss verdict says
 OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
 EMPTY: Vector = np.empty(0)
 

@@ -17,7 +17,7 @@ from harness.gate.align import (
 from harness.gate.codes import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
-from harness.gate.unit import KEY, OPERATORS, Unit, facts_of
+from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, facts_of
 from harness.measurement import METRICS
 from harness.report.text import axes_of, case_label
 
@@ -96,8 +96,10 @@ def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: tup
         row = rows[0]
         if row.status != "ok":  # the baseline itself has no number: nothing can have become worse
             continue
-        if row.metric in METRICS and METRICS[row.metric].series and len(row.samples) > 1:
-            continue  # a curve over training steps; the loss verdict judges those
+        if row.metric == LOSS or (
+            row.metric in METRICS and METRICS[row.metric].series and len(row.samples) > 1
+        ):
+            continue  # a curve over training steps; `loss` judges those
         unit = Unit(
             *(
                 row.suite,
@@ -129,14 +131,14 @@ def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: tup
 
 
 def _declared(timed: Unit, facts: tuple[str, ...]) -> list[Unit]:
-    """Units for what two rows of a time state about themselves, where they differ: bytes, calls, graph breaks."""
+    """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
     if timed.rule.rule != "timed":
         return []
     a, b = timed.rows[0][0], timed.rows[1][0]
     pairs = {"bytes_moved": (a.bytes_moved, b.bytes_moved)}
-    if a.resolved != b.resolved:
-        one, other = facts_of(a), facts_of(b)
-        pairs |= {name: (one.get(name), other.get(name)) for name in facts}
+    one = facts_of(a)
+    other = one if a.resolved == b.resolved else facts_of(b)
+    pairs |= {name: (one.get(name), other.get(name)) for name in facts}
     return [
         Unit(
             *(timed.suite, timed.case_id, timed.case, timed.arm, name, timed.regime, timed.part),
@@ -147,8 +149,5 @@ def _declared(timed: Unit, facts: tuple[str, ...]) -> list[Unit]:
             after=float(after),
         )
         for name, (before, after) in pairs.items()
-        if isinstance(before, int | float)
-        and isinstance(after, int | float)
-        and before != after
-        and before >= 0
+        if isinstance(before, int | float) and isinstance(after, int | float) and before >= 0
     ]

@@ -40,7 +40,7 @@ def time_row(
     baseline: str = "bf16",
     clocks: Sequence[float] = (),
     resolved: Mapping[str, object] | None = None,
-    bytes_moved: float | None = 1e6,
+    bytes_moved: float | None = None,
     late: int = 0,
 ) -> Measurement:
     """One sample a round."""

@@ -147,6 +147,33 @@ def test_a_case_that_no_longer_runs_is_no_pass(tmp_path: Path, row: Measurement,
     assert row.reason in judgement.findings[0].reason
 
 
+@pytest.mark.parametrize(
+    ("rows", "policy", "says"),
+    [
+        (([failed_row(1, "no memory")], [time_row(1, Times()())]), POLICY, "1 arms failed in the baseline"),
+        (
+            ([time_row(1, Times()())],) * 2,
+            dataclasses.replace(POLICY, units={}),
+            "the policy ignores every metric",
+        ),
+    ],
+)
+def test_where_nothing_can_be_judged_nothing_passes(
+    tmp_path: Path, rows: tuple[Rows, Rows], policy: Policy, says: str
+) -> None:
+    with pytest.raises(GateError, match=says) as caught:
+        run(tmp_path, *rows, policy=policy)
+    assert caught.value.code is Exit.NO_BASELINE
+
+
+def test_what_a_row_states_is_judged_where_it_is_equal_too(tmp_path: Path) -> None:
+    """A laptop against an H200: no time, no numerics, yet the bytes were compared and are the same."""
+    rows = [time_row(1, Times()(), bytes_moved=1e6)]
+    other = {**ENV, "gpu": "NVIDIA GeForce RTX 5090"}
+    judgement = run(tmp_path, rows, rows, envs=(ENV, other), machine_free=True)
+    assert [(f.unit.metric, str(f.verdict)) for f in judgement.findings] == [("bytes_moved", "OK")]
+
+
 def test_what_failed_in_the_baseline_is_noted(tmp_path: Path) -> None:
     times = Times()
     before = [time_row(1, times()), failed_row(2, "worker: ended with code 7")]
@@ -261,7 +288,10 @@ def test_throttled_rows_are_noted(tmp_path: Path) -> None:
 
 def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
     times = Times()
-    rows = [[time_row(1, times(), resolved={"operator_calls": n})] for n in (10, 11)]
+    rows = [
+        [time_row(1, times(), resolved={"operator_calls": n}), value_row(1, "rel_err_max", 0.1)]
+        for n in (10, 11)
+    ]
     other = {**ENV, "torch": "2.14"}
     judgement = run(tmp_path, *rows, envs=(ENV, other), machine_free=True)
     assert judgement.code is Exit.OK
