@@ -3,6 +3,7 @@
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
+# make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          on a GPU machine: gpu tests, then the sweeps, in slots of at most 9 minutes; run it again to go on
 # make PY=python3 … uses the environment that is already there and installs nothing
 
@@ -16,7 +17,7 @@ endif
 ARGS ?=
 
 
-.PHONY: quick test check format coverage bench gpu setup clean
+.PHONY: quick test check format coverage bench gate gpu setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -42,6 +43,9 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
+
+gate: $(READY)
+	PY=$(PY) .ci/gate $(ARGS)
 
 gpu: $(READY)
 	$(PY) -m harness gpu $(ARGS)

@@ -52,11 +52,13 @@ class Finding:
     cause: Cause | None = None
     allowed: Allowance | None = None
     expired: bool = False
+    told_only: bool = False  # the policy has on_slower: warn
 
     @property
     def counts(self) -> bool:
         """Whether a regression speaks through the exit code."""
-        return self.verdict is Verdict.REGRESSED and (self.allowed is None or self.expired)
+        held = self.told_only or (self.allowed is not None and not self.expired)
+        return self.verdict is Verdict.REGRESSED and not held
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,13 @@ def judge(
         [u.first for u in timed], [u.second for u in timed], limits, policy.alpha, policy.alpha_confirm
     )
     findings = [
-        _timed(unit, decision, limit, control)
+        replace(_timed(unit, decision, limit, control), told_only=policy.on_slower == "warn")
         for unit, decision, limit in zip(timed, decisions, limits, strict=True)
     ]
     findings += [
-        _missing(u) if u.trouble else _exact(u) for u in matched.units if u.trouble or u.rule.rule != "timed"
+        _missing(u, elsewhere=baseline.env_id != candidate.env_id) if u.trouble else _exact(u)
+        for u in matched.units
+        if u.trouble or u.rule.rule != "timed"
     ]
     findings += [
         Finding(o.unit, o.verdict, o.reason) for o in outcomes(baseline.first, candidate.first, policy)
@@ -241,7 +245,9 @@ def _why(d: Decision, limit: float) -> str:
     return f"about {d.more} more rounds would settle it{again}"
 
 
-def _missing(unit: Unit) -> Finding:
+def _missing(unit: Unit, *, elsewhere: bool) -> Finding:
+    if unit.skipped and elsewhere:  # another machine lacks a compiler or a kernel, whatever the code
+        return Finding(unit, Verdict.INCONCLUSIVE, f"{unit.trouble}; the baseline's machine is another")
     return Finding(
         unit,
         Verdict.REGRESSED,

@@ -18,6 +18,7 @@ from harness.measurement import METRICS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
 RULES: tuple[RuleName, ...] = ("timed", "exact", "numerics", "ignore")
 MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
@@ -69,7 +70,7 @@ class Policy:
 
     metrics: Mapping[str, Rule] = field(default_factory=dict)
     units: Mapping[str, Rule] = field(default_factory=dict)
-    facts: tuple[str, ...] = ()
+    facts: Mapping[str, Better] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     allow: tuple[Allowance, ...] = ()
     alpha: float = 0.05
@@ -77,6 +78,7 @@ class Policy:
     control: float = 0.015
     session_spread: float = 0.02
     on_inconclusive: Literal["warn", "fail"] = "warn"
+    on_slower: Literal["warn", "fail"] = "fail"
     pairs: int = 10
     blocks: int = 12
     confirm_pairs: int = 10
@@ -147,12 +149,12 @@ def _value(policy: Policy, key: str, value: Any) -> Any:
                     raise unknown("metric", name, METRICS)
         return {**getattr(policy, key), **table}
     if key == "facts":
-        return tuple(map(str, _list(value)))
+        return {str(name): _better(name, side) for name, side in _mapping(value).items()}
     if key == "groups":
         return tuple(_group(entry) for entry in _list(value))
     if key == "allow":
         return tuple(_allowance(entry) for entry in _list(value))
-    if key == "on_inconclusive":
+    if key in ("on_inconclusive", "on_slower"):
         if value not in ("warn", "fail"):
             raise UsageError(f"{value!r} must be warn or fail")
         return value
@@ -166,6 +168,14 @@ def _value(policy: Policy, key: str, value: Any) -> Any:
     if key.startswith("alpha") and not 0 < share < 0.5:
         raise UsageError(f"{value!r} must lie between 0 and 0.5")
     return share
+
+
+def _better(name: object, value: Any) -> Better:
+    if value == "lower":
+        return "lower"
+    if value == "higher":
+        return "higher"
+    raise UsageError(f"{name}: {value!r} must be lower or higher, whichever is better")
 
 
 def _rule(name: object, value: Any) -> Rule:

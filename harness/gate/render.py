@@ -34,8 +34,15 @@ MODES = {
 def headline(judgement: Judgement) -> str:
     """The whole answer in a few words."""
     undecided = judgement.counted[str(Verdict.INCONCLUSIVE)]
-    if judgement.code is Exit.OK and undecided:
-        return f"OK, {undecided} undecided"
+    slower = sum(f.told_only and f.verdict is Verdict.REGRESSED for f in judgement.findings)
+    if judgement.code is Exit.OK:
+        return ", ".join(
+            [
+                "OK",
+                *([f"{slower} slower"] if slower else []),
+                *([f"{undecided} undecided"] if undecided else []),
+            ]
+        )
     return HEADLINE[judgement.code]
 
 
@@ -171,10 +178,8 @@ def _conditions(j: Judgement) -> list[str]:
 
 def _tally(j: Judgement) -> str:
     counted = ", ".join(f"{j.counted[str(v)]} {v}" for v in ORDER if j.counted[str(v)])
-    allowed = sum(1 for f in j.findings if f.verdict is Verdict.REGRESSED and not f.counts)
-    return (counted or "nothing was judged") + (
-        f" ({allowed} of the regressions are allowed)" if allowed else ""
-    )
+    told = sum(f.verdict is Verdict.REGRESSED and not f.counts for f in j.findings)
+    return counted + (f" ({told} of the regressions are allowed or told only)" if told else "")
 
 
 def _last_line(j: Judgement) -> str:
@@ -182,7 +187,9 @@ def _last_line(j: Judgement) -> str:
 
 
 def _word(f: Finding) -> str:
-    return str(f.verdict) if f.counts or f.verdict is not Verdict.REGRESSED else f"{f.verdict}, allowed"
+    if f.counts or f.verdict is not Verdict.REGRESSED:
+        return str(f.verdict)
+    return f"{f.verdict}, {'told only' if f.told_only else 'allowed'}"
 
 
 def _case(f: Finding) -> str:

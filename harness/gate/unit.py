@@ -48,6 +48,7 @@ class Unit:
     second: Vector = field(default_factory=lambda: EMPTY)
     trouble: str = ""
     failed: bool = False  # the candidate's row is a failure
+    skipped: bool = False  # the candidate's row says that its machine can't
     rows: tuple[Any, Any] = (None, None)
     members: tuple[str, ...] = ()  # of a group: the ids of its cases
 

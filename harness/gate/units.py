@@ -22,9 +22,11 @@ from harness.measurement import METRICS
 from harness.report.text import axes_of, case_label
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
-    from harness.gate.policy import Policy
+    from harness.gate.policy import Better, Policy
     from harness.gate.sides import Mode, Side
     from harness.stats import Vector
 
@@ -63,9 +65,9 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     for side in (baseline, candidate):
         if throttled := side.first["timing"].str.contains('"throttled":true', regex=False).sum():
             notes.append(f"{throttled} rows of {side.name} were measured under throttling")
-    facts = policy.facts
-    if OPERATORS in facts and baseline.env.get("torch") != candidate.env.get("torch"):
-        facts = tuple(name for name in facts if name != OPERATORS)
+    facts = dict(policy.facts)
+    if OPERATORS in facts and _release(baseline) != _release(candidate):
+        del facts[OPERATORS]
         notes.append(f"{OPERATORS} was not judged: another torch takes an operator apart differently")
     units = _units(before, after, policy, facts)
     timed = [u for u in units if u.rule.rule == "timed" and not u.trouble]
@@ -86,7 +88,14 @@ def _control_ids(frame: pd.DataFrame) -> set[str]:
     return set(frame.loc[frame["suite"] == CONTROL_SUITE, "case_id"])
 
 
-def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: tuple[str, ...]) -> list[Unit]:
+def _release(side: Side) -> str:
+    """The version of torch without its build: "2.13.0+cpu" and "2.13.0+cu130" hold the same Python."""
+    return str(side.env.get("torch")).partition("+")[0]
+
+
+def _units(
+    before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: Mapping[str, Better]
+) -> list[Unit]:
     mine, theirs = rows_by_key(before), rows_by_key(after)
     # What was not measured has no regime and may stand under another metric: it is looked up by case and arm.
     absent = {(k[1], k[2]): rows[0] for k, rows in theirs.items() if rows[0].status != "ok"}
@@ -125,12 +134,13 @@ def _units(before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: tup
         else:
             there = found[0] if found else absent.get((row.case_id, row.arm))
             unit.failed = there is not None and there.status == "failed"
+            unit.skipped = there is not None and there.status == "skipped"
             unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
         units.append(unit)
     return units
 
 
-def _declared(timed: Unit, facts: tuple[str, ...]) -> list[Unit]:
+def _declared(timed: Unit, facts: Mapping[str, Better]) -> list[Unit]:
     """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
     if timed.rule.rule != "timed":
         return []
@@ -143,7 +153,7 @@ def _declared(timed: Unit, facts: tuple[str, ...]) -> list[Unit]:
         Unit(
             *(timed.suite, timed.case_id, timed.case, timed.arm, name, timed.regime, timed.part),
             unit="byte" if name == "bytes_moved" else "count",
-            better="lower",
+            better=facts.get(name, "lower"),
             rule=Rule("exact"),
             before=float(before),
             after=float(after),

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gate_fixtures import time_row, write
 
 from harness import gate, store
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
+from harness.gate.render import terminal
 from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
@@ -72,9 +74,35 @@ def test_the_committed_baseline_can_be_judged() -> None:
     found = judge(*sides, policy, machine_free=True)
     assert found.code == 0
     assert not any(f.unit.trouble for f in found.findings)
-    assert {f.unit.suite for f in found.findings} == {"linear", "gemm", "cast"}
+    assert {f.unit.suite for f in found.findings} == {"linear", "gemm", "cast", "recipes", "train"}
     assert {f.unit.regime for f in found.findings} >= {"ratio"}
-    assert (store.read(BASELINE)["status"] == "ok").all()
+    judged = {f.unit.metric for f in found.findings}
+    assert judged >= {
+        "sqnr_db", "mismatches", "bytes_moved", "operator_calls", "compile_graph_breaks", "compile_graphs", "fp8_gemms",
+        "fp8_layers", "saved_bytes_per_elem", "predicted_memory_bytes",
+    }  # fmt: skip
+    assert set(store.read(BASELINE)["status"]) == {"ok", "skipped"}  # a CPU keeps no peak of memory
+
+
+def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
+    """What depends on the machine is told; the rest is exact."""
+    policy = load_policy(ROOT / ".ci" / "gate-policy.yaml")
+    assert policy.on_slower == "warn"
+    rows = (
+        [time_row(1, [0.7] * 10), time_row(1, [1.0] * 10, "bf16")],
+        [
+            time_row(1, [7.0] * 10),
+            time_row(1, [1.0] * 10, "bf16"),
+        ],
+    )
+    sides = [
+        load_side(write(tmp_path / name, side), name, "")  # type: ignore[arg-type]
+        for name, side in zip(("baseline", "candidate"), rows, strict=True)
+    ]
+    found = judge(*sides, policy, machine_free=True)
+    assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
+    assert "REGRESSED, told only" in terminal(found)
+    assert terminal(found).splitlines()[-1].startswith("OK, 1 slower (exit 0): 1 REGRESSED")
 
 
 def test_the_documentation_shows_the_table_that_the_command_stored() -> None:
@@ -94,4 +122,5 @@ def test_the_shell_form_refuses_what_it_does_not_know(tmp_path: Path) -> None:
 
 
 def test_ci_runs_the_gate() -> None:
-    assert re.search(r"^PY=\S+ \.ci/gate$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert re.search(r"^make gate$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert re.search(r"^gate:.*\n\tPY=\$\(PY\) \.ci/gate", (ROOT / "Makefile").read_text(), re.MULTILINE)

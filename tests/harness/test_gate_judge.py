@@ -277,6 +277,37 @@ def test_bytes_and_counts_that_a_row_states_are_judged(tmp_path: Path) -> None:
     assert judgement.code is Exit.REGRESSED
 
 
+def test_fewer_layers_in_fp8_is_a_regression(tmp_path: Path) -> None:
+    """Of some counts, less is worse: a layer that quietly stays in bf16 may even be faster."""
+    times = Times()
+    one, other = ([time_row(1, times(), resolved={"fp8_layers": n, "fp8_gemms": 3 * n})] for n in (9, 8))
+    judgement = run(tmp_path, one, other)
+    found = {f.unit.metric: str(f.verdict) for f in judgement.findings}
+    assert found == {"time_ms": "OK", "fp8_layers": "REGRESSED", "fp8_gemms": "REGRESSED"}
+    assert judgement.code is Exit.REGRESSED
+    assert run(tmp_path / "2", other, one).code is Exit.OK
+
+
+def test_what_another_machine_skips_is_undecided_and_here_a_regression(tmp_path: Path) -> None:
+    rows = [time_row(1, Times()())], [failed_row(1, "torch.compile needs a C++ compiler", status="skipped")]
+    here = run(tmp_path / "1", *rows, machine_free=True)
+    assert here.code is Exit.REGRESSED
+    there = run(tmp_path / "2", *rows, envs=(ENV, {**ENV, "driver": "575"}), machine_free=True)
+    assert (there.counted["INCONCLUSIVE"], there.code) == (1, Exit.OK)
+    assert "needs a C++ compiler" in there.findings[0].reason
+
+
+def test_where_slower_only_warns_numerics_and_lost_cases_still_fail(tmp_path: Path) -> None:
+    warn = dataclasses.replace(POLICY, on_slower="warn")
+    before, after = slowed(1.2)
+    again = slowed(1.2, seed=1)
+    slower = run(tmp_path / "1", before, after, confirm=again, policy=warn)
+    assert (verdict(slower), slower.code) == ("REGRESSED", Exit.OK)
+    worse = [*before, value_row(1, "sqnr_db", 28.5)], [*after, value_row(1, "sqnr_db", 20.0)]
+    assert run(tmp_path / "2", *worse, policy=warn).code is Exit.NUMERICS
+    assert run(tmp_path / "3", [*before, time_row(2, Times()())], after, policy=warn).code is Exit.REGRESSED
+
+
 def test_throttled_rows_are_noted(tmp_path: Path) -> None:
     times = Times()
     hot = dataclasses.replace(time_row(1, times()), timing={"method": "cuda_events", "throttled": True})
@@ -292,6 +323,10 @@ def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
         [time_row(1, times(), resolved={"operator_calls": n}), value_row(1, "rel_err_max", 0.1)]
         for n in (10, 11)
     ]
+    assert (
+        run(tmp_path / "0", *rows, envs=(ENV, {**ENV, "torch": "2.13.0+cpu"}), machine_free=True).code
+        is Exit.REGRESSED
+    )
     other = {**ENV, "torch": "2.14"}
     judgement = run(tmp_path, *rows, envs=(ENV, other), machine_free=True)
     assert judgement.code is Exit.OK
