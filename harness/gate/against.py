@@ -1,7 +1,13 @@
-"""Against: the work tree of another commit, for as long as it is measured."""
+"""Against: the work tree of another commit, for as long as it is measured.
+
+A gate that is killed outright leaves its tree behind. The folder of each holds a locked file, and the lock ends with the
+process: the next gate removes whatever is not locked. (The workers of a killed gate end by themselves: their input does.)
+"""
 
 from __future__ import annotations
 
+import fcntl
+import shutil
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -13,6 +19,7 @@ from harness.gate.codes import Exit, GateError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PREFIX, LOCK = "harness-gate-", "lock"
 MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
 
 
@@ -56,7 +63,10 @@ def same_code(root: Path, commit: str) -> bool:
 @contextmanager
 def work_tree(root: Path, commit: str) -> Iterator[Path]:
     """A work tree of the commit in a temporary folder, removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="gate-") as folder:
+    clear_up(root)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, (Path(folder) / "new").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (Path(folder) / "new").rename(Path(folder) / LOCK)  # so that no one ever finds it unlocked
         tree = Path(folder) / commit[:10]
         added = _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
         if added.returncode:
@@ -65,6 +75,18 @@ def work_tree(root: Path, commit: str) -> Iterator[Path]:
             yield tree
         finally:
             _git(root, "worktree", "remove", "--force", str(tree))
+
+
+def clear_up(root: Path) -> None:
+    """Removes the work trees of gates that were killed; those of gates that run beside this one are left."""
+    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        try:
+            with (folder / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or not there yet, or someone else's
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+    _git(root, "worktree", "prune")
 
 
 def _git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:

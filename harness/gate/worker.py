@@ -197,7 +197,6 @@ class Worker:
                 "method": timing.method,
                 "l2": timing.l2,
                 "throttled": timing.throttled,
-                "contended": timing.contended,
             }
         return out
 

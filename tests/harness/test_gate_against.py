@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.__main__ import main
@@ -68,6 +72,59 @@ def test_a_work_tree_comes_and_goes(root: Path) -> None:
         assert not (tree / "README.md").exists()
         assert git(tree, "rev-parse", "HEAD") == commit
     assert not tree.exists()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from harness.gate import against
+from harness.gate.process import Process
+root, here = map(Path, sys.argv[1:])
+with against.work_tree(root, against.resolve(root, "HEAD~1")) as tree:
+    worker = Process(here)
+    worker.ask({"do": "plan", "words": ["sweep=gate", "device=cpu"]}, 300)
+    print(tree, worker._process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_gate_that_is_killed_leaves_nothing_that_stays(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 with a real worker alive: the worker ends by itself, and the next gate removes the work tree."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # else the folder of before is remembered
+    here = Path(against.__file__).resolve().parents[2]
+    gate = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(root), str(here)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(here)},
+    )  # fmt: skip
+    assert gate.stdout is not None
+    tree, pid = gate.stdout.readline().split()
+    worker = psutil.Process(int(pid))
+    assert worker.is_running()
+    gate.kill()
+    gate.communicate()
+    gone, _ = psutil.wait_procs([worker], timeout=300)
+    assert gone or worker.status() == psutil.STATUS_ZOMBIE  # a container may have no init to collect it
+    assert Path(tree).is_dir()
+    with against.work_tree(root, against.resolve(root, "HEAD~1")) as other:
+        assert not Path(tree).exists()
+        assert other.is_dir()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+    assert not list(tmp_path.glob(against.PREFIX + "*"))
+
+
+def test_two_gates_at_once_have_trees_of_their_own(root: Path) -> None:
+    commit = against.resolve(root, "HEAD~1")
+    with against.work_tree(root, commit) as one:
+        with against.work_tree(root, commit) as other:
+            assert one != other
+            assert one.is_dir()  # the second one cleared up, and this tree is locked
+            assert (other / "fp8core" / "cast.py").read_text() == "x = 1\n"
+        assert one.is_dir()
+        assert not other.exists()
     assert len(git(root, "worktree", "list").splitlines()) == 1
 
 
