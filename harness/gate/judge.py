@@ -299,6 +299,4 @@ def _code(findings: Sequence[Finding], control: Control, policy: Policy) -> Exit
 
 def _is_numerics(finding: Finding) -> bool:
     unit = finding.unit
-    if unit.trouble:
-        return unit.failed and (unit.rule.rule == "numerics" or "numerics" in unit.trouble)
-    return unit.rule.rule == "numerics"
+    return unit.wrong if unit.trouble else unit.rule.rule == "numerics"

@@ -12,6 +12,8 @@ from harness.gate.sides import differing_fields
 from harness.measurement import to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.gate.judge import Finding, Judgement
 
 FORMAT = 1  # of the JSON
@@ -50,14 +52,14 @@ def terminal(judgement: Judgement, *, everything: bool = False) -> str:
     """A table of what matters first, then what it rests on; the last line is the verdict."""
     shown, hidden = _shown(judgement, everything)
     head = ("verdict", "case", "arm", "metric", "change", "why")
-    rows = [(_word(f), _case(f), f.unit.arm, _metric(f), _change(f), _reason(f)) for f in shown]
+    rows = _rows(shown)
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head) - 1)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in [head, *rows]
     ]
     if hidden:
-        lines.append(f"... and {hidden} more that are OK (--all shows them)")
+        lines.append(f"... and {_more(hidden)} (--all shows them)")
     return "\n".join([*lines, "", *_conditions(judgement), _last_line(judgement)]) + "\n"
 
 
@@ -71,15 +73,10 @@ def markdown(judgement: Judgement) -> str:
         "",
         "| verdict | case | arm | metric | change (95 % interval) | why |",
         "|---|---|---|---|---|---|",
-        *(
-            "| "
-            + " | ".join(map(_cell, (_word(f), _case(f), f.unit.arm, _metric(f), _change(f), _reason(f))))
-            + " |"
-            for f in shown
-        ),
+        *("| " + " | ".join(map(_cell, row)) + " |" for row in _rows(shown)),
     ]
     if hidden:
-        lines += ["", f"{hidden} more are OK."]
+        lines += ["", f"And {_more(hidden)}."]
     lines += ["", *(f"- {_cell(line)}" for line in _conditions(judgement)), ""]
     return "\n".join(lines)
 
@@ -146,8 +143,8 @@ def _finding(f: Finding) -> dict[str, Any]:
     }
 
 
-def _shown(judgement: Judgement, everything: bool) -> tuple[list[Finding], int]:
-    """What a table holds: everything that is not OK, then the timed ones, the largest change first."""
+def _shown(judgement: Judgement, everything: bool) -> tuple[list[Finding], list[Finding]]:
+    """What a table holds, and what not: all that is not OK, then the timed ones, the largest change first."""
     ranked = sorted(
         judgement.findings,
         key=lambda f: (
@@ -158,7 +155,33 @@ def _shown(judgement: Judgement, everything: bool) -> tuple[list[Finding], int]:
     )
     wanted = [f for f in ranked if everything or f.verdict is not Verdict.OK or f.unit.rule.rule == "timed"]
     kept = wanted if everything else wanted[:SHOWN]
-    return kept, len(ranked) - len(kept)
+    left = {id(f) for f in ranked} - {id(f) for f in kept}
+    return kept, [f for f in ranked if id(f) in left]
+
+
+def _more(hidden: Sequence[Finding]) -> str:
+    bad = sum(f.verdict is not Verdict.OK for f in hidden)
+    return f"{len(hidden)} more" + (f", {bad} of them not OK" if bad else " that are OK")
+
+
+def _rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
+    """Cells of a table. What an arm lost because it was not measured, or is wrong, is one row and not one a metric."""
+    troubled: dict[tuple[str, ...], list[Finding]] = {}
+    for f in findings:
+        if f.unit.trouble:
+            troubled.setdefault((_word(f), _case(f), f.unit.arm), []).append(f)
+    rows: list[tuple[str, ...]] = []
+    for f in findings:
+        metric, reason = _metric(f), _reason(f)
+        if f.unit.trouble:
+            group = troubled.pop((_word(f), _case(f), f.unit.arm), [])
+            if not group:
+                continue
+            metric += f" and {len(group) - 1} more" if len(group) > 1 else ""
+            # A check's own line says what is wrong; those of its figures begin with the figure.
+            reason = next((_reason(g) for g in group if "numerics: " in g.reason), reason)
+        rows.append((_word(f), _case(f), f.unit.arm, metric, _change(f), reason))
+    return rows
 
 
 def _conditions(j: Judgement) -> list[str]:

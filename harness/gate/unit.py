@@ -47,7 +47,7 @@ class Unit:
     first: Vector = field(default_factory=lambda: EMPTY)
     second: Vector = field(default_factory=lambda: EMPTY)
     trouble: str = ""
-    failed: bool = False  # the candidate's row is a failure
+    wrong: bool = False  # the candidate's check failed: its result is wrong, and not only absent
     skipped: bool = False  # the candidate's row says that its machine can't
     rows: tuple[Any, Any] = (None, None)
     members: tuple[str, ...] = ()  # of a group: the ids of its cases

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.compare import AGAIN
 from harness.gate.align import (
@@ -133,11 +133,17 @@ def _units(
             units += _declared(unit, facts)
         else:
             there = found[0] if found else absent.get((row.case_id, row.arm))
-            unit.failed = there is not None and there.status == "failed"
+            unit.wrong = there is not None and _is_wrong(there, own=bool(found), rule=unit.rule)
             unit.skipped = there is not None and there.status == "skipped"
             unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
         units.append(unit)
     return units
+
+
+def _is_wrong(row: Any, *, own: bool, rule: Rule) -> bool:
+    """Whether a failed row says that a result is wrong; an arm that could not be built has no result."""
+    numerics = (own and rule.rule == "numerics") or str(row.reason).startswith("numerics: ")
+    return bool(row.status == "failed" and numerics)
 
 
 def _declared(timed: Unit, facts: Mapping[str, Better]) -> list[Unit]:

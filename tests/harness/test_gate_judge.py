@@ -174,6 +174,16 @@ def test_what_a_row_states_is_judged_where_it_is_equal_too(tmp_path: Path) -> No
     assert [(f.unit.metric, str(f.verdict)) for f in judgement.findings] == [("bytes_moved", "OK")]
 
 
+def test_an_arm_that_cannot_be_built_is_lost_and_not_wrong(tmp_path: Path) -> None:
+    """A graph break: its SQNR is gone with it, which says nothing about numerics."""
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5)]
+    judgement = run(tmp_path / "1", before, [failed_row(1, "Unsupported: graph break")])
+    assert (judgement.counted["REGRESSED"], judgement.code) == (2, Exit.REGRESSED)
+    wrong = dataclasses.replace(failed_row(1, "3.2; codes differ from the reference cast"), metric="sqnr_db")
+    judgement = run(tmp_path / "2", before, [wrong, failed_row(1, "numerics: codes differ")])
+    assert (judgement.counted["REGRESSED"], judgement.code) == (2, Exit.NUMERICS)
+
+
 def test_what_failed_in_the_baseline_is_noted(tmp_path: Path) -> None:
     times = Times()
     before = [time_row(1, times()), failed_row(2, "worker: ended with code 7")]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gate_fixtures import Times, control_row, time_row, value_row, write
+from gate_fixtures import Times, control_row, failed_row, time_row, value_row, write
 
 from harness.__main__ import main
 from harness.gate import render
@@ -47,6 +47,30 @@ def test_all_shows_what_is_ok_too(judgement: Judgement) -> None:
     assert "sqnr_db" not in render.terminal(judgement)
     assert "1 more that are OK" in render.terminal(judgement)
     assert "sqnr_db" in render.terminal(judgement, everything=True)
+
+
+def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
+    after = [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())]
+    folders = write(tmp_path / "a", before), write(tmp_path / "b", after)
+    found = judge(
+        load_side(folders[0], "baseline", ""), load_side(folders[1], "candidate", ""), load_policy()
+    )
+    for text in (render.terminal(found), render.markdown(found)):
+        assert text.count("graph break") == 1
+        assert " and 2 more" in text
+    assert render.as_json(found).count("Unsupported: graph break: what cannot be compared") == 3
+
+
+def test_no_regression_is_hidden_among_what_is_ok(tmp_path: Path) -> None:
+    many = range(render.SHOWN + 5)
+    rows = [[value_row(n, "rel_err_max", value) for n in many] for value in (0.1, 0.5)]
+    folders = write(tmp_path / "a", rows[0]), write(tmp_path / "b", rows[1])
+    found = judge(
+        load_side(folders[0], "baseline", ""), load_side(folders[1], "candidate", ""), load_policy()
+    )
+    assert "... and 5 more, 5 of them not OK (--all shows them)" in render.terminal(found)
+    assert "And 5 more, 5 of them not OK." in render.markdown(found)
 
 
 def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
