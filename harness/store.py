@@ -244,6 +244,8 @@ def _read_part(path: Path) -> _Part:
         table = file.read()
     if "schema_version" not in table.column_names:
         raise ValueError(f"holds no rows of this store (columns: {', '.join(table.column_names[:5])})")
+    if table["schema_version"].null_count:
+        raise ValueError("holds rows without a schema_version")
     replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
     return _Part(path, _conform(table), tuple(map(str, replaces)))
 

@@ -60,8 +60,8 @@ def fill_rounds(units: list[Unit], stage: int, *, by_number: bool) -> None:
     """Puts the log ratios of one stage into the units."""
     sound = []
     for unit in units:
-        if any(min(row.samples) <= 0 for rows in unit.rows for row in rows):
-            unit.trouble = "a sample is not above 0, which no time is"
+        if not all(map(_are_times, (row for rows in unit.rows for row in rows))):
+            unit.trouble = "a sample is not above 0 or not finite, which no time is"
         else:
             sound.append(unit)
     if not sound:
@@ -77,6 +77,10 @@ def fill_rounds(units: list[Unit], stage: int, *, by_number: bool) -> None:
             unit.first = logs
         else:
             unit.second = logs
+
+
+def _are_times(row: Any) -> bool:
+    return bool(min(row.samples) > 0 and max(row.samples) < np.inf)
 
 
 def confirmation(baseline: Side, candidate: Side) -> tuple[Table, Table]:
@@ -147,7 +151,7 @@ def _within(arm: list[Any], reference: list[Any]) -> Vector:
 
 
 def control_rounds(before: pd.DataFrame, after: pd.DataFrame, mode: Mode) -> Vector:
-    """Log ratios of the control case by round; empty where there is none, or where no time is judged."""
+    """Log ratios of the control case by round; empty where there is none or no time is judged, NaN where it is no time."""
     if mode == "machine-free":
         return EMPTY
     a, b = (_only_ok(frame[frame["suite"] == CONTROL_SUITE]) for frame in (before, after))
@@ -162,6 +166,8 @@ def control_rounds(before: pd.DataFrame, after: pd.DataFrame, mode: Mode) -> Vec
         a, b = ([r for r in rows if r.case_id in shared] for rows in (a, b))
     if not a or not b:
         return EMPTY
+    if not all(map(_are_times, [*a, *b])):
+        return np.full(1, np.nan)
     names_a, log_a = _flat([a], mode == "paired")
     names_b, log_b = _flat([b], mode == "paired")
     _, in_a, in_b = np.intersect1d(names_a, names_b, assume_unique=True, return_indices=True)

@@ -136,7 +136,7 @@ def judge(
         for unit, decision, limit in zip(timed, decisions, limits, strict=True)
     ]
     findings += [
-        _missing(u, elsewhere=baseline.env_id != candidate.env_id) if u.trouble else _exact(u)
+        _missing(u) if u.trouble or u.undecided else _exact(u)
         for u in matched.units
         if u.trouble or u.rule.rule != "timed"
     ]
@@ -160,6 +160,10 @@ def judge(
 
 
 def _judge_control(logs: Vector, policy: Policy) -> Control:
+    if not np.isfinite(logs).all():
+        return Control(
+            True, "the control case holds a time that is none, so no time is judged; measure again"
+        )
     if logs.size < MIN_ROUNDS:
         return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=int(logs.size))
     mean, (low, high) = float(logs.mean()), stats.t_interval(logs, CONTROL_CONFIDENCE)
@@ -245,9 +249,9 @@ def _why(d: Decision, limit: float) -> str:
     return f"about {d.more} more rounds would settle it{again}"
 
 
-def _missing(unit: Unit, *, elsewhere: bool) -> Finding:
-    if unit.skipped and elsewhere:  # another machine lacks a compiler or a kernel, whatever the code
-        return Finding(unit, Verdict.INCONCLUSIVE, f"{unit.trouble}; the baseline's machine is another")
+def _missing(unit: Unit) -> Finding:
+    if unit.undecided:
+        return Finding(unit, Verdict.INCONCLUSIVE, unit.undecided)
     return Finding(
         unit,
         Verdict.REGRESSED,

@@ -11,7 +11,7 @@ import json
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -19,12 +19,14 @@ from harness import store
 from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
 from harness.gate.codes import Exit, GateError
+from harness.measurement import Status
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Mode = Literal["paired", "stored", "machine-free"]
 CONTROL_SUITE = "control"
+IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
 FIRST, CONFIRMATION = 1, 2
 
 
@@ -56,8 +58,8 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
     """Reads one side.
 
     Raises:
-        GateError: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, NaN
-            among its samples, or rows of several environments (3).
+        GateError: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, a row
+            that no harness writes, or rows of several environments (3).
     """
     absent = Exit.NO_BASELINE if role == "baseline" else Exit.USAGE
     try:
@@ -71,7 +73,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         raise GateError(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
     if frame.empty:
         raise GateError(absent, f"{role}: no rows in {path}; measure first: python -m harness sweep=NAME")
-    _refuse_nan(frame, role)
+    _refuse_unsound(frame, role)
     ids = sorted(frame["env_id"].dropna().unique())
     if len(ids) > 1:
         envs = [_env(frame[frame["env_id"] == i]) for i in ids[:2]]
@@ -145,14 +147,38 @@ def _env(frame: pd.DataFrame) -> dict[str, Any]:
     return env if isinstance(env, dict) else {}
 
 
-def _refuse_nan(frame: pd.DataFrame, role: str) -> None:
-    lists = [np.asarray(s, dtype=np.float64) for s in frame["samples"]]
-    if not lists or not np.isnan(np.concatenate(lists)).any():
-        return
-    bad = next(i for i, values in enumerate(lists) if np.isnan(values).any())
-    row = frame.iloc[bad]
-    raise GateError(
+def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
+    """Refuses rows that no harness writes: a damaged row that was judged would pass, as nothing exceeds a NaN.
+
+    Raises:
+        GateError: the first of them is named, with what is wrong (exit 2).
+    """
+    for name in IDENTITY:
+        if (absent := frame[name].isna()).any():
+            raise _unsound(frame[absent].iloc[0], role, f"lacks {name!r}")
+    if (strange := ~frame["status"].isin(get_args(Status))).any():
+        raise _unsound(frame[strange].iloc[0], role, f"has the status {frame[strange]['status'].iloc[0]!r}")
+    sound = frame[frame["status"] == "ok"]
+    sizes, rounds = (sound[name].map(_length) for name in ("samples", "rounds"))
+    for wrong, what in (
+        (sizes <= 0, "holds no samples"),
+        ((rounds != 0) & (rounds != sizes), "does not say to which round its samples belong"),
+    ):
+        if wrong.any():
+            raise _unsound(sound[wrong].iloc[0], role, what)
+    lists = [np.asarray(s, dtype=np.float64) for s in sound["samples"]]
+    if sound["value"].isna().any() or (lists and np.isnan(np.concatenate(lists)).any()):
+        bad = next(i for i, v in enumerate(lists) if np.isnan(v).any() or np.isnan(sound["value"].iloc[i]))
+        raise _unsound(sound.iloc[bad], role, "holds NaN")
+
+
+def _length(values: Any) -> int:
+    return -1 if values is None else len(values)
+
+
+def _unsound(row: Any, role: str, what: str) -> GateError:
+    return GateError(
         Exit.USAGE,
-        f"{role}: {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, holds NaN samples, which "
-        "this harness never writes; measure it again",
+        f"{role}: the row {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, {what}, which this "
+        "harness never writes; measure it again",
     )

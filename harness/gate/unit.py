@@ -28,7 +28,8 @@ class Unit:
     Attributes:
         first, second: log(candidate / baseline) by round of the first stage and of the confirmation, positive = worse.
         before, after: the two values, in `unit`.
-        trouble: why there is nothing to compare; "" where there is.
+        trouble: why there is nothing to compare, which is no pass; "" where there is.
+        undecided: why there is nothing to compare, and the code need not be why.
         rows: the stored rows (baseline's, candidate's), for whoever looks for the cause.
     """
 
@@ -48,7 +49,7 @@ class Unit:
     second: Vector = field(default_factory=lambda: EMPTY)
     trouble: str = ""
     wrong: bool = False  # the candidate's check failed: its result is wrong, and not only absent
-    skipped: bool = False  # the candidate's row says that its machine can't
+    undecided: str = ""
     rows: tuple[Any, Any] = (None, None)
     members: tuple[str, ...] = ()  # of a group: the ids of its cases
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from harness.compare import AGAIN
 from harness.gate.align import (
     confirmation,
@@ -69,7 +71,7 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     if OPERATORS in facts and _release(baseline) != _release(candidate):
         del facts[OPERATORS]
         notes.append(f"{OPERATORS} was not judged: another torch takes an operator apart differently")
-    units = _units(before, after, policy, facts)
+    units = _units(before, after, policy, facts, elsewhere=baseline.env_id != candidate.env_id)
     timed = [u for u in units if u.rule.rule == "timed" and not u.trouble]
     if mode == "machine-free":
         ratios = (
@@ -94,7 +96,7 @@ def _release(side: Side) -> str:
 
 
 def _units(
-    before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: Mapping[str, Better]
+    before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: Mapping[str, Better], *, elsewhere: bool
 ) -> list[Unit]:
     mine, theirs = rows_by_key(before), rows_by_key(after)
     # What was not measured has no regime and may stand under another metric: it is looked up by case and arm.
@@ -134,8 +136,10 @@ def _units(
         else:
             there = found[0] if found else absent.get((row.case_id, row.arm))
             unit.wrong = there is not None and _is_wrong(there, own=bool(found), rule=unit.rule)
-            unit.skipped = there is not None and there.status == "skipped"
             unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
+            if elsewhere and there is not None and there.status == "skipped":
+                # Another machine may lack a compiler or a kernel, whatever the code.
+                unit.undecided = f"{unit.trouble}; the baseline's machine is another"
         units.append(unit)
     return units
 
@@ -162,8 +166,13 @@ def _declared(timed: Unit, facts: Mapping[str, Better]) -> list[Unit]:
             better=facts.get(name, "lower"),
             rule=Rule("exact"),
             before=float(before),
-            after=float(after),
+            after=float(after) if _is_number(after) else np.nan,
+            undecided="" if _is_number(after) else "the candidate's row does not state it",
         )
         for name, (before, after) in pairs.items()
-        if isinstance(before, int | float) and isinstance(after, int | float) and before >= 0
+        if _is_number(before) and before >= 0
     ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not np.isnan(value)

@@ -318,6 +318,21 @@ def test_where_slower_only_warns_numerics_and_lost_cases_still_fail(tmp_path: Pa
     assert run(tmp_path / "3", [*before, time_row(2, Times()())], after, policy=warn).code is Exit.REGRESSED
 
 
+def test_what_the_candidate_no_longer_states_is_undecided(tmp_path: Path) -> None:
+    times = Times()
+    one = time_row(1, times(), bytes_moved=1e6, resolved={"operator_calls": 10})
+    judgement = run(tmp_path, [one], [time_row(1, times())])
+    found = {f.unit.metric: str(f.verdict) for f in judgement.findings}
+    assert found == {"time_ms": "OK", "bytes_moved": "INCONCLUSIVE", "operator_calls": "INCONCLUSIVE"}
+
+
+def test_a_control_without_a_time_invalidates_the_run(tmp_path: Path) -> None:
+    rows = [[time_row(1, Times()()), control_row([t] * 10)] for t in (1.0, float("inf"))]
+    judgement = run(tmp_path, *rows)
+    assert judgement.code is Exit.INVALID
+    assert "holds a time that is none" in judgement.control.reason
+
+
 def test_throttled_rows_are_noted(tmp_path: Path) -> None:
     times = Times()
     hot = dataclasses.replace(time_row(1, times()), timing={"method": "cuda_events", "throttled": True})
@@ -456,7 +471,9 @@ def test_a_time_that_is_none_is_no_pass(tmp_path: Path) -> None:
     times = Times()
     judgement = run(tmp_path, [time_row(1, times())], [time_row(1, [0.0] * 10)])
     assert judgement.findings[0].verdict is Verdict.REGRESSED
-    assert "not above 0" in judgement.findings[0].reason
+    assert "not above 0 or not finite" in judgement.findings[0].reason
+    endless = run(tmp_path / "2", [time_row(1, times())], [time_row(1, [float("inf")] * 10)])
+    assert endless.findings[0].verdict is Verdict.REGRESSED
 
 
 def test_judging_is_pure_and_needs_no_torch(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -86,13 +87,50 @@ def test_a_malformed_parquet_file_is_never_skipped(
     assert "cannot read" in refused(capsys)
 
 
-def test_nan_samples(tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"samples": pa.array([[1.0, float("nan")] * 5])}, "holds NaN"),
+        ({"value": pa.array([float("nan")])}, "holds NaN"),
+        ({"value": pa.array([None], pa.float64())}, "holds NaN"),
+        ({"samples": pa.array([None], pa.list_(pa.float64()))}, "holds no samples"),
+        ({"samples": pa.array([[]], pa.list_(pa.float64()))}, "holds no samples"),
+        ({"samples": None}, "holds no samples"),
+        ({"rounds": pa.array([[0, 1]])}, "does not say to which round"),
+        ({"rounds": None}, "does not say to which round"),
+        ({"case_id": None}, "lacks 'case_id'"),
+        ({"suite": pa.array([None], pa.string())}, "lacks 'suite'"),
+        ({"better": None}, "lacks 'better'"),
+        ({"status": pa.array(["fine"])}, "has the status 'fine'"),
+        ({"schema_version": pa.array([None], pa.int32())}, "rows without a schema_version"),
+        ({"schema_version": None}, "holds no rows of this store"),
+        ({"samples": pa.array(["text"])}, "cannot read"),
+    ],
+)
+def test_a_damaged_row_is_refused_and_nothing_is_overwritten(
+    tmp_path: Path,
+    sides: tuple[Path, Path],
+    columns: dict[str, Any],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A NaN would pass: nothing exceeds it."""
     (file,) = parts(sides[1])
-    rewrite(file, samples=pa.array([[1.0, float("nan")] * 5]))
-    before = file.read_bytes()
+    rewrite(file, **columns)
+    verdicts = tmp_path / "gate.json"
+    verdicts.write_text("of an earlier gate")
+    state = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert gate(tmp_path, *sides, "--json", str(verdicts), "--markdown", str(tmp_path / "gate.md")) == 2
+    assert says in refused(capsys)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == state
+
+
+def test_the_row_that_is_damaged_is_named(
+    tmp_path: Path, sides: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rewrite(parts(sides[0])[0], samples=pa.array([[1.0, float("nan")] * 5]))
     assert gate(tmp_path, *sides) == 2
-    assert f"time_ms of gemm/fp8, case {case(1).case_id}, holds NaN" in refused(capsys)
-    assert file.read_bytes() == before
+    assert f"baseline: the row time_ms of gemm/fp8, case {case(1).case_id}, holds NaN" in refused(capsys)
 
 
 def test_a_run_of_schema_1_is_read(tmp_path: Path, sides: tuple[Path, Path]) -> None:
