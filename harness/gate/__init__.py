@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
         return int(_gate(_parse(argv)))
     except GateError as error:
         sys.stderr.write(f"error: {error}\n")
+        _summarise(f"### Gate: no verdict (exit {int(error.code)})\n\n{' '.join(str(error).split())}\n")
         return int(error.code)
 
 
@@ -157,10 +158,12 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
         return measure_and_judge(request, tell)
     commit = against.resolve(root, options.against)
     if against.same_code(root, commit) and not options.even_if_equal:
-        sys.stdout.write(
-            f"OK (exit 0): {', '.join(against.MEASURED)} are the same in {commit[:10]} and here, so nothing was "
-            "measured (--even-if-equal measures)\n"
+        same = (
+            f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here, so nothing was measured "
+            "(--even-if-equal measures)"
         )
+        sys.stdout.write(f"OK (exit 0): {same}\n")
+        _summarise(f"### Gate: OK\n\n{same}\n")
         return None
     with against.work_tree(root, commit) as tree:
         trees = {"baseline": tree, "candidate": root}
@@ -178,16 +181,28 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
 def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
     from harness.gate import render
 
-    if options.json:
-        options.json.write_text(render.as_json(judgement), encoding="utf-8")
-    if options.markdown:
-        options.markdown.write_text(render.markdown(judgement), encoding="utf-8")
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(render.markdown(judgement) + "\n")
     sys.stdout.write(render.terminal(judgement, everything=options.all))
+    sys.stdout.flush()
+    _summarise(render.markdown(judgement))
+    for path, form in ((options.json, render.as_json), (options.markdown, render.markdown)):
+        try:
+            if path is not None:
+                path.write_text(form(judgement), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {path} ({error.strerror}); the verdict stands above") from error
     return judgement.code
+
+
+def _summarise(markdown: str) -> None:
+    """Appends to the step summary of a GitHub job; elsewhere there is none."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not summary:
+        return
+    try:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            file.write(markdown + "\n")
+    except OSError as error:  # no verdict is worth less because a page could not show it
+        sys.stderr.write(f"warning: cannot write the step summary {summary} ({error.strerror})\n")
 
 
 def _writable(options: argparse.Namespace) -> None:
@@ -195,6 +210,8 @@ def _writable(options: argparse.Namespace) -> None:
     for path in (options.json, options.markdown):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: {path.parent} is no folder")
+        if path is not None and path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder")
 
 
 class Parser(argparse.ArgumentParser):

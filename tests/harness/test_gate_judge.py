@@ -400,6 +400,16 @@ def test_ratios_within_a_run_are_judged_on_one_kind_of_device(tmp_path: Path) ->
     assert run(tmp_path / "2", rows[0], rows[0], envs=(ENV, driver), machine_free=True).code is Exit.OK
 
 
+def test_ratios_are_not_judged_across_power_limits(tmp_path: Path) -> None:
+    """FP8 products draw more power than bf16 ones, so a lower limit takes more from them."""
+    times = Times()
+    rows = [time_row(1, times(), "bf16"), time_row(1, times(0.7), "fp8"), value_row(1, "sqnr_db", 30.0)]
+    envs = ENV, {**ENV, "power_limit_w": 350.0}
+    judgement = run(tmp_path, rows, rows, envs=envs, machine_free=True)
+    assert [f.unit.metric for f in judgement.findings] == ["sqnr_db"]
+    assert any("ratios need one kind of device" in note for note in judgement.notes)
+
+
 @pytest.mark.parametrize(("again", "expected"), [(1.2, "REGRESSED"), (1.0, "INCONCLUSIVE")])
 def test_ratios_are_confirmed_on_fresh_data_of_the_candidate(
     tmp_path: Path, again: float, expected: str

@@ -112,6 +112,28 @@ def test_the_step_summary_is_appended_to(
     assert capsys.readouterr().out.endswith("1 OK\n")
 
 
+def test_a_refusal_reaches_the_step_summary(
+    sides: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    assert main(["gate", "--baseline", "no-such-run", "--candidate", str(sides[1])]) == 5
+    assert summary.read_text().startswith("### Gate: no verdict (exit 5)\n\nbaseline: no run 'no-such-run'")
+
+
+def test_a_summary_that_cannot_be_written_costs_no_verdict(
+    sides: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    assert main(["gate", "--baseline", str(sides[0]), "--candidate", str(sides[1])]) == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("REGRESSED (exit 1)")
+    assert err.startswith("warning: cannot write the step summary")
+
+
 def test_an_undecided_ok_says_so(tmp_path: Path) -> None:
     noisy = Times(0.1, seed=2)
     folders = [write(tmp_path / name, [time_row(1, noisy())]) for name in "ab"]

@@ -192,6 +192,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_judging(
 ) -> None:
     assert gate(tmp_path, *sides, "--json", str(tmp_path / "nowhere" / "v.json")) == 2
     assert "nowhere is no folder" in refused(capsys)
+    assert gate(tmp_path, *sides, "--markdown", str(tmp_path)) == 2
+    assert "it is a folder" in refused(capsys)
 
 
 def test_only_one_session_makes_pairs(tmp_path: Path) -> None:

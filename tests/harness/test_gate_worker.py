@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from toy import ToySuite
 
-from harness import suites
+from harness import compiling, suites
 from harness.gate import worker as module
 from harness.gate.worker import CONTROL, Worker, serve
 from harness.workload import Numerics, Unsupported, Workload
@@ -94,6 +96,76 @@ def test_what_is_wrong_gets_no_speed(toy: ToySuite, worker: Worker, build: Any, 
     assert [r["status"] for r in failed] == ["failed"]
     assert reason in failed[0]["reason"]
     assert set(worker.block()["samples"]) == {"base", CONTROL}
+
+
+def test_parts_and_what_has_no_figure_here_become_rows(toy: ToySuite, worker: Worker) -> None:
+    numerics = Numerics(
+        {"sqnr_db": 30.0},
+        skipped={"peak_memory_bytes": "no peak on a CPU"},
+        parts={("sqnr_db", "layers.0"): 28.0},
+    )
+    toy.behaviour = {"other": lambda case: Workload(run=int, check=lambda: numerics)}
+    rows = [r for r in worker.prepare(first(worker))["rows"] if r["arm"] == "other"]
+    assert {(r["metric"], r.get("part", ""), r["status"]) for r in rows} == {
+        ("sqnr_db", "", "ok"), ("sqnr_db", "layers.0", "ok"), ("peak_memory_bytes", "", "skipped"), ("time_ms", "", "ok"),
+    }  # fmt: skip
+
+
+def test_a_whole_step_runs_only_where_its_memory_is(toy: ToySuite, worker: Worker) -> None:
+    """Counting, padding and timing alike: `run` outside of its context would have no model to step."""
+    held = [0, 0]  # now, ever
+
+    @contextmanager
+    def resident() -> Iterator[None]:
+        held[0] += 1
+        held[1] += 1
+        yield
+        held[0] -= 1
+
+    def run() -> torch.Tensor:
+        assert held[0] == 1
+        return torch.ones(2)
+
+    def step(case: object) -> Workload:
+        return Workload(run=run, check=lambda: Numerics({}), resident=resident)
+
+    toy.behaviour = {"base": step, "other": step}
+    assert worker.prepare(first(worker))["arms"] == ["base", "other"]
+    prepared = held[1]
+    block = worker.block()
+    assert block["faults"] == {}
+    assert set(block["samples"]) == {"base", "other", CONTROL}
+    assert held[0] == 0
+    assert held[1] > prepared
+    assert block["timing"]["base"]["method"].endswith("_adjoining")
+    assert not block["timing"][CONTROL]["method"].endswith("_adjoining")
+
+
+def test_each_process_compiles_with_empty_caches(
+    toy: ToySuite, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the side that compiles second would find on disk what the first one left there."""
+    cold = [False]
+
+    @contextmanager
+    def empty() -> Iterator[None]:
+        cold[0] = True
+        yield
+        cold[0] = False
+
+    def run() -> None:
+        assert cold[0]
+
+    monkeypatch.setattr(compiling, "empty_caches", empty)
+    monkeypatch.setattr(compiling, "prime", lambda device: None)
+    toy.behaviour = {"other": lambda case: Workload(run=run, check=lambda: Numerics({}), compiled=True)}
+    (row,) = [r for r in worker.prepare(first(worker))["rows"] if r["arm"] == "other"]
+    assert "nothing was compiled" in row["reason"]
+
+
+def test_what_is_a_run_and_no_closure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=r"suite divergence is a run .* --baseline RUN --candidate RUN"):
+        Worker(ROOT, 0.0).plan(["sweep=divergence", "device=cpu"])
 
 
 def test_what_this_device_lacks_is_skipped(toy: ToySuite) -> None:
