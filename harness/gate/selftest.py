@@ -56,6 +56,8 @@ class Sitting:
     pad: float
     judgement: Judgement
     seconds: float  # measuring, both stages
+    rounds: int  # of the first stage
+    load: float  # load average of the machine at its end
 
     @property
     def regressed(self) -> bool:
@@ -153,7 +155,9 @@ def read_sittings(folder: Path, policy: Policy) -> list[Sitting]:
         )
         pad = float(about[0].get("gate", {}).get("pad", 0.0))
         seconds = sum(float(a.get("gate", {}).get("seconds", 0.0)) for a in about)
-        sittings.append(Sitting(name.name, pad, judgement, seconds))
+        first = about[0].get("gate", {})
+        rounds, load = int(first.get("rounds", 0)), float(first.get("load_average") or math.nan)
+        sittings.append(Sitting(name.name, pad, judgement, seconds, rounds, load))
     return sittings
 
 
@@ -169,8 +173,8 @@ def sitting_lines(sittings: Sequence[Sitting]) -> list[str]:
         "them; 95 % intervals by Clopper and Pearson.",
         "",
         "| slowdown put in | sittings | REGRESSED | 95 % interval | invalid | units REGRESSED | OK | IMPROVED | "
-        "INCONCLUSIVE | seconds, median and most |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "INCONCLUSIVE | seconds, median and most | rounds, median and fewest | load, median and most |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for pad, group in sorted(by_pad.items()):
         hits = sum(s.regressed for s in group)
@@ -179,6 +183,8 @@ def sitting_lines(sittings: Sequence[Sitting]) -> list[str]:
         invalid = sum(s.judgement.control.moved for s in group)
         seconds = [s.seconds for s in group if s.seconds]
         took = f"{np.median(seconds):.0f}, {max(seconds):.0f}" if seconds else "not recorded"
+        rounds, loads = [s.rounds for s in group], [s.load for s in group]
+        took += f" | {np.median(rounds):.0f}, {min(rounds)} | {np.median(loads):.1f}, {max(loads):.1f}"
         counts = " | ".join(
             str(units.count(v))
             for v in (Verdict.REGRESSED, Verdict.OK, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
@@ -303,6 +309,8 @@ def _store(target: Path, text: str, cells: Sequence[Cell], sittings: Sequence[Si
                 "name": s.name,
                 "pad": s.pad,
                 "seconds": s.seconds,
+                "rounds": s.rounds,
+                "load_average": s.load,
                 "exit": int(s.judgement.code),
                 "verdicts": dict(s.judgement.counted),
             }

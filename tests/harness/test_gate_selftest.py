@@ -26,6 +26,7 @@ def sittings(tmp_path: Path) -> Path:
         for side, factor in (("baseline", 1.0), ("candidate", 1.0 + pad)):
             rows = [time_row(1, times(factor)), time_row(2, times(factor)), control_row(times())]
             extra = {"pad": pad} if side == "candidate" and pad else {}
+            extra |= {"load_average": 2.5, "rounds": 13 if index == 4 else 7}
             write(tmp_path / "sittings" / name / side, rows, session=name, seconds=50.0, **extra)
             if pad:
                 write(
@@ -45,7 +46,7 @@ def test_sittings_are_counted_by_what_was_put_in(sittings: Path) -> None:
     lines = selftest.sitting_lines(found)
     assert any(line.startswith("| none (A/A) | 3 | 0 | 0.0% to 70.8% | 0 | 0 | 6 |") for line in lines)
     assert any(line.startswith("| 10% | 2 | 2 | 15.8% to 100.0% | 0 | 4 | 0 |") for line in lines)
-    assert any(line.endswith("| 80, 80 |") for line in lines)
+    assert any(line.endswith("| 80, 80 | 10, 7 | 2.5, 2.5 |") for line in lines)
 
 
 def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
