@@ -58,7 +58,12 @@ class Line:
             return 0.0
         best = max(values[:-1]) if self.better == "higher" else min(values[:-1])
         change = (values[-1] - best) / abs(best) if best else 0.0
-        return -change if self.better == "higher" else change
+        return 0.0 - change if self.better == "higher" else change
+
+    @property
+    def constant(self) -> bool:
+        """Whether several runs gave the same value; such lines are counted and not drawn."""
+        return len(self.points) > 1 and len({p.value for p in self.points}) == 1
 
 
 def lines_of(names: Sequence[str | Path], results_dir: str | Path = "results") -> list[Line]:
@@ -73,7 +78,10 @@ def lines_of(names: Sequence[str | Path], results_dir: str | Path = "results") -
         & frame["better"].isin(["lower", "higher"])
         & ~frame["arm"].str.endswith(AGAIN)
         & (frame["suite"] != CONTROL_SUITE)
-        & ~frame["metric"].isin([m.name for m in METRICS.values() if m.series])
+        & ~(
+            frame["metric"].isin([m.name for m in METRICS.values() if m.series])
+            & (frame["samples"].map(len) > 1)
+        )
     ]
     found: dict[tuple[str, ...], list[Point]] = defaultdict(list)
     about: dict[tuple[str, ...], tuple[str, str, str, str]] = {}
@@ -120,12 +128,12 @@ def write_trend(names: Sequence[str | Path], target: Path, results_dir: str | Pa
 def _page(lines: Sequence[Line]) -> str:
     body = []
     for env_id, group in _by_environment(lines).items():
-        rows = "\n".join(_row(line) for line in group)
+        rows = "\n".join(_row(line) for line in group if not line.constant)
         body.append(
             f"<section><h3>{html.escape(group[0].device)} <small>{html.escape(env_id)}</small></h3>"
             f'<div class="scroll"><table><thead><tr><th>unit</th><th>over time</th><th class="n">runs</th>'
             f'<th class="n">first</th><th class="n">last</th><th class="n">worse than the best</th></tr></thead>\n'
-            f"<tbody>\n{rows}\n</tbody></table></div></section>"
+            f"<tbody>\n{rows}\n</tbody></table></div><p>{_constant(group)}</p></section>"
         )
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     return (
@@ -189,14 +197,21 @@ def _markdown(lines: Sequence[Line]) -> str:
         ]
         out += ["|---|---|---|---|---|"]
         for line in group:
+            if line.constant:
+                continue
             values = [p.value for p in line.points]
             crept = f"{line.crept:+.1%}" if len(values) > 1 else ""
             name = line.name.replace("|", "\\|")
             out.append(
                 f"| {name} | {len(values)} | {number(values[0])} {line.unit} | {number(values[-1])} {line.unit} | {crept} |"
             )
-        out.append("")
+        out += ["", _constant(group), ""]
     return "\n".join(out)
+
+
+def _constant(group: Sequence[Line]) -> str:
+    count = sum(line.constant for line in group)
+    return f"{count} of {len(group)} units had the same value in every run, and are not shown."
 
 
 def _by_environment(lines: Sequence[Line]) -> dict[str, list[Line]]:

@@ -52,9 +52,18 @@ def test_the_page_is_one_file_that_loads_nothing(runs: list[Path], tmp_path: Pat
     assert "&lt;b&gt;GPU&lt;/b&gt;" in page
     assert "default-src 'none'" in page
     assert not re.search(r"(?:src|href)=|https?://|url\(", page)
-    assert page.count("<circle") == 5 + 5 + 1
+    assert page.count("<circle") == 5 + 1  # rel_err_max was the same in all five runs
+    assert "1 of 2 units had the same value in every run" in page
+    assert "1 of 2 units had the same value in every run" in (tmp_path / "out" / "trend.md").read_text()
     assert 'class="n crept">+8.2%' in page
     assert "+8.2%" in (tmp_path / "out" / "trend.md").read_text()
+
+
+def test_a_figure_is_drawn_and_a_curve_over_training_steps_is_not(tmp_path: Path) -> None:
+    """sqnr_db is both: one figure of a cast, and a series of a training run."""
+    curve = dataclasses.replace(value_row(2, "sqnr_db", 30.0), samples=(30.0, 29.0), rounds=(0, 50))
+    run = write(tmp_path / "r", [value_row(1, "sqnr_db", 28.5), curve], session="")
+    assert [[p.value for p in line.points] for line in lines_of([run])] == [[28.5]]
 
 
 def test_the_command(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
