@@ -1,5 +1,5 @@
 # make quick        set up .venv and run the main job; ends by naming the report
-# make test         the test suite
+# make test         the test suite, in a process a core (PARALLEL= for one process, or where pytest-xdist is missing)
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
@@ -15,6 +15,7 @@ else
   READY := .venv/.ready
 endif
 ARGS ?=
+PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
 .PHONY: quick test check format coverage bench gate gpu setup clean
@@ -23,7 +24,7 @@ quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
 
 test: $(READY)
-	$(PY) -m pytest -q $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(PARALLEL) $(ARGS)
 
 check: $(READY)
 	$(PY) -m ruff format --check .

@@ -10,32 +10,41 @@ stored when its run has ended, and resume= goes on with the arms that are left.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment, store, trials
 from harness.errors import one_line
 from harness.resume import BUDGET, LOST
-from harness.rows import AGAIN, about, all_arms, is_trial, row, trial_rows
+from harness.rows import (
+    AGAIN,
+    PreparedArm,
+    about,
+    all_arms,
+    energy_row,
+    is_trial,
+    numerics_rows,
+    row,
+    time_row,
+    trial_rows,
+)
 from harness.timers import release_memory
-from harness.timing import Timer, Timing, TimingConfig, measure, measure_sustained, timer_for
-from harness.timing_session import METERED_S
+from harness.timing import Timer, TimingConfig, measure, measure_sustained, timer_for
 from harness.workload import Suite, TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from harness.measurement import Measurement
     from harness.plan import Plan, PlannedCase
-    from harness.workload import Numerics, Workload
+    from harness.workload import Workload
 
-WORK = "work"  # folder in a run's own, for the checkpoints of runs under way
+CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
 
 
 class _DiskError(Exception):
@@ -50,16 +59,6 @@ class Outcome:
     statuses: Counter[str] = field(default_factory=Counter)
     message: str = ""
     reasons: list[str] = field(default_factory=list)  # distinct reasons of the failed rows, in order
-
-
-@dataclass(slots=True)
-class _Arm:
-    """One arm of the case under way."""
-
-    name: str
-    baseline: str
-    workload: Workload
-    resolved: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -178,6 +177,7 @@ class Executor:
             if (planned.case.case_id, arm) not in done
         ]
         left = {(task.case, task.arm): task for task in tasks}
+        _remove_others(writer.folder / CHECKPOINTS, {task.workspace for task in tasks})
         lost = ""
 
         def may_start() -> bool:
@@ -195,8 +195,7 @@ class Executor:
             planned = planned_of[case]
             status, why = ("failed", lost) if lost else ("skipped", self._over_budget("run"))
             _store([row(planned, arm, status, reason=why)], planned, writer, outcome)
-        if (writer.folder / WORK).exists() and not any((writer.folder / WORK).iterdir()):
-            (writer.folder / WORK).rmdir()
+        _remove_others(writer.folder / CHECKPOINTS, {task.workspace for task in tasks})
 
     def _over_budget(self, what: str) -> str:
         return f"{BUDGET} of {self.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
@@ -214,7 +213,7 @@ class Executor:
         compiling.reset()
         if self.device == "cuda":
             release_memory()
-        arms: dict[str, _Arm] = {}
+        arms: dict[str, PreparedArm] = {}
         for name in planned.runnable:
             arm = self._prepare(planned, name, rows)
             if arm is not None:
@@ -241,22 +240,22 @@ class Executor:
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
         recompiled = watch.steady_fault()
         state = {"before": before, "after": environment.snapshot(self.monitor)}
-        rows += [_time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
+        rows += [time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
         energy = [
-            _energy_row(planned, arms[name], timing, self.device)
+            energy_row(planned, arms[name], timing, self.device)
             for name, timing in timings
             if arms[name].workload.tokens and not timing.failure
         ]
         return rows + [row for row in energy if row.status == "ok" or not row.arm.endswith(AGAIN)]
 
-    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> _Arm | None:
+    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
         info = planned.suite.ARMS[name]
         resolved: dict[str, object] = {}
         try:
             workload = _timed_suite(planned).build(planned.case, name, self.device)
             resolved.update(workload.resolved)
-            arm = _Arm(name, info.baseline, workload, resolved)
+            arm = PreparedArm(name, info.baseline, workload, resolved)
             if workload.compiled:
                 rows += self._compile(planned, arm)
                 if rows[-1].status == "failed":
@@ -266,13 +265,13 @@ class Executor:
             if numerics.ok and workload.profile is not None and self.folder is not None:
                 profiled = workload.profile(self.folder)
                 resolved.update(workload.resolved)
-                rows += _numerics_rows(planned, arm, profiled)
+                rows += numerics_rows(planned, arm, profiled)
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
             rows.append(
                 row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
             return None
-        rows += _numerics_rows(planned, arm, numerics)
+        rows += numerics_rows(planned, arm, numerics)
         if not numerics.ok:
             rows.append(
                 row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
@@ -280,7 +279,7 @@ class Executor:
             return None
         return arm
 
-    def _compile(self, planned: PlannedCase, arm: _Arm) -> list[Measurement]:
+    def _compile(self, planned: PlannedCase, arm: PreparedArm) -> list[Measurement]:
         """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
         compiling.prime(self.device)
         work = arm.workload
@@ -322,32 +321,6 @@ class Executor:
         return ""
 
 
-def _time_row(
-    planned: PlannedCase, arm: _Arm, timing: Timing, recompiled: str, state: Mapping[str, object]
-) -> Measurement:
-    work = arm.workload
-    fault = timing.failure or (recompiled if work.compiled else "")
-    if fault:
-        resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
-        return row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
-    return replace(
-        row(
-            planned,
-            arm.name,
-            "ok",
-            work.metric,
-            arm.resolved,
-            samples=tuple(timing.samples_ms),
-            regime=timing.regime,
-        ),
-        rounds=tuple(timing.rounds),
-        sample_clock_mhz=tuple(timing.sample_clock_mhz),
-        flops=work.flops,
-        bytes_moved=work.bytes_moved,
-        timing={**timing.as_json_dict(), **state},
-    )
-
-
 def _trial_suite(planned: PlannedCase) -> TrialSuite:
     assert isinstance(planned.suite, TrialSuite)
     return planned.suite
@@ -359,7 +332,17 @@ def _timed_suite(planned: PlannedCase) -> Suite:
 
 
 def _workspace(writer: store.RunWriter, planned: PlannedCase, arm: str) -> Path:
-    return writer.folder / WORK / f"{planned.case.case_id}-{arm}"
+    return writer.folder / CHECKPOINTS / f"{planned.case.case_id}-{arm}"
+
+
+def _remove_others(folder: Path, wanted: set[Path]) -> None:
+    """Removes what is left of runs that are stored: a killed sweep may have had no time to; itself, once it is empty."""
+    left = set(folder.iterdir()) if folder.exists() else set()
+    for workspace in left - wanted:
+        shutil.rmtree(workspace, ignore_errors=True)
+    if not left & wanted:
+        with suppress(OSError):  # there is none; or its disk refuses, which costs no row
+            folder.rmdir()
 
 
 def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWriter, outcome: Outcome) -> None:
@@ -371,35 +354,3 @@ def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWrite
     outcome.statuses.update(r.status for r in rows)
     failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
     outcome.reasons += [reason for reason in failed if reason not in outcome.reasons]
-
-
-def _energy_row(planned: PlannedCase, arm: _Arm, timing: Timing, device: str) -> Measurement:
-    """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
-    read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
-    if not read:
-        why = f"no energy meter could be read on {device}"
-        if timing.joules:
-            why = (
-                f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
-                f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
-            )
-        return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
-    energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
-    return replace(energy, rounds=tuple(read), regime=timing.regime)
-
-
-def _numerics_rows(planned: PlannedCase, arm: _Arm, numerics: Numerics) -> list[Measurement]:
-    """The figures of the check; a figure that broke its bound is a failure with the figure in the reason."""
-    figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
-    rows = []
-    for (metric, part), value in figures.items():
-        if numerics.ok:
-            figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
-        else:
-            why = f"{value:.6g}; {numerics.reason}"
-            figure = row(planned, arm.name, "failed", metric, arm.resolved, why)
-        rows.append(replace(figure, part=part))
-    return rows + [
-        row(planned, arm.name, "skipped", metric, arm.resolved, why)
-        for metric, why in numerics.skipped.items()
-    ]

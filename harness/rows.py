@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import MemoryShortageError
 from harness.measurement import Measurement
+from harness.timing_session import METERED_S
 from harness.workload import TrialSuite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.plan import PlannedCase
+    from harness.timing import Timing
     from harness.trials import Done
+    from harness.workload import Numerics, Workload
 
 AGAIN = ":again"  # a baseline timed a second time in the same rounds
+
+
+@dataclass(slots=True)
+class PreparedArm:
+    """One arm of the case under way, built and found right."""
+
+    name: str
+    baseline: str
+    workload: Workload
+    resolved: dict[str, object]
 
 
 def is_trial(planned: PlannedCase) -> bool:
@@ -80,3 +94,65 @@ def about(error: BaseException) -> dict[str, object]:
     if isinstance(error, MemoryShortageError):
         return error.facts
     return {"traceback": "".join(traceback.format_exception(error))[-4000:]}
+
+
+def time_row(
+    planned: PlannedCase, arm: PreparedArm, timing: Timing, recompiled: str, state: Mapping[str, object]
+) -> Measurement:
+    """The samples of a timed arm and the state of the machine before and after, or why there are none.
+
+    What the compiler did while arms were timed (`recompiled`, "" for nothing) fails the arms that are compiled.
+    """
+    work = arm.workload
+    fault = timing.failure or (recompiled if work.compiled else "")
+    if fault:
+        resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
+        return row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
+    return replace(
+        row(
+            planned,
+            arm.name,
+            "ok",
+            work.metric,
+            arm.resolved,
+            samples=tuple(timing.samples_ms),
+            regime=timing.regime,
+        ),
+        rounds=tuple(timing.rounds),
+        sample_clock_mhz=tuple(timing.sample_clock_mhz),
+        flops=work.flops,
+        bytes_moved=work.bytes_moved,
+        timing={**timing.as_json_dict(), **state},
+    )
+
+
+def energy_row(planned: PlannedCase, arm: PreparedArm, timing: Timing, device: str) -> Measurement:
+    """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
+    read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
+    if not read:
+        why = f"no energy meter could be read on {device}"
+        if timing.joules:
+            why = (
+                f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
+                f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
+            )
+        return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
+    energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
+    return replace(energy, rounds=tuple(read), regime=timing.regime)
+
+
+def numerics_rows(planned: PlannedCase, arm: PreparedArm, numerics: Numerics) -> list[Measurement]:
+    """The figures of the check; a figure that broke its bound is a failure with the figure in the reason."""
+    figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
+    rows = []
+    for (metric, part), value in figures.items():
+        if numerics.ok:
+            figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+        else:
+            why = f"{value:.6g}; {numerics.reason}"
+            figure = row(planned, arm.name, "failed", metric, arm.resolved, why)
+        rows.append(replace(figure, part=part))
+    return rows + [
+        row(planned, arm.name, "skipped", metric, arm.resolved, why)
+        for metric, why in numerics.skipped.items()
+    ]

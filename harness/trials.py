@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections import deque
@@ -181,11 +182,20 @@ def device_works(device: str) -> bool:
     return True
 
 
+def _end_with_parent() -> None:
+    """Ends this process when the one that would store its run was killed: the checkpoints are resume='s then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def _serve(parent: Connection, device: str) -> None:
     """The other process: makes runs until the parent has no more, or is gone."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches every process of the terminal; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     last = 0.0
 
     def report(done: int, total: int) -> None:
@@ -195,7 +205,7 @@ def _serve(parent: Connection, device: str) -> None:
             try:
                 parent.send((done, total))
             except OSError:
-                os._exit(1)  # the parent was killed: nobody will store this run
+                os._exit(1)  # as _end_with_parent, which may be a moment later
 
     while True:
         try:

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule
-from fp8core.history import AmaxMemory
 from harness.errors import UsageError
 from harness.training.checkpoint import Checkpoints
 from harness.training.diagnostics import diagnose, untouched
@@ -274,7 +273,6 @@ class _Run:
             {
                 "model": self.trainee.model.state_dict(),
                 "optimizer": self.trainee.optimizer.state_dict(),
-                "pending": [m.pending for m in self.trainee.model.modules() if isinstance(m, AmaxMemory)],
                 "schedule": self.job.schedule.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state_all() if self.device != "cpu" else [],
@@ -291,9 +289,6 @@ class _Run:
         self.step, state = found
         self.trainee.model.load_state_dict(state["model"])
         self.trainee.optimizer.load_state_dict(state["optimizer"])
-        memories = [m for m in self.trainee.model.modules() if isinstance(m, AmaxMemory)]
-        for memory, pending in zip(memories, state["pending"], strict=True):
-            memory.pending.copy_(pending)
         self.job.schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["rng"].cpu())
         if self.device != "cpu":

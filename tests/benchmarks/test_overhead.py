@@ -60,7 +60,7 @@ def test_a_thousand_trivial_cases(benchmark: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     plan = make_plan(config, {"toy": ToySuite()})
     timer = CountingTimer()
-    executor = Executor(device="cpu", timer=timer, timing=TIMING)  # type: ignore[arg-type]
+    executor = Executor(device="cpu", timer=timer, timing=TIMING)
 
     def sweep() -> None:
         writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="toy", env_id="e", env={}, about={})

@@ -41,7 +41,7 @@ def _fresh_dynamo() -> None:
 
 def layer_of(name: str, kernels: str, dtype: torch.dtype = torch.float32) -> Float8Linear:
     torch.manual_seed(0)
-    return Float8Linear(32, 48, dtype=dtype, config=on_cpu(name).with_kernels(kernels))  # type: ignore[arg-type]
+    return Float8Linear(32, 48, dtype=dtype, config=on_cpu(name).with_kernels(kernels))
 
 
 def runner(layer: nn.Module, compiled: bool) -> Run:
@@ -119,7 +119,7 @@ def test_a_tied_head(kernels: str, compiled: bool) -> None:
         def __init__(self, shared: bool) -> None:
             super().__init__()
             torch.manual_seed(0)
-            recipe = RECIPES["rowwise"].with_kernels(kernels)  # type: ignore[arg-type]
+            recipe = RECIPES["rowwise"].with_kernels(kernels)
             self.embed = nn.Embedding(48, 32)
             self.head, self.other = (Float8Linear(32, 48, bias=False, config=recipe) for _ in "ho")
             for layer in (self.head, self.other):
@@ -151,7 +151,7 @@ def test_a_tied_head(kernels: str, compiled: bool) -> None:
 @KERNELS
 def test_sizes_that_the_hardware_refuses(kernels: str, compiled: bool) -> None:
     """One error that names layer, GEMM and way out; both ways out run, padding and the backend without the rule."""
-    recipe = RECIPES["tensorwise"].with_kernels(kernels)  # type: ignore[arg-type]
+    recipe = RECIPES["tensorwise"].with_kernels(kernels)
     layer = Float8Linear(50, 48, config=recipe)
     x = torch.randn(16, 50)
     with pytest.raises(Exception, match=r"GEMM output of Float8Linear\(50, 48\): K=50 .* pad it"):

@@ -214,7 +214,7 @@ def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert audit(never).layers[0].casts == "plain PyTorch: the recipe says kernels='never'"
     assert "recipe=rowwise, kernels=never" in repr(never)
     with pytest.raises(ValueError, match="kernels 'on' is unknown; expected one of auto, always, never"):
-        RECIPES["rowwise"].with_kernels("on")  # type: ignore[arg-type]
+        RECIPES["rowwise"].with_kernels("on")
 
 
 def test_formats_without_a_kernel_cast_all_the_same() -> None:

@@ -23,7 +23,7 @@ class Block(nn.Module):
     def __init__(self, name: str, fused: bool, kernels: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         torch.manual_seed(0)
-        recipe = on_cpu(name).with_kernels(kernels)  # type: ignore[arg-type]
+        recipe = on_cpu(name).with_kernels(kernels)
         self.fused = fused
         self.norm, self.act = RMSNorm(32, dtype=dtype), SwiGLU()
         self.gate, self.up = (Float8Linear(32, 48, bias=False, dtype=dtype, config=recipe) for _ in "gu")

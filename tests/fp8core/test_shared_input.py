@@ -67,11 +67,15 @@ def test_one_cast_for_each_tensor_and_direction(name: str, casts: list[str]) -> 
 @pytest.mark.parametrize("name", RECIPES)
 def test_shared_casts_change_no_bit_and_are_made_once(name: str, casts: list[str]) -> None:
     """Oracle: each layer called on the tensor itself."""
-    want = step(qkv(name), shared=False)
+    alone, together = qkv(name), qkv(name)
+    want = step(alone, shared=False)
     casts.clear()
-    got = step(qkv(name), shared=True)
+    got = step(together, shared=True)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert casts.count("input") == PER_LAYER[name][0]
+    for a, b in zip(alone, together, strict=True):  # what delayed scaling has seen, by layer
+        assert (a.amaxes is None) == (b.amaxes is None)
+        assert a.amaxes is None or torch.equal(a.amaxes.pending, b.amaxes.pending)
 
 
 def test_shared_casts_under_autocast_and_without_gradients() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from recipes import ON_CPU, on_cpu
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fp8core import (
@@ -244,3 +246,22 @@ def test_losses_of_a_cast_are_shown() -> None:
 def test_on_cpu_names_are_those_with_a_kernel() -> None:
     assert set(RECIPES) - set(ON_CPU) == {"mxfp8"}
     assert on_cpu("mxfp8").backend == "reference"
+
+
+class Passing(TorchDispatchMode):
+    """Shows the profiler each operator twice: above itself and below."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return op(*args, **(kwargs or {}))
+
+
+def test_an_operator_within_a_dispatch_mode_is_counted_once() -> None:
+    """Oracle: the same step without the mode."""
+    model = convert_to_float8_training(Block())
+    step = training(model)
+
+    def within() -> None:
+        with Passing():
+            step()
+
+    assert proof_of(model, within).counted == proof_of(model, step).counted == 5

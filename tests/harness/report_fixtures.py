@@ -103,12 +103,12 @@ class Invented:
                     "ok",
                     baseline=str(about.get("baseline", "")),
                     regime=regime,
-                    resolved=about.get("resolved", {}),  # type: ignore[arg-type]
+                    resolved=about.get("resolved", {}),
                     samples=tuple(samples),
                     rounds=tuple(rounds),
                     sample_clock_mhz=(self.clock_mhz,) * len(samples) if self.clock_mhz else (),
-                    flops=about.get("flops", {}),  # type: ignore[arg-type]
-                    bytes_moved=about.get("bytes"),  # type: ignore[arg-type]
+                    flops=about.get("flops", {}),
+                    bytes_moved=about.get("bytes"),
                     timing=self.timing,
                 )
             )
@@ -117,7 +117,7 @@ class Invented:
 
 def figure(case: Case, arm: str, metric: str, value: float, **more: object) -> Measurement:
     """One row of a metric that is a single figure."""
-    return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, "ok", samples=(value,), **more)  # type: ignore[arg-type]
+    return Measurement(case.suite, case.case_id, arm, case.axes_json, metric, "ok", samples=(value,), **more)
 
 
 def absent(
@@ -126,7 +126,7 @@ def absent(
     """A row of an arm that failed or was skipped."""
     return Measurement(
         case.suite, case.case_id, arm, case.axes_json, metric, status, baseline=baseline, reason=reason
-    )  # type: ignore[arg-type]
+    )
 
 
 def write_run(
@@ -158,7 +158,7 @@ def write_run(
 
 def frame(tmp_path: Path, rows: Sequence[Measurement], **more: object) -> pd.DataFrame:
     """Rows after one trip through the store."""
-    return store.read(write_run(tmp_path, [rows], **more))  # type: ignore[arg-type]
+    return store.read(write_run(tmp_path, [rows], **more))
 
 
 def cast_cases(invented: Invented, peak_gb_s: float, skip_compile: str = "") -> list[list[Measurement]]:
@@ -339,7 +339,7 @@ def ceiling_cases(invented: Invented, peak_gb_s: float, bf16_tflops: float) -> l
 
 def tiny_run(folder: Path, **more: object) -> Path:
     """The three GEMMs of one layer on an invented H200: enough where the contents do not matter."""
-    return write_run(folder, gemm_cases(Invented(), 720.0)[:3], **more)  # type: ignore[arg-type]
+    return write_run(folder, gemm_cases(Invented(), 720.0)[:3], **more)
 
 
 def gpu_run(folder: Path, **more: object) -> Path:
@@ -357,7 +357,7 @@ def gpu_run(folder: Path, **more: object) -> Path:
             for arm in GEMM_ARMS[1:]
         ]
     )
-    return write_run(folder, cases, **more)  # type: ignore[arg-type]
+    return write_run(folder, cases, **more)
 
 
 def cpu_run(folder: Path, **more: object) -> Path:
@@ -369,7 +369,7 @@ def cpu_run(folder: Path, **more: object) -> Path:
     cases = cast_cases(invented, 12.0, skip_compile=why) + linear_cases(
         invented, 0.02, {a: why for a in LINEAR_ARMS if a.endswith("_compile")}
     )
-    return write_run(folder, cases, **{"env": CPU, "run_id": "20260102T050607Z-0123456-ef01", **more})  # type: ignore[arg-type]
+    return write_run(folder, cases, **{"env": CPU, "run_id": "20260102T050607Z-0123456-ef01", **more})
 
 
 KERNELS = {

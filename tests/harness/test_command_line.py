@@ -31,7 +31,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
     (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
     monkeypatch.chdir(tmp_path)
     suite = ToySuite()
-    monkeypatch.setitem(run.SUITES, "toy", suite)  # type: ignore[arg-type]
+    monkeypatch.setitem(run.SUITES, "toy", suite)
     return suite
 
 
@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_finished_cases_and_reports_them(
     toy: ToySuite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def build(case: object) -> Workload:
-        if case["n"] == 2:  # type: ignore[index]
+        if case["n"] == 2:
             raise KeyboardInterrupt
         return Workload(run=int, check=lambda: Numerics({}))
 

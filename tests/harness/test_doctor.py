@@ -190,7 +190,7 @@ def test_an_unreadable_power_limit_is_said(fake_gpu: FakeNvml) -> None:
 def rendered(findings: list[Finding]) -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(table(findings, "cpu"))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()
 
 
 def test_the_table_shows_text_from_libraries_as_it_is() -> None:

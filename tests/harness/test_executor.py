@@ -88,7 +88,7 @@ def test_every_arm_and_the_control_end_as_paired_rows(tmp_path: Path) -> None:
 
 
 def test_an_arm_that_cannot_be_built_fails_alone(tmp_path: Path) -> None:
-    suite = ToySuite(behaviour={"other": lambda case: boom("out of memory")})  # type: ignore[arg-type, return-value]
+    suite = ToySuite(behaviour={"other": lambda case: boom("out of memory")})
     outcome, frame = execute(tmp_path, suite)
     rows = time_rows(frame)
     assert rows.loc["other", "status"] == "failed"
@@ -239,7 +239,7 @@ def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path
         return Workload(run=nothing, check=lambda: Numerics({}))
 
     suite = ToySuite(behaviour={"other": build})
-    executor = Executor(device="cpu", timer=timer, timing=QUICK)  # type: ignore[arg-type]
+    executor = Executor(device="cpu", timer=timer, timing=QUICK)
     writer = store.RunWriter(tmp_path, run_id="r", sweep="toy", env_id="e", env={}, about={})
     made = plan(suite, [1, 2, 3, 4])
     outcome = executor.run(made, writer)

@@ -50,7 +50,7 @@ def test_an_index_will_do(fake_nvml: FakeNvml) -> None:
 @pytest.mark.parametrize("which", [{}, {"uuid": "x", "index": 0}])
 def test_one_way_to_name_the_device_is_needed(which: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="give one of the two"):
-        GpuMonitor(**which)  # type: ignore[arg-type]
+        GpuMonitor(**which)
 
 
 def test_a_mig_slice_reads_board_figures_from_its_parent() -> None:
@@ -185,7 +185,7 @@ def test_without_the_library_nothing_is_read_and_the_reason_is_kept(nvml: FakeNv
 def test_an_unknown_device_is_a_problem_and_not_another_device(
     fake_nvml: FakeNvml, which: dict[str, object]
 ) -> None:
-    with GpuMonitor(nvml=fake_nvml, **which) as monitor:  # type: ignore[arg-type]
+    with GpuMonitor(nvml=fake_nvml, **which) as monitor:
         assert monitor.problem.startswith("NVML: ")
         assert monitor.sm_clock_mhz() is None
     assert fake_nvml.opened == 0

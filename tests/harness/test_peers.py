@@ -39,7 +39,7 @@ needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=st
 def step(layer: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     x = x.detach().requires_grad_()
     output = layer(x)
-    return output.detach(), *torch.autograd.grad(output, [x, layer.weight], grad)  # type: ignore[list-item]
+    return output.detach(), *torch.autograd.grad(output, [x, layer.weight], grad)
 
 
 # The table
@@ -146,8 +146,8 @@ def test_nocompile_is_torchaos_layer_over_the_same_weight(monkeypatch: pytest.Mo
             return layer
 
     float8, prototype = types.ModuleType("torchao.float8"), types.ModuleType(torchao_nocompile.MODULE)
-    float8.Float8LinearConfig = lambda: "default"  # type: ignore[attr-defined]
-    prototype.Float8LinearNoCompile = Float8LinearNoCompile  # type: ignore[attr-defined]
+    float8.Float8LinearConfig = lambda: "default"
+    prototype.Float8LinearNoCompile = Float8LinearNoCompile
     for name in ("torchao", "torchao.prototype", "torchao.prototype.float8nocompile"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "torchao.float8", float8)

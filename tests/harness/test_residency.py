@@ -20,7 +20,7 @@ needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=st
 
 def trainee(recipe: str = "", model: nn.Module | None = None, **changes: Any) -> Trainee:
     made = Setup(
-        **({"model": "tiny", "batch": 4, "seq": 8, "compute": "fp32"} | changes),  # type: ignore[arg-type]
+        **({"model": "tiny", "batch": 4, "seq": 8, "compute": "fp32"} | changes),
         recipe=RECIPES[recipe] if recipe else None,
     )
     return prepare(made, "cpu", model if model is not None else tiny_lm(made.weight_dtype))

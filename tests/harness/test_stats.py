@@ -217,7 +217,7 @@ def test_false_alarms_against_a_tolerance_stay_at_alpha() -> None:
 )
 def test_nothing_and_infinity_are_refused(call: object, values: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        call(values)  # type: ignore[operator]
+        call(values)
 
 
 def test_a_confidence_of_one_is_refused() -> None:

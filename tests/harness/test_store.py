@@ -90,6 +90,16 @@ def test_a_truncated_part_is_named(tmp_path: Path, keep: int) -> None:
         assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
 
 
+def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
+    done: list[str] = []
+    sync, rename = store.os.fsync, Path.replace
+    monkeypatch.setattr(store.os, "fsync", lambda file: (done.append("content"), sync(file)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("name"), rename(old, new))[1])
+    writer(tmp_path).append(rows("c"))
+    assert done[-2:] == ["content", "name"]
+
+
 def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

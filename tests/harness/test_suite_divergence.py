@@ -164,7 +164,7 @@ def test_rows_say_what_ran(tmp_path: Path) -> None:
     assert said["data"] == "stdlib"
     assert len(str(said["data_sha256"])) == 64
     assert said["optimizer"] == "AdamW, betas 0.9 and 0.99, weight decay 0.1"
-    assert "head" in said["fp8_layers"]  # type: ignore[operator]
+    assert "head" in said["fp8_layers"]
     assert (said["nonfinite_step"], said["stopped"]) == (None, "")
     cast = {s.part for s in trial.series if s.metric == "sqnr_db"}
     assert cast

@@ -13,7 +13,7 @@ from harness.timers import CpuTimer, CudaTimer, gc_paused, last_level_cache_byte
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:
-    return CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, **options)  # type: ignore[arg-type]
+    return CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, **options)
 
 
 def test_cpu_samples_are_milliseconds_per_call(fake_time: FakeTime) -> None:

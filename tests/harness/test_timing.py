@@ -548,7 +548,7 @@ def test_the_timing_column_is_json_without_what_has_its_own_column() -> None:
 )
 def test_a_senseless_configuration_is_refused_by_name(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TimingConfig(**changes)  # type: ignore[arg-type]
+        TimingConfig(**changes)
 
 
 @pytest.mark.benchmark_bar

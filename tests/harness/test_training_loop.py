@@ -47,8 +47,8 @@ def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Job:
     regime = {"steps": STEPS, "lr": 1e-2, "min_lr": 1e-3, "warmup": 3, "eval_every": 4, "checkpoint_s": 0.0}
     setup = {"compute": "fp32", "accumulation": 2, "recipe": RECIPES[recipe] if recipe else None}
     given: dict[str, Any] = {
-        "setup": Setup("tiny", 4, 8, **(setup | changes.pop("setup", {}))),  # type: ignore[arg-type]
-        "regime": Regime(**(regime | changes.pop("regime", {}))),  # type: ignore[arg-type]
+        "setup": Setup("tiny", 4, 8, **(setup | changes.pop("setup", {}))),
+        "regime": Regime(**(regime | changes.pop("regime", {}))),
         "heldout": [tokens(10**6 + i) for i in range(2)],
         "schedule": PrecisionSchedule.parse(schedule),
         "identity": "a run",
@@ -174,7 +174,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(damage: Any, 
     damage(newest)
     resumed = train(job(), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == [int(before.name[5:13])] == [4]
-    (problem,) = resumed.facts["checkpoint_problems"]  # type: ignore[misc]
+    (problem,) = resumed.facts["checkpoint_problems"]
     assert problem == f"{newest.name} is not used: its content does not have the hash in its name"
     assert curves(resumed) == curves(train(job(), "cpu"))
 
@@ -184,7 +184,7 @@ def test_no_whole_checkpoint_means_from_the_start(tmp_path: Path) -> None:
         flip(path)
     resumed = train(job(), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == []
-    assert len(resumed.facts["checkpoint_problems"]) == 2  # type: ignore[arg-type]
+    assert len(resumed.facts["checkpoint_problems"]) == 2
     assert curves(resumed) == curves(train(job(), "cpu"))
 
 
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
     interrupted(tmp_path)
     resumed = train(job(identity="another run"), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == []
-    assert "it is of run 'a run', not 'another run'" in resumed.facts["checkpoint_problems"][0]  # type: ignore[index]
+    assert "it is of run 'a run', not 'another run'" in resumed.facts["checkpoint_problems"][0]
 
 
 def test_two_checkpoints_are_kept_and_no_half_one(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
     monkeypatch.setattr(torch, "save", full)
     result = train(job(), "cpu", tmp_path)
     assert curves(result) == whole
-    assert "step 1 was not saved" in result.facts["checkpoint_problems"][0]  # type: ignore[index]
+    assert "step 1 was not saved" in result.facts["checkpoint_problems"][0]
     assert list(tmp_path.iterdir()) == []
 
 

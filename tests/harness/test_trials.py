@@ -6,7 +6,6 @@ import errno
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import toy_trials
 from toy_trials import STEPS, ToyTrials
@@ -86,7 +86,7 @@ def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
     assert set(rows["part"]) == {"layers.0:input"}
     assert rows["rounds"].map(list).tolist() == [list(range(STEPS))] * 8
     assert set(frame[frame["arm"] == "tensorwise"]["baseline"]) == {"base"}
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -99,7 +99,7 @@ def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
     assert set(failed["reason"]) == {"RuntimeError: boom"}
     assert failed["resolved"].str.contains("toy_trials.py").all()  # the traceback
     assert outcome.statuses["failed"] == 2
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 class LostDevice:
@@ -165,7 +165,7 @@ def test_a_process_that_dies_takes_its_own_run_only_and_resume_goes_on_from_its_
     assert (frame["status"] == "ok").all()
     begun = {json.loads(r)["begun"] for r in frame[frame["arm"] == "tensorwise"]["resolved"]}
     assert begun == {3}
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_log_tells_the_step_and_the_time_left_now_and_then() -> None:
             lines.append(text)
 
     now = [0.0]
-    log = _Log(Console(), lambda: now[0])  # type: ignore[arg-type]
+    log = _Log(Console(), lambda: now[0])
     log("begins", 0.0, True)
     for now[0], share in ((10.0, 0.1), (40.0, 0.25), (60.0, 0.3), (80.0, 0.5)):
         log(f"at {share}", share, False)
@@ -287,7 +287,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyTrials:
     (tmp_path / "sweeps" / "toyt.yaml").write_text(SWEEP)
     monkeypatch.chdir(tmp_path)
     suite = ToyTrials()
-    monkeypatch.setitem(run.SUITES, "toy_trials", suite)  # type: ignore[arg-type]
+    monkeypatch.setitem(run.SUITES, "toy_trials", suite)
     return suite
 
 
@@ -370,30 +370,65 @@ import sys
 from harness import run
 from harness.__main__ import main
 from toy_trials import ToyTrials
-run.SUITES["toy_trials"] = ToyTrials({"rowwise": "wait"})
+run.SUITES["toy_trials"] = ToyTrials(ACTS)
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
-def test_a_sweep_killed_from_outside_goes_on_where_it_was(command: ToyTrials, tmp_path: Path) -> None:
-    """SIGKILL with two processes at work: resume= makes what is missing, from where it was."""
-    (tmp_path / "child.py").write_text(CHILD)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    base = [sys.executable, str(tmp_path / "child.py"), "sweep=toyt", "device=cpu", "workers=2"]
+def sweep_in_a_process(folder: Path, acts: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of a sweep of two runs at once, each in a process of its own."""
+    (folder / "child.py").write_text(CHILD.replace("ACTS", repr(acts)))
+    base = [sys.executable, str(folder / "child.py"), "sweep=toyt", "device=cpu", "workers=2"]
+    return base, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def started(
+    base: list[str], environment: dict[str, str], folder: Path, arm: str, steps: int
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """The sweep under way, once a run of `arm` has made so many steps, and the file in which that run says so."""
     process = subprocess.Popen(base, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
-    while not (found := list(tmp_path.glob("results/toyt/*/work/*-rowwise/place"))):
+    while True:
+        for place in folder.glob(f"results/toyt/*/checkpoints/*-{arm}/place"):
+            if (text := place.read_text()) and int(text) >= steps:
+                return process, place
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_killed_sweep(command: ToyTrials, tmp_path: Path) -> None:
+    """Not even one whose run reports nothing: what it would still write is the next sweep's."""
+    process, _ = started(*sweep_in_a_process(tmp_path, {"tensorwise": "hang"}), tmp_path, "tensorwise", 3)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
+    process.kill()
     process.wait()
-    folder = found[0].parents[2]
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+
+
+def test_what_a_killed_sweep_had_no_time_to_remove_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "checkpoints" / "0123456789abcdef-base"
+    left.mkdir(parents=True)
+    (left / "place").write_text("5")
+    execute(tmp_path, ToyTrials())
+    assert not left.parent.exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_from_outside_goes_on_where_it_was(command: ToyTrials, tmp_path: Path) -> None:
+    """SIGKILL with two processes at work: resume= makes what is missing, from where it was."""
+    base, environment = sweep_in_a_process(tmp_path, {"rowwise": "wait"})
+    process, place = started(base, environment, tmp_path, "rowwise", 1)
+    process.kill()
+    process.wait()
+    folder = place.parents[2]
     again = subprocess.run(
         [*base, f"resume={folder.name}"], env=environment, capture_output=True, text=True, check=False
     )
     assert again.returncode == 0, again.stderr
     assert curves(store.read(folder)) == WHOLE
-    assert not (folder / "work").exists()
+    assert not (folder / "checkpoints").exists()

@@ -27,6 +27,7 @@ class ToyTrials:
     die      the process kills itself, once: not where its file shows that it has been there
     stop     Ctrl-C
     wait     sleeps for a tenth of a second a step
+    hang     says nothing for ten minutes
     nan      the curve ends
     nothing  there is no curve
     """
@@ -85,6 +86,8 @@ class ToyTrials:
                 break
             if act == "wait":
                 time.sleep(0.1)
+            if step == 3 and act == "hang":
+                time.sleep(600)
             values.append(float(case.integer("seed")))
             place.write_text(str(step + 1))
             on_step(step + 1, STEPS)

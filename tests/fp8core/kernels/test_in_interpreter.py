@@ -28,7 +28,7 @@ def interpreter_cannot_loop() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            int(np.ones(1))  # type: ignore[call-overload]  # the question is whether it raises
+            int(np.ones(1))  # the question is whether it raises
         except TypeError:
             return "int(self.handle.data))" in inspect.getsource(interpreter)
     return False

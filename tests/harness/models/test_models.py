@@ -213,7 +213,7 @@ def test_layers_and_vocabulary() -> None:
 )
 def test_refusals(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        build(**arguments)  # type: ignore[arg-type]
+        build(**arguments)
 
 
 def test_a_model_too_large_for_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
