@@ -221,7 +221,8 @@ def test_what_is_flagged_is_measured_again_and_only_that(
     said: list[str] = []
     found = measure_and_judge(Request(sitting.trees, ["sweep=x"], policy, tmp_path / "results"), said.append)
     assert found.code is Exit.REGRESSED
-    assert {f.unit.case_id: str(f.verdict) for f in found.findings} == {"c1": "REGRESSED", "c2": "OK"}
+    timed = {f.unit.case_id: str(f.verdict) for f in found.findings if f.unit.metric == "time_ms"}
+    assert timed == {"c1": "REGRESSED", "c2": "OK"}
     assert "1 cases are flagged and measured again, 8 rounds" in said
     again = store.read(next((tmp_path / "results").rglob("candidate/stage2"))).query("suite == 'gemm'")
     assert again["case_id"].tolist() == ["c1"]
@@ -332,7 +333,7 @@ def test_a_confirmation_cut_short_leaves_inconclusive(
     found = measure_and_judge(request, lambda line: None)
     assert [(number, pairs) for number, pairs, _ in stages] == [(1, 6), (2, 10)]
     assert 0 < stages[1][2] - stages[0][2] < 300  # what the first stage leaves is the confirmation's
-    (finding,) = found.findings
+    (finding,) = [f for f in found.findings if f.unit.metric == "time_ms"]
     assert (str(finding.verdict), found.code) == ("INCONCLUSIVE", Exit.OK)
     assert "4 fresh rounds did not confirm it" in finding.reason
 
