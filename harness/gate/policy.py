@@ -143,10 +143,10 @@ def _over(policy: Policy, content: Mapping[str, Any], where: str) -> Policy:
 def _value(policy: Policy, key: str, value: Any) -> Any:
     if key in ("metrics", "units"):
         table = {str(name): _rule(name, rule) for name, rule in _mapping(value).items()}
-        if key == "metrics":
-            for name in table:
-                if name not in METRICS:
-                    raise unknown("metric", name, METRICS)
+        known = METRICS if key == "metrics" else sorted({metric.unit for metric in METRICS.values()})
+        for name in table:
+            if name not in known:
+                raise unknown(key.removesuffix("s"), name, known)
         return {**getattr(policy, key), **table}
     if key == "facts":
         return {str(name): _better(name, side) for name, side in _mapping(value).items()}
