@@ -208,7 +208,7 @@ def test_the_negative_control_casts_gradients_to_zero(tmp_path: Path) -> None:
         ({"min_lr_frac": 2.0}, "min_lr=0.002: expected a number from 0 to lr=0.001"),
         ({"lr_warmup": 10}, "warmup=10: expected an integer from 0 to steps - 1 = 9"),
         ({"beta2": 1.0}, "beta2=1: expected a number below 1"),
-        ({"schedule": "warmup:3"}, "'warmup' is unknown; expected one of warmup_bf16"),
+        ({"schedule": "warmup:3"}, r"'warmup' is unknown \(nearest: warmup_bf16\); expected one of"),
         ({"schedule": "warmup_bf16:10"}, "holds for all of the run's 10 steps"),
         ({"seq": 512}, "seq=512: model nano takes at most 256 tokens"),
         ({"layers": 3}, "layers=3: model nano has 2"),
