@@ -133,7 +133,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         try:
             schedule.check_patterns(on_paper.fp8_layers(setup))
         except ValueError as error:
-            raise UsageError(f"schedule={schedule}: {error}") from error
+            raise UsageError(f"schedule: {error}") from error
     return why
 
 

@@ -17,6 +17,21 @@ class Regression(nn.Module):
         return (self.out(torch.relu(self.hidden(x))) - y).square().mean().float()
 
 
+class Odd(nn.Module):
+    """Nothing that FP8 could multiply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.narrow(x) - y[:, :10]).square().mean().float()
+
+
+def odd() -> Odd:
+    return Odd()
+
+
 def build(width: int = 32) -> Regression:
     return Regression(width)
 

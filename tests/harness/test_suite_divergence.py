@@ -223,6 +223,20 @@ def test_what_makes_no_run_is_refused_before_one_starts(changes: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+def test_a_schedule_that_fits_no_layer_is_refused_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep=divergence", "device=cpu", "dry_run=true"]
+    assert main([*words, "schedule=warmup_bf16:10@layer.*"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(
+        "error: schedule: warmup_bf16:10@layer.*: no FP8 layer is named like "
+        "'layer.*'; there are layers.0.attention.q"
+    )
+    assert main([*words, "schedule=warmup_bf16:10@layers.*"]) == 0
+    assert (
+        main([*words, "schedule=warmup_bf16:10@layer.*", "arms=[base,base_eps]"]) == 0
+    )  # to which it does not apply
+
+
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="training part has 90 tokens, seq=128 needs more"):
         case(data="bytes", data_path=str(text(tmp_path, b"x" * 100)), seq=128)
