@@ -279,11 +279,9 @@ def _check(case: Case) -> None:
             raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
     seq = case.integer("seq")
-    batches.check(model, data, path, seq, case.integer("layers"))
+    batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"))
     text = batches.text_of(case)
-    if text is None:  # a batch function that can't be used says so now
-        batches.microbatches_of(model, None, 0, 0, (1, case.integer("batch"), seq), "cpu")
-    elif len(text.heldout) <= seq and case.integer("eval_batches"):
+    if text is not None and len(text.heldout) <= seq and case.integer("eval_batches"):
         raise UsageError(
             f"data={data}: the held-out part has {len(text.heldout)} tokens, seq={seq} needs more"
         )

@@ -92,7 +92,8 @@ def points(
         if case["data"] not in CORPORA:
             raise unknown("data", str(case["data"]), CORPORA)
         of_text = case.text("model"), case.text("data"), case.text("data_path")
-        batches.check(*of_text, case.integer("seq"), case.integer("layers"))
+        batch = 1 if case["batch"] == MAX else case.integer("batch")
+        batches.check(*of_text, case.integer("seq"), case.integer("layers"), batch)
         first, last = case.integer("profile_start"), case.integer("profile_end")
         if last < first:
             raise UsageError(f"profile_end={last} lies before profile_start={first}")

@@ -46,5 +46,16 @@ def wrong(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, .
     return (torch.ones(batch_size + 1, 32),)
 
 
+def unseeded(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    x = torch.randn(batch_size, 32)
+    return x.to(device), (2 * x[:, :16]).to(device)
+
+
+def fails_late(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    if step == 2:
+        raise FileNotFoundError("no more data")
+    return batch(step, seed, batch_size, device)
+
+
 def fails(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     raise FileNotFoundError("no data today")

@@ -527,6 +527,23 @@ def test_what_cannot_be_is_refused(axes: dict[str, Any], message: str) -> None:
         case(**axes)
 
 
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (
+            "fails",
+            r"fails\(step=0, seed=0, batch_size=2, device=cpu\) failed: FileNotFoundError: no data today",
+        ),
+        ("unseeded", "unseeded returned two different batches for the same step=0 and seed=0"),
+    ],
+)
+def test_a_batch_function_that_cannot_be_used_is_refused_before_anything_is_built(
+    batches: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        case(model=f'{{"_target_": "model_for_training.build", "batch": "model_for_training.{batches}"}}')
+
+
 def test_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="whole models"):
         train.points(["llama3_8b"], {}, None)
