@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 from harness import store
 from harness.case import Case
 from harness.environment import env_id
-from harness.gate.sides import CONTROL_SUITE
+from harness.gate.judge import Judgement, judge
+from harness.gate.policy import Policy, load_policy
+from harness.gate.sides import CONTROL_SUITE, load_side
 from harness.measurement import Measurement
 
 ENV: Mapping[str, Any] = {
@@ -25,6 +28,9 @@ ENV: Mapping[str, Any] = {
     "git_dirty": False,
 }
 ROUNDS = 10
+POLICY = load_policy()
+TODAY = datetime.date(2027, 1, 15)
+Rows = Sequence[Measurement]
 
 
 def case(n: int) -> Case:
@@ -116,3 +122,27 @@ def write(
     writer.append(rows)
     writer.close("finished")
     return folder
+
+
+def run(tmp: Path, before: Rows, after: Rows, *, policy: Policy = POLICY, **options: Any) -> Judgement:
+    """Judges two sides; `confirm=(before, after)` adds a confirmation, `envs` and `session` replace the defaults."""
+    envs = options.pop("envs", (ENV, ENV))
+    session = options.pop("session", "S")
+    confirm = options.pop("confirm", None)
+    sides = []
+    for index, (name, rows) in enumerate((("baseline", before), ("candidate", after))):
+        folder = write(tmp / name, rows, session=session, env=envs[index])
+        if confirm is not None:
+            write(folder, confirm[index], session=session, stage=2, env=envs[index])
+        sides.append(load_side(folder, name, ""))  # type: ignore[arg-type]
+    return judge(*sides, policy, today=TODAY, **options)
+
+
+def verdict(judgement: Judgement) -> str:
+    (finding,) = [f for f in judgement.findings if f.unit.rule.rule == "timed"]
+    return str(finding.verdict)
+
+
+def slowed(factor: float, *, spread: float = 0.005, seed: int = 0) -> tuple[Rows, Rows]:
+    times = Times(spread, seed)
+    return [time_row(1, times())], [time_row(1, times(factor))]
