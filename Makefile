@@ -4,7 +4,7 @@
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
-# make gpu          on a GPU machine: gpu tests, then the sweeps, in slots of at most 9 minutes; run it again to go on
+# make gpu          on a GPU machine: gpu tests, sweeps and training steps, in slots of at most 9 minutes; run it again to go on
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3

@@ -103,8 +103,13 @@ def points(
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """The peer, a compiler, kernels and token counts of the recipe, or memory that is predicted not to be there."""
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
-    if setup.peer and (reason := PEERS[setup.peer].missing(device)):
-        return Unsupported("device", reason)
+    if setup.peer:
+        peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
+        reason = peer.missing(device)
+        if reason is None and autocast and setup.recipe is not None:
+            reason = peer.fails_under_autocast(setup.recipe.name)
+        if reason:
+            return Unsupported("device", reason)
     why = compile_missing(device) if setup.compiled else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0

@@ -24,6 +24,7 @@ from harness.errors import MemoryShortageError, UsageError
 from harness.executor import Executor
 from harness.kernels_by_name import CLASSES
 from harness.models import MODELS
+from harness.peers import PEERS
 from harness.plan import make_plan
 from harness.suites import train
 from harness.timing import TimingConfig, timer_for
@@ -103,6 +104,28 @@ def test_every_eager_arm_is_right_or_says_what_is_missing(arm: str) -> None:
         return
     numerics = train.build(case(), arm, "cpu").check()
     assert numerics.ok, numerics.reason
+
+
+@pytest.mark.parametrize("mode", train.MODES)
+def test_a_peer_that_cannot_train_under_autocast_is_skipped_with_the_reason(mode: str) -> None:
+    """Oracle: torchao 0.18 itself, whose step fails if it is made all the same; another release may train."""
+    arm = f"torchao_rowwise_with_gw_hp_{mode}"
+    why = train.unsupported(case(compute="bf16_autocast"), arm, "cpu")
+    if PEERS["torchao"].missing("cpu") is not None:
+        pytest.skip("torchao is not installed")
+    if why is None:
+        assert train.build(case(compute="bf16_autocast"), arm, "cpu").check().ok
+        return
+    assert why.kind == "device"
+    assert (
+        "can't train rowwise_with_gw_hp on a float32 input under autocast (expected m1 and m2" in why.reason
+    )
+    with pytest.raises(RuntimeError, match="same dtype"):
+        train.build(case(compute="bf16_autocast"), "torchao_rowwise_with_gw_hp_eager", "cpu").check()
+    for compute in ("bf16", "fp32"):
+        assert train.unsupported(case(compute=compute), "torchao_rowwise_with_gw_hp_eager", "cpu") is None
+    for recipe in ("tensorwise", "rowwise"):
+        assert train.unsupported(case(compute="bf16_autocast"), f"torchao_{recipe}_eager", "cpu") is None
 
 
 @pytest.mark.parametrize(
