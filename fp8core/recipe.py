@@ -145,7 +145,11 @@ class Gemm:
     @property
     def granularity(self) -> Granularity:
         """Of the multiplication: the finer of its operands', since no kernel mixes rowwise and tensorwise."""
-        found = {cast.granularity for cast in (self.a, self.b) if cast is not None}
+        if self.a is None or self.b is None:
+            return "tensorwise"
+        if self.a.granularity == self.b.granularity:
+            return self.a.granularity
+        found = {self.a.granularity, self.b.granularity}
         finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
         return next((granularity for granularity in finest if granularity in found), "tensorwise")
 

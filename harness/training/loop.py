@@ -260,7 +260,8 @@ class _Run:
     def _one_step(self) -> str:
         """Trains one step; says what was not finite, "" if all was."""
         job, step, regime = self.job, self.step, self.job.regime
-        job.schedule.apply(self.trainee.model, step, regime.steps)
+        if job.schedule.rules:
+            job.schedule.apply(self.trainee.model, step, regime.steps)
         for group in self.trainee.optimizer.param_groups:
             group["lr"] = regime.lr_at(step)
         if step == 0 or (regime.eval_every and step % regime.eval_every == 0):
