@@ -18,6 +18,8 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness gate-selftest                 how often the gate is wrong: false alarms, detection
        python -m harness import FILE.json              a pytest-benchmark file into the store
        python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
+       python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
+       python -m harness diff RUN RUN                  what changed between two runs, and where the time went
        python -m harness gpu [minutes=9] [out=DIR]     the GPU session: tests, then the sweeps, resumable in slots
        python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
 
@@ -55,6 +57,8 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "gate-selftest": _gate_selftest,
         "import": _import,
         "doctor": _doctor,
+        "advise": _advise,
+        "diff": _diff,
         "gpu": _gpu,
         "verdict-selftest": _verdict_selftest,
     }
@@ -114,6 +118,18 @@ def _doctor(words: list[str]) -> int:
     from harness.doctor import main as doctor
 
     return doctor(words)
+
+
+def _advise(words: list[str]) -> int:
+    from harness.advise.command import main as advise
+
+    return advise(words)
+
+
+def _diff(words: list[str]) -> int:
+    from harness.diff import main as diff
+
+    return diff(words)
 
 
 def _gpu(words: list[str]) -> int:

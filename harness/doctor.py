@@ -171,7 +171,7 @@ def _peak() -> str:
     device = lookup(facts["gpu"], facts["gpu_memory_gib"], facts.get("power_limit_w"))
     if device is None:
         raise Unavailable(
-            f"no entry for {facts['gpu']!r} in harness/hardware.py: shares of peak will read N/A"
+            f"no entry for {facts['gpu']!r} in harness/hardware/table.py: shares of peak will read N/A"
         )
     peaks = ", ".join(f"{rate} {value:g} TFLOP/s" for rate, value in device.tflops.items())
     return f"{device.key}: {peaks}, {device.bandwidth_tb_s:g} TB/s (dense)"

@@ -16,7 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import FP8_DTYPES, paired_ratios, rows_of, with_rates
+from harness.ceilings import ceilings
+from harness.compare import FP8_DTYPES, paired_ratios, rows_of
 from harness.hardware import lookup
 from harness.kernels_by_name import CAST
 
@@ -59,16 +60,11 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     Args:
         frame: rows of one environment.
     """
-    own = with_rates(frame[(frame["suite"] == "ceilings") & (frame["status"] == "ok")])
-    best: dict[str, float] = {}
-    for row in rows_of(own):
-        what = str(json.loads(row["axes"]).get("what"))
-        kind = "fp8" if what.startswith("mm_fp8") else what
-        rate = row["gb_per_s"] * 1e9 if kind == "copy" else row["tflops"] * 1e12
-        if math.isfinite(rate):
-            best[kind] = max(best.get(kind, 0.0), rate)
-    if {"mm_bf16", "fp8", "copy"} <= best.keys():
-        return Rates(best["mm_bf16"], best["fp8"], best["copy"], "measured in the ceilings")
+    found = ceilings(frame[frame["suite"] == "ceilings"])
+    if found is not None and {"bf16", "fp8"} <= found.achieved.keys() and found.moves.get("copy"):
+        copy = max(rate for _, rate in found.moves["copy"])
+        best = found.achieved
+        return Rates(best["bf16"] * 1e12, best["fp8"] * 1e12, copy, "measured in the ceilings")
     env = json.loads(frame["env"].iloc[0] or "{}") if len(frame) else {}
     name, memory = env.get("gpu"), env.get("gpu_memory_gib")
     device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None

@@ -76,7 +76,7 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
     if not machine.is_gpu:
         return []
     if machine.device is None:
-        return [("published peak", f"{text.NONE}: this device is not in harness/hardware.py")]
+        return [("published peak", f"{text.NONE}: this device is not in harness/hardware/table.py")]
     rates = [f"{dtype} {rate:g} TFLOP/s" for dtype, rate in machine.device.tflops.items()]
     return [
         ("published peak, dense", ", ".join([*rates, f"{machine.device.bandwidth_tb_s:g} TB/s"])),

@@ -11,7 +11,7 @@ import torch
 from fp8core.convert import audit, convert_to_float8_training
 from harness.errors import OUT_OF_MEMORY, UsageError
 from harness.models import ModelSpec, resolve
-from harness.models.flops import counted_flops, step_flops
+from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
 from harness.models.memory import GIB, fits, of_weights, predict
 from harness.training.setup import CHECKPOINTING, Setup
 from harness.workload import Unsupported
@@ -132,6 +132,22 @@ def _flops(setup: Setup, formula: str) -> dict[str, float]:
     else:
         once = counted_flops(model, shapes(setup), high_precision=high)
     return {dtype: amount * setup.accumulation for dtype, amount in once.items()}
+
+
+def recomputed_flops(setup: Setup) -> dict[str, dict[str, float]]:
+    """FLOPs that activation checkpointing adds to an optimizer step, by rule and dtype; {} for a user's model.
+
+    What is counted of a user's model (`flops`) has them in it.
+    """
+    if not isinstance(resolve(setup.model), ModelSpec):
+        return {}
+    high = "fp32" if setup.compute == "fp32" else "bf16"
+    model = skeleton(replace(setup, compiled=False, peer=""))
+    found = {}
+    for formula in FORMULAS:
+        once = recomputed(model, setup.batch, setup.seq, formula=formula, high_precision=high)
+        found[formula] = {dtype: amount * setup.accumulation for dtype, amount in once.items()}
+    return found
 
 
 def flops_formula_id(setup: Setup) -> str:

@@ -201,6 +201,7 @@ class TimedArm:
         }
         if facts["flops_formula_id"] == "palm":
             facts["flops_causal"] = on_paper.flops(setup, "causal")
+            facts["flops_recomputed"] = on_paper.recomputed_flops(setup)
         if setup.peer:
             facts |= {"peer": setup.peer, "peer_version": PEERS[setup.peer].version()}
         text = corpus_of(setup.model, self.source.data, self.source.path)

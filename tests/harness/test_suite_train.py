@@ -17,13 +17,15 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from fp8core import Float8Linear
-from harness import store
+from harness import mfu, store
 from harness.case import Case
-from harness.compare import paired_ratios
+from harness.compare import paired_ratios, rows_of
 from harness.errors import MemoryShortageError, UsageError
 from harness.executor import Executor
+from harness.hardware import named
 from harness.kernels_by_name import CLASSES
 from harness.models import MODELS
+from harness.models.flops import recomputed
 from harness.peers import PEERS
 from harness.plan import make_plan
 from harness.suites import train
@@ -423,6 +425,29 @@ def test_prediction_is_of_the_setup_and_not_of_how_it_is_compiled() -> None:
     eager, compiled = (train._setup(case(), arm, 2) for arm in ("rowwise_eager", "rowwise_compile"))
     assert on_paper.memory(eager, "cpu") == on_paper.memory(compiled, "cpu")
     assert on_paper.memory(eager, "cpu") != on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu")
+
+
+def test_a_stored_step_tells_its_mfu_and_what_recomputation_adds(tmp_path: Path) -> None:
+    """harness.mfu on real rows, as if an H200 had taken that long: PaLM's formula for bf16, blocks run again for HFU."""
+    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"], checkpointing="full", compute="bf16")
+    device = named("h200")
+    times = {r["arm"]: r for r in rows_of(frame[frame["metric"] == "time_ms"])}
+    for arm, stored in times.items():
+        palm, causal = mfu.of_row(stored, device)
+        flops = sum(json.loads(stored["flops"]).values())
+        assert (palm.formula, causal.formula) == ("palm", "causal")
+        assert palm.model_tflops == pytest.approx(flops / (stored["value"] * 1e-3) / 1e12)
+        assert palm.tokens_per_s == json.loads(stored["resolved"])["tokens_per_step"] / (
+            stored["value"] * 1e-3
+        )
+        assert causal.mfu_mixed < palm.mfu_mixed
+        assert palm.hfu > palm.mfu_mixed
+        again = train._setup(case(checkpointing="full", compute="bf16"), arm, 2)
+        added = on_paper.recomputed_flops(again)["palm"]
+        assert sum(added.values()) == sum(recomputed(on_paper.skeleton(again), 2, again.seq).values()) > 0
+    bf16 = mfu.of_row(times["bf16_eager"], device)[0]
+    assert bf16.mfu_mixed == pytest.approx(bf16.model_tflops / 989.0, rel=1e-9)
+    assert mfu.of_row(times["tensorwise_eager"], device)[0].fp8_share > 0.5
 
 
 @pytest.mark.parametrize(("fits", "expected"), [(1, 1), (4, 4), (7, 4), (64, 32)])

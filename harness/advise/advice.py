@@ -1,0 +1,219 @@
+"""The whole of an advice: recipes, decision, reasons in the words of those who ask, filter, thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness.advise import decide
+from harness.advise.casts import TENSORS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.advise.decide import RecipeAdvice
+    from harness.advise.measured import Check
+    from harness.advise.model import Model
+    from harness.advise.rates import Rates
+    from harness.advise.step import Parts, Plan
+    from harness.hardware import Device
+
+MASTER_BYTES = 16.0  # of a parameter trained by AdamW in float32: weight, gradient, two averages
+_COARSE = ("tensorwise", "delayed")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One of the questions that decide, what is found here, and what it speaks for: "on", "off" or ""."""
+
+    question: str
+    finding: str
+    speaks_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Everything that `python -m harness advise` says.
+
+    Attributes:
+        model, device, rates, plan: what was asked; `model` is one GPU's part.
+        options: every recipe, in the order of fp8core's table.
+        chosen: the one to take, or the best of those that do not pay.
+        parts: of the step in bf16, and with the chosen layers in FP8.
+        pays_from: tokens of a pass; None: never.
+        gather_from: GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None: never.
+        reasons: why.
+        warnings: what a reader must know before believing it.
+        checks: predictions beside stored measurements of this GPU.
+    """
+
+    model: Model
+    device: Device
+    rates: Rates
+    plan: Plan
+    options: tuple[RecipeAdvice, ...]
+    chosen: RecipeAdvice
+    parts: tuple[Parts, Parts]
+    pays_from: int | None
+    gather_from: int | None
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...]
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def decision(self) -> str:
+        """ "on", "only these layers" or "off"."""
+        return self.chosen.verdict
+
+    @property
+    def left_out(self) -> Mapping[str, tuple[str, ...]]:
+        """What the filter leaves in bf16: last words of names, and whole names."""
+        return decide.module_filter(
+            self.model, self.chosen.converted if self.decision != decide.OFF else frozenset()
+        )
+
+    @property
+    def convertible(self) -> tuple[str, ...]:
+        """Names of the layers that can run the recipe."""
+        return tuple(la.fqn for la in self.model.layers if not decide.barred(la, self.chosen.recipe))
+
+
+def advice(
+    model: Model,
+    device: Device,
+    rates: Rates,
+    plan: Plan,
+    options: Sequence[RecipeAdvice],
+    *,
+    careful: bool,
+    checks: Sequence[Check] = (),
+) -> Advice:
+    """Puts an advice together; `careful`: the last of the evaluation loss counts more than speed."""
+    chosen = decide.best(options, careful)
+    pays = decide.pays_from(model, rates, plan, chosen.recipe) if not chosen.unavailable else None
+    return Advice(
+        model=model,
+        device=device,
+        rates=rates,
+        plan=plan,
+        options=tuple(options),
+        chosen=chosen,
+        parts=decide.parts_of(model, rates, plan, chosen),
+        pays_from=pays,
+        gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
+        reasons=_reasons(model, device, rates, plan, chosen, careful),
+        warnings=_warnings(model, device, rates, plan, chosen),
+        checks=tuple(checks),
+    )
+
+
+def _reasons(
+    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice, careful: bool
+) -> tuple[Reason, ...]:
+    return (
+        _generation(device, rates),
+        _width(model, rates, chosen),
+        _dense(model),
+        _split(model, plan, chosen),
+        _loss(chosen, careful),
+    )
+
+
+def _generation(device: Device, rates: Rates) -> Reason:
+    if not rates.has_fp8:
+        return Reason(
+            "GPU generation",
+            f"{device.key} has no FP8 matrix units: FP8 would be emulated, and slower",
+            "off",
+        )
+    ratio, kind = rates["fp8"] / rates["bf16"], rates.figures["fp8"].kind
+    return Reason(
+        "GPU generation",
+        f"{device.key} multiplies FP8 {ratio:.2f} times as fast as bf16 ({kind}); its data sheet says "
+        f"{device.tflops.get('fp8', 0) / device.tflops['bf16']:.2f}",
+        "on",
+    )
+
+
+def _width(model: Model, rates: Rates, chosen: RecipeAdvice) -> Reason:
+    casts = chosen.recipe.casts
+    b = sum(casts[tensor].total for tensor in TENSORS) / len(TENSORS)
+    needed = decide.break_even_width(rates, model.tokens, b)
+    width = f"most products are {model.width} wide"
+    if needed == float("inf"):
+        return Reason(
+            "dim", f"{width}; with {model.tokens} tokens no width pays for casts of {b:.1f} B/element", "off"
+        )
+    found = f"{width}; with {model.tokens} tokens and casts of {b:.1f} B/element FP8 pays from {needed:.0f}"
+    return Reason("dim", found, "on" if model.width > needed else "off")
+
+
+def _dense(model: Model) -> Reason:
+    linear = sum(layer.flops for layer in model.layers)
+    experts, attention = 3 * model.other, 3 * model.attention
+    whole = linear + experts + attention
+    share = linear / whole if whole else 0.0
+    if not model.whole:
+        return Reason("dense or MoE", "only the Linear layers are known: the step is an upper bound", "")
+    kind = "MoE" if model.experts else "dense"
+    stays = f", {experts / whole:.0%} in grouped experts, which stay in bf16" if model.experts else ""
+    found = (
+        f"{kind}: {share:.0%} of its FLOPs are in Linear layers{stays}, {attention / whole:.0%} in attention"
+    )
+    return Reason("dense or MoE", found, "on" if share > 0.5 else "off")
+
+
+def _split(model: Model, plan: Plan, chosen: RecipeAdvice) -> Reason:
+    if plan.tp == 1:
+        return Reason("TP", "layers are whole (tp=1)", "")
+    narrow = min((layer for layer in chosen.layers), key=lambda advice: advice.ratio.value, default=None)
+    if narrow is None:
+        return Reason("TP", f"tp={plan.tp}", "")
+    layer = narrow.layer
+    return Reason(
+        "TP",
+        f"tp={plan.tp} leaves layers as narrow as {layer.fqn}, {layer.K} to {layer.N}: {narrow.ratio.value:.2f}x",
+        "on" if narrow.ratio.value > 1 else "off",
+    )
+
+
+def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
+    name = chosen.recipe.name
+    coarse = name in _COARSE
+    scales = "one scale a tensor, the coarsest" if coarse else "scales of rows or blocks"
+    if careful:
+        found = f"it counts (priority=loss): {name} has {scales}; end in bf16 by schedule=cooldown_bf16:0.1"
+    else:
+        found = (
+            f"{name} has {scales}; whether it trains the same is measured, not predicted: sweep=divergence"
+        )
+    return Reason("eval loss", found, "off" if coarse and careful else "")
+
+
+def _warnings(
+    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice
+) -> tuple[str, ...]:
+    found = []
+    if chosen.converted and chosen.step.low < 1 < chosen.step.high:
+        found.append(
+            "the interval holds 1, so that this can't be told: measure, with sweep=train on that GPU"
+        )
+    guessed = [
+        name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
+    ]
+    if guessed:
+        found.append(
+            f"{' and '.join(guessed)} rates of {device.key} are not measured here: `python -m harness sweep=ceilings` on "
+            "that GPU, then runs=RUN, narrows the intervals"
+        )
+    needed = MASTER_BYTES * model.parameters / plan.dp / 2**30
+    if needed > device.memory_gib:
+        found.append(
+            f"weights, gradients and AdamW in float32 take {needed:.0f} GiB of {device.memory_gib:.0f}: the step does "
+            "not fit; more GPUs (dp=), or bfloat16 weights"
+        )
+    if not model.whole:
+        found.append(
+            "nobody said how to call the model (model.batch=...): attention and all else are left out"
+        )
+    return tuple(found)

@@ -1,0 +1,68 @@
+"""What bringing the operands of a layer to FP8 costs, by recipe and by who does it. Plain data.
+
+A cast moves bytes for each element of the tensor, some of them in passes that write a transposed result. Input and
+output gradient have tokens x features elements, the weight K x N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.ceilings import TENSORWISE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TENSORS = ("input", "weight", "grad_output")
+GEMMS = ("output", "grad_input", "grad_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Bytes for an element of one tensor.
+
+    Attributes:
+        streamed: of passes that read and write in order.
+        strided: of passes that write a transposed result.
+        kernels: launches.
+    """
+
+    streamed: float
+    strided: float = 0.0
+    kernels: int = 2
+
+    @property
+    def total(self) -> float:
+        """All bytes of an element."""
+        return self.streamed + self.strided
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way to run a Linear layer in FP8.
+
+    Attributes:
+        name: of the recipe, as the library calls it.
+        by: who casts: "kernels" (fused, transposing in tiles), "compiler" (generated code), "operators" (eager code).
+        casts: by tensor, forward and backward together.
+        fp8_gemms: which of the three GEMMs run in FP8.
+        kind: of its products, see `harness.ceilings`.
+        shares_input: layers that read one tensor read one cast of it.
+        product_share: rate of its products over those of `kind`.
+        gathered_weight: the weight's cast where FSDP sends it in FP8, so that only a shard is cast before; None where it
+            can't.
+        strided_share: of the bandwidth, for its transposing passes; None: as generated code reaches.
+        source: where the bytes are from.
+    """
+
+    name: str
+    by: str
+    casts: Mapping[str, Cast]
+    fp8_gemms: tuple[str, ...] = GEMMS
+    kind: str = TENSORWISE
+    shares_input: bool = True
+    product_share: float = 1.0
+    gathered_weight: Cast | None = None
+    strided_share: float | None = None
+    source: str = ""

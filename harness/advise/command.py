@@ -1,0 +1,350 @@
+"""`python -m harness advise model=NAME gpu=NAME ...`: reads the words, traces the model, judges, prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness import environment, store
+from harness.advise import measured
+from harness.advise.advice import advice
+from harness.advise.decide import advise
+from harness.advise.rates import rates_of
+from harness.advise.recipes import candidates, unavailable
+from harness.advise.show import as_dict, show
+from harness.advise.step import CHECKPOINTING, Plan
+from harness.advise.tensor_parallel import split
+from harness.advise.trace import layers_alone, trace
+from harness.ceilings import ceilings
+from harness.errors import UsageError, unknown
+from harness.hardware import lookup, named
+from harness.models import MODELS, ModelSpec, resolve
+from harness.models.user import BATCH, TARGET, imported
+from harness.terminal import console, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+
+    from harness.advise.advice import Advice
+    from harness.advise.casts import Recipe
+    from harness.advise.measured import Check
+    from harness.advise.model import Model
+    from harness.advise.rates import Rates
+    from harness.hardware import Device
+
+MODES = ("compile", "eager")
+PRIORITIES = ("speed", "loss")
+WEIGHTS: Mapping[str, tuple[float, float]] = {
+    "fp32": (40.0, 4.0),
+    "bf16": (20.0, 2.0),
+}  # bytes updated, reduced
+_TOKENS, _SEQ = 16384, 4096
+_REAL = {"network_gb_s": "GB/s of one GPU", "bf16_tokens_per_s": "tokens/s of one GPU"}
+_MOST = {
+    "tokens": 2**22,
+    "batch": 2**16,
+    "seq": 2**20,
+    "dp": 2**16,
+    "tp": 64,
+    "accumulation": 2**12,
+    "node": 256,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The words of the command line, checked. None: a default that depends on the rest."""
+
+    model: str = ""
+    gpu: str = ""
+    tokens: int | None = None
+    batch: int | None = None
+    seq: int | None = None
+    mode: str = "compile"
+    recipe: str = ""
+    priority: str = "speed"
+    checkpointing: str = "none"
+    accumulation: int = 1
+    dp: int = 1
+    tp: int = 1
+    node: int = 8
+    weights: str = "fp32"
+    bf16_tokens_per_s: float | None = None
+    network_gb_s: float | None = None
+    runs: tuple[str, ...] = ()
+    json: str = ""
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        UsageError: a word that is not understood, a model that cannot be traced, a GPU that is not known.
+    """
+    question = parse(words)
+    found = answer(question)
+    if question.json:
+        text = json.dumps(as_dict(found), indent=1)
+        if question.json == "true":
+            print(text)  # noqa: T201  # asked for on standard output
+            return 0
+        try:
+            Path(question.json).write_text(text + "\n")
+        except OSError as error:
+            raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
+    show(found, console())
+    return 0
+
+
+def parse(words: Sequence[str]) -> Question:
+    """The question of a command line.
+
+    Raises:
+        UsageError: an unknown key or value, with the nearest; a number that cannot be.
+    """
+    known = {field.name: field for field in fields(Question)}
+    values: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"{printable(word)!r} is not key=value; keys: {', '.join(known)}")
+        if key.startswith("model."):
+            own[key.removeprefix("model.")] = _value(value)
+        elif key not in known:
+            raise unknown("key", printable(key), [*known, f"model.{TARGET}"])
+        else:
+            values[key] = _checked(key, value)
+    if own:
+        if values.get("model"):
+            raise UsageError(
+                f"model={values['model']} and model.{next(iter(own))}=...: name one model or give your own"
+            )
+        values["model"] = json.dumps(own)
+    if not values.get("model"):
+        raise UsageError(f"which model? model=NAME of {', '.join(MODELS)}, or model.{TARGET}=my.module.build")
+    return Question(**values)
+
+
+def answer(question: Question) -> Advice:
+    """The advice.
+
+    Raises:
+        UsageError: see `main`.
+    """
+    device, frame = _device(question)
+    reached = ceilings(frame) if frame is not None else None
+    rates = rates_of(device, reached, network_gb_s=question.network_gb_s)
+    model = _model(question)
+    plan = replace(plan_of(question), bf16_step_s=_step_seconds(question, model))
+    if question.tp > 1:
+        model, exchanges = split(model, question.tp)
+        plan = replace(plan, tp=question.tp, exchanges=exchanges)
+    recipes = candidates(plan.compiled)
+    if question.recipe:
+        if question.recipe not in recipes:
+            raise unknown("recipe", question.recipe, recipes)
+        recipes = {question.recipe: recipes[question.recipe]}
+    options = [
+        advise(model, rates, plan, recipe, unavailable(name, device.capability))
+        for name, recipe in recipes.items()
+    ]
+    checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
+    return advice(model, device, rates, plan, options, careful=question.priority == "loss", checks=checks)
+
+
+def plan_of(question: Question) -> Plan:
+    """How the model is trained, but for tensor parallelism."""
+    update, gradient = WEIGHTS[question.weights]
+    return Plan(
+        compiled=question.mode == "compile",
+        again=CHECKPOINTING[question.checkpointing],
+        accumulation=question.accumulation,
+        dp=question.dp,
+        node=question.node,
+        gather_fp8=False,  # fp8core sends weights in bf16
+        update_bytes=update,
+        gradient_bytes=gradient,
+    )
+
+
+def _step_seconds(question: Question, model: Model) -> float | None:
+    """Of the measured bf16 step, from the tokens/s of one GPU."""
+    if question.bf16_tokens_per_s is None:
+        return None
+    return model.tokens * question.accumulation / (question.tp * question.bf16_tokens_per_s)
+
+
+def _device(question: Question) -> tuple[Device, pd.DataFrame | None]:
+    """The GPU that is named, that the runs are of, or that is here; and the rows of it."""
+    frame = store.read([store.find_run(run) for run in question.runs]) if question.runs else None
+    device = named(question.gpu) if question.gpu else None
+    if frame is not None:
+        envs = {text: json.loads(text or "{}") for text in frame["env"].dropna().unique()}
+        found = {text: _known(env) for text, env in envs.items()}
+        if device is None:
+            device = next((d for d in found.values() if d is not None), None)
+            if device is None:
+                seen = (
+                    ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
+                    or "none"
+                )
+                raise UsageError(
+                    f"runs={','.join(question.runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
+                    "name one with gpu=, or add a literal to harness/hardware/table.py"
+                )
+        frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
+    elif device is None:
+        if not torch.cuda.is_available():
+            raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
+        here = environment.fingerprint("cuda")
+        device = _known(here)
+        if device is None:
+            raise UsageError(
+                f"the peak of {here['gpu']!r} is not known; name the nearest relative with gpu=, or add a literal to "
+                "harness/hardware/table.py"
+            )
+    return device, frame
+
+
+def _known(env: Mapping[str, Any]) -> Device | None:
+    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+    return lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+
+
+def _model(question: Question) -> Model:
+    text = question.model
+    if text.lstrip().startswith("{") and BATCH not in json.loads(text):
+        return _without_batch(question)
+    spec = resolve(text)
+    if isinstance(spec, ModelSpec):
+        batch, seq = sizes(question, spec.max_seq)
+        return trace(spec, batch, seq)
+    if question.seq:
+        raise UsageError(
+            f"seq={question.seq}: a model of your own brings its lengths with model.batch; leave seq out"
+        )
+    if question.tokens is None:
+        return trace(spec, question.batch or 8, 0)
+    one = trace(spec, 1, 0)
+    if question.tokens % one.tokens:
+        raise UsageError(
+            f"tokens={question.tokens} is no multiple of the {one.tokens} of one sequence of model.batch"
+        )
+    return trace(spec, question.tokens // one.tokens, 0)
+
+
+def _without_batch(question: Question) -> Model:
+    """A module that nobody has told how to call: its layers alone."""
+    own = json.loads(question.model)
+    target = own.pop(TARGET, None)
+    if not isinstance(target, str) or "." not in target:
+        raise UsageError(f"model.{TARGET}={target!r}: expected the dotted name of what builds the model")
+    try:
+        with torch.device("meta"):
+            module = imported(target, f"model.{TARGET}")(**own)
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"{target} failed: {type(error).__name__}: {str(error).splitlines()[:1]}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"{target} made a {type(module).__name__}; expected an nn.Module")
+    return layers_alone(module, _divisible(question.tokens or _TOKENS), target)
+
+
+def sizes(question: Question, max_seq: int) -> tuple[int, int]:
+    """Sequences and tokens of each.
+
+    Raises:
+        UsageError: longer than the model, tokens that are no whole number of sequences or that FP8 can't take.
+    """
+    seq = question.seq or min(max_seq, _SEQ, question.tokens or _SEQ)
+    if seq > max_seq:
+        raise UsageError(f"seq={seq}: {question.model} reads at most {max_seq} tokens")
+    if question.batch and question.tokens and question.batch * seq != question.tokens:
+        raise UsageError(
+            f"tokens={question.tokens} is not batch={question.batch} times seq={seq}; leave one of them out"
+        )
+    tokens = question.tokens or (question.batch or max(1, _TOKENS // seq)) * seq
+    if tokens % seq:
+        near = max(1, round(tokens / seq)) * seq
+        raise UsageError(f"tokens={tokens} is no multiple of seq={seq}; the nearest is {near}")
+    _divisible(tokens)
+    return tokens // seq, seq
+
+
+def _divisible(tokens: int) -> int:
+    if tokens % 16:
+        raise UsageError(
+            f"{tokens} tokens: FP8 needs a multiple of 16 for the weight's gradient; the nearest is {max(16, round(tokens / 16) * 16)}"
+        )
+    return tokens
+
+
+def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:
+    def recipe_of(name: str, compiled: bool) -> Recipe | None:
+        return candidates(compiled).get(name)
+
+    def traced(axes: Mapping[str, Any]) -> tuple[Model, Plan] | None:
+        spec = resolve(str(axes["model"]))
+        if not isinstance(spec, ModelSpec) or not isinstance(axes.get("batch"), int) or axes.get("layers"):
+            return None
+        plan = Plan(again=CHECKPOINTING[axes["checkpointing"]], accumulation=axes["accumulation"])
+        return trace(spec, axes["batch"], axes["seq"]), plan
+
+    steps = measured.steps(frame, rates, traced, recipe_of)
+    return [*measured.products(frame, rates), *measured.layers(frame, rates, recipe_of), *steps]
+
+
+def _checked(key: str, value: str) -> Any:
+    choices = {
+        "mode": MODES,
+        "priority": PRIORITIES,
+        "checkpointing": tuple(CHECKPOINTING),
+        "weights": tuple(WEIGHTS),
+    }
+    if key in choices:
+        if value not in choices[key]:
+            raise unknown(key, printable(value), choices[key])
+        return value
+    if key == "runs":
+        return tuple(run for run in value.split(",") if run)
+    if key in _REAL:
+        return _real(key, value)
+    if key in _MOST:
+        return _whole(key, value)
+    return value
+
+
+def _whole(key: str, value: str) -> int:
+    try:
+        number = int(value.replace("_", ""))
+    except ValueError:
+        number = 0
+    if not 1 <= number <= _MOST[key]:
+        raise UsageError(f"{key}={printable(value)}: expected a whole number from 1 to {_MOST[key]:,}")
+    return number
+
+
+def _real(key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e9:
+        raise UsageError(f"{key}={printable(value)}: expected a number above 0: {_REAL[key]}")
+    return number
+
+
+def _value(text: str) -> Any:
+    """An argument of a user's model: a number, true, false or null as JSON; else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

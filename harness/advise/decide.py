@@ -1,0 +1,254 @@
+"""The decision: FP8 on, off, or only for some layers; with which recipe; and from how many tokens it pays.
+
+A layer is converted if FP8 is predicted to be at least `LAYER_GAIN` times as fast, its casts counted; layers that read
+one cast of their input are judged together for it. So the filter can never make a model slower than bf16 by the same
+prediction, and if what is left gains less than `STEP_GAIN` over the whole step the advice is "off".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness.advise.step import (
+    Ratio,
+    layer_cost,
+    speedup,
+    step_cost,
+    step_ratio,
+    unexplained,
+    with_interval,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.advise.casts import Recipe
+    from harness.advise.model import Linear, Model
+    from harness.advise.rates import Rates
+    from harness.advise.step import LayerCost, Parts, Plan
+
+LAYER_GAIN = 1.03
+STEP_GAIN = 1.02
+ON, SOME, OFF = "on", "only these layers", "off"
+_MOST_TOKENS = 2**22
+_EXPOSED = 0.05  # of the step: communication that matters
+_MOST_GPUS = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAdvice:
+    """One layer under one recipe.
+
+    Attributes:
+        layer: which.
+        cost: of its GEMMs and casts, without what other layers share of its input's cast.
+        ratio: bf16 over FP8, its own cast of the input included.
+        converted: take FP8.
+        reason: why not; "" if it is converted.
+    """
+
+    layer: Linear
+    cost: LayerCost
+    ratio: Ratio
+    converted: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeAdvice:
+    """One recipe for the whole model.
+
+    Attributes:
+        recipe: which.
+        layers: each of the model's.
+        step: bf16 step over FP8 step with the chosen layers; 1 where there are none.
+        everything: the same with every layer that can be converted.
+        unavailable: why this GPU cannot run it; "" if it can.
+    """
+
+    recipe: Recipe
+    layers: tuple[LayerAdvice, ...]
+    step: Ratio
+    everything: Ratio
+    unavailable: str = ""
+
+    @property
+    def converted(self) -> frozenset[str]:
+        """Names of the layers to convert."""
+        return frozenset(advice.layer.fqn for advice in self.layers if advice.converted)
+
+    @property
+    def verdict(self) -> str:
+        """ "on", "only these layers" or "off"."""
+        if not self.converted or self.step.value < STEP_GAIN or self.unavailable:
+            return OFF
+        return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
+
+
+def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: str = "") -> RecipeAdvice:
+    """What one recipe gives."""
+    if not rates.has_fp8:
+        one = Ratio(1.0, 1.0, 1.0)
+        return RecipeAdvice(recipe, (), one, one, f"{rates.name} has no FP8 matrix units")
+    chosen = choose(model, rates, plan, recipe)
+    ratios: dict[tuple[int, int, int], Ratio] = {}  # blocks repeat the same few sizes
+    layers = []
+    for layer in model.layers:
+        size = (layer.K, layer.N, layer.tokens)
+        if size not in ratios:
+
+            def value(at: Rates, layer: Linear = layer) -> float:
+                return layer_cost(layer, recipe, at).speedup
+
+            ratios[size] = with_interval(value, rates, rates.figures)
+        ratio, converted = ratios[size], layer.fqn in chosen
+        cost = layer_cost(layer, recipe, rates)
+        layers.append(
+            LayerAdvice(layer, cost, ratio, converted, "" if converted else _why_not(layer, recipe, ratio))
+        )
+    every = frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
+    step = speedup(model, rates, plan, recipe, chosen) if chosen else Ratio(1.0, 1.0, 1.0)
+    everything = speedup(model, rates, plan, recipe, every) if every else Ratio(1.0, 1.0, 1.0)
+    return RecipeAdvice(recipe, tuple(layers), step, everything, unavailable)
+
+
+def choose(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> frozenset[str]:
+    """Names of the layers that FP8 makes faster by `LAYER_GAIN`, casts counted and shared ones counted once.
+
+    () if the step as a whole would not be faster: launches and communication can eat what the layers gain.
+    """
+    groups: dict[int, list[Linear]] = {}
+    for i, layer in enumerate(model.layers):
+        if not barred(layer, recipe):
+            groups.setdefault(layer.input_id if recipe.shares_input else -1 - i, []).append(layer)
+    chosen: set[str] = set()
+    for members in groups.values():
+        costs = [_with_again(layer_cost(layer, recipe, rates), plan) for layer in members]
+        # Each must win without the shared cast, all together with it.
+        winners = [(c, before, after) for c, before, after, _ in costs if before >= LAYER_GAIN * after]
+        shared = max(cast for *_, cast in costs)
+        if winners and sum(b for _, b, _ in winners) >= LAYER_GAIN * (sum(a for _, _, a in winners) + shared):
+            chosen |= {cost.layer.fqn for cost, _, _ in winners}
+    found = frozenset(chosen)
+    if (
+        not found
+        or step_cost(model, rates, plan, recipe, found).total > step_cost(model, rates, plan, None).total
+    ):
+        return frozenset()
+    return found
+
+
+def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
+    """The recipe to take: the fastest; or, where the last of the loss counts, the fastest of those with fine scales.
+
+    Among those within `STEP_GAIN` of the fastest the earlier one in the table stands: the simpler one.
+    """
+    usable = [o for o in options if not o.unavailable] or list(options)
+    if careful:
+        usable = [
+            o for o in usable if o.recipe.name not in ("tensorwise", "delayed") and o.verdict != OFF
+        ] or usable
+    top = max(option.step.value for option in usable)
+    return next(option for option in usable if option.step.value >= top / STEP_GAIN)
+
+
+def pays_from(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> int | None:
+    """Fewest tokens in a pass of one GPU at which the step gains `STEP_GAIN`; None if it never does."""
+
+    def gains(tokens: int) -> bool:
+        scaled = model.with_tokens(tokens)
+        chosen = choose(scaled, rates, plan, recipe)
+        return bool(chosen) and step_ratio(scaled, rates, plan, recipe, chosen) >= STEP_GAIN
+
+    return _first(gains, 16, _MOST_TOKENS)
+
+
+def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
+    """Fewest GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None if that never happens."""
+
+    def matters(gpus: int) -> bool:
+        parts = step_cost(model, rates, replace(plan, dp=gpus), None)
+        alone = step_cost(model, rates, replace(plan, dp=1), None)
+        return parts.communication - alone.communication > _EXPOSED * parts.total
+
+    return next((gpus for gpus in _powers(2, _MOST_GPUS) if matters(gpus)), None)
+
+
+def break_even_width(rates: Rates, tokens: float, cast_bytes: float) -> float:
+    """Smallest K = N at which a layer wins with so many tokens and bytes an element; inf if none does.
+
+    1/M + 1/N + 1/K  <  (6 BW / b) (1/P16 - 1/P8)
+    """
+    if not rates.has_fp8:
+        return math.inf
+    left = 6 * rates["bandwidth"] / cast_bytes * (1 / rates["bf16"] - 1 / rates["fp8"]) - 1 / tokens
+    return 2 / left if left > 0 else math.inf
+
+
+def module_filter(model: Model, converted: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+    """What to leave out, as short as it can be said: "words" last words of names, "names" whole names.
+
+    A last word (`k` of `layers.3.attention.k`) stands for all layers that end in it; names stand where only some do.
+    """
+    left = [layer.fqn for layer in model.layers if layer.fqn not in converted]
+    taken = {_word(fqn) for fqn in converted}
+    words = dict.fromkeys(_word(fqn) for fqn in left if _word(fqn) not in taken)
+    names = [fqn for fqn in left if _word(fqn) in taken]
+    return {"words": tuple(words), "names": tuple(names)}
+
+
+def _with_again(cost: LayerCost, plan: Plan) -> tuple[LayerCost, float, float, float]:
+    """Seconds in bf16, in FP8 without the input's cast, and of the input's cast, what is run twice counted twice."""
+    again = plan.again.products
+    before = sum(cost.bf16.values()) + again * cost.bf16["output"]
+    after = sum(cost.fp8.values()) + again * cost.fp8["output"]
+    after += cost.casts["grad_output"] + (1 + again) * cost.casts["weight"]
+    return cost, before, after, (1 + again) * cost.casts["input"]
+
+
+def barred(layer: Linear, recipe: Recipe) -> str:
+    """Why a layer cannot run a recipe; "" if it can."""
+    if layer.tokens == 0:
+        return "not used in the forward pass"
+    return layer.barred.get(recipe.name, "")
+
+
+def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio) -> str:
+    never = barred(layer, recipe)
+    if never:
+        return never.split(";")[0].split(", which")[0]
+    if ratio.value < 1:
+        return "no: casts cost more than products gain"
+    if ratio.value < LAYER_GAIN:
+        return f"no: gains less than {LAYER_GAIN - 1:.0%}"
+    return "no: the step as a whole gains nothing"
+
+
+def _first(true_from: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The smallest multiple of 16 from which on a condition that holds for large numbers holds; to 5 %."""
+    top = next((n for n in _powers(low, high) if true_from(n)), None)
+    if top is None or top == low:
+        return top
+    below = top // 2
+    while top - below > max(16, below // 20):
+        middle = (below + top) // 32 * 16
+        below, top = (below, middle) if true_from(middle) else (middle, top)
+    return top
+
+
+def _powers(low: int, high: int) -> list[int]:
+    return [low * 2**i for i in range((high // low).bit_length())]
+
+
+def _word(fqn: str) -> str:
+    return fqn.rsplit(".", 1)[-1]
+
+
+def parts_of(model: Model, rates: Rates, plan: Plan, advice: RecipeAdvice) -> tuple[Parts, Parts]:
+    """The step in bf16 and with the chosen layers in FP8."""
+    bf16 = step_cost(model, rates, plan, None)
+    rest = unexplained(plan, bf16)
+    fp8 = step_cost(model, rates, plan, advice.recipe, advice.converted) if advice.converted else bf16
+    return replace(bf16, unexplained=rest), replace(fp8, unexplained=rest)

@@ -1,0 +1,104 @@
+"""What fp8core's recipes cost, as plain data for the prediction: bytes of each cast, GEMMs in FP8, kind of product.
+
+Eager casts are fp8core's fused kernels (`fp8core.kernels.traffic`, by way of the suite `recipes`). Under torch.compile
+they are generated code, for which these rules hold: the amax of an input is taken where the input is made; a product's
+result (output gradient) and a weight are read once more for theirs; one cast that serves both contractions is kept as
+codes and transposed as codes; every other second cast reads the tensor again, and once more if its scales need it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fp8core.recipe import RECIPES
+from harness.advise.casts import GEMMS, TENSORS, Cast, Recipe
+from harness.ceilings import ROWWISE, TENSORWISE
+from harness.suites.recipes import TENSORS as PLACES
+from harness.suites.recipes import cast_bytes
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Cast as CoreCast
+    from fp8core.recipe import Recipe as CoreRecipe
+
+# Rates of products over those of one scale a tensor. Rowwise: 1216 over 1230 TFLOP/s, cuBLAS on H100, torch 2.11
+# (tritonbench pull request 1149). Blocks: 870 over 1126, Triton on H100 (FBGEMM pull request 2546).
+_PRODUCT_SHARE = {"tensorwise": 1.0, "rowwise": 0.99, "1x128": 0.77, "1x32": 0.77}
+_EMULATED = "no backend of fp8core multiplies it in FP8 yet: it would be emulated"
+# recipe -> architectures that run it, "" for any with FP8; why not elsewhere
+_NEEDS = {
+    "rowwise": (("9.0", "10.0", "gfx942", "gfx950"), "rowwise kernels are known to work on these alone"),
+    "rowwise_with_gw_hp": (
+        ("9.0", "10.0", "gfx942", "gfx950"),
+        "rowwise kernels are known to work on these alone",
+    ),
+    "blockwise": (("8.9", "9.0", "10.0", "12.0"), "fp8core's own kernel is for NVIDIA GPUs"),
+}
+_AT_RISK = ("static",)  # a scale that is measured once is no general advice
+
+
+def candidates(compiled: bool) -> dict[str, Recipe]:
+    """Every recipe of fp8core as it runs in that mode."""
+    return {name: described(recipe, compiled) for name, recipe in RECIPES.items() if name not in _AT_RISK}
+
+
+def unavailable(name: str, capability: str) -> str:
+    """Why a GPU of that architecture cannot run a recipe in FP8; "" if it can."""
+    if name == "mxfp8":
+        return _EMULATED
+    needed, why = _NEEDS.get(name, ((), ""))
+    return (
+        f"needs {', '.join(needed)}, this GPU is {capability}: {why}"
+        if needed and capability not in needed
+        else ""
+    )
+
+
+def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
+    """One recipe; eager casts by kernels, compiled ones by generated code."""
+    # One scale a tensor needs no second product kernel; the finest granularity decides
+    granularity = next((g.granularity for g in recipe.gemms.values() if g.is_fp8), "tensorwise")
+    casts = {tensor: _compiled(recipe, tensor) if compiled else _fused(recipe, tensor) for tensor in TENSORS}
+    return Recipe(
+        name=recipe.name,
+        by="compiler" if compiled else "kernels",
+        casts=casts,
+        fp8_gemms=tuple(name for name in GEMMS if recipe.gemms[name].is_fp8),
+        kind=ROWWISE if granularity == "rowwise" else TENSORWISE,
+        product_share=_PRODUCT_SHARE[granularity],
+        gathered_weight=Cast(0.6, 2.0) if recipe.name == "tensorwise" else None,
+        source="fp8core.kernels.traffic" if not compiled else "rules of harness.advise.recipes",
+    )
+
+
+def _fused(recipe: CoreRecipe, tensor: str) -> Cast:
+    only = {name: (1, 1) if name == tensor else (0, 0) for name in TENSORS}
+    total = cast_bytes(recipe, only)
+    return Cast(total, kernels=2 if total > 4.5 else 1) if total else Cast(0.0, kernels=0)
+
+
+def _compiled(recipe: CoreRecipe, tensor: str) -> Cast:
+    along_1, along_0 = _casts(recipe, tensor)
+    streamed = strided = 0.0
+    kernels = 0
+    if along_1 is not None:
+        streamed += 3.0 + 2.0 * (_whole(along_1) and tensor != "input")
+        kernels += 1 + _whole(along_1)
+    if along_0 is not None:
+        kernels += 1
+        if along_0 == along_1 and along_0.axis_free:
+            strided += 2.0
+        else:
+            strided += 3.0 + 2.0 * (along_0.granularity == "rowwise")
+            streamed += 2.0 * _whole(along_0)
+    return Cast(streamed, strided, kernels)
+
+
+def _casts(recipe: CoreRecipe, tensor: str) -> tuple[CoreCast | None, CoreCast | None]:
+    """The casts of a tensor for the GEMM that contracts its columns, and for the one that contracts its rows."""
+    first, second = (getattr(recipe.gemms[name], side) for name, side in PLACES[tensor])
+    return first, second
+
+
+def _whole(cast: CoreCast) -> bool:
+    """Whether the whole tensor must be read before the first code is written."""
+    return cast.granularity == "tensorwise" and cast.scaling == "dynamic"

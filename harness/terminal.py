@@ -1,0 +1,53 @@
+"""Tables and lines on a terminal. Whatever is shown may hold anything: nothing is read as markup, nothing moves the cursor."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 100
+
+
+def console() -> Console:
+    """As wide as the terminal, at most `WIDTH`; `WIDTH` where there is no terminal to fit."""
+    here = Console(highlight=False)
+    return Console(width=min(WIDTH, here.width) if here.is_terminal else WIDTH, highlight=False)
+
+
+def table(title: str, *columns: str) -> Table:
+    """A table without rows.
+
+    Args:
+        title: above it.
+        columns: their names; ">name" stands to the right and "|name" to the left without breaking, others may break.
+    """
+    made = Table(
+        title=Text(title), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for name in columns:
+        right, whole = name.startswith(">"), name.startswith((">", "|"))
+        made.add_column(
+            name.lstrip(">|"), justify="right" if right else "left", no_wrap=whole, overflow="fold"
+        )
+    return made
+
+
+def row(into: Table, *cells: str, style: str = "") -> None:
+    """Adds a row."""
+    into.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+
+
+def say(where: Console, text: str, style: str = "") -> None:
+    """Prints lines."""
+    where.print(Text(printable(text, keep="\n")), style=style)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Control characters as their escapes.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)

@@ -1,0 +1,252 @@
+"""The command. Oracles: the contract of exit codes; what it prints must agree with what it writes as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from report_fixtures import gpu_run
+
+from fp8core import audit
+from harness.__main__ import main
+from harness.advise.command import parse, sizes
+from harness.errors import UsageError
+from harness.models import resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWN = "model._target_=models_to_advise."
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["advise", *words]) == 0
+    return capsys.readouterr().out
+
+
+def plain(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    found = json.loads(said(capsys, *words, "json=true"))
+    assert isinstance(found, dict)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["advise", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert "\x1b" not in lines[0]
+    return lines[0]
+
+
+def test_what_it_says_fits_a_hundred_columns_and_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "model=llama_125m", "gpu=h200", "recipe=tensorwise")
+    assert max(map(len, text.splitlines())) <= 100
+    for part in (
+        "FP8: ",
+        "GPU generation",
+        "eval loss",
+        "attention.q",
+        "grad_weight",
+        "ridge bf16",
+        "where the step goes",
+        "FlashAttention-2",
+        "pays from",
+        "Gathering weights (FSDP)",
+        "as code",
+        "convert_to_float8_training(",
+        "train.mixed_precision=fp8",
+        "not measured here",
+    ):
+        assert part in text, part
+
+
+def test_the_same_as_plain_values_and_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plain(capsys, "model=llama3_1b", "gpu=h200")
+    assert found["decision"] in ("on", "only these layers")
+    assert found["step_speedup"]["low"] < found["step_speedup"]["value"] < found["step_speedup"]["high"]
+    bf16, fp8 = found["step_ms"]["bf16"], found["step_ms"]["fp8"]
+    assert bf16["total"] / fp8["total"] == pytest.approx(found["step_speedup"]["value"])
+    assert sum(v for k, v in bf16.items() if k != "total") == pytest.approx(bf16["total"])
+    assert {layer["fqn"] for layer in found["layers"]} >= {"layers.0.attention.q", "head"}
+    assert [reason["question"] for reason in found["reasons"]] == [
+        "GPU generation",
+        "dim",
+        "dense or MoE",
+        "TP",
+        "eval loss",
+    ]
+    target = tmp_path / "advice.json"
+    said(capsys, "model=llama3_1b", "gpu=h200", f"json={target}")
+    assert json.loads(target.read_text()) == found
+
+
+def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = plain(capsys, "model=gpt2", "gpu=h200", "tokens=16384", "recipe=tensorwise", "mode=eager")
+    module = resolve("gpt2").build(device="meta", dtype=torch.bfloat16)
+    exec(found["filter"]["code"], {"model": module})
+    chosen = {layer["fqn"] for layer in found["layers"] if layer["converted"]}
+    assert {layer.fqn for layer in audit(module).converted} == chosen
+    assert "layers.0.attention.proj" not in chosen
+    reasons = {layer["fqn"]: layer["reason"] for layer in found["layers"]}
+    assert "not a multiple of 16" in reasons["head"]
+
+
+def test_an_old_gpu_and_a_small_model_are_off_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    old = plain(capsys, "model=llama3_1b", "gpu=a100")
+    assert old["decision"] == "off"
+    assert old["filter"]["code"] is None
+    assert old["reasons"][0]["speaks_for"] == "off"
+    assert "no FP8 matrix units" in old["reasons"][0]["finding"]
+    small = plain(capsys, "model=nano", "gpu=h200")
+    assert small["decision"] == "off"
+    assert small["pays_from_tokens"] is None
+    assert "FP8: off" in said(capsys, "model=nano", "gpu=h200")
+
+
+def test_experts_tensor_parallelism_and_loss_are_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    moe = plain(capsys, "model=llama_moe", "gpu=h200")
+    assert "MoE" in moe["reasons"][2]["finding"]
+    split = plain(capsys, "model=llama3_8b", "gpu=h100", "tp=8", "dp=8", "tokens=65536", "recipe=rowwise")
+    assert "to 128" in split["reasons"][3]["finding"]
+    assert split["reasons"][3]["speaks_for"] == "off"
+    careful = plain(capsys, "model=llama3_8b", "gpu=h200", "priority=loss")
+    assert careful["recipe"] not in ("tensorwise", "delayed")
+    assert "cooldown_bf16" in careful["reasons"][4]["finding"]
+
+
+def test_a_measured_throughput_dilutes_the_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model=llama3_8b", "gpu=h200", "recipe=tensorwise")
+    free = plain(capsys, *words)
+    per_s = 16384 / (2 * free["step_ms"]["bf16"]["total"] * 1e-3)
+    anchored = plain(capsys, *words, f"bf16_tokens_per_s={per_s:.3f}")
+    assert anchored["step_ms"]["bf16"]["unexplained"] == pytest.approx(
+        free["step_ms"]["bf16"]["total"], rel=1e-3
+    )
+    assert 1 < anchored["step_speedup"]["value"] < free["step_speedup"]["value"]
+
+
+def test_stored_runs_replace_what_is_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of an H200: its rates stand in the table as measured, and its layers beside their predictions."""
+    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
+    found = plain(capsys, "model=llama3_8b", f"runs={run}", "recipe=tensorwise")
+    assert found["gpu"] == "H200 SXM"
+    assert found["rates"]["bf16"]["kind"] == found["rates"]["bandwidth"]["kind"] == "measured"
+    assert {check["what"] for check in found["checks"]} >= {"product", "layer"}
+    assert all(check["measured"] > 0 for check in found["checks"])
+    text = said(capsys, "model=llama3_8b", f"runs={run}", "recipe=tensorwise")
+    assert "predicted and measured, worst first" in text
+    other = plain(capsys, "model=llama3_8b", f"runs={run}", "gpu=h100")
+    assert other["checks"] == [], "rows of another GPU say nothing about this one"
+
+
+def test_a_module_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (OWN + "mlp", "model.batch=models_to_advise.mlp_batch", "model.width=4096", "gpu=h200")
+    found = plain(capsys, *words, "batch=16")
+    assert found["tokens"] == 16, "batches of floats are counted by the sequence"
+    assert {layer["fqn"]: layer["tokens"] for layer in found["layers"]} == dict.fromkeys(
+        ("gate", "up", "down"), 16 * 512
+    )
+    assert found["decision"] == "on"
+    alone = plain(capsys, OWN + "mlp", "model.width=4096", "gpu=h200", "tokens=8192")
+    assert any("nobody said how to call" in warning for warning in alone["warnings"])
+    assert {layer["tokens"] for layer in alone["layers"]} == {8192}
+
+
+def test_what_cannot_be_traced_names_the_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    small = "model.batch=models_to_advise.small_batch"
+    assert "blocks.1 failed" in refused(capsys, OWN + "peeks", small, "gpu=h200")
+    assert "returned no loss" in refused(capsys, OWN + "no_loss", small, "gpu=h200")
+    assert "expected an nn.Module" in refused(capsys, OWN + "not_a_module", small, "gpu=h200")
+    assert "expected an nn.Module" in refused(capsys, OWN + "not_a_module", "gpu=h200")
+    assert "cannot be imported" in refused(capsys, OWN + "missing", small, "gpu=h200")
+    assert "dotted name" in refused(capsys, "model._target_=3", "gpu=h200")
+    assert "failed: TypeError" in refused(capsys, OWN + "mlp", "model.depth=3", "gpu=h200")
+
+
+def test_hostile_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        OWN + "named",
+        "model.batch=models_to_advise.named_batch",
+        "gpu=h200",
+        "batch=16",
+        "recipe=tensorwise",
+    )
+    text = said(capsys, *words)
+    assert "[red]a[/red]" in text
+    assert "</script>" in text
+    assert "take the code" in text, "no schedule can say x*y,z"
+    found = plain(capsys, *words)
+    module = torch.nn.Module()
+    for layer in found["layers"]:
+        module.add_module(layer["fqn"], torch.nn.Linear(layer["K"], layer["N"], bias=False, device="meta"))
+    exec(found["filter"]["code"], {"model": module})
+    assert {layer.fqn for layer in audit(module).converted} == {"[red]a[/red]", "b'c", "</script>", "x*y,z"}
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "which model?"),
+        (["model=llama3_9b", "gpu=h200"], "nearest: llama3_8b"),
+        (["model=gpt2", "gpu=h2000"], "nearest: h200"),
+        (["model=gpt2", "gpu=<b>\x1b[2J"], "unknown gpu"),
+        (["model=gpt2"], "no GPU here"),
+        (["model=gpt2", "gpu=h200", "token=16"], "nearest: tokens"),
+        (["model=gpt2", "gpu=h200", "\x1b[2J=1"], "unknown key"),
+        (["model=gpt2", "gpu=h200", "fast"], "not key=value"),
+        (["model=gpt2", "gpu=h200", "tokens=1000"], "no multiple of seq=1000"),
+        (["model=gpt2", "gpu=h200", "tokens=1000", "seq=512"], "the nearest is 1024"),
+        (["model=gpt2", "gpu=h200", "tokens=24", "seq=8"], "a multiple of 16"),
+        (["model=gpt2", "gpu=h200", "seq=4096"], "at most 1024"),
+        (["model=gpt2", "gpu=h200", "tokens=16384", "seq=1024", "batch=3"], "leave one of them out"),
+        (["model=gpt2", "gpu=h200", "tokens=-5"], "whole number from 1"),
+        (["model=gpt2", "gpu=h200", "tokens=9e99"], "whole number from 1"),
+        (["model=gpt2", "gpu=h200", "dp=1000000000"], "whole number from 1"),
+        (["model=gpt2", "gpu=h200", "tp=5"], "does not divide"),
+        (["model=gpt2", "gpu=h200", "mode=fast"], "known: compile, eager"),
+        (["model=gpt2", "gpu=h200", "recipe=tensorwize"], "nearest: tensorwise"),
+        (["model=gpt2", "gpu=h200", "bf16_tokens_per_s=nan"], "above 0"),
+        (["model=gpt2", "gpu=h200", "network_gb_s=0"], "above 0"),
+        (["model=gpt2", "gpu=h200", "runs=nowhere"], "no run 'nowhere'"),
+        (["model=gpt2", "gpu=h200", "json=/nowhere/x.json"], "cannot write"),
+        (["model=gpt2", "model.width=3", "gpu=h200"], "name one model"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_exit_2(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if words == ["model=gpt2"] and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    if "tokens=1000" in words and "seq=512" not in words:
+        words, hint = [*words, "batch=1"], "multiple of 16"
+    assert hint in refused(capsys, *words)
+
+
+def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from report_fixtures import cpu_run
+
+    run = cpu_run(tmp_path / "results" / "gemm" / "a-run")
+    assert "no row is of a GPU in the peak table" in refused(capsys, "model=gpt2", f"runs={run}")
+    found = plain(capsys, "model=gpt2", f"runs={run}", "gpu=h200", "recipe=tensorwise")
+    assert found["rates"]["bf16"]["kind"] == "published", "a CPU's rows are none of an H200's"
+
+
+def test_sizes_of_a_pass() -> None:
+    def of(*words: str, most: int = 8192) -> tuple[int, int]:
+        return sizes(parse(["model=x", *words]), most)
+
+    assert of() == (4, 4096)
+    assert of(most=256) == (64, 256)
+    assert of("seq=1024") == (16, 1024)
+    assert of("batch=2") == (2, 4096)
+    assert of("tokens=1024") == (1, 1024)
+    assert of("tokens=32768", "seq=8192") == (4, 8192)
+    with pytest.raises(UsageError):
+        of("seq=8", "batch=1")

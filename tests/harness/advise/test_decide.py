@@ -1,0 +1,189 @@
+"""The decision. Oracles: the break-even formula of performance.md, and an exhaustive search over filters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from advise_fixtures import SIX, model, round_h200
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.advise import decide
+from harness.advise.casts import Cast, Recipe
+from harness.advise.model import Linear, Traffic
+from harness.advise.rates import rates_of
+from harness.advise.recipes import candidates
+from harness.advise.step import Plan, step_ratio
+from harness.advise.trace import trace
+from harness.hardware import named
+from harness.models import ModelSpec
+from harness.models.nanogpt import GptConfig
+
+RATES = round_h200()
+PLAN = Plan(update_bytes=0.0)
+NANOGPT = ModelSpec(
+    "nanogpt", "GPT-2 124M as nanoGPT pads it", "", GptConfig(50304, 1024, 12, 12, 768, bias=True)
+)
+
+
+def excluded_by_the_formula(layer: Linear, b: float) -> bool:
+    """performance.md, section 2: FP8 wins if and only if 1/M + 1/N + 1/K < (6 BW / b) (1/P16 - 1/P8)."""
+    bound = 6 * RATES["bandwidth"] / b * (1 / RATES["bf16"] - 1 / RATES["fp8"])
+    return 1 / layer.tokens + 1 / layer.K + 1 / layer.N >= bound
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384, 65536])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_filter_of_nanogpt_excludes_what_the_formula_excludes(tokens: int, compiled: bool) -> None:
+    """GPT-2 124M, every recipe, with the bytes of its cheapest cast for all three tensors: an upper bound of its gain."""
+    nanogpt = trace(NANOGPT, tokens // 1024, 1024)
+    for recipe in candidates(compiled).values():
+        b = min(cast.total for cast in recipe.casts.values())
+        chosen = decide.choose(nanogpt, RATES, Plan(compiled=compiled), recipe)
+        excluded = {layer.fqn for layer in nanogpt.layers if excluded_by_the_formula(layer, b)}
+        assert not chosen & excluded, recipe.name
+
+
+def test_at_16k_tokens_with_fused_casts_it_is_the_768_wide_projection_that_stays() -> None:
+    """Section 2's table: 768 to 768 is 0.89x at 6 bytes, 768 to 2304 1.05x, 768 to 3072 1.08x."""
+    nanogpt = trace(NANOGPT, 16, 1024)
+    chosen = decide.choose(nanogpt, RATES, Plan(compiled=False), SIX)
+    left = {layer.fqn.rsplit(".", 1)[-1] for layer in nanogpt.layers if layer.fqn not in chosen}
+    assert left == {"proj"}
+    assert decide.module_filter(nanogpt, chosen) == {"words": ("proj",), "names": ()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(
+        st.tuples(st.sampled_from([256, 768, 1024, 4096, 8192]), st.sampled_from([128, 768, 1024, 4096])),
+        min_size=1,
+        max_size=5,
+    ),
+    inputs=st.lists(st.integers(0, 2), min_size=5, max_size=5),
+    tokens=st.sampled_from([256, 1024, 4096, 16384]),
+    b=st.sampled_from([2.0, 4.0, 6.0, 19.0, 68.0]),
+    launches=st.integers(0, 2000),
+    dp=st.sampled_from([1, 8, 64]),
+)
+def test_the_filter_never_makes_a_model_slower_and_finds_nearly_all_there_is(
+    sizes: list[tuple[int, int]], inputs: list[int], tokens: int, b: float, launches: int, dp: int
+) -> None:
+    """By the model's own prediction, against every filter there is: never below 1, and within 3 % of the best."""
+    one = model(*((f"l{i}", K, N) for i, (K, N) in enumerate(sizes)), tokens=tokens)
+    # layers that read one tensor have its width
+    layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
+    one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
+    recipe = Recipe("b", "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
+    plan = Plan(dp=dp)
+    chosen = decide.choose(one, RATES, plan, recipe)
+    gained = step_ratio(one, RATES, plan, recipe, chosen)
+    assert gained >= 1
+    names = [layer.fqn for layer in layers]
+    subsets = (set(c) for n in range(len(names) + 1) for c in itertools.combinations(names, n))
+    most = max(step_ratio(one, RATES, plan, recipe, subset) for subset in subsets)
+    assert gained >= most / 1.03
+
+
+def test_an_odd_layer_is_left_out_whatever_it_would_gain() -> None:
+    one = model(("even", 8192, 8192), ("odd", 8192, 8200))
+    odd = replace(one.layers[1], barred={"six": "N=8200 is not a multiple of 16; pad it"})
+    unused = replace(one.layers[0], fqn="unused", tokens=0)
+    one = replace(one, layers=(one.layers[0], odd, unused))
+    found = decide.advise(one, RATES, PLAN, SIX)
+    assert found.converted == {"even"}
+    assert found.verdict == decide.ON, "all that can be converted is"
+    assert [a.reason for a in found.layers] == [
+        "",
+        "N=8200 is not a multiple of 16",
+        "not used in the forward pass",
+    ]
+
+
+def test_verdicts() -> None:
+    wide, narrow = ("wide", 8192, 8192), ("narrow", 128, 128)
+    assert decide.advise(model(wide), RATES, PLAN, SIX).verdict == decide.ON
+    assert decide.advise(model(wide, narrow), RATES, PLAN, SIX).verdict == decide.SOME
+    assert decide.advise(model(narrow), RATES, PLAN, SIX).verdict == decide.OFF
+    assert decide.advise(model(wide), RATES, PLAN, SIX, "no kernel").verdict == decide.OFF
+    # a layer that wins, in a step of which it is a hundredth
+    buried = model(wide, attention=1e17)
+    found = decide.advise(buried, RATES, PLAN, SIX)
+    assert found.converted == {"wide"}
+    assert found.verdict == decide.OFF
+    old = decide.advise(model(wide), rates_of(named("a100")), PLAN, SIX)
+    assert (old.verdict, old.layers) == (decide.OFF, ())
+    assert "no FP8" in old.unavailable
+
+
+def test_a_shared_cast_decides_for_its_readers_together() -> None:
+    """k alone does not pay for the cast of its input; beside q, which does, it rides along."""
+    k = model(("k", 4096, 512))
+    assert not decide.choose(k, RATES, PLAN, SIX)
+    both = model(("q", 4096, 4096), ("k", 4096, 512))
+    both = replace(both, layers=tuple(replace(layer, input_id=0) for layer in both.layers))
+    assert decide.choose(both, RATES, PLAN, SIX) == {"q", "k"}
+    assert decide.choose(both, RATES, PLAN, replace(SIX, shares_input=False)) == {"q"}
+
+
+def test_the_recipe_to_take() -> None:
+    def option(name: str, b: float, unavailable: str = "") -> decide.RecipeAdvice:
+        recipe = Recipe(name, "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
+        return decide.advise(model(("x", 8192, 8192)), RATES, PLAN, recipe, unavailable)
+
+    options = [option("tensorwise", 6.0), option("rowwise", 20.0), option("delayed", 4.0)]
+    assert decide.best(options, careful=False).recipe.name == "delayed"
+    assert decide.best([options[0], option("delayed", 5.9)], careful=False).recipe.name == "tensorwise", (
+        "as good"
+    )
+    assert decide.best(options, careful=True).recipe.name == "rowwise"
+    assert (
+        decide.best([options[0], option("best", 1.0, "no kernel")], careful=False).recipe.name == "tensorwise"
+    )
+    assert decide.best([option("only", 1.0, "no kernel")], careful=False).recipe.name == "only"
+
+
+def test_tokens_from_which_it_pays() -> None:
+    """Of one layer without anything else: where its ratio passes 1.03, found again by the formula."""
+    wide = model(("x", 2048, 2048))
+    tokens = decide.pays_from(wide, RATES, PLAN, SIX)
+    assert tokens is not None
+    assert step_ratio(wide.with_tokens(tokens), RATES, PLAN, SIX, {"x"}) >= decide.STEP_GAIN
+    assert not decide.choose(wide.with_tokens(tokens * 8 // 10 // 16 * 16), RATES, PLAN, SIX)
+    assert decide.pays_from(model(("x", 256, 256)), RATES, PLAN, SIX) is None
+    assert decide.pays_from(model(("x", 65536, 65536)), RATES, PLAN, replace(SIX, casts={})) == 16
+
+
+def test_gpus_from_which_the_gather_matters() -> None:
+    """Few tokens on much weight cannot hide it on two GPUs; many tokens hide it on thousands."""
+    many = replace(model(("x", 8192, 8192), tokens=65536), blocks=1)
+    few = many.with_tokens(64)
+    assert decide.gather_matters_from(few, RATES, PLAN) == 2
+    found = decide.gather_matters_from(many, RATES, PLAN)
+    assert found is None or found > 64
+
+
+def test_break_even_width() -> None:
+    """performance.md, section 2, at M = 16384: 663 at 4 bytes, 1005 at 6, 1354 at 8, 3409 at 19, 16672 at 68."""
+    for b, width in ((4, 663), (6, 1005), (8, 1354), (19, 3409), (68, 16672)):
+        assert decide.break_even_width(RATES, 16384, b) == pytest.approx(width, abs=1)
+    assert decide.break_even_width(RATES, 256, 68) == math.inf
+    assert decide.break_even_width(rates_of(named("a100")), 16384, 6) == math.inf
+
+
+def test_the_filter_says_what_is_left_as_shortly_as_it_can() -> None:
+    one = model(
+        ("layers.0.a.k", 64, 64), ("layers.1.a.k", 64, 64), ("layers.0.o", 64, 64), ("layers.1.o", 64, 64)
+    )
+    assert decide.module_filter(one, frozenset({"layers.0.o", "layers.1.o"})) == {
+        "words": ("k",),
+        "names": (),
+    }
+    assert decide.module_filter(one, frozenset({"layers.0.o"})) == {"words": ("k",), "names": ("layers.1.o",)}
+    assert decide.module_filter(one, frozenset(layer.fqn for layer in one.layers)) == {
+        "words": (),
+        "names": (),
+    }

@@ -1,0 +1,72 @@
+"""The filter as code and as keys. Oracle: fp8core itself, which converts by the one and holds back by the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from advise_fixtures import model, round_h200
+from torch import nn
+
+from fp8core import PrecisionSchedule, audit
+from harness.advise import decide, filters
+from harness.advise.recipes import candidates
+from harness.advise.step import Plan
+from harness.advise.trace import trace
+from harness.models import resolve
+
+RATES = round_h200()
+
+
+def converted_by(code: str, module: nn.Module) -> set[str]:
+    exec(code, {"model": module})  # what the advice prints, as a reader would run it
+    return {layer.fqn for layer in audit(module).converted}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama_125m", "llama3_1b", "llama_moe"])
+def test_what_is_printed_converts_what_was_chosen(name: str) -> None:
+    spec = resolve(name)
+    traced = trace(spec, 4, 1024)
+    for recipe in (r for n, r in candidates(False).items() if n in ("tensorwise", "rowwise", "delayed")):
+        chosen = decide.choose(traced, RATES, Plan(compiled=False), recipe)
+        if not chosen:
+            continue
+        left_out = decide.module_filter(traced, chosen)
+        module = spec.build(device="meta", dtype=torch.bfloat16)
+        assert converted_by(filters.as_code(recipe.name, left_out), module) == chosen
+
+        convertible = [layer.fqn for layer in traced.layers if not decide.barred(layer, recipe)]
+        config = filters.as_config(recipe.name, left_out, convertible)
+        assert config is not None
+        schedule = config.partition("schedule=")[2].strip("'")
+        whole = spec.build(device="meta", dtype=torch.bfloat16)
+        exec(filters.as_code(recipe.name, {"words": (), "names": ()}), {"model": whole})
+        PrecisionSchedule.parse(schedule).apply(whole, 0, 100)
+        in_fp8 = {layer.fqn for layer in audit(whole).converted if layer.fp8_gemms}
+        assert in_fp8 == chosen, "held back for the whole run is as good as not converted"
+
+
+def test_nothing_left_out_needs_no_filter() -> None:
+    nothing = {"words": (), "names": ()}
+    assert "module_filter_fn" not in filters.as_code("rowwise", nothing)
+    assert filters.as_config("rowwise", nothing, ["a"]) == "train.mixed_precision=fp8 train.recipe=rowwise"
+
+
+@pytest.mark.parametrize(
+    "name", ["b'c", 'd"e', "x*y", "[red]z[/red]", "</script>", "a b", "q,r", "back\\slash", "n\nl"]
+)
+def test_names_that_hold_anything(name: str) -> None:
+    """Code quotes them; a schedule gives commas, stars and the like a meaning, so there is none."""
+    module = nn.Module()
+    module.add_module(name, nn.Linear(64, 64))
+    module.add_module("plain", nn.Linear(64, 64))
+    left_out = decide.module_filter(model((name, 64, 64), ("plain", 64, 64)), frozenset({"plain"}))
+    assert left_out == {"words": (name,), "names": ()}
+    assert converted_by(filters.as_code("tensorwise", left_out), module) == {"plain"}
+    if name != "</script>":
+        assert filters.as_config("tensorwise", left_out, [name, "plain"]) is None
+
+
+def test_a_word_at_the_top_and_below() -> None:
+    config = filters.as_config("tensorwise", {"words": ("head",), "names": ()}, ["head", "decoder.head", "x"])
+    assert config is not None
+    assert config.endswith("schedule='keep_bf16@head,keep_bf16@*.head'")

@@ -1,0 +1,90 @@
+"""Predictions beside measurements. Oracle: stored rows whose times are made from the prediction itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from advise_fixtures import round_h200
+from report_fixtures import H200, Invented, frame, gemm_cases, linear_cases, train_cases
+
+from harness.advise import measured
+from harness.advise.measured import Check, alone, spread
+from harness.advise.model import Linear
+from harness.advise.rates import rates_of
+from harness.advise.recipes import candidates
+from harness.advise.step import Plan, layer_cost
+from harness.ceilings import ceilings
+from harness.hardware import named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.advise.casts import Recipe
+
+RATES = round_h200()
+
+
+def recipe_of(name: str, compiled: bool) -> Recipe | None:
+    return candidates(compiled).get(name)
+
+
+def test_products_are_held_against_the_closed_form_not_against_themselves(tmp_path: Path) -> None:
+    rows = frame(tmp_path, [r for case in gemm_cases(Invented(1), 780.0) for r in case])
+    checks = measured.products(rows, rates_of(named("h200"), ceilings(rows)))
+    assert len(checks) == 5 * 3 * 3, "layers, roles, kinds"
+    assert any(abs(check.error) > 0.01 for check in checks)
+    assert all(0.5 < check.predicted / check.measured < 2 for check in checks)
+    assert checks[0].what == "product"
+
+
+def test_layers_by_recipe_and_mode(tmp_path: Path) -> None:
+    rows = frame(tmp_path, [r for case in linear_cases(Invented(1), 780.0) for r in case])
+    checks = measured.layers(rows, RATES, recipe_of)
+    assert {check.arm for check in checks} == {
+        f"{name}_{mode}"
+        for name in ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+        for mode in ("eager", "compile")
+    }
+    one = next(c for c in checks if c.arm == "tensorwise_eager" and c.case == "8192x4096x4096")
+    recipe = candidates(False)["tensorwise"]
+    assert one.predicted == layer_cost(Linear("", 4096, 4096, 8192, 0), recipe, RATES).speedup
+    assert one.measured == pytest.approx(1.1, abs=0.4)
+
+
+def test_a_layer_alone_takes_the_amax_of_its_input_itself() -> None:
+    compiled = candidates(True)["tensorwise"]
+    assert alone(compiled).casts["input"].streamed == compiled.casts["input"].streamed + 2
+    assert alone(candidates(False)["tensorwise"]) == candidates(False)["tensorwise"]
+    assert alone(candidates(True)["rowwise"]) == candidates(True)["rowwise"], "a row is at hand"
+
+
+def test_steps_that_can_be_traced(tmp_path: Path) -> None:
+    from advise_fixtures import model
+
+    rows = frame(tmp_path, [r for case in train_cases(Invented(1)) for r in case])
+    asked: list[Any] = []
+
+    def traced(axes: Any) -> tuple[Any, Plan]:
+        asked.append(axes)
+        return model(("x", 8192, 8192)), Plan()
+
+    checks = measured.steps(rows, RATES, traced, recipe_of)
+    assert asked
+    assert checks
+    assert {check.what for check in checks} == {"step"}
+    assert measured.steps(rows, RATES, lambda axes: None, recipe_of) == []
+
+
+def test_errors_and_their_spread() -> None:
+    checks = [Check("layer", "", "", p, 1.0, "") for p in (1.1, 1.2, 1.3)]
+    assert [round(c.error, 3) for c in checks] == [0.1, 0.2, 0.3]
+    assert [c.trusted for c in checks] == [True, True, False]
+    found = spread(checks)
+    assert found is not None
+    assert found.value == pytest.approx((1.1 * 1.2 * 1.3) ** (1 / 3))
+    assert found.low < 1.1 < 1.3 < found.high
+    assert spread(checks[:2]) is None
+    assert replace(checks[0], measured=2.0).error == pytest.approx(-0.45)
+    assert H200["gpu"] == "NVIDIA H200"

@@ -1,0 +1,103 @@
+"""The prediction against published speedups. Oracle: docs/advise.md, which says what it is worth, recomputed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.advise.cases import CASES, HELD_OUT, META_H100, Case
+from harness.advise.published import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
+from harness.hardware import DEVICES
+from harness.models import MODELS
+
+PAGE = Path(__file__).parents[3] / "docs" / "advise.md"
+ALL = (*CASES, *HELD_OUT)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    return {case.key: outcome(case) for case in ALL}
+
+
+def documented(name: str) -> list[str]:
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1).strip().splitlines()
+
+
+@pytest.mark.parametrize(("name", "cases"), [("cases", CASES), ("held out", HELD_OUT)])
+def test_the_page_lists_every_case_with_its_prediction_and_every_miss(
+    name: str, cases: tuple[Case, ...], outcomes: dict[str, Outcome]
+) -> None:
+    """Words exactly; figures to 0.01, since another torch may trace a norm as more or fewer operators."""
+    lines, expected = documented(name), table([outcomes[case.key] for case in cases])
+    assert len(lines) == len(expected)
+    number = re.compile(r"-?\+?\d+\.\d+")
+    for line, due in zip(lines, expected, strict=True):
+        assert number.sub("#", line) == number.sub("#", due)
+        points = " | " in due
+        for shown, true in zip(number.findall(line), number.findall(due), strict=True):
+            assert float(shown) == pytest.approx(
+                float(true), abs=0.011 if points and abs(float(true)) < 3 else 1.0
+            )
+
+
+def test_signs_and_points(outcomes: dict[str, Outcome]) -> None:
+    """The bar: the right sign for each, within 10 points for at least 80 % of the steps whose conditions are known."""
+    found = [outcomes[case.key] for case in CASES]
+    assert not [o.case.key for o in found if o.sign == "wrong"]
+    steps = [o for o in found if o.case.known and o.is_step]
+    assert len(steps) >= 20
+    assert sum(o.hit for o in steps) / len(steps) >= 0.8
+    assert sum(o.inside for o in steps) / len(steps) >= 0.8
+
+
+def test_the_held_out_cases_are_no_worse(outcomes: dict[str, Outcome]) -> None:
+    found = [outcomes[case.key] for case in HELD_OUT]
+    assert not [o for o in found if o.sign == "wrong"]
+    assert sum(o.hit for o in found) / len(found) >= 0.8
+
+
+def test_the_cases_that_the_question_names(outcomes: dict[str, Outcome]) -> None:
+    """Llama-3-8B pays on H100; TP8 rowwise got slower; k and v alone lose; GPT-2's scale is near a tie, rowwise below."""
+    assert outcomes["8B, 8 H100, tensorwise"].predicted.low > 1
+    assert outcomes["8B, TP8, rowwise"].predicted.high < 1
+    assert outcomes["k or v of 70B at TP8, rowwise"].predicted.high < 1
+    assert outcomes["GPT-2 scale, 8 H100, tensorwise"].predicted.value < 1.1
+    assert outcomes["GPT-2 scale, 8 H100, rowwise"].predicted.value < 1
+    filtered, whole = outcomes["70B, TP8, rowwise without k and v"], outcomes["70B, TP8, rowwise"]
+    assert filtered.predicted.value > whole.predicted.value + 0.05
+
+
+def test_cases_are_complete() -> None:
+    assert len({case.key for case in ALL}) == len(ALL)
+    keys = {device.key for device in DEVICES}
+    for case in ALL:
+        assert case.source
+        assert case.machine in keys | {META_H100}
+        assert case.layer is not None or case.model in {*MODELS, *OTHER_MODELS, TE_LAYER}
+        assert case.known or case.note
+        assert 0.4 < case.measured < 2
+    assert machine(META_H100)["bf16"] < machine("H100 SXM")["bf16"]
+
+
+def test_what_hits_and_signs_mean(outcomes: dict[str, Outcome]) -> None:
+    one = outcomes["8B, 8 H100, tensorwise"]
+    off = one.case.measured + POINTS + 0.01
+
+    def like(predicted: float, measured: float) -> Outcome:
+        return replace(
+            one, case=replace(one.case, measured=measured), predicted=replace(one.predicted, value=predicted)
+        )
+
+    assert not like(off, one.case.measured).hit
+    assert [like(p, m).sign for p, m in ((1.1, 1.2), (0.9, 1.2), (1.01, 0.9), (0.9, 1.01))] == [
+        "right",
+        "wrong",
+        "flat",
+        "flat",
+    ]
+    assert "0 of 1 within" in summary([like(off, one.case.measured)])[1]

@@ -1,0 +1,85 @@
+"""What a machine is expected to reach. Oracles: the peak table, invented ceilings, arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.advise.rates import (
+    FIGURES,
+    LARGE,
+    MEASURED,
+    PUBLISHED,
+    TYPICAL,
+    rates_of,
+    typical_ratio,
+    typical_share,
+)
+from harness.ceilings import Ceilings, Product
+from harness.errors import UsageError
+from harness.hardware import DEVICES, named
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)
+def test_every_gpu_has_every_figure_with_a_source(device: object) -> None:
+    rates = rates_of(device)  # type: ignore[arg-type]
+    expected = set(FIGURES) - (set() if "fp8" in device.tflops else {"fp8"})  # type: ignore[attr-defined]
+    assert set(rates.figures) == expected
+    assert rates.has_fp8 == ("fp8" in expected)
+    for figure in rates.figures.values():
+        assert figure.value > 0
+        assert 0 < figure.spread < 0.5
+        assert figure.source
+        assert figure.kind in (MEASURED, PUBLISHED, TYPICAL)
+
+
+def test_typical_shares_are_those_of_the_table() -> None:
+    """bf16: H100, H200, GH200 and B200 reach 76 to 84 %, H200 NVL 72, MI300X 51; FP8 a little less."""
+    assert 0.75 < typical_share("bf16").value < 0.85
+    assert 0.68 < typical_share("fp8").value < typical_share("bf16").value
+    assert 1.7 < typical_ratio().value < 1.95
+
+
+def test_published_before_typical() -> None:
+    h200, l40s, mi300x, a100 = (rates_of(named(name)) for name in ("h200", "l40s", "mi300x", "a100"))
+    assert h200.figures["fp8"].kind == PUBLISHED
+    assert h200["fp8"] == pytest.approx(1453.4e12, rel=0.05)
+    assert l40s.figures["fp8"].kind == TYPICAL
+    assert l40s["bf16"] == pytest.approx(typical_share("bf16").value * 362.05e12)
+    assert mi300x["fp8"] == pytest.approx(668.4e12 * typical_ratio().value), "one rate tells of the other"
+    assert not a100.has_fp8
+
+
+def test_measured_before_all() -> None:
+    products = (
+        Product("bf16", "output", 8192, 8192, 8192, 2 * 8192**3 / 700e12, "r1"),
+        Product("fp8_tensorwise", "output", 8192, 8192, 8192, 2 * 8192**3 / 1200e12, "r1"),
+    )
+    moves = {"copy": ((2.0**20, 1e12), (LARGE, 4.1e12)), "transpose": ((LARGE, 2.05e12),)}
+    rates = rates_of(named("h200"), Ceilings(products, moves, 3e-6))
+    assert rates["bandwidth"] == pytest.approx(4.1e12)
+    assert rates["strided"] == pytest.approx(0.5)
+    assert rates["launch"] == pytest.approx(3e-6)
+    assert 700e12 < rates["bf16"] < 730e12, "the result's write is taken out"
+    assert {rates.figures[n].kind for n in ("bf16", "fp8", "bandwidth", "strided", "launch")} == {MEASURED}
+    assert rates.products == products
+    assert rates.figures["fp8"].spread < rates_of(named("h200")).figures["fp8"].spread
+
+
+def test_one_figure_moves_alone() -> None:
+    rates = rates_of(named("h200"))
+    moved = rates.shifted("fp8", 1.0)
+    assert moved["fp8"] == pytest.approx(rates["fp8"] * 1.08)
+    assert {n: moved[n] for n in FIGURES if n != "fp8"} == {n: rates[n] for n in FIGURES if n != "fp8"}
+    assert moved.shifted("fp8", -1.0)["fp8"] == pytest.approx(rates["fp8"])
+
+
+def test_a_gpu_without_a_known_rate_is_refused() -> None:
+    blank = replace(named("h200"), tflops={}, reached=())
+    with pytest.raises(UsageError, match="no bf16 peak is known"):
+        rates_of(blank)
+
+
+def test_the_network_of_the_user() -> None:
+    assert rates_of(named("h200"), network_gb_s=25)["network"] == 25e9

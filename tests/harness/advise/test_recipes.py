@@ -1,0 +1,54 @@
+"""What our recipes cost. Oracle: the table of performance.md, section 3, and `fp8core.kernels.traffic`."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8core.recipe import RECIPES
+from harness.advise.casts import GEMMS, TENSORS
+from harness.advise.recipes import candidates, unavailable
+from harness.hardware import DEVICES
+
+EAGER, COMPILED = candidates(False), candidates(True)
+
+
+def test_every_recipe_of_fp8core_is_weighed_but_the_one_that_is_measured_once() -> None:
+    assert set(EAGER) == set(COMPILED) == set(RECIPES) - {"static"}
+
+
+@pytest.mark.parametrize(
+    ("name", "b"),
+    [("tensorwise", 6.0), ("delayed", 4.0), ("rowwise", 6.0), ("blockwise", 4.04), ("mxfp8", 4.06)],
+)
+def test_bytes_of_fused_casts(name: str, b: float) -> None:
+    """Section 3: both layouts fused 6; delayed 4; rowwise dim0 and dim1 6 to 8; blocks 4 to 4.1."""
+    casts = EAGER[name].casts
+    assert sum(casts[t].total for t in TENSORS) / 3 == pytest.approx(b, abs=0.01)
+    assert all(not cast.strided for cast in casts.values()), "kernels transpose in tiles"
+
+
+def test_bytes_of_generated_code() -> None:
+    """Section 6 (c'): 4 bytes of X where its producer takes the amax and codes are transposed, and more of W and dY."""
+    casts = COMPILED["tensorwise"].casts
+    assert casts["input"].total == 5, "2 + 1, and codes read and written once more for their transpose"
+    assert casts["weight"].total == casts["grad_output"].total == 7, "an amax of their own"
+    assert COMPILED["rowwise"].casts["input"].total == 8
+    assert COMPILED["rowwise_with_gw_hp"].casts["input"].total == 3
+
+
+@pytest.mark.parametrize("options", [EAGER, COMPILED])
+def test_gemms_are_those_of_the_recipe(options: dict[str, object]) -> None:
+    for name, found in options.items():
+        assert found.fp8_gemms == tuple(g for g in GEMMS if RECIPES[name].gemms[g].is_fp8)  # type: ignore[attr-defined]
+        assert 0 < found.product_share <= 1  # type: ignore[attr-defined]
+        for tensor in TENSORS:
+            assert found.casts[tensor].kernels >= 1  # type: ignore[attr-defined]
+
+
+def test_where_a_recipe_cannot_run() -> None:
+    assert unavailable("tensorwise", "8.9") == ""
+    assert unavailable("rowwise", "9.0") == ""
+    assert "this GPU is 12.0" in unavailable("rowwise", "12.0")
+    assert "NVIDIA" in unavailable("blockwise", "gfx942")
+    for device in DEVICES:
+        assert "emulated" in unavailable("mxfp8", device.capability)

@@ -1,0 +1,195 @@
+"""A step's time. Oracles: the tables of performance.md, sections 2 and 6, and sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from advise_fixtures import NOTHING, SIX, model, round_h200
+
+from harness.advise.casts import Cast, Recipe
+from harness.advise.model import Linear, Traffic
+from harness.advise.rates import rates_of
+from harness.advise.step import (
+    Again,
+    Exchange,
+    Plan,
+    layer_cost,
+    speedup,
+    step_cost,
+    step_ratio,
+    unexplained,
+    with_interval,
+)
+from harness.hardware import named
+
+RATES = round_h200()
+BARE = Plan(update_bytes=0.0)
+
+
+def flat(recipe: Recipe, b: float) -> Recipe:
+    return replace(recipe, casts={t: Cast(b, kernels=0) for t in recipe.casts})
+
+
+# performance.md, section 2: GEMM + cast speedup of one linear at M = 16384, for 6 and 4 bytes an element
+@pytest.mark.parametrize(
+    ("K", "N", "six", "four"),
+    [
+        (4096, 4096, 1.41, 1.49),
+        (4096, 1024, 1.18, 1.30),
+        (4096, 14336, 1.49, 1.54),
+        (8192, 8192, 1.52, 1.56),
+        (768, 768, 0.89, 1.06),
+        (768, 2304, 1.05, 1.20),
+        (768, 3072, 1.08, 1.22),
+    ],
+)
+def test_layers_of_the_table_of_break_even(K: int, N: int, six: float, four: float) -> None:
+    """The table leaves out that results are written, which takes both sides longer: ours lies nearer to 1 by that."""
+    layer = Linear("x", K, N, 16384, 0)
+    for b, expected in ((6.0, six), (4.0, four)):
+        cost = layer_cost(layer, flat(SIX, b), RATES)
+        written = 2 * (16384 * (K + N) + K * N) / RATES["bandwidth"]
+        bf16, fp8 = sum(cost.bf16.values()) - written, sum(cost.fp8.values()) - written
+        assert bf16 / (fp8 + sum(cost.casts.values())) == pytest.approx(expected, abs=0.006)
+        assert min(1.0, expected) - 0.01 <= cost.speedup <= max(1.0, expected) + 0.01
+
+
+def test_the_products_of_a_llama_layer_take_what_the_reference_says() -> None:
+    """performance.md, section 6: 27.49 ms in bf16 and 16.49 in FP8, without the writes of results."""
+    sizes = [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
+    costs = [layer_cost(Linear("x", K, N, 16384, 0), SIX, RATES) for K, N in sizes]
+    written = sum(2 * (16384 * (K + N) + K * N) for K, N in sizes) / RATES["bandwidth"]
+    assert 1e3 * (sum(sum(c.bf16.values()) for c in costs) - written) == pytest.approx(27.49, abs=0.01)
+    assert 1e3 * (sum(sum(c.fp8.values()) for c in costs) - written) == pytest.approx(16.49, abs=0.01)
+    assert 1e3 * sum(sum(c.casts.values()) for c in costs) == pytest.approx(2.34, abs=0.01), (
+        "6 B on 1560M elements"
+    )
+
+
+def test_amdahl_by_hand() -> None:
+    """1 ms of attention and 2 ms between the products are the same on both sides."""
+    one = model(("x", 4096, 4096), attention=RATES["attention"] * 1e-3 / 3)
+    one = replace(
+        one, forward=Traffic(0.0, 1e-3 * RATES["bandwidth"], 0, 0), backward=replace(NOTHING, fused_bytes=4e9)
+    )
+    cost = layer_cost(one.layers[0], SIX, RATES)
+    bf16, fp8 = step_cost(one, RATES, BARE, None), step_cost(one, RATES, BARE, SIX, ["x"])
+    assert bf16.attention == fp8.attention == pytest.approx(1e-3)
+    assert bf16.between == fp8.between == pytest.approx(2e-3)
+    assert bf16.total == pytest.approx(sum(cost.bf16.values()) + 3e-3)
+    assert fp8.total == pytest.approx(sum(cost.fp8.values()) + sum(cost.casts.values()) + 3e-3)
+    assert step_ratio(one, RATES, BARE, SIX, ["x"]) == pytest.approx(bf16.total / fp8.total)
+    assert step_cost(one, RATES, BARE, SIX, []) == bf16, "nothing converted is bf16"
+
+
+def test_a_shared_cast_is_paid_once_and_a_filtered_layer_pays_none() -> None:
+    shared = model(("q", 4096, 4096), ("k", 4096, 1024))
+    shared = replace(shared, layers=tuple(replace(layer, input_id=0) for layer in shared.layers))
+    casts = [layer_cost(layer, SIX, RATES).casts for layer in shared.layers]
+    both = step_cost(shared, RATES, BARE, SIX, ["q", "k"]).casts
+    assert both == pytest.approx(sum(sum(c.values()) for c in casts) - casts[1]["input"])
+    unshared = replace(SIX, shares_input=False)
+    assert step_cost(shared, RATES, BARE, unshared, ["q", "k"]).casts == pytest.approx(
+        sum(sum(c.values()) for c in casts)
+    )
+    assert step_cost(shared, RATES, BARE, SIX, ["k"]).casts == pytest.approx(sum(casts[1].values()))
+
+
+def test_recomputation_runs_the_forward_pass_again() -> None:
+    one = replace(model(("x", 4096, 4096)), forward=replace(NOTHING, fused_bytes=4e9), attention=1e12)
+    cost = layer_cost(one.layers[0], SIX, RATES)
+    plain = step_cost(one, RATES, BARE, SIX, ["x"])
+    full = step_cost(one, RATES, replace(BARE, again=Again(1.0, 1.0, 1.0)), SIX, ["x"])
+    assert full.linear - plain.linear == pytest.approx(cost.fp8["output"])
+    assert full.casts - plain.casts == pytest.approx(cost.casts["input"] + cost.casts["weight"])
+    assert full.attention == pytest.approx(plain.attention * 4 / 3)
+    assert full.between - plain.between == pytest.approx(1e-3)
+
+
+def test_a_gemm_that_the_recipe_leaves_alone_gains_nothing() -> None:
+    two = replace(SIX, fp8_gemms=("output", "grad_input"))
+    cost = layer_cost(Linear("x", 4096, 4096, 16384, 0), two, RATES)
+    assert cost.fp8["grad_weight"] == cost.bf16["grad_weight"]
+    assert cost.fp8["output"] < cost.bf16["output"]
+
+
+def test_launches_bound_a_small_model_in_eager_mode() -> None:
+    """1,000 operators at 8 us keep a device busy for 8 ms at least; compiled, few kernels do not."""
+    small = replace(model(("x", 256, 256), tokens=256), forward=Traffic(1e6, 1e6, 1000, 10))
+    eager = step_cost(small, RATES, replace(BARE, compiled=False), None)
+    assert eager.total == pytest.approx(8e-3)
+    assert step_cost(small, RATES, BARE, None).total < 1e-3
+    fp8 = step_cost(small, RATES, replace(BARE, compiled=False), SIX, ["x"])
+    assert fp8.total == pytest.approx(8e-3 + 6 * 8e-6), "six more launches"
+
+
+def test_accumulation_repeats_all_but_the_update() -> None:
+    one = model(("x", 4096, 4096))
+    once, four = (step_cost(one, RATES, Plan(accumulation=n), None) for n in (1, 4))
+    assert four.linear == 4 * once.linear
+    assert four.optimizer == once.optimizer == pytest.approx(40 * 4096**2 / RATES["bandwidth"])
+
+
+def test_sharding_hides_behind_computation_but_for_its_ends() -> None:
+    """FSDP on 8 GPUs of 1 GB of weights: 2 gathers of bf16 and one float32 reduction; one block of 11 is not hidden."""
+    big = replace(model(("x", 16384, 16384), tokens=65536), parameters=500_000_000, blocks=10)
+    plan = Plan(dp=8, update_bytes=0.0)
+    link = RATES["link"]
+    gather, reduce = 1e9 * 7 / 8 / link, 2e9 * 7 / 8 / link
+    ends = step_cost(big, RATES, plan, None).communication
+    hops = 7 * 3.4e-6  # NCCL's own estimate of a step of the ring, of which each collective has seven
+    assert ends == pytest.approx((gather + reduce) / 11 + 2 * hops, rel=1e-6)
+    few = big.with_tokens(256)
+    exposed = step_cost(few, RATES, plan, None)
+    whole = 2 * gather + reduce
+    assert exposed.communication == pytest.approx(whole + 3 * 11 * hops - exposed.linear, rel=1e-6)
+
+
+def test_weights_gathered_in_fp8_take_half_as_long() -> None:
+    few = replace(model(("x", 16384, 16384), tokens=64), blocks=10)
+    sends = replace(SIX, gathered_weight=SIX.casts["weight"])
+    bf16 = step_cost(few, RATES, Plan(dp=8), SIX, ["x"]).communication
+    fp8 = step_cost(few, RATES, Plan(dp=8), sends, ["x"]).communication
+    kept = step_cost(few, RATES, Plan(dp=8, gather_fp8=False), sends, ["x"]).communication
+    assert kept == bf16
+    sent = 2 * 16384**2 * 7 / 8 / RATES["link"]
+    assert bf16 - fp8 == pytest.approx(sent, rel=0.05), "half of two gathers"
+
+
+def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
+    """1 GB gathered forward and scattered backward, on 2 GPUs half of it each; in FP8 the gather takes half."""
+    one = model(("x", 4096, 4096))
+    exchange = Exchange(1e9, ("x",), True)
+    plan = replace(BARE, tp=2, exchanges=(exchange,))
+    each = 1e9 / 2 / RATES["link"]
+    assert step_cost(one, RATES, plan, None).communication == pytest.approx(2 * each)
+    halved = replace(plan, tp_gather_fp8=True)
+    sent = step_cost(one, RATES, halved, SIX, ["x"]).communication
+    assert sent == pytest.approx(1.5 * each, rel=0.05), "and two amaxes"
+    times = layer_cost(one.layers[0], SIX, RATES).bf16
+    overlapped = step_cost(one, RATES, replace(plan, tp_overlap=True), None).communication
+    assert overlapped == pytest.approx(2 * each - times["output"] - times["grad_input"])
+
+
+def test_what_a_measured_step_has_beyond_its_parts_is_kept() -> None:
+    one = model(("x", 4096, 4096))
+    bf16 = step_cost(one, RATES, BARE, None).total
+    fp8 = step_cost(one, RATES, BARE, SIX, ["x"]).total
+    anchored = replace(BARE, bf16_step_s=2 * bf16)
+    assert step_ratio(one, RATES, anchored, SIX, ["x"]) == pytest.approx(2 * bf16 / (fp8 + bf16))
+    faster = replace(BARE, bf16_step_s=bf16 / 2)
+    assert unexplained(faster, step_cost(one, RATES, BARE, None)) == 0
+
+
+def test_the_interval_follows_from_the_rates() -> None:
+    """A ratio of two rates with 10 % and 5 %: sqrt(0.1^2 + 0.05^2) about, 95 % of it."""
+    from harness.advise.rates import PUBLISHED, Figure, Rates
+
+    rates = Rates("two", {"a": Figure(2.0, 0.10, PUBLISHED, ""), "b": Figure(1.0, 0.05, PUBLISHED, "")})
+    found = with_interval(lambda r: r["a"] / r["b"], rates, rates.figures)
+    assert found.value == 2
+    assert found.high / found.value == pytest.approx(1.234, abs=0.01)
+    assert found.value / found.low == pytest.approx(found.high / found.value)
+    exact = speedup(model(("x", 4096, 4096)), rates_of(named("h200")), BARE, SIX, ["x"])
+    assert exact.low < exact.value < exact.high

@@ -1,0 +1,168 @@
+"""A step as it is traced. Oracles: `harness.models.flops`, hand counts of bytes, the sizes of published models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models_to_advise import Chooses, Mlp, NoLoss, Peeks
+from torch import nn
+from torch.nn import functional
+
+from harness.advise.trace import layers_alone, trace, trace_module
+from harness.errors import UsageError
+from harness.models import MODELS, build, resolve
+from harness.models.flops import step_flops
+
+SMALL = [name for name, spec in MODELS.items() if spec.width <= 800 and name != "llama_moe"]
+
+
+@pytest.mark.parametrize("name", [*SMALL, "llama3_8b", "llama_moe"])
+def test_flops_and_parameters_are_those_of_the_formula(name: str) -> None:
+    """Linear layers, experts and causal attention, forward and backward: as `step_flops` counts them, exactly."""
+    spec = resolve(name)
+    batch, seq = 2, min(64, spec.max_seq)
+    model = trace(spec, batch, seq)
+    found = sum(layer.flops for layer in model.layers) + 3 * model.attention + 3 * model.other
+    whole = build(name, device="meta")
+    assert found == pytest.approx(sum(step_flops(whole, batch, seq, formula="causal").values()))
+    assert model.parameters == sum(p.numel() for p in whole.parameters())
+    names = [fqn for fqn, m in whole.named_modules() if isinstance(m, nn.Linear)]
+    assert sorted(layer.fqn for layer in model.layers) == sorted(names)
+    assert model.blocks == spec.layers
+    assert model.experts == ("moe" in name)
+    assert model.tokens == batch * seq
+
+
+def test_layers_that_read_one_tensor_are_known() -> None:
+    model = trace(resolve("llama_tiny"), 2, 32)
+    reads = {layer.fqn: layer.input_id for layer in model.layers}
+    first, second = "layers.0.", "layers.1."
+    assert len({reads[first + f"attention.{n}"] for n in "qkv"}) == 1
+    assert reads[first + "ffn.gate"] == reads[first + "ffn.up"] != reads[first + "attention.q"]
+    assert reads[first + "ffn.gate"] != reads[second + "ffn.gate"], "blocks do not share"
+    assert reads[first + "attention.o"] not in {reads[first + "attention.q"], reads[first + "ffn.down"]}
+
+
+def test_what_cannot_run_in_fp8_is_known_by_recipe() -> None:
+    """GPT-2's vocabulary of 50257 is odd; blocks of 128 want more than a multiple of 16."""
+    model = trace(resolve("gpt2"), 1, 64)
+    barred = {layer.fqn: layer.barred for layer in model.layers}
+    assert "50257" in barred["head"]["tensorwise"]
+    assert barred["layers.0.mlp.up"] == {}
+    router = trace(resolve("llama_moe_tiny"), 2, 32)
+    reason = next(layer.barred["tensorwise"] for layer in router.layers if layer.fqn.endswith("router"))
+    assert "not exactly nn.Linear" in reason
+
+
+def test_bytes_between_products_by_hand() -> None:
+    """y = down(silu(gate(x)) * up(x)), loss = mean(float(y)); G, U, H are [2, 512, 8192] in bf16, Y [2, 512, 4096].
+
+    Forward, fused: read G and U, write H; read Y for the mean. Backward: the mean's gradient of Y is written from
+    a single number; silu and its product read G, U and H's gradient and write two gradients; the two gradients of x
+    are added: 2 read, 1 written.
+    """
+    wide, narrow = 2 * 2 * 512 * 8192, 2 * 2 * 512 * 4096
+    with torch.device("meta"):
+        module = Mlp(4096).to(torch.bfloat16)
+        x = torch.zeros(2, 512, 4096, dtype=torch.bfloat16)
+    model = trace_module(module, (x,), 1024, "mlp")
+    assert model.forward.fused_bytes == pytest.approx(3 * wide + narrow, rel=1e-3)
+    assert model.backward.fused_bytes == pytest.approx(5 * wide + narrow, rel=1e-3)
+    # eager: silu reads 1 and writes 1, the product reads 2 and writes 1; float() reads 2 B and writes 4, mean reads 4
+    assert model.forward.eager_bytes == pytest.approx(5 * wide + narrow * (1 + 2 + 2), rel=1e-3)
+    assert model.forward.eager_kernels == 3 + 2 + 2
+    assert model.forward.fused_kernels == 3 + 1 + 1
+    unused = next((layer for layer in model.layers if layer.fqn == "unused"), None)
+    assert unused is None, "a layer that is not called takes no time"
+
+
+def test_fused_is_never_more_than_eager_and_both_grow_with_tokens() -> None:
+    for name in ("nano", "llama_tiny", "llama_moe_tiny"):
+        one, two = trace(resolve(name), 1, 128), trace(resolve(name), 2, 128)
+        for a, b in ((one.forward, two.forward), (one.backward, two.backward)):
+            assert a.fused_bytes <= a.eager_bytes
+            assert a.fused_kernels <= a.eager_kernels
+            assert a.fused_bytes < b.fused_bytes <= 2 * a.fused_bytes
+        scaled = one.with_tokens(256)
+        assert scaled.attention == two.attention
+        assert [layer.tokens for layer in scaled.layers] == [layer.tokens for layer in two.layers]
+
+
+def test_a_model_of_one_block_is_traced_whole() -> None:
+    """Two blocks and one: the difference must be a block, so a full trace of three agrees with what is repeated."""
+    spec = resolve("nanogpt_char_cpu")
+    short = trace(spec, 2, 32)
+    module = spec.build(device="meta", dtype=torch.bfloat16)  # type: ignore[union-attr]
+    module.eval()
+    tokens = torch.empty(2, 32, dtype=torch.int64, device="meta")
+    whole = trace_module(module, (tokens, tokens), 64, "whole")
+    assert short.attention == whole.attention
+    assert short.parameters == whole.parameters
+    assert short.forward.eager_bytes == pytest.approx(whole.forward.eager_bytes)
+    assert short.forward.fused_bytes == pytest.approx(whole.forward.fused_bytes)
+    assert short.backward.fused_bytes == pytest.approx(whole.backward.fused_bytes)
+    assert short.backward.eager_kernels == whole.backward.eager_kernels
+
+
+def test_attention_written_out_is_counted_as_products() -> None:
+    """Who writes softmax(q k^T) v with matmul runs all of T x T, in bf16, and moves it."""
+
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = nn.Linear(32, 32, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = self.q(x)
+            return (functional.softmax(q @ q.transpose(1, 2), -1) @ q).float().mean()
+
+    with torch.device("meta"):
+        model = trace_module(Plain(), (torch.zeros(2, 64, 32),), 128, "plain")
+    assert model.attention == 0
+    assert model.other == 2 * (2 * 2 * 64 * 64 * 32)
+    assert model.forward.fused_bytes > 2 * 4 * 2 * 64 * 64
+
+
+def test_what_cannot_be_traced_names_the_layer() -> None:
+    with torch.device("meta"):
+        module, x = Peeks(), torch.zeros(2, 64, 16)
+    with pytest.raises(UsageError, match=r"Peeks cannot be traced: blocks\.1 failed") as refused:
+        trace_module(module, (x,), 128, "Peeks")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match="Chooses failed"):
+        trace_module(Chooses(), (x,), 128, "itself")
+    with pytest.raises(UsageError, match="returned no loss"):
+        trace_module(NoLoss(), (x,), 128, "no loss")
+    with pytest.raises(UsageError, match="layer failed"):
+        trace_module(NoLoss(), (x[..., :8],), 128, "wrong width")
+
+
+def test_the_module_given_is_left_as_it_was() -> None:
+    with torch.device("meta"):
+        module, x = Mlp(64), torch.zeros(2, 16, 64)
+    before = dict(module.named_parameters())
+    trace_module(module, (x,), 32, "mlp")
+    assert dict(module.named_parameters()) == before
+    assert all(p.grad is None and p.device.type == "meta" for p in module.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+
+
+def test_layers_alone() -> None:
+    with torch.device("meta"):
+        model = layers_alone(Mlp(4096), 8192, "mlp")
+    assert not model.whole
+    assert [layer.fqn for layer in model.layers] == ["gate", "up", "down", "unused"]
+    assert {layer.tokens for layer in model.layers} == {8192}
+    assert len({layer.input_id for layer in model.layers}) == 4, "nothing is known of what they read"
+
+
+@pytest.mark.parametrize("name", ["llama3_1b", "gpt2", "llama_moe_tiny"])
+def test_the_same_model_gives_the_same_trace(name: str) -> None:
+    """A storage that is freed could give its address to another and be taken for it."""
+    spec = resolve(name)
+    first = trace(spec, 2, 128)
+    waste = [torch.empty(n) for n in range(1000)]
+    second = trace(spec, 2, 128)
+    del waste
+    assert (second.forward, second.backward) == (first.forward, first.backward)
+    assert second == first

@@ -1,0 +1,34 @@
+"""Models and machines for the tests of `harness.advise`, as plain data."""
+
+from __future__ import annotations
+
+from harness.advise.casts import Cast, Recipe
+from harness.advise.model import Linear, Model, Traffic
+from harness.advise.rates import MEASURED, Figure, Rates, rates_of
+from harness.hardware import named
+
+NOTHING = Traffic(0.0, 0.0, 0, 0)
+SIX = Recipe("six", "kernels", {t: Cast(6.0) for t in ("input", "weight", "grad_output")})
+
+
+def round_h200() -> Rates:
+    """The round numbers of performance.md, section 2: 780 and 1300 TFLOP/s, 4.0 TB/s, casts at all of it."""
+    figures = dict(rates_of(named("h200")).figures)
+    for name, value in (("bf16", 780e12), ("fp8", 1300e12), ("bandwidth", 4.0e12), ("casts", 1.0)):
+        figures[name] = Figure(value, 0.0, MEASURED, "round numbers")
+    return Rates("round H200", figures)
+
+
+def model(*sizes: tuple[str, int, int], tokens: int = 16384, **more: object) -> Model:
+    """Linear layers (name, K, N), each with an input of its own."""
+    layers = tuple(Linear(name, K, N, tokens, i) for i, (name, K, N) in enumerate(sizes))
+    given: dict[str, object] = {
+        "attention": 0.0,
+        "other": 0.0,
+        "forward": NOTHING,
+        "backward": NOTHING,
+        "parameters": sum(K * N for _, K, N in sizes),
+        "in_linears": sum(K * N for _, K, N in sizes),
+        "blocks": 1,
+    }
+    return Model("a model", layers, tokens, **{**given, **more})  # type: ignore[arg-type]

@@ -1,0 +1,263 @@
+"""diff of two runs. Oracles: scipy's Welch interval; invented runs of which is known what was changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import scipy.stats
+from report_fixtures import CPU, H200, TIMING, frame, gpu_run, write_run
+
+from harness.__main__ import main
+from harness.case import Case
+from harness.diff.changes import CLOCK, CONTROL, HOST, KERNELS, changes, ratio_interval
+from harness.measurement import Measurement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+    from harness.diff.changes import Changes, Timed
+
+CASE = Case.of("train", {"model": "gpt2", "batch": 8})
+OTHER = Case.of("train", {"model": "gpt2", "batch": 16})
+
+
+def values(level: float, spread: float = 0.003, n: int = 8, seed: int = 0) -> tuple[float, ...]:
+    rng = random.Random(f"{level}/{seed}")
+    return tuple(level * math.exp(rng.gauss(0, spread)) for _ in range(n))
+
+
+def timed(arm: str, ms: float, baseline: str = "", case: Case = CASE, **more: object) -> Measurement:
+    samples = more.pop("samples", None) or values(ms)
+    given: dict[str, object] = {"regime": "isolated", "timing": TIMING} | more
+    return Measurement(
+        case.suite,
+        case.case_id,
+        arm,
+        case.axes_json,
+        "time_ms",
+        "ok",
+        baseline=baseline,
+        samples=samples,  # type: ignore[arg-type]
+        rounds=tuple(range(len(samples))),  # type: ignore[arg-type]
+        **given,  # type: ignore[arg-type]
+    )
+
+
+def kernels(arm: str, part: str, ms: float) -> Measurement:
+    return Measurement(
+        "train", CASE.case_id, arm, CASE.axes_json, "kernel_time_ms", "ok", part=part, samples=(ms,)
+    )
+
+
+def compared(tmp_path: Path, before: list[Measurement], after: list[Measurement]) -> Changes:
+    return changes(frame(tmp_path / "a", before), frame(tmp_path / "b", after))
+
+
+def only(found: Changes, arm: str) -> Timed:
+    (one,) = (t for t in found.times if t.arm == arm)
+    return one
+
+
+def test_the_interval_is_welch_s() -> None:
+    """scipy.stats.ttest_ind(equal_var=False) on logarithms; degrees of freedom are rounded down, so ours is no narrower."""
+    a, b = values(1.0, 0.05, 9), values(1.2, 0.02, 6, seed=1)
+    ratio, low, high = ratio_interval(a, b)
+    welch = scipy.stats.ttest_ind([math.log(x) for x in b], [math.log(x) for x in a], equal_var=False)
+    interval = welch.confidence_interval(0.95)
+    assert ratio == pytest.approx(math.exp(welch.statistic * welch._standard_error))
+    assert low <= math.exp(interval.low)
+    assert high >= math.exp(interval.high)
+    assert math.log(high / low) == pytest.approx(interval.high - interval.low, rel=0.03)
+    assert ratio_interval([1.0], [2.0]) == (2.0, 0.0, math.inf)
+
+
+def test_slower_faster_and_the_same(tmp_path: Path) -> None:
+    before = [
+        timed("bf16_eager", 10.0),
+        timed("a_eager", 10.0, "bf16_eager"),
+        timed("b_eager", 10.0, "bf16_eager"),
+    ]
+    after = [
+        timed("bf16_eager", 10.05),
+        timed("a_eager", 12.0, "bf16_eager"),
+        timed("b_eager", 8.0, "bf16_eager"),
+    ]
+    found = compared(tmp_path, before, after)
+    assert {t.arm: t.verdict for t in found.times} == {
+        "bf16_eager": "same",
+        "a_eager": "slower",
+        "b_eager": "faster",
+    }
+    assert only(found, "a_eager").ratio == pytest.approx(1.2, rel=0.01)
+    assert only(found, "a_eager").low < 1.2 < only(found, "a_eager").high
+    assert not compared(tmp_path / "again", before, before).environment
+
+
+def test_a_difference_within_a_run_s_own_noise_is_none(tmp_path: Path) -> None:
+    """The A/A control of the first run says that two equal arms may seem 10 % apart."""
+    before = [
+        timed("bf16_eager", 10.0),
+        timed("bf16_eager:again", 11.0, "bf16_eager"),
+        timed("a_eager", 8.0, "bf16_eager"),
+    ]
+    after = [timed("bf16_eager", 10.5), timed("a_eager", 9.0, "bf16_eager")]
+    found = compared(tmp_path, before, after)
+    assert only(found, "bf16_eager").verdict == "same"
+    assert only(found, "a_eager").verdict == "slower", "12 % is more than 10"
+
+
+def test_few_rounds_cannot_tell(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        [timed("a_eager", 10.0, samples=(10.0, 10.0))],
+        [timed("a_eager", 20.0, samples=(20.0, 20.0))],
+    )
+    assert only(found, "a_eager").verdict == "unclear"
+    assert math.isnan(only(found, "a_eager").low)
+
+
+def test_the_clock_is_blamed_where_cycles_are_equal(tmp_path: Path) -> None:
+    """20 % longer at 1/1.2 of the clock; the same slow-down at the same clock is not the clock's."""
+    slow: dict[str, object] = {"sample_clock_mhz": (1500.0,) * 8}
+    fast: dict[str, object] = {"sample_clock_mhz": (1800.0,) * 8}
+    found = compared(tmp_path, [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **slow)])
+    assert only(found, "a_eager").cause == CLOCK
+    found = compared(tmp_path / "2", [timed("a_eager", 10.0, **fast)], [timed("a_eager", 12.0, **fast)])
+    assert only(found, "a_eager").cause == ""
+
+
+def test_the_machine_is_blamed_where_the_baseline_moved_as_far(tmp_path: Path) -> None:
+    before = [timed("bf16_eager", 10.0), timed("a_eager", 8.0, "bf16_eager")]
+    after = [timed("bf16_eager", 12.0), timed("a_eager", 9.6, "bf16_eager")]
+    found = compared(tmp_path, before, after)
+    assert only(found, "a_eager").cause == CONTROL
+    assert only(found, "bf16_eager").cause == ""
+
+
+def test_where_a_profiled_step_s_time_went(tmp_path: Path) -> None:
+    before = [timed("a_eager", 10.0), kernels("a_eager", "cast", 2.0), kernels("a_eager", "fp8_gemm", 5.0)]
+    casts = [timed("a_eager", 12.0), kernels("a_eager", "cast", 4.0), kernels("a_eager", "fp8_gemm", 5.0)]
+    host = [timed("a_eager", 12.0), kernels("a_eager", "cast", 2.0), kernels("a_eager", "fp8_gemm", 5.0)]
+    found = compared(tmp_path, before, casts)
+    assert only(found, "a_eager").cause == KERNELS
+    assert {p.part: p.after - p.before for p in found.parts} == {"cast": 2.0, "fp8_gemm": 0.0}
+    assert only(compared(tmp_path / "2", before, host), "a_eager").cause == HOST
+
+
+def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:
+    failed = Measurement(
+        "train", CASE.case_id, "b_eager", CASE.axes_json, "time_ms", "failed", reason="out of memory: 9 GiB"
+    )
+    before = [
+        timed("a_eager", 1.0, resolved={"kernels": ["x"], "recipe": "tensorwise", "first_loss": 1.0}),
+        timed("b_eager", 1.0),
+        timed("gone_eager", 1.0),
+    ]
+    after = [
+        timed("a_eager", 1.0, resolved={"kernels": ["y"], "recipe": "tensorwise", "first_loss": 2.0}),
+        failed,
+        timed("new_eager", 1.0, case=OTHER),
+    ]
+    found = compared(tmp_path, before, after)
+    assert found.resolved == {("train", "a_eager", "kernels"): (["x"], ["y"], 1)}, "a loss is a result"
+    assert found.broken == (("train", CASE.case_id, "b_eager", "failed: out of memory: 9 GiB"),)
+    assert found.only_before == (("train", CASE.case_id, "gone_eager"),)
+    assert found.only_after == (("train", OTHER.case_id, "new_eager"),)
+
+
+def test_other_figures_that_moved(tmp_path: Path) -> None:
+    def memory(size: float) -> list[Measurement]:
+        same = Measurement("train", CASE.case_id, "a", CASE.axes_json, "sqnr_db", "ok", samples=(28.0,))
+        return [
+            Measurement(
+                "train", CASE.case_id, "a", CASE.axes_json, "peak_memory_bytes", "ok", samples=(size,)
+            ),
+            same,
+        ]
+
+    found = compared(tmp_path, memory(1e9), memory(2e9))
+    assert found.figures == (("train", CASE.case_id, "a", "peak_memory_bytes", 1e9, 2e9),)
+
+
+def test_set_ups(tmp_path: Path) -> None:
+    one = write(tmp_path / "a", [timed("a_eager", 1.0)], H200)
+    other = write(tmp_path / "b", [timed("a_eager", 1.0)], H200 | {"driver": "580.1", "power_limit_w": 500.0})
+    assert changes(one, other).environment == {
+        "driver": ("570.124.06", "580.1"),
+        "power_limit_w": (700.0, 500.0),
+    }
+
+
+def write(folder: Path, rows: list[Measurement], env: dict[str, object]) -> pd.DataFrame:
+    from harness import store
+
+    return store.read(write_run(folder / "run", [rows], env=env))
+
+
+def test_the_command_shows_and_writes_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = gpu_run(tmp_path / "results" / "gemm" / "one")
+    other = write_run(tmp_path / "results" / "gemm" / "two", [[timed("a_eager", 1.0)]], env=CPU)
+    assert main(["diff", str(one), str(one)]) == 0
+    text = capsys.readouterr().out
+    assert "slower" not in text
+    assert "same" in text
+    assert main(["diff", str(one), str(other)]) == 0
+    text = capsys.readouterr().out
+    assert "another device" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert main(["diff", "one", "two", f"results_dir={tmp_path / 'results'}", "json=true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["environment"]["device"] == ["cuda", "cpu"]
+    assert found["times"] == []
+
+
+def test_hostile_words_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = "[red]\x1b[2J</script>"
+    runs = [
+        write_run(
+            tmp_path / name, [[timed("a_eager", ms, resolved={bad: bad + name})]], env=H200 | {bad: name}
+        )
+        for name, ms in (("one", 1.0), ("two", 2.0))
+    ]
+    assert main(["diff", *map(str, runs)]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "[red]" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "two runs, got 0"),
+        (["one"], "two runs, got 1"),
+        (["one", "two", "three"], "two runs, got 3"),
+        (["nowhere", "two"], "no run 'nowhere'"),
+        (["one", "two", "--html"], "unknown word '--html'"),
+        (["one", "two", "out=x"], "unknown word 'out'"),
+    ],
+)
+def test_bad_input(
+    words: list[str],
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["diff", *words]) == 2
+    captured = capsys.readouterr()
+    assert hint in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_an_empty_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    one = gpu_run(tmp_path / "one")
+    assert main(["diff", str(tmp_path / "empty"), str(one)]) == 2
+    assert "holds no row" in capsys.readouterr().err

@@ -1,0 +1,276 @@
+"""MFU. Oracles: PaLM's formula, the definition T_min / T_step, published figures formed again from their inputs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import store
+from harness.compare import rows_of
+from harness.hardware import DEVICES, lookup, named
+from harness.mfu import COLUMNS, EXECUTED, FLAGS, FORMULAS, Utilization, floor_seconds, of_row, utilization
+from harness.mfu_examples import EXAMPLES, read_again
+
+H200 = named("h200")
+WITH_FP8 = [device for device in DEVICES if "fp8" in device.tflops]
+PUBLISHED = Path(__file__).parents[2] / "results" / "published"
+amounts = st.floats(1e6, 1e18)
+
+
+@given(flops=amounts, seconds=st.floats(1e-4, 1e4), device=st.sampled_from(DEVICES))
+def test_all_in_bf16_it_is_palm_s(flops: float, seconds: float, device: object) -> None:
+    """arXiv:2204.02311, appendix B: MFU = observed throughput over the peak throughput, to 1e-9."""
+    found = utilization({"bf16": flops}, seconds, device, recomputed={})  # type: ignore[arg-type]
+    palm = flops / seconds / (device.tflops["bf16"] * 1e12)  # type: ignore[attr-defined]
+    assert found.mfu_mixed == pytest.approx(palm, rel=1e-9)
+    assert found.mfu_bf16_peak == pytest.approx(palm, rel=1e-9)
+    assert found.hfu == pytest.approx(palm, rel=1e-9)
+    assert found.fp8_share == 0
+
+
+@given(
+    device=st.sampled_from(WITH_FP8),
+    parts=st.lists(
+        st.tuples(st.sampled_from(["bf16", "e4m3", "e5m2"]), amounts, st.floats(0.01, 1.0)), min_size=1
+    ),
+    idle=st.floats(0, 10),
+)
+def test_what_really_runs_never_passes_100_percent(
+    device: object, parts: list[tuple[str, float, float]], idle: float
+) -> None:
+    """A step is made of GEMMs, each at some share of the peak of its own dtype, and of time without any."""
+    flops: dict[str, float] = {}
+    seconds = idle
+    for dtype, amount, share in parts:
+        flops[dtype] = flops.get(dtype, 0.0) + amount
+        seconds += amount / (share * device.peak_tflops(dtype) * 1e12)  # type: ignore[attr-defined]
+    found = utilization(flops, seconds, device, formula="causal", recomputed={})  # type: ignore[arg-type]
+    assert found.mfu_mixed is not None
+    assert found.mfu_mixed <= 1 + 1e-9
+    assert not {"over_peak", "masked_counted"} & set(found.flags)
+    assert found.mfu_fp8_peak <= found.mfu_mixed + 1e-9 <= found.mfu_bf16_peak + 2e-9  # type: ignore[operator]
+
+
+def test_the_whole_of_masked_attention_can_pass_100_percent_and_says_so() -> None:
+    """Megatron-LM issue 831: half of T x T never runs; counting it makes 90 % into 117 %."""
+    seconds = 1.0
+    gemm, attention = 0.6 * 989e12, 0.3 * 989e12
+    causal = utilization({"bf16": gemm + attention}, seconds, H200, formula="causal", recomputed={})
+    palm = utilization({"bf16": gemm + 2 * attention}, seconds, H200, formula="palm", recomputed={})
+    assert causal.mfu_mixed == pytest.approx(0.9)
+    assert causal.flags == ()
+    assert palm.mfu_mixed == pytest.approx(1.2)
+    assert palm.flags == ("masked_counted",)
+
+
+def test_each_dtype_against_its_own_peak() -> None:
+    """One second of FP8 at its peak and one of bf16 at its own, in four seconds: half."""
+    flops = {"e4m3": 0.75 * 1979e12, "e5m2": 0.25 * 1979e12, "bf16": 989e12}
+    found = utilization(flops, 4.0, H200, formula="causal", tokens=4096, recomputed={})
+    assert found.mfu_mixed == pytest.approx(0.5)
+    assert found.mfu_bf16_peak == pytest.approx((1979 + 989) / 989 / 4)
+    assert found.mfu_fp8_peak == pytest.approx((1979 + 989) / 1979 / 4)
+    assert found.fp8_share == pytest.approx(1979 / (1979 + 989))
+    assert found.tokens_per_s == 1024
+    assert found.model_tflops == pytest.approx((1979 + 989) / 4)
+
+
+def test_an_fp8_run_may_pass_the_bf16_peak_and_is_labelled() -> None:
+    found = utilization({"e4m3": 1200e12}, 1.0, H200, formula="gemm", recomputed={})
+    assert found.mfu_bf16_peak > 1  # type: ignore[operator]
+    assert found.mfu_mixed < 1  # type: ignore[operator]
+    assert found.flags == ("bf16_peak_passed",)
+
+
+def test_above_its_own_peak_at_the_measured_clock_is_impossible() -> None:
+    """132 SMs x 1500 MHz x 8192 = 1622 TFLOP/s, below the published 1979."""
+    fast = {"e4m3": 1700e12}
+    assert utilization(fast, 1.0, H200, formula="gemm", clock_mhz=1500).flags[0] == "over_peak"
+    assert "over_peak" not in utilization(fast, 1.0, H200, formula="gemm", clock_mhz=1980).flags
+    assert utilization({"bf16": 1000e12}, 1.0, H200, formula="gemm").flags == ("over_published",)
+    assert utilization({"bf16": 1000e12}, 1.0, H200, formula="gemm", clock_mhz=1980).flags == ()
+
+
+def test_a_geforce_above_its_fp32_accumulation_peak_gives_its_mode_away() -> None:
+    """measuring.md, section 7: any result above that peak proves the fp16 path."""
+    card = named("rtx_4090")
+    assert (
+        "fp16_accumulation" in utilization({"e4m3": 500e12}, 1.0, card, formula="gemm", clock_mhz=2520).flags
+    )
+    assert "over_peak" in utilization({"e4m3": 800e12}, 1.0, card, formula="gemm", clock_mhz=2520).flags
+
+
+def test_recomputation_counts_for_the_hardware_and_not_for_the_model() -> None:
+    flops, again = {"bf16": 600e12}, {"bf16": 200e12}
+    found = utilization(
+        flops, 1.0, H200, formula="causal", recomputed=again, achieved={"bf16": 800.0, "fp8": 1300.0}
+    )
+    assert found.mfu_mixed == pytest.approx(600 / 989)
+    assert found.hfu == pytest.approx(800 / 989)
+    assert found.achievable == pytest.approx(1.0)
+    assert utilization(flops, 1.0, H200, formula="causal", recomputed=None).hfu is None, (
+        "not known is not none"
+    )
+
+
+def test_against_measured_rates_e4m3_and_e5m2_are_both_fp8() -> None:
+    achieved = {"bf16": 780.0, "fp8": 1300.0}
+    found = utilization(
+        {"e4m3": 650e12, "e5m2": 650e12}, 2.0, H200, formula="causal", recomputed={}, achieved=achieved
+    )
+    assert found.achievable == pytest.approx(0.5)
+    assert utilization({"fp32": 1e12}, 2.0, H200, recomputed={}, achieved=achieved).achievable is None
+
+
+def test_unknown_peaks_are_not_available_never_a_stand_in() -> None:
+    for flops, device in (({"bf16": 1e15}, None), ({"fp32": 1e15}, H200), ({"e4m3": 1e15}, named("a100"))):
+        found = utilization(flops, 1.0, device, formula="causal", tokens=8, recomputed={})
+        assert (found.mfu_mixed, found.hfu, found.achievable) == (None, None, None)
+        assert found.model_tflops == 1000
+        assert found.tokens_per_s == 8
+    assert utilization({"bf16": 1e15}, 1.0, None, recomputed={}).mfu_bf16_peak is None
+
+
+def test_least_time_needs_the_rate_of_every_dtype_that_occurs() -> None:
+    assert floor_seconds({"bf16": 2e12, "e4m3": 0.0}, {"bf16": 1.0}) == 2.0
+    assert floor_seconds({"bf16": 2e12, "e4m3": 1.0}, {"bf16": 1.0}) is None
+    assert floor_seconds({"bf16": 2e12}, {"bf16": None}) is None
+    assert floor_seconds({}, {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("flops", "seconds", "formula"),
+    [
+        ({"bf16": 1.0}, 0.0, "palm"),
+        ({"bf16": 1.0}, -1.0, "palm"),
+        ({"bf16": 1.0}, math.nan, "palm"),
+        ({"bf16": 1.0}, math.inf, "palm"),
+        ({"bf16": -1.0}, 1.0, "palm"),
+        ({"bf16": math.nan}, 1.0, "palm"),
+        ({"bf16": 1.0}, 1.0, "lies"),
+    ],
+)
+def test_what_cannot_be_is_refused(flops: dict[str, float], seconds: float, formula: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|must be|known"):
+        utilization(flops, seconds, H200, formula=formula)
+
+
+def test_columns_and_flags_are_those_of_the_figures() -> None:
+    fields = set(Utilization.__dataclass_fields__)
+    assert [c.name for c in COLUMNS] == [name for name in Utilization.__dataclass_fields__ if name != "flags"]
+    assert {c.name for c in COLUMNS} < fields
+    assert FORMULAS.keys() > EXECUTED
+    assert all(FLAGS.values())
+
+
+def row(**changed: object) -> dict[str, object]:
+    resolved = {
+        "flops_formula_id": "palm",
+        "flops_causal": {"bf16": 3e14, "e4m3": 6e14},
+        "flops_recomputed": {"palm": {"bf16": 2e14}, "causal": {"bf16": 1e14}},
+        "checkpointing": "full",
+        "tokens_per_step": 16384,
+    }
+    return {
+        "status": "ok",
+        "value": 1000.0,
+        "unit": "ms",
+        "flops": json.dumps({"bf16": 4e14, "e4m3": 6e14}),
+        "resolved": json.dumps(resolved),
+        "sample_clock_mhz": [1900.0, math.nan, 1980.0],
+    } | changed
+
+
+def test_a_stored_step_has_a_line_for_each_count() -> None:
+    palm, causal = of_row(row(), H200, {"bf16": 780.0, "fp8": 1300.0})
+    assert (palm.formula, causal.formula) == ("palm", "causal")
+    assert palm.mfu_mixed == pytest.approx(400 / 989 + 600 / 1979)
+    assert causal.mfu_mixed == pytest.approx(300 / 989 + 600 / 1979)
+    assert palm.hfu == pytest.approx(600 / 989 + 600 / 1979)
+    assert causal.hfu == pytest.approx(400 / 989 + 600 / 1979)
+    assert causal.achievable == pytest.approx(400 / 780 + 600 / 1300)
+    assert palm.tokens_per_s == 16384
+
+
+def test_stored_rows_without_time_or_counts() -> None:
+    assert of_row(row(status="failed", value=None), H200) == ()
+    assert of_row(row(flops="{}"), H200) == ()
+    plain = of_row(row(resolved="{}"), H200)
+    assert [u.formula for u in plain] == ["gemm"]
+    assert plain[0].tokens_per_s is None
+    old = of_row(row(resolved=json.dumps({"flops_formula_id": "palm", "checkpointing": "full"})), H200)
+    assert old[0].hfu is None, "a run from before recomputation was stored"
+    assert old[0].mfu_mixed is not None
+
+
+def test_no_published_run_passes_100_percent_by_the_causal_count() -> None:
+    """Every stored time of results/published that declares FLOPs; on a CPU, whose peak is unknown, N/A."""
+    frame = store.read(PUBLISHED)
+    seen = 0
+    for one in rows_of(frame[frame["metric"] == "time_ms"]):
+        env = json.loads(one["env"] or "{}")
+        name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+        device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+        for found in of_row(one, device):
+            seen += 1
+            assert found.mfu_mixed is None if device is None else found.mfu_mixed is not None
+            if found.formula in EXECUTED and found.mfu_mixed is not None:
+                assert found.mfu_mixed <= 1
+            assert "over_peak" not in found.flags
+    assert seen or not len(frame[frame["metric"] == "time_ms"])
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.key)
+def test_published_figures_follow_from_their_inputs(example: object) -> None:
+    """Each printed percentage, formed again, to 1 % of itself: the published inputs are rounded."""
+    reading = read_again(example)  # type: ignore[arg-type]
+    assert reading.reproduced == pytest.approx(reading.example.printed, rel=0.01)
+    assert reading.impossible == (reading.example.printed > 100)
+    mixed = reading.columns.mfu_mixed
+    assert mixed is not None
+    assert 0 < mixed < 1
+    assert "over_peak" not in reading.columns.flags
+
+
+def test_the_three_anti_examples_are_explained() -> None:
+    """152 % is 20.5 % (its author's own correction); 563 % is at most 71 %; 27.7 % is 32 % mixed and faster than bf16."""
+    by_key = {example.key: read_again(example) for example in EXAMPLES}
+    assert by_key["152 %"].columns.mfu_mixed == pytest.approx(0.205, abs=0.001)
+    assert by_key["563 %"].columns.mfu_mixed == pytest.approx(0.703, abs=0.001)
+    fp8, bf16 = by_key["27.7 %"].columns, by_key["40.8 %"].columns
+    assert fp8.mfu_fp8_peak == pytest.approx(0.277, abs=0.001)
+    assert fp8.mfu_bf16_peak == pytest.approx(0.554, abs=0.001)
+    assert fp8.mfu_mixed == pytest.approx(0.321, abs=0.002)
+    assert bf16.mfu_mixed == pytest.approx(0.408, abs=0.001)
+    assert fp8.tokens_per_s > bf16.tokens_per_s  # type: ignore[operator]
+    assert 0.8 < fp8.fp8_share < 0.9
+
+
+def page_lines() -> list[str]:
+    """The table of docs/mfu.md, from the inputs."""
+    lines = [
+        "| printed | formed again | of bf16 peak | of FP8 peak | mixed MFU | reads as | what is wrong | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for reading in map(read_again, EXAMPLES):
+        example, found = reading.example, reading.columns
+        shares = (found.mfu_bf16_peak, found.mfu_fp8_peak, found.mfu_mixed)
+        cells = [example.key, f"{reading.reproduced:.1f} %" + (", impossible" if reading.impossible else "")]
+        cells += [f"{100 * share:.1f} %" for share in shares if share is not None]
+        cells += [example.reads_as, example.reason, f"{example.source}; {example.date}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def test_the_page_shows_the_examples_and_every_column() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "mfu.md").read_text()
+    assert "\n".join(page_lines()) in page
+    for column in COLUMNS:
+        assert column.title in page or column.name in ("fp8_share", "formula")
+    for formula in FORMULAS:
+        assert f"`{formula}`" in page
