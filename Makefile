@@ -5,6 +5,7 @@
 # make bench        speed bars (harness overhead)
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          on a GPU machine: gpu tests, sweeps and training steps, in slots of at most 9 minutes; run it again to go on
+# make published    the published report in reports/published, from results/published
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ ARGS ?=
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test check format coverage bench gate gpu setup clean
+.PHONY: quick test check format coverage bench gate gpu published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -50,6 +51,9 @@ gate: $(READY)
 
 gpu: $(READY)
 	$(PY) -m harness gpu $(ARGS)
+
+published: $(READY)
+	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
 
 setup: $(READY)
 

@@ -27,7 +27,7 @@ sweeps
 {sweeps}
 
 keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
-      seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
+      cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
       results_dir=DIR   reports_dir=DIR
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM

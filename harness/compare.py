@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -79,10 +80,12 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
 
         Figures are NaN where there is nothing to compare.
     """
-    timed = frame[frame["metric"].isin(TIMES)]
+    # Grouped here and not by pandas: a group of a frame costs a millisecond, and a sweep has thousands of cases.
+    cases: dict[tuple[str, str, str], list[_Row]] = {}
+    for record in rows_of(frame[frame["metric"].isin(TIMES)]):
+        cases.setdefault((record["run_id"], record["case_id"], record["metric"]), []).append(_Row(record))
     out: list[dict[str, object]] = []
-    for _, group in timed.groupby(["run_id", "case_id", "metric"], sort=False):
-        rows = [_Row(r) for r in rows_of(group)]
+    for rows in cases.values():
         for regime, arms in _by_regime(rows):
             floors = _noise_floors(arms)
             # A run whose first baseline alone has a control: its floor stands for the case.
@@ -140,8 +143,10 @@ def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
     ratios = paired_ratios(rows)
     ratio_of = {(r["run_id"], r["case_id"], r["regime"], r["arm"]): r for r in rows_of(ratios)}
     out: list[dict[str, object]] = []
-    for (run_id, case_id), group in rows.groupby(["run_id", "case_id"], sort=False):
-        cells = [_Row(r) for r in rows_of(group)]
+    cases: dict[tuple[str, str], list[_Row]] = {}
+    for record in rows_of(rows):
+        cases.setdefault((record["run_id"], record["case_id"]), []).append(_Row(record))
+    for (run_id, case_id), cells in cases.items():
         for regime, arms in _by_regime(cells):
             for precision in PRECISIONS:
                 line: dict[str, object] = {"run_id": run_id, "case_id": case_id, "regime": regime}
@@ -183,7 +188,9 @@ def environment_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a frame as dictionaries."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    names = [str(name) for name in frame.columns]
+    columns = [frame[name].tolist() for name in frame.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 class _Row:
@@ -218,15 +225,19 @@ class _Row:
         """Tokens of one training step; 0 where the row is of no such step."""
         return float(_json(self.record["resolved"]).get("tokens_per_step") or 0)
 
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        """Median of the samples of each round."""
+        if not len(self.record["rounds"]):
+            return {}
+        return stats.round_medians(self.record["samples"], self.record["rounds"])
+
     def log_ratios(self, arm: _Row) -> list[float]:
         """log(median of this one / median of `arm`), a value a shared round; none where they share no round."""
-        mine, theirs = self.record, arm.record
-        if not set(mine["rounds"]) & set(theirs["rounds"]):
-            return []
         # Steps of different batches compare by the token: a step of twice the tokens may take twice the time.
         more = math.log(arm.tokens / self.tokens) if arm.tokens and self.tokens else 0.0
-        ratios = stats.paired_log_ratios(theirs["samples"], theirs["rounds"], mine["samples"], mine["rounds"])
-        return (ratios + more).tolist()
+        mine, theirs = self.medians, arm.medians
+        return [math.log(mine[r] / theirs[r]) + more for r in mine if r in theirs]
 
 
 def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
@@ -310,6 +321,11 @@ def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, 
     ), f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"
 
 
-def _json(text: object) -> dict[str, Any]:
-    value = json.loads(text) if isinstance(text, str) and text else {}
+def _json(text: object) -> Mapping[str, Any]:
+    return _object(text) if isinstance(text, str) and text else {}
+
+
+@lru_cache(maxsize=4096)  # the rows of a case repeat their axes, environment and FLOPs
+def _object(text: str) -> Mapping[str, Any]:
+    value = json.loads(text)
     return value if isinstance(value, dict) else {}

@@ -68,6 +68,7 @@ class SweepConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
+    cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)
     model: Any = None  # a name of harness.models, or `model._target_=my.module.build` with its arguments
     data: str | None = None  # a name of harness.data
@@ -233,6 +234,9 @@ def _normalise(word: str) -> str:
         train = {f.name for f in dataclasses.fields(TrainConfig)}
         if rest[0] not in train:
             raise unknown("key", key, (f"train.{name}" for name in train))
+    if key == "cases":  # an id of digits alone, or one like 12e4567, is a text and no number
+        ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
+        return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
     if root in {"results_dir", "reports_dir", "resume", "data_path", "schedule"} and value[:1] not in {
         "'",

@@ -62,7 +62,7 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
         suites: the table of suites by name.
 
     Raises:
-        UsageError: unknown suite, axis, arm or shape set; a value out of range; a shape that a requested arm can
+        UsageError: unknown suite, axis, arm, case or shape set; a value out of range; a shape that a requested arm can
             never run when it was asked for by number; only arms that this device can't run.
     """
     parts = _parts(config)
@@ -74,11 +74,23 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     for name, part in parts.items():
         planned, products[name] = _plan_part(name, part, config, suites)
         cases += planned
+    cases = _chosen(cases, config.get("cases") or ())
     if recipe is not None:
         _refuse_high_precision_alone(recipe, cases)
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config["device"])))
     return Plan(tuple(cases), products)
+
+
+def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
+    """The cases with these ids, or all if none is named."""
+    known = {c.case.case_id for c in cases}
+    for name in ids:
+        if name not in known:
+            raise UsageError(
+                f"no case {name!r} in this sweep with these axes on this device; dry_run=true lists all"
+            )
+    return [c for c in cases if c.case.case_id in ids] if ids else cases
 
 
 def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

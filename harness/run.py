@@ -207,7 +207,19 @@ def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, P
 
 
 # What decides which cases and arms there are, and how they train
-_SETTINGS = ("suite", "axes", "shapes", "arms", "parts", "model", "data", "schedule", "train", "seed")
+_SETTINGS = (
+    "suite",
+    "axes",
+    "shapes",
+    "arms",
+    "cases",
+    "parts",
+    "model",
+    "data",
+    "schedule",
+    "train",
+    "seed",
+)
 
 
 def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:

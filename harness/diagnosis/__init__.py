@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness import verdict
+from harness.compare import rows_of
 from harness.diagnosis import casts, curves, execution
 from harness.diagnosis.execution import NOT_FP8
 from harness.diagnosis.finding import Finding, Material, Record
@@ -43,7 +44,7 @@ def findings(frame: pd.DataFrame, verdicts: Sequence[ArmVerdict] | None = None) 
         frame: rows as read by `harness.store.read`.
         verdicts: of `harness.verdict.judge` on the same rows, where they are at hand.
     """
-    records = [Record({str(k): v for k, v in row.items()}) for row in frame.to_dict("records")]
+    records = [Record(row) for row in rows_of(frame)]
     verdicts = verdict.judge(frame) if verdicts is None else verdicts
     material = Material(frame, records, setups(frame), verdicts)
     return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))

@@ -6,13 +6,13 @@ import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from harness.errors import UsageError
 from harness.store import find_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,20 @@ def main(argv: Sequence[str]) -> int:
         "--results-dir", default="results", help="where run ids are looked up (default: results)"
     )
     parser.add_argument("--static", action="store_true", help="no JavaScript: smaller, tables do not sort")
+    parser.add_argument("--mfu", action="store_true", help="MFU first, or why there is none")
+    parser.add_argument(
+        "--figures",
+        action="store_true",
+        help="also write the figures as SVG; the markdown twin then shows them",
+    )
     options = parser.parse_args(argv)
     folders = [find_run(name, options.results_dir) for name in options.runs]
     output = (
         options.output or Path("reports") / f"{folders[0].name if len(folders) == 1 else 'comparison'}.html"
     )
-    written = write_report(folders, output, static=options.static)
+    written = write_report(
+        folders, output, static=options.static, focus="mfu" if options.mfu else "", figures=options.figures
+    )
     for problem in written.problems:
         sys.stderr.write(f"warning: {problem}\n")
     sys.stdout.write(f"report   {written.html}\nmarkdown {written.markdown}\n")
@@ -58,13 +66,21 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see python -m harness report --help")
 
 
-def write_report(run_dirs: Sequence[Path], out_path: Path, static: bool = False) -> ReportPaths:
+def write_report(
+    run_dirs: Sequence[Path],
+    out_path: Path,
+    static: bool = False,
+    focus: Literal["", "mfu"] = "",
+    figures: bool = False,
+) -> ReportPaths:
     """Writes the report of some runs: a pure function of what is stored.
 
     Args:
         run_dirs: run folders (or folders above them, or Parquet files), of one machine or of several.
         out_path: the HTML file; the markdown twin takes the same name with `.md`.
         static: leave out the JavaScript.
+        focus: "mfu" puts MFU first, or the reason why there is none.
+        figures: write each figure into `<name>_figures/` too, where the markdown twin shows it from.
 
     Raises:
         UsageError: a path is missing or is no run, there is no row to show, or out_path can't be written.
@@ -76,14 +92,26 @@ def write_report(run_dirs: Sequence[Path], out_path: Path, static: bool = False)
     if out_path.suffix != ".html":
         raise UsageError(f"the report {out_path} must be named *.html")
     material = load(run_dirs, out_path.parent)
-    html, markdown = render(material, static)
+    beside = out_path.with_name(f"{out_path.stem}_figures")
+    page = render(material, static, focus, beside.name if figures else "")
     twin = out_path.with_suffix(".md")
     try:
         out_path.parent.mkdir(parents=True, exist_ok=True)
-        for path, content in ((out_path, html), (twin, markdown)):
-            path.write_text(content, encoding="utf-8")
+        out_path.write_text(page.html, encoding="utf-8")
+        twin.write_text(page.markdown, encoding="utf-8")
+        if figures:
+            _write_figures(beside, page.figures)
     except OSError as error:
         raise UsageError(
             f"cannot write {out_path} ({error.strerror}); choose another place with -o FILE.html"
         ) from error
     return ReportPaths(out_path, twin, material.problems)
+
+
+def _write_figures(folder: Path, figures: Mapping[str, str]) -> None:
+    """Writes figures by name; those of an earlier report that are no longer drawn are removed."""
+    folder.mkdir(exist_ok=True)
+    for name, content in figures.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    for stale in {path.name for path in folder.glob("*.svg")} - figures.keys():
+        (folder / stale).unlink()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from harness.compare import rows_of
 from harness.report import text
-from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, ratio_axis, svg
 from harness.report.numerics import SQNR, numerics_by_arm
-from harness.report.tables import arm_records, copy_curve
+from harness.report.records import arm_records, newest
 from harness.report.verdicts import fp8_pairs
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from harness.report.runs import Machine
 
+LINES: tuple[Any, ...] = (":", "--", "-.", (0, (1, 3)))
 MOST_ROWS = 28  # cases in one figure; the caption says how many of how many
 
 
@@ -50,7 +51,9 @@ def speedups(machine: Machine) -> list[Chart]:
 def rates(machine: Machine) -> list[Chart]:
     """TFLOP/s of every GEMM arm by shape, with the matmul rates that this device reached in the ceilings."""
     records = [
-        r for r in arm_records(machine, "gemm") if r["tflops"] == r["tflops"] and r["regime"] == "isolated"
+        r
+        for r in newest(arm_records(machine, "gemm"))
+        if r["tflops"] == r["tflops"] and r["regime"] == "isolated"
     ]
     if not records:
         return []
@@ -61,12 +64,13 @@ def rates(machine: Machine) -> list[Chart]:
     for i, arm in enumerate(arms):
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
         axes.plot(*zip(*own, strict=True), MARKERS[i % 8], color=SERIES[i % 8], label=arm)
-    for label, value, style in _matmul_ceilings(machine):
-        axes.axvline(value, color=MUTED, linewidth=0.9, linestyle=style, label=label)
+    best = machine.ceilings.achieved if machine.ceilings else {}
+    for i, (kind, rate) in enumerate(sorted(best.items())):
+        axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"best {kind} product")
     axes.set_xlim(left=0)
     axes.set_xlabel("TFLOP/s (2MNK / median time)")
     legend(figure, axes)
-    caption = f"{_count(cases, records)} Isolated regime. Lines: matmul rates reached by this device in the ceilings."
+    caption = f"{_count(cases, records)} Isolated regime. Lines: the best products measured on this device, ceilings included."
     return [
         Chart(
             f"rates-{machine.env_id}", "GEMM rate by shape", svg(figure, f"rates-{machine.env_id}"), caption
@@ -77,11 +81,14 @@ def rates(machine: Machine) -> list[Chart]:
 @mpl.rc_context(STYLE)
 def casts(machine: Machine) -> list[Chart]:
     """Bandwidth of each cast by bytes moved, under the copy that this device reached; a panel an arm."""
-    records = [r for r in arm_records(machine, "cast") if r["gb_per_s"] == r["gb_per_s"]]
+    records = [r for r in newest(arm_records(machine, "cast")) if r["gb_per_s"] == r["gb_per_s"]]
     records = [r for r in records if r["regime"] in ("isolated", "")]
     if not records:
         return []
-    copy = copy_curve(machine)
+    copy = [
+        (moved, rate / 1e9)
+        for moved, rate in (machine.ceilings.moves.get("copy", ()) if machine.ceilings else ())
+    ]
     arms = list(dict.fromkeys(r["arm"] for r in records))
     constant = machine.constant_axes("cast")
     figure = Figure(figsize=(9.5, 3.1), layout="constrained")
@@ -141,7 +148,7 @@ def soundness(machine: Machine) -> list[Chart]:
     for i, (metric, name) in enumerate(SQNR.items()):
         drawn = rows[rows["metric"] == metric]
         for y, w in enumerate(worst):
-            own = drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)]
+            own = _spread(drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)].tolist())
             axes.plot(own, [y] * len(own), MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9)
             if len(own) and metric in w.bounds:
                 axes.plot([w.bounds[metric]] * 2, [y - 0.36, y + 0.36], color=SERIES[i], linewidth=1.6)
@@ -152,7 +159,7 @@ def soundness(machine: Machine) -> list[Chart]:
     axes.margins(x=0.06)
     legend(figure, axes)
     bound = " A bar: the least SQNR that the suite accepts in the case nearest to it." if bounded else ""
-    caption = f"A mark a case, against a high-precision reference of the same operands.{bound}"
+    caption = f"A mark a case (60 of an arm at most, by rank), against a high-precision reference of the same operands.{bound}"
     return [
         Chart(
             f"sqnr-{machine.env_id}",
@@ -171,26 +178,24 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
     figure = Figure(figsize=(9.5, height), layout="constrained")
     columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    ends = [1.0]
+    ends, row = [1.0], {case: i for i, case in enumerate(cases)}
     for axes, (title, group) in zip(columns, panels.items(), strict=True):
         axes.axvline(1, color=INK, linewidth=0.9)
-        for r in rows_of(group):
-            if r["case_id"] not in cases:
-                continue
-            row = list(cases).index(r["case_id"])
-            i = arms.index(re.sub("_(eager|compile)$", "", r["arm"]))
-            y = row + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2)
-            if r["floor"] == r["floor"] and i == 0:
-                axes.fill_betweenx(
-                    [row - 0.42, row + 0.42], 1 / r["floor"], r["floor"], color=BAND, linewidth=0
-                )
-            if r["low"] == r["low"]:
-                axes.plot([r["low"], r["high"]], [y, y], color=SERIES[i % 8], linewidth=1.3)
-                ends += [r["low"], r["high"]]
-            ends.append(r["speedup"])
-            axes.plot([r["speedup"]], [y], MARKERS[i % 8], color=SERIES[i % 8])
+        shown = [r for r in rows_of(group) if r["case_id"] in cases]
+        floors = {row[r["case_id"]]: r["floor"] for r in shown if r["floor"] == r["floor"]}
+        lows = [1 / floor for floor in floors.values()]
+        widths = [floor - 1 / floor for floor in floors.values()]
+        axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
+        for i, arm in enumerate(arms):
+            own = [r for r in shown if re.sub("_(eager|compile)$", "", r["arm"]) == arm]
+            at = [row[r["case_id"]] + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2) for r in own]
+            known = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if r["low"] == r["low"]]
+            if known:
+                axes.hlines(*zip(*known, strict=True), color=SERIES[i % 8], linewidth=1.3)
+            axes.plot([r["speedup"] for r in own], at, MARKERS[i % 8], color=SERIES[i % 8])
+            ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if end == end]
         axes.set_title(title)
-        _ratio_axis(axes)
+        ratio_axis(axes.xaxis, log=axes.set_xscale)
         axes.set_yticks(range(len(cases)), list(cases.values()))
         axes.set_ylim(len(cases) - 0.4, -0.6)
         axes.grid(axis="x")
@@ -219,14 +224,12 @@ def _rows_figure(labels: Sequence[str]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _ratio_axis(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(
-        LogLocator(base=10, subs=(0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7))
-    )
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_minor_locator(NullLocator())
+def _spread(values: list[float], most: int = 60) -> list[float]:
+    """At most so many of the values, evenly by rank, the smallest and the largest among them: more cannot be seen."""
+    ordered = sorted(values)
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
 
 
 def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) -> dict[str, str]:
@@ -234,20 +237,9 @@ def _largest(records: Sequence[Mapping[str, Any]], constant: Collection[str]) ->
     axes = {r["case_id"]: text.axes_of(r["axes"]) for r in records}
     size = {c: math.prod(v for v in a.values() if isinstance(v, int)) for c, a in axes.items()}
     kept = set(sorted(axes, key=lambda c: size[c], reverse=True)[:MOST_ROWS])
-    return {c: text.case_label(a, constant) for c, a in axes.items() if c in kept}
+    return {c: text.short(text.case_label(a, constant), 48) for c, a in axes.items() if c in kept}
 
 
 def _count(cases: Mapping[str, str], records: Sequence[Mapping[str, Any]]) -> str:
     total = len({r["case_id"] for r in records})
     return f"The {len(cases)} largest of {total} cases; the table has all." if len(cases) < total else ""
-
-
-def _matmul_ceilings(machine: Machine) -> list[tuple[str, float, Any]]:
-    """Best rate of each kind of matmul in the ceilings, with a line style each."""
-    found: dict[str, float] = {}
-    for r in arm_records(machine, "ceilings"):
-        what = str(text.axes_of(r["axes"]).get("what"))
-        if what.startswith("mm_") and r["tflops"] == r["tflops"]:
-            found[what] = max(found.get(what, 0.0), r["tflops"])
-    styles = (":", "--", "-.", (0, (1, 3)))
-    return [(f"{what} ceiling", found[what], styles[i % 4]) for i, what in enumerate(sorted(found))]

@@ -6,15 +6,25 @@ serves both colour schemes. Series differ in marker or dash as well as colour. T
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import escape
+from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from harness.report.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
@@ -24,6 +34,9 @@ VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"} | {
 }
 MARKERS = "osD^vPX*"
 STYLE: Any = {
+    **rcParamsDefault,  # whatever the reader's matplotlibrc says: the same rows give the same bytes
+    "text.parse_math": False,  # a name with two dollar signs is a name
+    "font.sans-serif": ["DejaVu Sans"],  # measures the letters; the page draws them in its own font
     "svg.fonttype": "none",
     "svg.hashsalt": "fp8-harness",
     "figure.facecolor": "none",
@@ -76,16 +89,34 @@ def legend(figure: Figure, axes: Axes) -> None:
     )
 
 
+def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:
+    """Speedups on a logarithmic scale, so that 2x and 0.5x are as far from 1; `log` sets the scale of the axis."""
+    log("log")
+    at = (1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7, 8, 9)
+    axis.set_major_locator(LogLocator(base=10, subs=at))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
+
+
 def svg(figure: Figure, key: str) -> str:
     """The figure as an <svg> element: no prolog, no metadata, ids of its own, colours by CSS variable."""
     buffer = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(
-        buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
-    text = buffer.getvalue()
+    with warnings.catch_warnings():
+        # The page's own font draws the letters; matplotlib's serves to measure them.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        # A name so long that nothing is left for the figure: it is cut off, not lost.
+        warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    text = printable(buffer.getvalue())
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{key}-", text)
+    # Ids are unique within the page, and short: every mark of a figure repeats one. A hundredth of a point is enough.
+    prefix = hashlib.sha256(key.encode()).hexdigest()[:6]
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    text = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda m: _rounded(m[0]), text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
     # Size comes from the page: the width of its column, the height from viewBox.
@@ -95,3 +126,26 @@ def svg(figure: Figure, key: str) -> str:
         re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", text, count=1),
         count=1,
     )
+
+
+def _rounded(attribute: str) -> str:
+    return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), attribute)
+
+
+def standalone(chart: Chart, css: str) -> str:
+    """A figure as a file of its own: the colours of the page, light or dark as its reader's system is.
+
+    Args:
+        chart: of a report.
+        css: of its page, whose first two `:root` blocks are the light and the dark colours.
+    """
+    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)[:2]
+    colours = [" ".join(re.findall(r"--[\w-]+: #[0-9a-f]{6};", block)) for block in (light, dark)]
+    style = (
+        f"svg {{ {colours[0]} background: var(--paper); }} "
+        f"@media (prefers-color-scheme: dark) {{ svg {{ {colours[1]} }} }} "
+        "text { font-family: system-ui, sans-serif !important; }"
+    )
+    end = chart.svg.index(">") + 1
+    head, rest = chart.svg[:end], chart.svg[end:]
+    return f"{head}\n<title>{escape(chart.title)}</title>\n<style>{style}</style>{rest}"

@@ -48,11 +48,15 @@ NAMED = {
 
 def facts(machine: Machine) -> tuple[tuple[str, str], ...]:
     """Every field of the environment, then how the times were taken, as (name, value with unit)."""
-    flat = _flat(machine.env)
+    every = [_flat(env) for env in machine.envs]
+    flat = {key: [env.get(key) for env in every] for env in every for key in env}
     ordered = [*(k for k in NAMED if k in flat), *(k for k in flat if k not in NAMED)]
     named = {k: NAMED.get(k, (k.replace("_", " "), "")) for k in ordered}
-    known = [(named[k][0], _value(flat[k], named[k][1])) for k in ordered if flat[k] is not None]
-    absent = [named[k][0] for k in ordered if flat[k] is None]
+    shown = {
+        k: list(dict.fromkeys(_value(v, named[k][1]) for v in flat[k] if v is not None)) for k in ordered
+    }
+    known = [(named[k][0], "; ".join(values)) for k, values in shown.items() if values]
+    absent = [named[k][0] for k, values in shown.items() if not values]
     measured = [*_peaks(machine), ("measured on", machine.dates), *_how_timed(machine)]
     return (*known, *([("absent or unreadable", ", ".join(absent))] if absent else []), *measured)
 
@@ -64,12 +68,16 @@ def conditions(machine: Machine) -> str:
     if machine.is_gpu and env.get("power_limit_w") is not None:
         parts.append(f"power limit {env['power_limit_w']:g} W")
     parts += [f"{name} {env[name]}" for name in ("driver", "torch", "triton") if env.get(name)]
-    if env.get("git_commit"):
-        parts.append(
-            f"commit {str(env['git_commit'])[:7]}"
-            + (" with uncommitted changes" if env.get("git_dirty") else "")
-        )
+    commits = machine.commits
+    if commits:
+        told = [c.replace("+", " with uncommitted changes") for c in commits]
+        parts.append(f"commit{'' if len(told) == 1 else 's'} {text.some(told)}")
     return " · ".join(parts)
+
+
+def described(machine: Machine) -> str:
+    """The device and its conditions, as they stand below a figure."""
+    return f"{machine.name} \u00b7 {conditions(machine)}"
 
 
 def _peaks(machine: Machine) -> list[tuple[str, str]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from harness.compare import AGAIN, FP8_DTYPES, TIMES
 from harness.report import text
+from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Worst:
     cases: int
     sqnr: dict[str, float]  # metric of SQNR -> dB of the case that comes nearest to its bound
     bounds: dict[str, float]  # metric of SQNR -> that case's bound in dB, where its suite stores one
+    where: dict[str, tuple[str, str]]  # metric of SQNR -> (run id, case id) of that case
     row_min: float
     accumulation: float
     underflow: float
@@ -55,6 +58,7 @@ class Worst:
         return self.sqnr[metric] < self.bounds.get(metric, -math.inf)
 
 
+@once
 def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
     frame = machine.frame
@@ -69,7 +73,7 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
     }
     out = []
     for (suite, arm), group in checked.groupby(["suite", "arm"], sort=False):
-        sqnr, bounds = _nearest_to_bound(group)
+        sqnr, bounds, where = _nearest_to_bound(group)
         low = group.groupby("metric")["value"].min()
         high = group.groupby("metric")["value"].max()
         out.append(
@@ -80,6 +84,7 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
                 group["case_id"].nunique(),
                 sqnr,
                 bounds,
+                where,
                 float(low.reindex(ROW_SQNR).min()),
                 float(low.get("accum_sqnr_db", math.nan)),
                 float(high.get("underflow_frac", math.nan)),
@@ -90,23 +95,33 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
     return out
 
 
-def _nearest_to_bound(group: pd.DataFrame) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each SQNR, the figure and bound of the case with the least margin; the lowest figure without bounds.
+def _nearest_to_bound(
+    group: pd.DataFrame,
+) -> tuple[dict[str, float], dict[str, float], dict[str, tuple[str, str]]]:
+    """Of each SQNR, the figure, bound and case with the least margin; the lowest figure without bounds.
 
     Every case has a bound of its own (`resolved.sqnr_bound_db`: a number for `sqnr_db`, or a mapping from metric to
     dB): that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3.
     """
-    found: dict[str, tuple[float, float, float | None]] = {}
-    for metric, value, resolved in zip(group["metric"], group["value"], group["resolved"], strict=True):
+    found: dict[str, tuple[float, float, float | None, tuple[str, str]]] = {}
+    columns = (group[name] for name in ("metric", "value", "resolved", "run_id", "case_id"))
+    for metric, value, resolved, run_id, case_id in zip(*columns, strict=True):
         if metric not in SQNR:
             continue
-        stored = json.loads(resolved or "{}").get("sqnr_bound_db")
+        stored = _stored_bound(resolved or "{}")
         bound = stored.get(metric) if isinstance(stored, dict) else stored if metric == "sqnr_db" else None
         margin = float(value) if bound is None else float(value) - float(bound)
         if metric not in found or margin < found[metric][0]:
-            found[metric] = (margin, float(value), bound)
+            found[metric] = (margin, float(value), bound, (run_id, case_id))
     sqnr = {metric: found[metric][1] for metric in SQNR if metric in found}
-    return sqnr, {metric: float(found[metric][2] or 0) for metric in sqnr if found[metric][2] is not None}
+    bounds = {metric: float(found[metric][2] or 0) for metric in sqnr if found[metric][2] is not None}
+    return sqnr, bounds, {metric: found[metric][3] for metric in sqnr}
+
+
+@lru_cache(maxsize=4096)
+def _stored_bound(resolved: str) -> Any:
+    """`resolved.sqnr_bound_db` of a row."""
+    return json.loads(resolved).get("sqnr_bound_db")
 
 
 def numerics_table(machine: Machine) -> Table:
@@ -139,6 +154,7 @@ def numerics_table(machine: Machine) -> Table:
     return Table(f"numerics-{machine.env_id}", tuple(columns[i] for i in kept), cells, sortable=False)
 
 
+@once
 def fp8_rows(machine: Machine) -> pd.DataFrame:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
     frame = machine.frame

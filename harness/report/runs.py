@@ -1,7 +1,10 @@
 """Runs: what a report is made of, read from the store and grouped by machine.
 
-A *machine* is one environment (`env_id`): the same device, power limit, driver and versions. Rows of different
-environments stand in different sections and are never set against each other.
+A *machine* is one environment (`env_id`): the same device, power limit, driver and versions. Times of different
+environments stand in different sections; what one machine gained may be set beside what another gained.
+
+Runs are in the order in which they were made. Where several measured the same case and arm, figures and headlines take
+the newest; tables show all of them, with their run.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ import json
 import math
 import os
 import warnings
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from harness import diagnosis, store
-from harness.compare import TIMES, paired_ratios, with_rates
+from harness.ceilings import Ceilings, ceilings
+from harness.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.errors import UsageError
 from harness.hardware import Device, lookup
 from harness.report import text
@@ -28,11 +33,27 @@ from harness.verdict import judge
 from harness.verdict.rows import setups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.diagnosis import Finding
     from harness.verdict import ArmVerdict
     from harness.verdict.rows import Setup
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TEXTS = ("run_id", "sweep", "suite", "case_id", "arm", "baseline", "regime", "reason", "env_id", "part")
+_IDENTITY = [
+    "run_id",
+    "suite",
+    "case_id",
+    "arm",
+    "metric",
+    "regime",
+    "part",
+    "attempt",
+]  # of a row, within a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +106,40 @@ class Run:
         }.get(self.state, "has no readable run.json, so its command and how it ended are unknown")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Machine:
     """All rows of one environment."""
 
     env_id: str
-    env: dict[str, Any]
+    envs: tuple[
+        dict[str, Any], ...
+    ]  # distinct ones: they differ in what no time depends on, such as the commit
     runs: tuple[Run, ...]
-    frame: pd.DataFrame  # rows of the store, with `tflops` and `gb_per_s` added
+    frame: pd.DataFrame  # rows of the store, with `tflops`, `gb_per_s` and `commit` added
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)  # of `once`
+
+    @property
+    def env(self) -> dict[str, Any]:
+        """The environment of the first rows."""
+        return self.envs[0]
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the frame, to be read only."""
+        return rows_of(self.frame)
+
+    @cached_property
+    def every_ratio(self) -> pd.DataFrame:
+        """Paired ratios of all runs of this machine."""
+        return paired_ratios(self.frame)
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
-        """Paired ratios of all runs of this machine."""
-        return paired_ratios(self.frame)
+        """The newest ratio of each case, arm and regime; one that could be formed before one that could not."""
+        found = self.every_ratio
+        formed = found.assign(formed=found["speedup"].notna()).sort_values("formed", kind="stable")
+        newest = formed.drop_duplicates(["suite", "case_id", "arm", "regime", "metric"], keep="last")
+        return newest.drop(columns="formed").sort_index()
 
     @cached_property
     def trainings(self) -> list[Setup]:
@@ -120,9 +162,34 @@ class Machine:
         name, memory = self.env.get("gpu"), self.env.get("gpu_memory_gib")
         return lookup(name, memory, self.env.get("power_limit_w")) if name and memory else None
 
-    def constant_axes(self, suite: str) -> set[str]:
+    @cached_property
+    def ceilings(self) -> Ceilings | None:
+        """What this machine reached at best; None where nothing of the kind was measured."""
+        return ceilings(self.frame)
+
+    @property
+    def achieved(self) -> dict[str, float] | None:
+        """Best TFLOP/s by rate name, "bf16" and "fp8"; None where no product was measured."""
+        return (self.ceilings.achieved or None) if self.ceilings else None
+
+    @cached_property
+    def suites(self) -> tuple[str, ...]:
+        """Names of the suites that were measured, in that order."""
+        return tuple(self.frame["suite"].unique())
+
+    @cached_property
+    def _constant(self) -> dict[str, frozenset[str]]:
+        groups = self.frame.groupby("suite", sort=False)["axes"]
+        return {str(suite): frozenset(text.constant_axes(own.unique())) for suite, own in groups}
+
+    def constant_axes(self, suite: str) -> frozenset[str]:
         """Axes that say nothing about a case of this suite, having one value in all of them."""
-        return text.constant_axes(self.frame["axes"][self.frame["suite"] == suite])
+        return self._constant.get(suite, frozenset())
+
+    @property
+    def commits(self) -> tuple[str, ...]:
+        """The commits whose code was measured, seven digits each, a "+" where the tree had other changes."""
+        return tuple(dict.fromkeys(c for c in self.frame["commit"] if c))
 
     @property
     def is_gpu(self) -> bool:
@@ -143,6 +210,19 @@ class Machine:
         if not days:
             return "date unknown"
         return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def once(function: Callable[Concatenate[Machine, P], T]) -> Callable[Concatenate[Machine, P], T]:
+    """What follows from a machine's rows is worked out once; every caller gets the same object, to be read only."""
+
+    @wraps(function)
+    def remembered(machine: Machine, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (function, args, tuple(sorted(kwargs.items())))
+        if key not in machine.memo:
+            machine.memo[key] = function(machine, *args, **kwargs)
+        return machine.memo[key]
+
+    return remembered
 
 
 @dataclass(frozen=True)
@@ -170,25 +250,26 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
     """
     for _ in range(3):
         folders: dict[Path, list[Path]] = {}
-        for path in paths:
-            for file in _parquet_files(path):
-                folders.setdefault(file.parent, []).append(file)
+        files = {file.resolve(): file for path in reversed(paths) for file in _parquet_files(path)}
+        for file in sorted(files.values()):
+            folders.setdefault(file.parent, []).append(file)
         problems: list[str] = []
         parts: list[tuple[Run, pd.DataFrame]] = []
-        for folder, files in folders.items():
+        for folder, own in folders.items():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                frame = store.read(list(dict.fromkeys(files)))
+                frame = store.read(own)
             problems += [str(w.message) for w in caught]
             if len(frame):
                 parts.append((_run(folder, frame, out_folder), _sound(frame)))
-        if all(file.exists() for files in folders.values() for file in files):
+        if all(file.exists() for file in files.values()):
             break  # else a run has closed meanwhile and moved its rows to another file
     if not parts:
         named = ", ".join(str(p) for p in paths)
         raise UsageError(
             f"no rows in {named}" + (f" ({problems[0]})" if problems else ": measure first, sweep=NAME")
         )
+    parts.sort(key=lambda part: (str(part[1]["created_at"].min()), part[0].run_id))
     return Material(_machines(parts), tuple(problems))
 
 
@@ -197,34 +278,28 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
 
     A row whose samples are not finite and positive becomes a failed one that says so; it stays visible.
     """
-    frame = frame.copy()
-    for column, empty in (
-        ("env", "{}"),
-        ("axes", "{}"),
-        ("resolved", "{}"),
-        ("timing", "{}"),
-        ("flops", "{}"),
-    ):
-        frame[column] = frame[column].map(lambda text, empty=empty: text if _is_object(text) else empty)
-    for column in (
-        "run_id",
-        "sweep",
-        "suite",
-        "case_id",
-        "arm",
-        "baseline",
-        "regime",
-        "reason",
-        "env_id",
-        "part",
-    ):
-        frame[column] = frame[column].fillna("")
+    attributes = frame.attrs
+    # Text as objects: pandas takes ten times as long to hand out a string of its own type.
+    frame = frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
+    for column in ("env", "axes", "resolved", "timing", "flops"):
+        frame[column] = frame[column].map(
+            {value: value if _is_object(value) else "{}" for value in frame[column].unique()}
+        )
+    for column in _TEXTS:
+        frame[column] = frame[column].where(frame[column].notna(), "")
+    frame["commit"] = frame["env"].map({env: _commit(json.loads(env)) for env in frame["env"].unique()})
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed & ~frame["samples"].map(_are_times)
     frame.loc[impossible, "reason"] = "a stored sample is no time: not finite, or not above 0"
     frame.loc[impossible, "status"] = "failed"
     frame.loc[impossible, "value"] = math.nan
+    frame.attrs = attributes
     return frame
+
+
+def _commit(env: Mapping[str, Any]) -> str:
+    commit = str(env.get("git_commit") or "")[:7]
+    return commit + ("+" if commit and env.get("git_dirty") else "")
 
 
 def _is_object(text: object) -> bool:
@@ -273,7 +348,8 @@ def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
             if (frame["env_id"] == env_id).any()
         ]
         whole = pd.concat([frame for _, frame in own], ignore_index=True)
-        env = json.loads(whole["env"].iloc[0] or "{}")
-        machines.append(Machine(str(env_id), env, tuple(run for run, _ in own), with_rates(whole)))
+        whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)  # a run that was copied is one run
+        envs = tuple(json.loads(env) for env in whole["env"].unique())
+        machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole)))
     # GPUs first: they are what the question is about.
     return tuple(sorted(machines, key=lambda m: (not m.is_gpu, m.name, m.env_id)))

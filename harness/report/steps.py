@@ -14,6 +14,8 @@ from harness.measurement import METRICS
 from harness.report import text
 from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
 from harness.report.first_steps import SUITE
+from harness.report.paying import compilations
+from harness.report.records import arm_records
 from harness.report.table import (
     Cell,
     Spec,
@@ -26,7 +28,7 @@ from harness.report.table import (
     resolved_of,
     status_cell,
 )
-from harness.report.tables import COMPILE_COLUMNS, COMPILE_FACTS, arm_cell, arm_records, gain_cell, peak_cell
+from harness.report.tables import COMPILE_COLUMNS, arm_cell, gain_cell, run_column
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,29 +39,20 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 MOST_CASES = 6
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "----", "++++", "oooo")
+HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 
 
 def steps_tables(machine: Machine) -> list[Table]:
     """One row a (case, arm): speed with its paired ratio, then memory, energy and what compiling costs."""
-    records: list[dict[str, Any]] = arm_records(machine, SUITE)
-    compiling = _compile_seconds(machine)
-    time_of = {
-        (r["run_id"], r["case_id"], r["arm"], resolved_of(r).get("tokens_per_step")): r["value"]
-        for r in records
-        if r["status"] == "ok"
-    }
+    records = [{**r} for r in arm_records(machine, SUITE)]
+    compiling = compilations(machine)
     for r in records:
         key = (r["run_id"], r["case_id"], r["arm"])
         resolved = resolved_of(r)
         tokens = resolved.get("tokens_per_step")
         if r["status"] == "ok" and known(tokens) and tokens:
             r["tokens_per_s"] = tokens / (r["value"] * 1e-3)
-        r |= compiling.get(key, {})
-        eager = time_of.get((*key[:2], r["arm"].removesuffix("_compile") + "_eager", tokens))
-        if known(r.get("cold_s")) and r["status"] == "ok" and eager is not None:
-            gain_s = (eager - r["value"]) * 1e-3
-            r["pays_after"] = r["cold_s"] / gain_s if gain_s > 0 else float("inf")
+        r |= {k: v for k, v in compiling.get(key, {}).items() if k not in ("suite", "axes")}
     constant = machine.constant_axes(SUITE)
     axes = [text.axes_of(r["axes"]) for r in records]
     names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
@@ -74,7 +67,11 @@ def steps_tables(machine: Machine) -> list[Table]:
                 if kind == "speed"
                 else "What the same steps cost beside time."
             )
-            lead = [*(axis_spec(n) for n in names), Spec("arm", arm_cell, numeric=False)]
+            lead = [
+                *run_column(records),
+                *(axis_spec(n) for n in names),
+                Spec("arm", arm_cell, numeric=False),
+            ]
             tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
     return tables
 
@@ -104,7 +101,7 @@ def traces_table(machine: Machine) -> Table:
         Spec("trace", lambda r: Cell(str(resolved_of(r)["trace"])), numeric=False),
     ]
     where = f"the folder of run {runs[0]}" if len(runs) == 1 else "the folders of their runs"
-    said = f"Traces, gzipped, in {where}; Perfetto opens them."
+    said = f"Traces, gzipped, in {where} on the machine that measured; Perfetto opens them."
     return replace(
         make_table(f"traces-{machine.env_id}", specs, list(records.values()), said), sortable=False
     )
@@ -170,33 +167,12 @@ def _pattern(i: int) -> dict[str, Any]:
     return {"hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
 
 
-def _compile_seconds(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Seconds of the first call with cold and with warm caches, and how many graphs it made, by (run, case, arm)."""
-    frame = machine.frame
-    rows = frame[(frame["suite"] == SUITE) & (frame["metric"] == "compile_s") & (frame["status"] == "ok")]
-    out: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for r in rows_of(rows):
-        found = out.setdefault((r["run_id"], r["case_id"], r["arm"]), {})
-        resolved = resolved_of(r)
-        warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
-        found["warm_s" if warm else "cold_s"] = r["value"]
-        found |= {name: resolved.get(name) for name in COMPILE_FACTS}
-    return out
-
-
 def _time_cell(record: Record) -> Cell:
     return number_cell(record["value"], 4) if record["status"] == "ok" else status_cell(record)
 
 
 def _bytes_cell(value: float | None) -> Cell:
     return Cell(text.bytes_(value), value) if known(value) else Cell("", None)
-
-
-def _pays_cell(record: Record) -> Cell:
-    steps = record.get("pays_after")
-    if not known(steps):
-        return Cell("", None)
-    return Cell("never", steps, "bad") if steps == float("inf") else Cell(text.count(steps), steps)
 
 
 _SPEED = (
@@ -209,13 +185,6 @@ _SPEED = (
     Spec("step (ms)", _time_cell, "median of all samples"),
     Spec(
         "speedup", gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"
-    ),
-    Spec("TFLOP/s", lambda r: number_cell(r["tflops"]), "FLOPs of the GEMMs / median time", needs="tflops"),
-    Spec(
-        "MFU (mixed)",
-        peak_cell,
-        "share of the published dense peak, the FLOPs of each dtype against its own: sum of F_d / P_d over the step",
-        needs="peak_share",
     ),
     Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
 )
@@ -243,24 +212,6 @@ _COST = (
         lambda r: number_cell(r.get("joules_per_token")),
         METRICS["joules_per_token"].meaning,
         needs="joules_per_token",
-    ),
-    Spec(
-        "compile cold (s)",
-        lambda r: number_cell(r.get("cold_s")),
-        "first call with empty caches",
-        needs="cold_s",
-    ),
-    Spec(
-        "warm (s)",
-        lambda r: number_cell(r.get("warm_s")),
-        "first call again, from filled caches",
-        needs="warm_s",
-    ),
-    Spec(
-        "pays after (steps)",
-        _pays_cell,
-        "cold compile time / what a step gains over the same arm in eager mode",
-        needs="pays_after",
     ),
     *COMPILE_COLUMNS,
 )

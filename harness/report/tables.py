@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from harness.compare import AGAIN, MODES, SECONDS, TIMES, rows_of, square
+from harness.compare import MODES, PRECISIONS, SECONDS, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
+from harness.report.paying import FACTS, compilations
+from harness.report.records import arm_records, repeated
 from harness.report.table import (
     NUMBERS,
     Cell,
     Column,
+    Grid,
     Record,
     Spec,
     Table,
@@ -28,18 +28,13 @@ from harness.report.table import (
     quantile,
     resolved_of,
     share_cell,
-    some,
     status_cell,
-    word_cell,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.hardware import Device
     from harness.report.runs import Machine
-
-COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
 def suite_table(machine: Machine, suite: str) -> Table:
@@ -47,92 +42,41 @@ def suite_table(machine: Machine, suite: str) -> Table:
 
     Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
     """
-    records = arm_records(machine, suite)
+    records: list[Record] = [*arm_records(machine, suite)]
     axes = [text.axes_of(r["axes"]) for r in records]
     names = sorted(
         {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
     )
     constant = machine.constant_axes(suite)
     varying = [n for n in names if n not in constant]
-    specs = [axis_spec(name) for name in varying]
+    specs = [*run_column(records), *(axis_spec(name) for name in varying)]
+    at = len(specs) + 1  # after the arm
     specs += [s for s in _SUITE_COLUMNS if not s.needs or any(given(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
-        specs.insert(
-            len(varying) + 1, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False)
-        )
+        specs.insert(at, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False))
     said = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
     return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
 
 
-def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
-    """Time rows of a suite joined with their ratio, numerics and compile time; A/A controls left out."""
-    frame = machine.frame[machine.frame["suite"] == suite]
-    ratios = {
-        (r["run_id"], r["case_id"], r["arm"], r["regime"], r["metric"]): r for r in rows_of(machine.ratios)
-    }
-    others = frame[~frame["metric"].isin(TIMES) & (frame["part"] == "")]
-    figures: dict[tuple[str, str, str], dict[str, float]] = {}
-    for r in rows_of(others[others["status"] == "ok"]):
-        figures.setdefault((r["run_id"], r["case_id"], r["arm"]), {})[r["metric"]] = r["value"]
-    copy = copy_curve(machine)
-    records = []
-    for row in rows_of(frame[frame["metric"].isin(TIMES)]):
-        if row["arm"].endswith(AGAIN):
-            continue
-        pair = ratios.get((row["run_id"], row["case_id"], row["arm"], row["regime"] or "", row["metric"]), {})
-        gains = {name: pair.get(name) for name in ("speedup", "low", "high", "floor", "verdict")}
-        record = {**row, **gains, **figures.get((row["run_id"], row["case_id"], row["arm"]), {})}
-        if copy and suite != "ceilings" and known(row["gb_per_s"]):
-            record["copy_share"] = row["gb_per_s"] / copy_at(copy, row["bytes_moved"])
-        if machine.is_gpu and (known(row["tflops"]) or known(row["gb_per_s"])):
-            record |= _against_peak(machine.device, row)
-        records.append(record)
-    return records
+def run_column(records: Sequence[Record]) -> list[Spec]:
+    """The column that names the run, where several runs measured the same."""
+    return (
+        [Spec("run", lambda r: Cell(r["run_id"], r["run_id"], "id"), numeric=False)]
+        if repeated(records)
+        else []
+    )
 
 
-def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
-    """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
+def squares(machine: Machine, most: int = 40) -> list[Grid]:
+    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name.
 
-    `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
+    The first `most` of them: the table of the suite has all.
     """
-    seconds = row["value"] * SECONDS[row["unit"]]
-    work = {str(d): float(f) for d, f in json.loads(row["flops"] or "{}").items() if f}
-    if device is None:
-        return {"peak_share": math.nan, "peak_known": False}
-    if not work:
-        return {"peak_share": row["gb_per_s"] / (1e3 * device.bandwidth_tb_s), "peak_known": True}
-    peaks = {dtype: device.peak_tflops(dtype) for dtype in work}
-    if None in peaks.values():
-        return {"peak_share": math.nan, "peak_known": False}
-    share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
-    clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
-    over = bool(device.exceeds_peak(work, seconds, float(np.median(clocks)) if clocks else None))
-    return {"peak_share": share, "peak_known": True, "over_peak": over}
-
-
-def copy_curve(machine: Machine) -> list[tuple[float, float]]:
-    """Measured copy bandwidth as (bytes moved, GB/s), by size; empty where the ceilings were not measured."""
-    frame = machine.frame
-    rows = frame[(frame["suite"] == "ceilings") & frame["gb_per_s"].notna()]
-    best: dict[float, float] = {}
-    for axes, moved, rate in zip(rows["axes"], rows["bytes_moved"], rows["gb_per_s"], strict=True):
-        if text.axes_of(axes).get("what") == "copy":
-            best[moved] = max(rate, best.get(moved, 0.0))
-    return sorted(best.items())
-
-
-def copy_at(curve: Sequence[tuple[float, float]], moved: float) -> float:
-    """Copy bandwidth in GB/s for that many bytes, between the measured sizes by the logarithm of the size."""
-    sizes, rates = zip(*curve, strict=True)
-    return float(np.interp(math.log(moved), np.log(sizes), rates))
-
-
-def squares(machine: Machine) -> list[tuple[str, Table]]:
-    """One 2x2 square (a row a precision, a column a mode) for each case and regime, under the case's name."""
     found = square(machine.frame)
     out = []
     if len(found):
-        for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
+        shown = found.head(most * len(PRECISIONS))  # a square is so many rows
+        for (run_id, case_id, regime), group in shown.groupby(["run_id", "case_id", "regime"], sort=False):
             records = rows_of(group)
             axes = text.axes_of(records[0]["axes"])
             name = text.case_label(axes, machine.constant_axes("linear")) + (
@@ -140,7 +84,8 @@ def squares(machine: Machine) -> list[tuple[str, Table]]:
             )
             rows = tuple((Cell(r["precision"]), *(_square_cell(r, mode) for mode in MODES)) for r in records)
             columns = (Column("precision"), *(Column(f"{mode} (ms)", numeric=True) for mode in MODES))
-            out.append((name, Table(f"square-{run_id}-{case_id}-{regime}", columns, rows, sortable=False)))
+            key = f"square-{run_id}-{case_id}-{regime}"
+            out.append(Grid(name, Table(key, columns, rows, sortable=False)))
     return out
 
 
@@ -163,7 +108,7 @@ def troubles(machine: Machine) -> Table:
                 Cell(metric, metric),
                 Cell(reason, reason),
                 Cell(", ".join(arms), len(arms)),
-                Cell(some(labels), len(labels), note=some(ids, 3)),
+                Cell(text.some(labels), len(labels), note=text.some(ids, 3)),
             )
         )
     titles = ("status", "suite", "metric", "reason", "arms", "cases")
@@ -171,16 +116,12 @@ def troubles(machine: Machine) -> Table:
 
 
 def compile_times(machine: Machine) -> Table:
-    """First call of each compiled arm, apart from every other time."""
-    frame = machine.frame
-    compiled = rows_of(frame[(frame["metric"] == "compile_s") & (frame["status"] == "ok")])
-    records = [r | {fact: resolved_of(r).get(fact) for fact in COMPILE_FACTS} for r in compiled]
+    """First call of each compiled arm, apart from every other time, and when it has paid."""
+    records = [about | {"arm": arm, "run_id": run} for (run, _, arm), about in compilations(machine).items()]
     specs = [
         Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
         Spec("case", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
-        Spec("first call (s)", lambda r: number_cell(r["value"])),
-        Spec("cache", lambda r: word_cell(r["part"] or resolved_of(r).get("compile_cache")), numeric=False),
         *(s for s in COMPILE_COLUMNS if any(known(r.get(s.needs)) for r in records)),
     ]
     return make_table(f"compile-{machine.env_id}", specs, records)
@@ -193,11 +134,14 @@ def every_row(machine: Machine) -> Table:
     """
     cases = machine.frame.drop_duplicates(["suite", "axes"])
     several = bool(cases["suite"].duplicated().any())  # else an id alone tells its case
-    constant = {suite: machine.constant_axes(suite) for suite in cases["suite"]}
     specs = [
         Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
         Spec("suite", lambda r: Cell(r["suite"], r["suite"]), numeric=False),
-        *([Spec("axes", lambda r: case_cell(r, constant[r["suite"]]), numeric=False)] if several else []),
+        *(
+            [Spec("axes", lambda r: case_cell(r, machine.constant_axes(r["suite"])), numeric=False)]
+            if several
+            else []
+        ),
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         Spec("metric", lambda r: Cell(r["metric"], r["metric"]), numeric=False),
         Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False),
@@ -212,9 +156,10 @@ def every_row(machine: Machine) -> Table:
         Spec("samples", lambda r: Cell(str(len(r["samples"])), len(r["samples"]))),
         Spec("unit", lambda r: Cell(r["unit"], r["unit"]), numeric=False),
     ]
-    whole = machine.frame[machine.frame["part"] == ""]
+    whole = [r for r in machine.rows if not r["part"]]
     named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
-    return make_table(f"rows-{machine.env_id}", specs, rows_of(whole), "" if several else " ".join(named))
+    said = "" if several else " ".join(named)
+    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *specs], whole, said)
 
 
 def _spread(record: Record, q: float) -> float | None:
@@ -282,7 +227,30 @@ def _compile_spec(fact: str) -> Spec:
     return Spec(title, lambda r: count_cell(r.get(fact)), needs=fact)
 
 
-COMPILE_COLUMNS = tuple(map(_compile_spec, COMPILE_FACTS))
+def _pays_cell(calls: float | None) -> Cell:
+    if not known(calls):
+        return Cell("", None)
+    return Cell("never", calls, "bad") if calls == math.inf else Cell(text.count(calls), calls)
+
+
+COMPILE_COLUMNS = (
+    Spec(
+        "compile cold (s)", lambda r: number_cell(r.get("cold_s")), "first call, empty caches", needs="cold_s"
+    ),
+    Spec(
+        "warm (s)",
+        lambda r: number_cell(r.get("warm_s")),
+        "first call again, from filled caches",
+        needs="warm_s",
+    ),
+    Spec(
+        "pays after (calls)",
+        lambda r: _pays_cell(r.get("cold_pays")),
+        "cold compile time / what a call gains over the same arm in eager mode",
+        needs="cold_pays",
+    ),
+    *map(_compile_spec, FACTS),
+)
 _SUITE_COLUMNS = (
     Spec("arm", arm_cell, numeric=False),
     Spec("time (ms)", _time_cell, "median of all samples"),

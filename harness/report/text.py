@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 SIZES = ("M", "K", "N")
 NONE = "N/A"  # not known; never a stand-in value
@@ -72,10 +77,11 @@ def bytes_(size: float) -> str:
     raise AssertionError("unreachable: GiB takes the rest")
 
 
-def axes_of(text: str) -> dict[str, object]:
+@lru_cache(maxsize=4096)  # the rows of a case repeat them
+def axes_of(text: str) -> Mapping[str, object]:
     """The axes of a case from their JSON."""
     value = json.loads(text)
-    return dict(value) if isinstance(value, Mapping) else {}
+    return MappingProxyType(value) if isinstance(value, dict) else MappingProxyType({})
 
 
 def axis_value(value: object) -> str:
@@ -139,10 +145,34 @@ def _own_model(value: str) -> str:
 def constant_axes(axes: Iterable[str]) -> set[str]:
     """Names of the axes (each given as JSON) that have one value in all of several cases."""
     every = [axes_of(a) for a in dict.fromkeys(axes)]
-    names = {name for a in every for name in a}
-    return {n for n in names if len(every) > 1 and len({json.dumps(a.get(n)) for a in every}) == 1}
+    if len(every) < 2:
+        return set()
+    names = set(every[0]).union(*every)
+    # As text too: True equals 1, and one axis may hold both.
+    first = {n: (every[0].get(n), str(every[0].get(n))) for n in names}
+    return {n for n in names if all((a.get(n), str(a.get(n))) == first[n] for a in every)}
 
 
 def plural(number_of: int, one: str) -> str:
     """A count with its noun: "1 pair", "3 pairs"."""
     return f"{number_of:,} {one}" + ("" if number_of == 1 else "s")
+
+
+def some(items: Sequence[str], most: int = 4) -> str:
+    """The first few items and how many more there are."""
+    more = len(items) - most
+    return "; ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def short(words: str, most: int) -> str:
+    """A text in one line of at most so many characters, its middle left out."""
+    words = " ".join(printable(words).split())
+    if len(words) <= most:
+        return words
+    tail = most // 3
+    return f"{words[: most - tail - 1]}\u2026{words[-tail:]}"
+
+
+def printable(text: str) -> str:
+    """Without control characters and those that turn the direction of text or cannot be seen (Unicode TR 36)."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)

@@ -16,6 +16,7 @@ from harness.diagnosis import NOT_FP8
 from harness.report import text
 from harness.report.first_steps import evidence_of, first_steps, runs_in_fp8, summary_of
 from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
+from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
 
 if TYPE_CHECKING:
@@ -193,6 +194,7 @@ def gains(machine: Machine) -> Table:
     return Table(f"gains-{machine.env_id}", columns, tuple(rows), sortable=False)
 
 
+@once
 def fp8_pairs(machine: Machine) -> pd.DataFrame:
     """Paired ratios of arms that ran FP8 against baselines that did not; those that are missing included."""
     ratios = machine.ratios

@@ -144,6 +144,28 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._call("Emulation.setEmulatedMedia", media=media, features=features)
 
+    def click(self, element: str) -> None:
+        """Presses and releases the mouse in the middle of an element, given as a JavaScript expression."""
+        x, y = self.evaluate(
+            f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'center', inline: 'center'}});"
+            " const r = e.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def press(self, key: str) -> None:
+        """Presses and releases a key ("Tab", "Enter") where the focus is."""
+        code = {"Tab": 9, "Enter": 13}[key]
+        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        if key == "Enter":
+            about["text"] = "\r"
+        self._call("Input.dispatchKeyEvent", type="keyDown", **about)
+        self._call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+
+    def write(self, text: str) -> None:
+        """Types a text where the focus is."""
+        self._call("Input.insertText", text=text)
+
     def screenshot(self, path: Path, clip: Sequence[float] | None = None) -> None:
         """PNG of the whole page, or of (x, y, width, height) of it."""
         area = (

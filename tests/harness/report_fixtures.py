@@ -47,6 +47,7 @@ CPU = {
     "git_commit": "0123456789abcdef0123456789abcdef01234567",
     "git_dirty": True,
 }
+H100 = H200 | {"gpu": "NVIDIA H100 80GB HBM3", "gpu_memory_gib": 79.2, "driver": "560.35.03"}
 TIMING = {
     "method": "cuda_events",
     "l2": "cold",
@@ -213,17 +214,18 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
                 "N": n_,
             }
             case = Case.of("gemm", axes)
-            flops = 2.0 * m_ * k_ * n_
+            flops, moved = 2.0 * m_ * k_ * n_, 2.0 * (m_ * k_ + k_ * n_ + m_ * n_)
             base = 0.012 + flops / (bf16_tflops * 1e9)
             arms: dict[str, Mapping[str, object]] = {
-                "bf16": {"ms": base, "flops": {"bf16": flops}},
+                "bf16": {"ms": base, "flops": {"bf16": flops}, "bytes": moved},
                 "bf16:again": {"ms": base, "flops": {"bf16": flops}, "baseline": "bf16"},
             }
             if fp8:
                 for arm, gain in zip(GEMM_ARMS[1:], (1.55, 1.78, 1.32, 1.52), strict=True):
                     ms = 0.015 + flops / (gain * bf16_tflops * 1e9)
                     resolved = {"backend": "torch", "a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}
-                    arms[arm] = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
+                    about = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
+                    arms[arm] = {**about, "bytes": moved / 2 + m_ * n_}
             rows = invented.times(case, arms)
             for arm in GEMM_ARMS[1:]:
                 if fp8:
@@ -337,14 +339,49 @@ def ceiling_cases(invented: Invented, peak_gb_s: float, bf16_tflops: float) -> l
     return out
 
 
+def large_run(folder: Path, cases: int, **more: object) -> Path:
+    """So many cases of GEMMs and layers, every third one a layer with the whole square; about 26 rows a case."""
+    invented = Invented(rounds=8, samples=3)
+    parts: list[list[Measurement]] = []
+    for i in range(cases):
+        m, k, n = 256 * (1 + i % 16), 512 * (1 + i // 16 % 16), 512 * (1 + i // 256)
+        layer = i % 3 == 0
+        case = Case.of(
+            "linear" if layer else "gemm", {"shape_set": "custom", "layer": "custom", "M": m, "K": k, "N": n}
+        )
+        flops = (6.0 if layer else 2.0) * m * k * n
+        arms: dict[str, Mapping[str, object]] = {}
+        for j, arm in enumerate(LINEAR_ARMS if layer else GEMM_ARMS):
+            fp8 = not arm.startswith("bf16")
+            gain = 1.2 + 0.05 * j if fp8 else 1.0
+            arms[arm] = {
+                "ms": 0.012 + flops / (gain * 720e9),
+                "flops": {"e4m3" if fp8 else "bf16": flops},
+                "bytes": 2.0 * (m * k + k * n + m * n),
+                "baseline": (f"bf16_{arm.rsplit('_', 1)[1]}" if layer else "bf16") if fp8 else "",
+                "resolved": {"fp8_gemms": 3} if fp8 and layer else {},
+            }
+        control = "bf16_eager" if layer else "bf16"
+        arms[f"{control}:again"] = {**arms[control], "baseline": control}
+        rows = invented.times(case, arms)
+        for arm in arms:
+            for metric, value in (("sqnr_db", 28.5), ("sqnr_row_min_db", 27.0), ("accum_sqnr_db", 55.0)):
+                if ":" not in arm:
+                    rows.append(figure(case, arm, metric, value + invented.random.random()))
+        if i % 200 == 0:
+            parts.append([])
+        parts[-1] += rows
+    return write_run(folder, parts, **more)  # type: ignore[arg-type]
+
+
 def tiny_run(folder: Path, **more: object) -> Path:
     """The three GEMMs of one layer on an invented H200: enough where the contents do not matter."""
     return write_run(folder, gemm_cases(Invented(), 720.0)[:3], **more)
 
 
-def gpu_run(folder: Path, **more: object) -> Path:
+def gpu_run(folder: Path, seed: int = 0, **more: object) -> Path:
     """A whole quick run on an invented H200, with one wrong arm and one skipped one."""
-    invented = Invented()
+    invented = Invented(seed)
     cases = cast_cases(invented, 4200.0) + gemm_cases(invented, 720.0) + linear_cases(invented, 690.0)
     cases += ceiling_cases(invented, 4200.0, 740.0)
     odd = Case.of(

@@ -62,6 +62,13 @@ def test_an_axis_that_the_file_does_not_name_is_let_through_for_the_suite_to_jud
     assert load(["sweep=toy", "axes.Z=512"], cpu).config["axes"]["Z"] == 512
 
 
+@pytest.mark.parametrize("written", ["[012345678901,12e456789012]", "['012345678901', \"12e456789012\"]"])
+def test_ids_of_cases_are_texts_whatever_they_look_like(written: str) -> None:
+    """A number would lose its zero, and 12e456789012 would be infinite."""
+    assert load(["sweep=toy", f"cases={written}"], cpu).config["cases"] == ["012345678901", "12e456789012"]
+    assert load(["sweep=toy", "cases=012345678901"], cpu).config["cases"] == ["012345678901"]
+
+
 def test_rounds_fixes_the_number_of_rounds() -> None:
     timing = load(["sweep=toy", "rounds=11"], cpu).timing
     assert (timing.min_rounds, timing.max_rounds) == (11, 11)

@@ -84,3 +84,33 @@ def test_the_code_of_the_readme_trains(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "FP8 verified: 1 of 2 Linear layers" in said
     assert "body" in said
+
+
+def test_the_map_of_the_readme_is_the_tree() -> None:
+    """Oracle: the folders. Every folder of code is on the map under the one it lies in, and nothing else is."""
+    block = re.search(
+        r"^## Map\n\n```\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert block is not None
+    told: list[str] = []
+    above = ""
+    for line in block[1].splitlines():
+        name, words = line.strip().split(maxsplit=1)
+        above = above if line.startswith("  ") else name
+        told.append(above + name if line.startswith("  ") else name)
+        assert words
+    inside = {"fp8core": "*/__init__.py", "harness": "*/__init__.py", "tests": "*/*.py"}
+    top = ("fp8core", "harness", "sweeps", "results", "reports", "docs", "tests")
+    there = {f"{name}/" for name in top}
+    for name, pattern in inside.items():
+        there |= {f"{name}/{path.parent.name}/" for path in (ROOT / name).glob(pattern)}
+    assert set(told) == there
+    assert len(told) == len(set(told))
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "reports" / "README.md"]
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), (page.name, link)

@@ -137,6 +137,17 @@ def test_sweep_wide_arms_choose_the_parts_that_have_them() -> None:
     assert [(c.part, c.arms) for c in made.cases] == [("two", ("special",))]
 
 
+def test_cases_are_chosen_by_their_ids() -> None:
+    """A claim of a report names its cases, and its command measures these again."""
+    every = [c.case.case_id for c in plan(axes={"n": [3, 9, 1]}).cases]
+    assert [c.case.case_id for c in plan(axes={"n": [3, 9, 1]}, cases=[every[2], every[0]]).cases] == [
+        every[0],
+        every[2],
+    ]
+    with pytest.raises(UsageError, match="no case 'abc' in this sweep"):
+        plan(cases=["abc"])
+
+
 def test_headline_cases_are_those_with_the_most_work() -> None:
     made = plan(axes={"n": [3, 9, 1, 7]})
     by_id = {c.case.case_id: c.case["n"] for c in made.cases}

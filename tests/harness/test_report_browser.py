@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+
 import browser
 import pytest
 from curves_for_tests import whole_suite
-from report_fixtures import Invented, cpu_run, gpu_run, train_cases, write_run
+from report_fixtures import (
+    H100,
+    H200,
+    Invented,
+    absent,
+    cpu_run,
+    figure,
+    gpu_run,
+    large_run,
+    train_cases,
+    write_run,
+)
 
+from harness import store
+from harness.case import Case
 from harness.report import write_report
 
 PROGRAM = browser.find()
@@ -34,7 +51,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def page(chromium, report):
-    chromium.emulate(1280)
+    chromium.emulate(1400)
     chromium.open(report.html)
     chromium.wait_for(READY)
     return chromium
@@ -54,15 +71,77 @@ def test_the_browser_sees_errors_and_requests(chromium, tmp_path):
     assert "http://127.0.0.1:9/x.png" in chromium.requests
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (420, "light")])
-def test_no_complaint_and_no_request(chromium, report, width, scheme):
+SCREENS = [(1400, "light"), (1400, "dark"), (400, "light"), (400, "dark")]
+# Every visible text with its colour, and the colour behind it; what is disabled is exempt (WCAG 2.1, 1.4.3).
+CONTRAST = """
+(() => {
+  const parts = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
+  const light = (c) => { const [r, g, b] = parts(c).map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (c !== 'rgba(0, 0, 0, 0)') return c; } return 'rgb(255, 255, 255)'; };
+  const worst = {};
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || !e.checkVisibility() || e.closest('.disabled, script, style')) continue;
+    const style = getComputedStyle(e), size = parseFloat(style.fontSize), svg = e.closest('svg') !== null;
+    const [a, b] = [light(svg ? style.fill : style.color), light(behind(e))].sort((x, y) => y - x);
+    const least = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < least) worst[e.outerHTML.slice(0, 120)] = ratio;
+  }
+  return worst;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A page of everything: two GPUs, a CPU, steps, losses, several commits, long tables, maps and figures."""
+    folder = tmp_path_factory.mktemp("whole")
+    other = {"seed": 3, "env": H100, "run_id": "20260103T030405Z-0123456-bbbb"}
+    trained = [*train_cases(Invented()), whole_suite()]
+    runs = [
+        gpu_run(folder / "a"),
+        gpu_run(folder / "b", **other),
+        write_run(
+            folder / "t",
+            trained,
+            sweep="train",
+            run_id="20260104T030405Z-fedcba9-cccc",
+            env=H200 | {"git_commit": "f" * 40},
+        ),
+        cpu_run(folder / "c"),
+    ]
+    return write_report(runs, folder / "whole.html", focus="mfu")
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_a_page_of_everything_on_every_screen(chromium, whole, width, scheme):
+    """No complaint, no request, nothing wider than the screen, every text readable (AA, measured on the elements)."""
     chromium.emulate(width, scheme=scheme)
-    chromium.open(report.html)
+    chromium.open(whole.html)
     chromium.wait_for(READY)
+    chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert chromium.complaints == []
-    assert chromium.requests[0] == report.html.resolve().as_uri()
+    assert chromium.requests[0] == whole.html.resolve().as_uri()
     assert all(url.startswith(("file:", "data:", "blob:")) for url in chromium.requests)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
+    assert chromium.evaluate(CONTRAST) == {}
+    top = "document.querySelector('.headline').getBoundingClientRect().top + scrollY"
+    assert chromium.evaluate(top) < 900
+
+
+def test_the_measure_of_contrast_sees_what_is_pale(chromium, tmp_path):
+    """The control of the test above."""
+    page = tmp_path / "pale.html"
+    page.write_text(
+        "<!doctype html><meta charset=utf-8><body style='background:#fff'><p style='color:#999'>pale</p><p>dark</p>"
+    )
+    chromium.emulate(1400)
+    chromium.open(page)
+    found = chromium.evaluate(CONTRAST)
+    assert len(found) == 1
+    assert next(iter(found.values())) == pytest.approx(2.85, abs=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +151,12 @@ def training_report(tmp_path_factory):
     return write_report([run], folder / "training.html")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (420, "dark")])
-def test_training_runs_fit_the_page_too(chromium, training_report, width, scheme):
+@pytest.mark.parametrize("width", [1400, 400])
+def test_training_runs_fit_the_page_too(chromium, training_report, width):
     """Verdict words have colours of their own, and differ in their words; captions wrap at the width of the screen."""
-    chromium.emulate(width, scheme=scheme)
+    chromium.emulate(width)
     chromium.open(training_report.html)
     chromium.wait_for(READY)
-    assert chromium.complaints == []
-    assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     colours = {
         word: chromium.evaluate(
             "getComputedStyle([...document.querySelectorAll('[id^=t-verdict] td')]"
@@ -91,7 +168,7 @@ def test_training_runs_fit_the_page_too(chromium, training_report, width, scheme
     caption = "document.querySelector('[id^=t-verdict] caption').getBoundingClientRect().width"
     assert chromium.evaluate(caption) <= width
     answers = "[...document.querySelectorAll('.answer')].map(a => a.getBoundingClientRect().top)"
-    assert len(set(chromium.evaluate(answers))) == (4 if width == 420 else 1)
+    assert len(set(chromium.evaluate(answers))) == (4 if width == 400 else 1)
 
 
 def test_every_table_that_should_got_its_controls(page):
@@ -117,10 +194,10 @@ def test_a_click_on_a_header_sorts_by_value_not_by_text(page):
         return [float(cell.replace(",", "")) for cell in cells if cell]
 
     before = shown()
-    page.evaluate(f"{header}.click()")
+    page.click(header)
     page.wait_for(f"{header}.classList.contains('dt-ordering-asc')")
     ascending = shown()
-    page.evaluate(f"{header}.click()")
+    page.click(header)
     page.wait_for(f"{header}.classList.contains('dt-ordering-desc')")
     descending = shown()
     assert before != ascending
@@ -131,18 +208,95 @@ def test_a_click_on_a_header_sorts_by_value_not_by_text(page):
 
 def test_the_filter_leaves_what_matches(page):
     box = "document.querySelector('[id^=t-gemm][id$=_wrapper] .dt-search input')"
-    page.evaluate(
-        f"{box}.value = 'fp8_rowwise_fast'; {box}.dispatchEvent(new Event('input', {{bubbles: true}}))"
-    )
+    page.click(box)
+    page.write("fp8_rowwise_fast")
     rows = "document.querySelectorAll('table[id^=t-gemm] tbody tr')"
     page.wait_for(f"[...{rows}].every(r => r.innerText.includes('fp8_rowwise_fast'))")
     assert page.evaluate(f"{rows}.length") == 16
 
 
+def test_sort_and_filter_by_keyboard_alone(page):
+    """Tab leads from the filter over the CSV button to the headings; Enter sorts by the one that has the focus."""
+    wrapper = "document.querySelector('[id^=t-gemm][id$=_wrapper]')"
+    page.evaluate(f"{wrapper}.querySelector('.dt-search input').focus()")
+    page.write("down")
+    rows = f"[...{wrapper}.querySelectorAll('tbody tr')]"
+    page.wait_for(f"{rows}.every(r => r.innerText.includes('down'))")
+    page.press("Tab")
+    assert page.evaluate("document.activeElement.innerText") == "CSV"
+    sorted_by = f"{wrapper}.querySelector('th.dt-ordering-asc')"
+    for _ in range(12):
+        page.press("Tab")
+        if page.evaluate("document.activeElement.closest('th')?.innerText.trim() == 'TFLOP/s'"):
+            break
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.press("Enter")
+    page.wait_for(f"{sorted_by} !== null")
+    assert page.evaluate(f"{sorted_by}.innerText.trim()") == "TFLOP/s"
+
+
+def _csv(page, table):
+    """What a click on the CSV button of a table saves, as rows."""
+    page.evaluate(
+        "window.saved = null; const make = URL.createObjectURL; URL.createObjectURL = (b) => ((window.saved = b), make(b)); 0"
+    )
+    page.click(f"document.querySelector('{table}_wrapper .dt-button')")
+    page.wait_for("window.saved !== null")
+    mark = "window.saved.arrayBuffer().then((b) => [...new Uint8Array(b).slice(0, 3)])"
+    assert page.evaluate(mark) == [0xEF, 0xBB, 0xBF]  # by which spreadsheets know UTF-8
+    return list(csv.reader(io.StringIO(page.evaluate("window.saved.text()"))))
+
+
+def test_csv_holds_the_filtered_rows_with_their_intervals(page):
+    table = "#" + page.evaluate("document.querySelector('table[id^=t-gemm]').id")
+    page.click(f"document.querySelector('{table}_wrapper .dt-search input')")
+    page.write("fp8_rowwise_fast")
+    page.wait_for(f"document.querySelectorAll('{table} tbody tr').length == 16")
+    head, *rows = _csv(page, table)
+    assert len(rows) == 16
+    assert {len(row) for row in rows} == {len(head)}
+    at = head.index("speedup, note")
+    assert head[at - 1] == "speedup"
+    formed = [row for row in rows if row[at - 1]]
+    assert all(re.fullmatch(r"\d\.\d+x", row[at - 1]) and " to " in row[at] for row in formed)
+    assert len(formed) == 15
+
+
+def test_csv_holds_no_formula(chromium, tmp_path):
+    """A spreadsheet runs what starts with = + - @; such a name is led by an apostrophe, a number is left alone."""
+    names = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", 'a,"b"\nc', "plain"]
+    case = Case.of("gemm", {"M": 16})
+    rows = Invented().times(case, {"bf16": {"ms": 1.0}})
+    rows += [absent(case, name, "failed", name, "bf16") for name in names]
+    rows.append(figure(case, "bf16", "rel_err_max", -0.25))
+    written = write_report([write_run(tmp_path, [rows])], tmp_path / "r.html")
+    chromium.emulate(1400)
+    chromium.open(written.html)
+    chromium.wait_for(READY)
+    chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    table = "#" + chromium.evaluate("document.querySelector('table[id^=t-rows]').id")
+    cells = {cell for row in _csv(chromium, table) for cell in row}
+    assert {"'=1+1", "'+cmd|' /C calc'!A0", "'-2+3", "'@SUM(A1)", "plain", "-0.2500"} <= cells
+    assert not [c for c in cells if c[:1] in "=+@" and c]
+
+
+def test_long_tables_are_unpacked_whole(chromium, tmp_path):
+    """Oracle: the store. A table longer than what stands in the page gets the rest of its rows from its package."""
+    run = large_run(tmp_path, 40)
+    chromium.emulate(1400)
+    chromium.open(write_report([run], tmp_path / "r.html").html)
+    chromium.wait_for(READY)
+    assert chromium.complaints == []
+    table = chromium.evaluate("document.querySelector('table[id^=t-rows]').id")
+    assert chromium.evaluate(f"document.getElementById('{table}').dataset.rest !== undefined")
+    info = chromium.evaluate(f"document.querySelector('#{table}_info').textContent")
+    assert info.replace(",", "") == f"1 to 25 of {len(store.read(run))} rows"
+
+
 def test_the_colour_scheme_follows_the_system(chromium, report):
     colours = {}
     for scheme in ("light", "dark"):
-        chromium.emulate(1280, scheme=scheme)
+        chromium.emulate(1400, scheme=scheme)
         chromium.open(report.html)
         body = chromium.evaluate("getComputedStyle(document.body).backgroundColor")
         label = chromium.evaluate("getComputedStyle(document.querySelector('svg text')).fill")

@@ -253,7 +253,7 @@ def test_speed_and_cost_of_a_step(gpu):
     row = next(r for r in cost if (r["model"], r["arm"]) == ("llama3_1b", "tensorwise_compile"))
     assert (row["compile cold (s)"], row["warm (s)"], row["graph breaks"]) == ("51.0", "9.00", "0")
     gain = (own["tensorwise_eager"] - own["tensorwise_compile"]) / 1e3
-    assert float(row["pays after (steps)"].replace(",", "")) == pytest.approx(51 / gain, abs=1)
+    assert float(row["pays after (calls)"].replace(",", "")) == pytest.approx(51 / gain, abs=1)
     assert row["peak memory"] == "35.02 GiB"
     failed = next(r for r in speed if (r["model"], r["arm"]) == ("llama3_1b", "rowwise_eager"))
     assert (failed["step (ms)"], failed["tokens/s"]) == ("failed", "")
@@ -272,7 +272,7 @@ def test_compiling_that_gains_nothing_never_pays(tmp_path):
         )
     )
     cost = table(steps.steps_tables(run_of(tmp_path, rows))[1])
-    assert [r["pays after (steps)"] for r in cost if r["arm"] == "bf16_compile"] == ["never"]
+    assert [r["pays after (calls)"] for r in cost if r["arm"] == "bf16_compile"] == ["never"]
     assert [r["graph breaks"] for r in cost if r["arm"] == "bf16_compile"] == ["2"]
 
 

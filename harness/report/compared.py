@@ -1,0 +1,212 @@
+"""Compared: what FP8 gained on several machines, and with several commits of one machine, on the cases they share.
+
+Times of different machines are not set against each other: each machine's own ratio is, FP8 over bf16 in the same
+rounds. Times of different commits were taken at different hours, so their ratio is a hint; `harness gate` and a paired
+run decide.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from harness import stats
+from harness.compare import SECONDS, rows_of
+from harness.report import text
+from harness.report.drawing import INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, ratio_axis, svg
+from harness.report.numerics import SQNR
+from harness.report.records import arm_records
+from harness.report.table import Cell, Column, Table
+from harness.report.verdicts import fp8_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.report.runs import Machine, Material
+
+Key = tuple[str, ...]
+MOST_ROWS = 28
+
+
+def names(machines: Sequence[Machine]) -> list[str]:
+    """A name for each machine; those of one name are told apart by what else differs between them."""
+    told = []
+    for m in machines:
+        twins = [o for o in machines if o.name == m.name]
+        fields = [
+            f for f in m.env if len({json.dumps(t.env.get(f)) for t in twins}) > 1 and f not in _OTHERWISE
+        ]
+        told.append(", ".join([m.name, *(f"{f.replace('_', ' ')} {m.env.get(f)}" for f in fields[:2])]))
+    return told
+
+
+_OTHERWISE = ("git_commit", "git_dirty", "host_hash", "gpu_uuid_hash")  # no time depends on them
+
+
+def across_machines(material: Material) -> list[Table]:
+    """Gain of FP8 by GPU, then exactness by machine; a row an arm, over the cases that all of them measured."""
+    gpus = [m for m in material.machines if m.is_gpu]
+    tables = []
+    if len(gpus) > 1:
+        gains = [_gains(m) for m in gpus]
+        rows = [
+            (
+                *(Cell(k, k) for k in key),
+                Cell(str(len(cases)), len(cases)),
+                *(_gain_cell(g[key], cases) for g in gains),
+            )
+            for key, cases in _shared(gains)
+        ]
+        titles = ("suite", "arm", "against", "regime")
+        columns = (
+            *map(Column, titles),
+            Column("shared cases", True),
+            *(Column(n, True) for n in names(gpus)),
+        )
+        said = "Speedup over bf16 of the same machine: geometric mean, then the range, over the cases that all have."
+        tables.append(Table("machines-gains", columns, tuple(rows), said))
+    exact = [_exactness(m) for m in material.machines]
+    rows = [
+        (
+            *(Cell(k, k) for k in key),
+            Cell(str(len(cases)), len(cases)),
+            *(_least_cell(e[key], cases) for e in exact),
+        )
+        for key, cases in _shared(exact)
+    ]
+    if len(exact) > 1 and rows:
+        columns = (*map(Column, ("suite", "arm", "result")), Column("shared cases", True))
+        columns += tuple(Column(n, True) for n in names(material.machines))
+        said = "Least SQNR in dB over the shared cases: codes and products of FP8 are the same on every machine, or not."
+        tables.append(Table("machines-exactness", columns, tuple(rows), said))
+    return [t for t in tables if t.rows]
+
+
+@mpl.rc_context(STYLE)
+def machines_chart(material: Material) -> list[Chart]:
+    """The same gains as a figure: a row an arm, a mark a GPU, a line from its slowest case to its fastest."""
+    gpus = [m for m in material.machines if m.is_gpu]
+    gains = [_gains(m) for m in gpus]
+    shared = _shared(gains) if len(gpus) > 1 else []
+    if not shared:
+        return []
+    shown = shared[:MOST_ROWS]
+    figure = Figure(figsize=(9.5, 1.0 + 0.3 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(1, color=INK, linewidth=0.9)
+    for i, (name, gain) in enumerate(zip(names(gpus), gains, strict=True)):
+        for row, (key, cases) in enumerate(shown):
+            y = row + (i - (len(gpus) - 1) / 2) * 0.6 / max(len(gpus), 2)
+            values = [gain[key][case] for case in cases]
+            mean = stats.geometric_mean(values).value
+            axes.plot([min(values), max(values)], [y, y], color=SERIES[i % 8], linewidth=1.1)
+            axes.plot([mean], [y], MARKERS[i % 8], color=SERIES[i % 8])
+        axes.plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=text.short(name, 40))
+    ratio_axis(axes.xaxis, log=axes.set_xscale)
+    labels = [
+        f"{suite} {arm}" + (", sustained" if regime == "sustained" else "")
+        for (suite, arm, _, regime), _ in shown
+    ]
+    axes.set_yticks(range(len(shown)), [text.short(label, 48) for label in labels])
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.grid(axis="x", color=MUTED, alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("speedup over bf16 of the same machine (log scale)")
+    legend(figure, axes)
+    more = f" The first {len(shown)} of {len(shared)} arms." if len(shown) < len(shared) else ""
+    caption = f"A mark the geometric mean over the shared cases, a line from the slowest to the fastest of them.{more}"
+    return [Chart("machines", "Gain of FP8 by GPU", svg(figure, "machines"), caption)]
+
+
+def across_commits(machine: Machine) -> Table | None:
+    """Gain of FP8 by commit over the cases that all commits measured, and what the arm's own time became."""
+    commits = machine.commits
+    if len(commits) < 2 or not machine.is_gpu:
+        return None
+    gains = [_gains(machine, commit) for commit in commits]
+    times = [_times(machine, commit) for commit in (commits[0], commits[-1])]
+    rows = []
+    for key, cases in _shared(gains):
+        suite, arm, _, regime = key
+        both = [c for c in cases if all(c in t[suite, arm, regime] for t in times)]
+        ratios = [times[1][suite, arm, regime][c] / times[0][suite, arm, regime][c] for c in both]
+        rows.append(
+            (
+                *(Cell(k, k) for k in key),
+                Cell(str(len(cases)), len(cases)),
+                *(_gain_cell(g[key], cases) for g in gains),
+                _ratio_cell(ratios),
+            )
+        )
+    titles = ("suite", "arm", "against", "regime")
+    columns = (*map(Column, titles), Column("shared cases", True), *(Column(c, True) for c in commits))
+    hint = f"median time at {commits[-1]} / at {commits[0]}; measured at different times, so not paired"
+    columns = (*columns, Column("time, last / first", True, hint))
+    said = (
+        "Speedup over bf16 of the same run, by commit: geometric mean, then the range. The last column compares times of "
+        "different hours, which a drift of the machine moves as well: a hint, not a verdict."
+    )
+    return Table(f"commits-{machine.env_id}", columns, tuple(rows), said) if rows else None
+
+
+def _gains(machine: Machine, commit: str = "") -> dict[Key, dict[str, float]]:
+    """Speedups over bf16 by (suite, arm, against, regime) and case; the newest run of the commit."""
+    pairs = machine.every_ratio if commit else fp8_pairs(machine)
+    if commit:
+        runs = set(machine.frame["run_id"][machine.frame["commit"] == commit])
+        pairs = pairs[pairs["run_id"].isin(runs) & pairs["fp8"]]
+    found: dict[Key, dict[str, float]] = defaultdict(dict)
+    for r in rows_of(pairs[pairs["speedup"].notna()]):
+        found[r["suite"], r["arm"], r["baseline"], r["regime"]][r["case_id"]] = r["speedup"]
+    return found
+
+
+def _times(machine: Machine, commit: str) -> dict[Key, dict[str, float]]:
+    """Median seconds by (suite, arm, regime) and case; the newest run of the commit."""
+    found: dict[Key, dict[str, float]] = defaultdict(dict)
+    for suite in machine.suites:
+        for r in arm_records(machine, suite):
+            if r["commit"] == commit and r["status"] == "ok":
+                found[suite, r["arm"], r["regime"]][r["case_id"]] = r["value"] * SECONDS[r["unit"]]
+    return found
+
+
+def _exactness(machine: Machine) -> dict[Key, dict[str, float]]:
+    """SQNR by (suite, arm, result) and case."""
+    found: dict[Key, dict[str, float]] = defaultdict(dict)
+    for r in machine.rows:
+        if r["metric"] in SQNR and r["status"] == "ok" and not r["part"] and math.isfinite(r["value"]):
+            found[r["suite"], r["arm"], SQNR[r["metric"]]][r["case_id"]] = r["value"]
+    return found
+
+
+def _shared(found: Sequence[Mapping[Key, Mapping[str, Any]]]) -> list[tuple[Key, list[str]]]:
+    """Keys and cases that all of them have, in the order of the first."""
+    out = []
+    for key, cases in found[0].items() if found else ():
+        common = [case for case in cases if all(case in other.get(key, {}) for other in found)]
+        if common:
+            out.append((key, common))
+    return out
+
+
+def _gain_cell(gains: Mapping[str, float], cases: Sequence[str]) -> Cell:
+    return _ratio_cell([gains[case] for case in cases])
+
+
+def _ratio_cell(ratios: Sequence[float]) -> Cell:
+    if not ratios:
+        return Cell("", None)
+    mean = stats.geometric_mean(ratios).value
+    note = text.interval(min(ratios), max(ratios)) if len(ratios) > 1 else ""
+    return Cell(text.ratio(mean), mean, note=note)
+
+
+def _least_cell(values: Mapping[str, float], cases: Sequence[str]) -> Cell:
+    least = min(values[case] for case in cases)
+    return Cell(text.number(least), least)

@@ -1,0 +1,232 @@
+"""Headline: one row an FP8 arm of a machine, with its speed, its exactness and its loss side by side.
+
+A number that is fast and wrong must not look good, so none stands alone. Each speed is that of the part that decides:
+whole steps before layers before single GEMMs. On a CPU there is no speed to show, and its arms are rows by recipe.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness import mfu
+from harness.compare import AGAIN, TIMES, rows_of, summary
+from harness.report import text
+from harness.report.compared import names
+from harness.report.numerics import SQNR, fp8_rows, numerics_by_arm
+from harness.report.records import arm_records, newest
+from harness.report.runs import once
+from harness.report.table import Cell, Column, Table, known, resolved_of
+from harness.report.training import STYLES, is_candidate
+from harness.report.verdicts import WHAT, fp8_pairs
+from harness.verdict.result import percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.report.claims import Ledger
+    from harness.report.numerics import Worst
+    from harness.report.runs import Machine
+
+MOST_ROWS, MOST_OF_EACH = 14, 4  # of one machine; of each where there are several
+Rows = list[tuple[str, str]]  # (run id, case id) that a number rests on
+HeadlineRow = tuple[Cell, ...]
+COLUMNS = (
+    Column("FP8 arm"),
+    Column("measured"),
+    Column(
+        "speedup over bf16",
+        True,
+        "geometric mean over the cases; below it the interval of one, the range of several",
+    ),
+    Column(
+        "mixed MFU", True, "sum of F_d / P_d over the step's time, each dtype against its own published peak"
+    ),
+    Column("worst SQNR (dB)", True, "least of all results of this recipe against a high-precision reference"),
+    Column("FP8 GEMMs", True, "seen by a profiler / expected"),
+    Column("loss", False, "verdict of the gates on training runs of this recipe"),
+)
+
+
+@dataclass(slots=True)
+class Standing:
+    """One arm: what is known of it."""
+
+    arm: str
+    suite: str = ""
+    pairs: list[dict[str, Any]] = field(default_factory=list)
+    gain: float = float("nan")
+
+
+def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[HeadlineRow]:
+    """A row an FP8 arm, the best first, with each of its numbers entered into the ledger."""
+    return [_row(machine, conditions, ledger, s) for s in _standings(machine)[:MOST_ROWS]]
+
+
+def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
+    """The rows of one machine as a table; None where no FP8 arm was measured."""
+    left = len(_standings(machine)) - len(rows)
+    said = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
+    return _table(f"headline-{machine.env_id}", COLUMNS, rows, said) if rows else None
+
+
+def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
+    """The best rows of each machine under its name; None where there is none."""
+    whole = []
+    for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
+        whole += [(Cell(name, href=f"#m-{machine.env_id}"), *row) for row in own[:MOST_OF_EACH]]
+    cut = any(len(own) > MOST_OF_EACH for own in rows.values())
+    said = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
+    return _table("headline", (Column("machine"), *COLUMNS), whole, said) if whole else None
+
+
+def _table(key: str, columns: Sequence[Column], rows: Sequence[HeadlineRow], said: str) -> Table:
+    """Without the columns that no row fills."""
+    kept = [i for i in range(len(columns)) if any(row[i].text for row in rows)]
+    cells = tuple(tuple(row[i] for i in kept) for row in rows)
+    return Table(key, tuple(columns[i] for i in kept), cells, said, sortable=False)
+
+
+@once
+def _standings(machine: Machine) -> list[Standing]:
+    """Arms of the deciding suite by gain; where no speed counts, one for each recipe."""
+    pairs = fp8_pairs(machine)
+    pairs = pairs[pairs["speedup"].notna() & (pairs["regime"] != "sustained")]
+    if machine.is_gpu and len(pairs):
+        rank = {suite: i for i, suite in enumerate(WHAT)}
+        suite = min(pairs["suite"].unique(), key=lambda s: (rank.get(s, len(rank)), s))
+        own = pairs[pairs["suite"] == suite]
+        found = [
+            Standing(s["arm"], suite, rows_of(own[own["arm"] == s["arm"]]), s["geometric_mean"])
+            for s in rows_of(summary(own))
+        ]
+        return sorted(found, key=lambda s: (-s.gain, s.arm))
+    arms = [w.arm for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
+    arms += [v.arm for v in machine.verdicts if is_candidate(v.arm)]
+    known_recipes = [recipe(arm) for arm in arms]
+    return [Standing(name) for name in dict.fromkeys(known_recipes) if name]
+
+
+def recipe(arm: str) -> str:
+    """What an arm computes, however it is run: "tensorwise" of fp8_tensorwise_fast, tensorwise_compile, ...
+
+    >>> recipe("fp8_rowwise_fast"), recipe("rowwise_kernels_compile"), recipe("torchao_rowwise_eager"), recipe("torch")
+    ('rowwise', 'rowwise', 'torchao_rowwise', '')
+    """
+    bare = re.sub(r"(_(eager|compile|kernels|plain|fast|triton))+$", "", arm).removeprefix("fp8_")
+    return "" if bare in ("torch", "eager", "compile", "fp8") else bare
+
+
+def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) -> HeadlineRow:
+    name = recipe(standing.arm)
+
+    def claim(what: str, cell: Cell, rows: Rows) -> Cell:
+        if not cell.text or not rows:
+            return cell
+        said = f"{what} {cell.text}" + (f" ({cell.note})" if cell.note else "")
+        key = ledger.add(machine, conditions, standing.arm, said, rows)
+        return Cell(cell.text, cell.order, cell.style, cell.note, href=f"#{key}")
+
+    what = WHAT.get(standing.suite, f"suite {standing.suite}").partition(" (")[0] if standing.suite else ""
+    cases = {p["case_id"] for p in standing.pairs}
+    count = text.plural(len(cases), "case") if cases else ""
+    worst, where = _worst(machine, standing.arm, name)
+    used, of = _mixed_mfu(machine, standing)
+    seen, ran = _proof(machine, standing.arm, name)
+    loss, trained = _loss(machine, name)
+    return (
+        Cell(standing.arm, standing.arm),
+        Cell(what, what, note=count),
+        claim(
+            f"speedup over bf16, {what}",
+            _gain(standing),
+            [(p["run_id"], p["case_id"]) for p in standing.pairs],
+        ),
+        claim("mixed MFU", used, of),
+        claim("worst SQNR (dB)", worst, where),
+        claim("FP8 GEMMs", seen, ran),
+        claim("loss", loss, trained),
+    )
+
+
+def _gain(standing: Standing) -> Cell:
+    if not standing.pairs:
+        return Cell("", None)
+    verdicts = Counter(p["verdict"] for p in standing.pairs)
+    style = next(iter(verdicts)) if len(verdicts) == 1 else ""
+    values = [p["speedup"] for p in standing.pairs]
+    note = text.interval(min(values), max(values))
+    if len(values) == 1:
+        note = text.interval(standing.pairs[0]["low"], standing.pairs[0]["high"])
+    return Cell(text.ratio(standing.gain), standing.gain, style, "" if note == text.NONE else note)
+
+
+def _worst(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
+    """The least SQNR of the arm itself; of any arm of its recipe where it has none, or stands for the recipe."""
+    every = [w for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
+    own = [w for w in every if w.arm == arm != name] or [w for w in every if recipe(w.arm) == name]
+    if not own:
+        return Cell("", None), []
+    least: Worst = min(own, key=lambda w: w.worst[1])
+    metric, value = least.worst
+    bad = any(w.below(m) for w in own for m in w.sqnr)
+    note = f"{SQNR[metric]}, {least.suite}"
+    return Cell(text.number(value), value, "bad" if bad else "", note), [least.where[metric]]
+
+
+def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
+    """Of training steps; the causal count where there is one, since it counts what runs."""
+    if standing.suite != "train":
+        return Cell("", None), []
+    shares, rows = [], []
+    for r in newest(arm_records(machine, "train")):
+        if r["arm"] == standing.arm and r["status"] == "ok":
+            found = mfu.of_row(r, machine.device, machine.achieved)
+            executed = [u for u in found if u.formula in mfu.EXECUTED] or list(found)
+            if executed and known(executed[-1].mfu_mixed):
+                shares.append(executed[-1].mfu_mixed)
+                rows.append((r["run_id"], r["case_id"]))
+    if not shares:
+        return Cell(text.NONE, None, "muted"), []
+    best = max(shares)
+    note = f"{text.percent(min(shares))} to {text.percent(best)}" if len(shares) > 1 else ""
+    return Cell(text.percent(best), best, "", note), rows
+
+
+def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
+    rows = newest(r for r in rows_of(fp8_rows(machine)) if not r["arm"].endswith(AGAIN))
+    own = [r for r in rows if r["arm"] == arm != name] or [r for r in rows if recipe(r["arm"]) == name]
+    counted = [(r, resolved_of(r)) for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
+    if not counted:
+        direct = [r for r in own if "float8" in str(resolved_of(r).get("a_dtype"))]
+        return (
+            (Cell("direct", "direct", note="float8 operands"), _of(direct))
+            if direct
+            else (Cell("", None), [])
+        )
+    seen = sum(about["fp8_gemms"] for _, about in counted)
+    due = sum(about.get("fp8_gemms_expected", about["fp8_gemms"]) for _, about in counted)
+    return Cell(f"{seen} of {due}", seen / due if due else 0.0, "bad" if seen < due else ""), _of(
+        [r for r, _ in counted]
+    )
+
+
+def _loss(machine: Machine, name: str) -> tuple[Cell, Rows]:
+    own = [v for v in machine.verdicts if v.arm == name]
+    if not own:
+        return Cell("", None), []
+    told = Counter(v.verdict.outcome for v in own)
+    outcome = next(iter(told)) if len(told) == 1 else ""
+    words = outcome or ", ".join(f"{count} {word}" for word, count in told.items())
+    runs = {v.run_id for v in own}
+    rows = [r for r in machine.rows if r["run_id"] in runs and r["arm"] == name and r["metric"] == "loss"]
+    late = [g.effect for v in own if (g := v.verdict.gate("L4")) is not None and math.isfinite(g.effect)]
+    note = f"late gap {percent(late[0])}" if len(own) == 1 and late else ""
+    return Cell(words, words, STYLES.get(outcome, ""), note), _of(rows)
+
+
+def _of(rows: Sequence[dict[str, Any]]) -> Rows:
+    return [(r["run_id"], r["case_id"]) for r in rows]

@@ -1,0 +1,88 @@
+"""Markup: cells of a table as HTML and as markdown, and long text packed small.
+
+Names, reasons and commands come from whoever measured: nothing of them may become markup here. Rows are written in
+Python because a template takes thirty times as long for a cell, and a sweep has a hundred thousand of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+import re
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+from harness.report.text import printable
+
+if TYPE_CHECKING:
+    from harness.report.table import Cell, Column, Table
+
+SHOWN = 100  # rows that stand in the page as they are; the rest of a longer table is packed beside it
+MOST_MARKDOWN = 40
+
+
+def cell_markdown(cell: Cell) -> str:
+    """A cell of a markdown table."""
+    shown = (
+        "<br>".join(map(code, cell.text.split("\n"))).replace("|", "\\|")
+        if cell.style == "command"
+        else markdown(cell.text)
+    )
+    return f"{shown} ({markdown(cell.note)})" if cell.note else shown
+
+
+def rows_html(table: Table, start: int = 0, stop: int | None = None) -> Markup:
+    """Rows [start, stop) of a table as <tr> elements, a line each."""
+    columns = table.columns
+    lines = []
+    for row in table.rows[start:stop]:
+        cells = (_cell_html(cell, column) for cell, column in zip(row, columns, strict=True))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return Markup("\n".join(lines))
+
+
+def _cell_html(cell: Cell, column: Column) -> str:
+    style = f"n {cell.style}".rstrip() if column.numeric else cell.style
+    name = f' class="{style}"' if style else ""
+    name += f' id="{escape(cell.anchor)}"' if cell.anchor else ""
+    key = ""
+    if cell.order is not None and str(cell.order) != cell.text:
+        key = f' data-order="{escape(sort_key(cell.order))}"'
+    shown: str = escape(printable(cell.text))
+    if cell.href:
+        shown = f'<a href="{escape(cell.href)}">{shown}</a>'
+    note = f"<small>{escape(printable(cell.note))}</small>" if cell.note else ""
+    return f"<td{name}{key}>{shown}{note}</td>"
+
+
+def sort_key(value: object) -> str:
+    """What a table of the page sorts by, as JavaScript reads it."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return ""
+        # JavaScript's parser knows no "inf".
+        return repr(math.copysign(1e308, value)) if math.isinf(value) else repr(value)
+    return str(value)
+
+
+def pack(text: str) -> str:
+    """Text as gzip in base64, for the page to unpack; the same text gives the same bytes (mtime=0)."""
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+
+
+def markdown(value: object) -> str:
+    """Text as markdown shows it, in one line: no markup and no cell border."""
+    line = " ".join(printable(str(value)).split())
+    line = re.sub(r"([\\`*\[\]|~])", r"\\\1", line)
+    line = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", line)  # within a word it is no emphasis
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def code(value: object) -> str:
+    """Text between backticks: as many as it takes."""
+    line = " ".join(printable(str(value)).split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"

@@ -1,0 +1,109 @@
+"""Paying: after how many calls a compiled arm has won back the time of its compilation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from harness.compare import SECONDS
+from harness.report import text
+from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.records import arm_records
+from harness.report.runs import once
+from harness.report.table import known, resolved_of
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
+
+FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
+MOST_ROWS = 28
+
+
+@once
+def compilations(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """What each compiled arm cost and gains, by (run, case, arm).
+
+    Fields, where known: `suite`, `axes`, `cold_s` and `warm_s` of the first call, `FACTS`, and of the isolated time
+    `gain_s`, what one call takes less than the eager arm of the same precision, with `cold_pays` and `warm_pays`, the
+    number of calls after which that is won back (inf: never).
+    """
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for r in machine.rows:
+        if r["metric"] == "compile_s" and r["status"] == "ok":
+            about = found.setdefault(
+                (r["run_id"], r["case_id"], r["arm"]), {"suite": r["suite"], "axes": r["axes"]}
+            )
+            resolved = resolved_of(r)
+            warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
+            about["warm_s" if warm else "cold_s"] = r["value"]
+            about |= {name: resolved.get(name) for name in FACTS}
+    times: dict[tuple[str, str, str], tuple[float, Any]] = {}
+    for suite in {about["suite"] for about in found.values()}:
+        for r in arm_records(machine, suite):
+            if r["status"] == "ok" and r["regime"] in ("isolated", ""):
+                tokens = resolved_of(r).get("tokens_per_step")
+                times[r["run_id"], r["case_id"], r["arm"]] = (r["value"] * SECONDS[r["unit"]], tokens)
+    for (run, case, arm), about in found.items():
+        mine, eager = times.get((run, case, arm)), times.get((run, case, _eager(arm)))
+        if mine is None or eager is None or mine[1] != eager[1]:  # steps of different batches are no pair
+            continue
+        about["gain_s"] = gain = eager[0] - mine[0]
+        for which in ("cold", "warm"):
+            if f"{which}_s" in about:
+                about[f"{which}_pays"] = about[f"{which}_s"] / gain if gain > 0 else math.inf
+    return found
+
+
+def _eager(arm: str) -> str:
+    """The arm that does the same without the compiler."""
+    name = arm.removesuffix("compile").removesuffix("_").removesuffix("_kernels")
+    return f"{name}_eager" if name else "eager"
+
+
+@mpl.rc_context(STYLE)
+def break_even(machine: Machine) -> list[Chart]:
+    """Calls until a compilation pays, cold and from filled caches, the arms that pay soonest first."""
+    found = [
+        about | {"arm": arm} for (_, _, arm), about in compilations(machine).items() if "cold_pays" in about
+    ]
+    paying = sorted((a for a in found if math.isfinite(a["cold_pays"])), key=lambda a: a["cold_pays"])
+    if not paying:
+        return []
+    shown = paying[:MOST_ROWS]
+    labels = []
+    for about in shown:
+        case = text.case_label(text.axes_of(about["axes"]), machine.constant_axes(about["suite"]))
+        labels.append(text.short(f"{about['suite']} {about['arm']}, {case}", 64))
+    figure = Figure(figsize=(9.5, 0.9 + 0.24 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for y, about in enumerate(shown):
+        ends = [about[name] for name in ("warm_pays", "cold_pays") if known(about.get(name))]
+        axes.plot(ends, [y] * len(ends), color=MUTED, linewidth=0.9)
+        axes.plot([about["cold_pays"]], [y], "o", color=SERIES[0])
+        if known(about.get("warm_pays")):
+            axes.plot([about["warm_pays"]], [y], "o", color=SERIES[0], fillstyle="none")
+    axes.plot([], [], "o", color=SERIES[0], label="cold: empty caches")
+    axes.plot([], [], "o", color=SERIES[0], fillstyle="none", label="warm: filled caches")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(range(len(shown)), labels)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.set_xlabel("calls until compiling has paid (training steps in the suite train)")
+    legend(figure, axes)
+    told = "Compile time / what one call gains over the same arm in eager mode."
+    if len(shown) < len(paying):
+        told += f" The {len(shown)} of {len(paying)} arms that pay soonest."
+    if len(paying) < len(found):
+        told += (
+            f" Compiling never pays in {len(found) - len(paying)} of {len(found)} arms: they gain nothing."
+        )
+    key = f"pays-{machine.env_id}"
+    return [Chart(key, "When compiling pays", svg(figure, key), told)]

@@ -1,0 +1,250 @@
+"""Sections: the parts of a machine's report in reading order, each from what the rows hold; empty ones fall away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.report import (
+    charts,
+    compared,
+    numerics,
+    paying,
+    roofline,
+    steps,
+    tables,
+    text,
+    tradeoff,
+    training,
+    training_charts,
+    utilization,
+    verdicts,
+)
+from harness.report.heatmap import heat_maps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.report.drawing import Chart
+    from harness.report.runs import Machine, Material
+    from harness.report.table import Grid, Table
+
+PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of a report: a short table, then figures, small grids (squares, heat maps) and the long tables."""
+
+    key: str
+    title: str
+    intro: str = ""
+    first: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+    grids: Sequence[Grid] = ()
+    tables: Sequence[Table] = ()
+    folded: bool = False
+    in_markdown: bool = True
+
+    @property
+    def all_tables(self) -> tuple[Table, ...]:
+        """Short and long tables that have rows."""
+        return tuple(t for t in (*self.first, *self.tables) if t.rows)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.charts or self.grids or self.all_tables)
+
+
+def sections(machine: Machine, first: str = "") -> tuple[Section, ...]:
+    """All sections of a machine that have something to show, the one named `first` before all, folded ones last."""
+    found = [*_judgement(machine), *_speed(machine), *_suites(machine), *_rest(machine)]
+    lead = f"{first}-{machine.env_id}"
+    return tuple(sorted((s for s in found if not s.empty), key=lambda s: (s.folded, s.key != lead)))
+
+
+def shared(material: Material) -> tuple[Section, ...]:
+    """What several machines have in common, which stands before each of them alone."""
+    both = Section(
+        "machines",
+        "Machines compared",
+        "Each machine's own ratio of FP8 to bf16, side by side; times of two machines are not set against each other.",
+        first=compared.across_machines(material),
+        charts=compared.machines_chart(material),
+    )
+    return () if both.empty else (both,)
+
+
+def about_mfu(material: Material) -> tuple[Section, ...]:
+    """The head of a report about MFU: how the figures are formed, and published ones that mislead."""
+    return (
+        Section(
+            "mfu-examples",
+            "Published figures, read again",
+            "Each is formed anew from its published inputs. One number cannot be read alone: the same step reads as a "
+            "slowdown against the FP8 peak and as a record against the bf16 peak.",
+            first=[utilization.examples_table()],
+        ),
+    )
+
+
+def _judgement(machine: Machine) -> list[Section]:
+    key = machine.env_id
+    return [
+        Section(
+            f"findings-{key}",
+            "Findings",
+            "What these rows show to be wrong, with the likely cause and a way out.",
+            first=[training.findings_table(machine)],
+        ),
+        Section(
+            f"divergence-{key}",
+            "Does it train the same",
+            "Runs of a seed share weights and batches, so gaps are paired. PASS: every gate passed. FAIL: some gate "
+            "failed. Anything else cannot be told from these runs. A CPU's losses count: they are numerics, not times.",
+            first=[training.verdict_table(machine)] if machine.verdicts else [],
+            charts=training_charts.losses(machine),
+            tables=[training.reach_table(machine), training.layers_table(machine)]
+            if machine.trainings
+            else [],
+        ),
+        Section(
+            f"gates-{key}",
+            "Every gate in words",
+            "Effect, interval, seeds and margin of each gate of the loss verdict.",
+            tables=[training.gates_table(machine)] if machine.verdicts else [],
+            folded=True,
+        ),
+    ]
+
+
+def _speed(machine: Machine) -> list[Section]:
+    key, cpu = machine.env_id, not machine.is_gpu
+    label = _label(machine)
+    commits = compared.across_commits(machine)
+    maps = heat_maps(machine, "linear")
+    return [
+        Section(
+            f"speed-{key}",
+            f"{label}FP8 against bf16",
+            "Each pair is one case, timed in the same rounds; eager against eager, compile against compile."
+            + (" Maps: speedup of whole layers by tokens M, inputs K and outputs N." if maps else ""),
+            first=[verdicts.gains(machine)],
+            charts=[*charts.speedups(machine), *tradeoff.speed_against_error(machine)],
+            grids=maps,
+            folded=cpu,
+        ),
+        Section(f"commits-{key}", "Commits compared", first=[commits] if commits else []),
+        Section(
+            f"squares-{key}",
+            f"{label}Eager and compile, bf16 and FP8",
+            "Forward and backward of one layer in ms. Speedups are against bf16 in the same column.",
+            grids=tables.squares(machine),
+            folded=cpu,
+        ),
+        Section(
+            f"numerics-{key}",
+            "Numerical quality",
+            "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
+            charts=charts.soundness(machine),
+            tables=[numerics.numerics_table(machine)],
+        ),
+        Section(
+            f"train-{key}",
+            f"{label}Training steps",
+            "One optimizer step: forward, backward, update. Each ratio is against the bf16 arm that was run the same way.",
+            charts=steps.breakdown(machine),
+            tables=[
+                *steps.steps_tables(machine),
+                utilization.mfu_table(machine),
+                steps.traces_table(machine),
+            ],
+            folded=cpu,
+        ),
+    ]
+
+
+def _suites(machine: Machine) -> list[Section]:
+    cpu, key, label = not machine.is_gpu, machine.env_id, _label(machine)
+
+    def suite(
+        name: str,
+        title: str,
+        intro: str,
+        figures: Sequence[Chart] = (),
+        grids: Sequence[Grid] = (),
+        numeric: bool = False,
+    ) -> Section:
+        """`numeric`: a suite whose figures mean the same on a CPU, and which therefore is not folded there."""
+        found = [tables.suite_table(machine, name)] if name in machine.suites else []
+        said, folded = (title, False) if numeric else (label + title, cpu)
+        return Section(f"{name}-{key}", said, intro, charts=figures, grids=grids, tables=found, folded=folded)
+
+    return [
+        suite("linear", "Layers", "All arms of the layer cases."),
+        suite(
+            "gemm",
+            "GEMMs by role",
+            "D = A @ B with A [M, K] and B [K, N]. Maps: speedup over bf16 by M, K and N.",
+            [*charts.rates(machine), *roofline.roofline(machine)],
+            heat_maps(machine, "gemm"),
+        ),
+        suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
+        suite(
+            "ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."
+        ),
+        suite(
+            "recipes",
+            "Recipes",
+            "One layer; bytes an element are what fused casts must move and what is kept for the backward pass."
+            + (" Times are a CPU's." if cpu else ""),
+            numeric=True,
+        ),
+        suite(
+            "outliers",
+            "Where each recipe breaks",
+            "Casts alone, products summed in float64. The whole result's SQNR is the outliers'; the bulk is the rest. "
+            "Times are the emulation's.",
+            tradeoff.outliers(machine),
+            numeric=True,
+        ),
+        *(suite(name, name.capitalize(), "") for name in machine.suites if name not in PLACED),
+    ]
+
+
+def _rest(machine: Machine) -> list[Section]:
+    key, cpu = machine.env_id, not machine.is_gpu
+    every = tables.every_row(machine)
+    whole = len(every.rows) + every.left_out
+    of_parts = len(machine.frame) - whole
+    return [
+        Section(
+            f"compile-{key}",
+            "Compile time",
+            "First call of each compiled arm. It is in no other time of this report.",
+            charts=[] if cpu else paying.break_even(machine),
+            tables=[tables.compile_times(machine)],
+            folded=cpu,
+        ),
+        Section(
+            f"troubles-{key}",
+            "Failed and skipped",
+            "A wrong or missing result is a row with its reason, never a gap.",
+            tables=[tables.troubles(machine)],
+        ),
+        Section(
+            f"rows-{key}",
+            f"Every stored row ({whole:,})",
+            "Medians and quartiles of all samples, none trimmed; the samples themselves are in the Parquet files."
+            + (f" So are {text.plural(of_parts, 'row')} of layers and kernel classes." if of_parts else ""),
+            tables=[every],
+            folded=True,
+            in_markdown=False,
+        ),
+    ]
+
+
+def _label(machine: Machine) -> str:
+    # On a CPU times are kept, folded and labelled, since they check the harness and nothing else.
+    return "" if machine.is_gpu else "CPU times: "

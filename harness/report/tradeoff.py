@@ -1,0 +1,99 @@
+"""Trade-off: what an arm gains set against what it loses, so that "fast but wrong" cannot hide; and where casts break."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from harness.report import text
+from harness.report.drawing import INK, MARKERS, SERIES, STYLE, Chart, legend, ratio_axis, svg
+from harness.report.numerics import SQNR
+from harness.report.records import arm_records, newest
+from harness.report.table import known
+from harness.report.verdicts import WHAT
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
+
+MOST_POINTS = 80  # of an arm
+OUTLIERS = ("randn", "outliers_1e2", "outliers_1e3", "outliers_1e4", "outliers_1e5")
+
+
+@mpl.rc_context(STYLE)
+def speed_against_error(machine: Machine) -> list[Chart]:
+    """Speedup over bf16 by the worst SQNR of a case's results; a figure a suite that has both."""
+    charts = []
+    for suite in [*WHAT, *(s for s in machine.suites if s not in WHAT)]:
+        series: dict[str, list[tuple[float, float]]] = {}
+        for r in newest(arm_records(machine, suite)):
+            found = [r[m] for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
+            if found and known(r["speedup"]) and r["regime"] == "isolated" and _ran_fp8(r["flops"]):
+                series.setdefault(r["arm"], []).append((min(found), r["speedup"]))
+        if not series:
+            continue
+        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(1, color=INK, linewidth=0.9)
+        for i, (arm, points) in enumerate(series.items()):
+            step = max(1, -(-len(points) // MOST_POINTS))
+            x, y = zip(*sorted(points)[::step], strict=True)
+            style = MARKERS[i % 8], SERIES[i % 8]
+            axes.plot(x, y, style[0], color=style[1], fillstyle="none" if i >= 8 else "full", label=arm)
+        ratio_axis(axes.yaxis, log=axes.set_yscale)
+        axes.set_xlabel("worst SQNR of the case's results (dB), right is more exact")
+        axes.set_ylabel("speedup over bf16")
+        axes.margins(x=0.06, y=0.08)
+        axes.grid()
+        axes.set_axisbelow(True)
+        legend(figure, axes)
+        key = f"tradeoff-{suite}-{machine.env_id}"
+        thinned = any(len(points) > MOST_POINTS for points in series.values())
+        caption = "A mark a case, isolated regime; up is faster, right is more exact." + (
+            f" At most {MOST_POINTS} marks an arm, spread by SQNR." if thinned else ""
+        )
+        charts.append(Chart(key, f"Speed against error: {suite}", svg(figure, key), caption))
+    return charts
+
+
+@mpl.rc_context(STYLE)
+def outliers(machine: Machine) -> list[Chart]:
+    """SQNR of what is no outlier by how large the outliers are; a panel for each GEMM of a layer."""
+    found: dict[str, dict[str, dict[str, float]]] = {}  # role -> arm -> data -> dB
+    for r in machine.rows:
+        if r["suite"] == "outliers" and r["metric"] == "bulk_sqnr_db" and r["status"] == "ok":
+            axes = text.axes_of(r["axes"])
+            if axes.get("data") in OUTLIERS and math.isfinite(r["value"]):
+                series = found.setdefault(str(axes.get("role")), {}).setdefault(r["arm"], {})
+                series[str(axes["data"])] = min(r["value"], series.get(str(axes["data"]), math.inf))
+    if not found:
+        return []
+    figure = Figure(figsize=(9.5, 3.3), layout="constrained")
+    panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    arms = list(dict.fromkeys(arm for by_arm in found.values() for arm in by_arm))
+    for panel, (role, drawn) in zip(panels, found.items(), strict=True):
+        for arm, values in drawn.items():
+            i = arms.index(arm)
+            where = [(OUTLIERS.index(d), v) for d, v in values.items()]
+            style = {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "fillstyle": "none"}
+            panel.plot(*zip(*sorted(where), strict=True), linewidth=1.1, **style)
+        panel.set_title(role)
+        panel.set_xticks(range(len(OUTLIERS)), ["none", "100x", "1e3x", "1e4x", "1e5x"])
+        panel.set_xlabel("size of the outliers")
+        panel.grid(axis="y")
+    panels[0].set_ylabel("SQNR of the rest (dB)")
+    for i, arm in enumerate(arms):
+        panels[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], fillstyle="none", label=arm)
+    legend(figure, panels[0])
+    key = f"outliers-{machine.env_id}"
+    caption = (
+        "Gaussian operands, one element in a thousand so many times as large. Shown is what becomes of the product of the "
+        "others; the SQNR of the whole result stays high, since the outliers dominate it. Casts alone, summed in float64."
+    )
+    return [Chart(key, "What outliers do to the rest", svg(figure, key), caption)]
+
+
+def _ran_fp8(flops: str) -> bool:
+    return '"e4m3' in flops or '"e5m2' in flops

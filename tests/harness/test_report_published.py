@@ -1,0 +1,65 @@
+"""The published report. Oracle: the published rows, from which one command makes it again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "reports" / "published"
+
+
+def recipe_of(target: str) -> list[str]:
+    """The words of the `python -m harness` command of a make target."""
+    rule = re.search(
+        rf"^{target}:.*\n\t\$\(PY\) -m harness (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert rule is not None
+    return rule[1].split()
+
+
+def said(page: str) -> str:
+    """HTML without scripts and figures, whose bytes depend on the versions of what compresses and draws."""
+    return re.sub(
+        r"<script.*?</script>|<svg.*?</svg>|<meta http-equiv.*?>|<pre>.*?</pre>", "", page, flags=re.DOTALL
+    )
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`make published`, beside the same rows; returns the folder of its report."""
+    folder = tmp_path_factory.mktemp("published")
+    (folder / "results").mkdir()
+    (folder / "results" / "published").symlink_to(ROOT / "results" / "published")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(recipe_of("published")) == 0
+    return folder / "reports" / "published"
+
+
+def test_make_published_says_what_is_published(again: Path) -> None:
+    """Run `make published` and look at the difference where this fails."""
+    assert (again / "mfu.md").read_text() == (PUBLISHED / "mfu.md").read_text()
+    assert said((again / "mfu.html").read_text()) == said((PUBLISHED / "mfu.html").read_text())
+    figures = {path.name for path in (again / "mfu_figures").iterdir()}
+    assert figures == {path.name for path in (PUBLISHED / "mfu_figures").iterdir()}
+
+
+def test_without_a_gpu_run_it_claims_no_mfu_and_no_speed(again: Path) -> None:
+    """Only for as long as nothing was published from a GPU."""
+    text = (again / "mfu.md").read_text()
+    if any((ROOT / "results" / "published").glob("[!c]*/")):
+        pytest.skip("runs of a GPU are published: the page has figures")
+    assert "No training step has been measured on a GPU in these runs, so there is no MFU here." in text
+    head = text.partition("### ")[0]
+    assert not re.search(r"\d x\b|\d+(\.\d+)?x\b|TFLOP|tokens/s", head)
+
+
+def test_nothing_published_names_a_place_of_the_machine_that_made_it() -> None:
+    for path in [*PUBLISHED.rglob("*"), *(ROOT / "results" / "published").rglob("run.json")]:
+        if path.is_file():
+            assert not re.search(r"/(home|tmp|root|work|Users)/", path.read_text()), path
