@@ -215,7 +215,7 @@ def sign_flip_p(differences: ArrayLike) -> float:
     return (1 + hits) / (1 + _RANDOM_SIGN_FLIPS)
 
 
-def round_medians(values: ArrayLike, groups: ArrayLike) -> tuple[NDArray[np.int64], Vector]:
+def group_medians(values: ArrayLike, groups: ArrayLike) -> tuple[NDArray[np.int64], Vector]:
     """Median of the values of each group, all groups at once.
 
     Args:
@@ -225,7 +225,7 @@ def round_medians(values: ArrayLike, groups: ArrayLike) -> tuple[NDArray[np.int6
     Returns:
         The groups in rising order, and their medians.
 
-    >>> [x.tolist() for x in round_medians([1.0, 5.0, 3.0, 2.0], [7, 4, 7, 7])]
+    >>> [x.tolist() for x in group_medians([1.0, 5.0, 3.0, 2.0], [7, 4, 7, 7])]
     [[4, 7], [5.0, 2.0]]
     """
     x, g = _vector(values), np.asarray(groups, dtype=np.int64).reshape(-1)

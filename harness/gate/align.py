@@ -47,7 +47,7 @@ def _flat(rows_of: list[list[Any]], by_number: bool) -> tuple[NDArray[np.int64],
                 rounds = np.zeros(samples.size, dtype=np.int64)
             values.append(samples)
             groups.append(rounds + index * _ROUNDS + place * 2**24)
-    names, medians = stats.round_medians(np.concatenate(values), np.concatenate(groups))
+    names, medians = stats.group_medians(np.concatenate(values), np.concatenate(groups))
     if not by_number:  # the n-th round of each unit, whatever its number
         unit = names // _ROUNDS
         first = np.flatnonzero(np.concatenate(([True], unit[1:] != unit[:-1])))

@@ -96,7 +96,7 @@ def test_intervals_and_medians_against_scipy_and_numpy() -> None:
     np.testing.assert_allclose(mean, rows.mean(1))
     groups = random.integers(0, 9, 200)
     values = random.standard_normal(200)
-    names, medians = stats.round_medians(values, groups)
+    names, medians = stats.group_medians(values, groups)
     np.testing.assert_array_equal(names, np.unique(groups))
     np.testing.assert_allclose(medians, [np.median(values[groups == g]) for g in names])
 
