@@ -52,7 +52,7 @@ NOCOMPILE_AO = Recipe(
     "compiler",
     {tensor: Cast(2, 4) for tensor in TENSORS},
     shares_input=False,
-    strided_share=0.35,  # plain one-byte strided stores; an estimate of performance.md, section 6
+    strided_share=0.35,  # plain one-byte strided stores, an estimate
     source="torchao.prototype.float8nocompile: amax, then both layouts from one read",
 )
 EXPERIMENTAL_EAGER = Recipe(
@@ -89,7 +89,7 @@ FULL = Again(1.0, 1.0, 1.0)
 EVERY_SECOND = Again(0.5, 0.5, 0.5)
 
 META_H100 = "H100 500 W, HBM2e"  # Meta's own, in which most published runs were made
-_TITAN_TP = "torchtitan, benchmarks/asyncTP_llama3_h100_2025-06; peers.md 4, row 13"
+_TITAN_TP = "torchtitan, benchmarks/asyncTP_llama3_h100_2025-06"
 _AO_DOCS = "torchao docs, training workflow"
 
 
@@ -372,7 +372,7 @@ CASES: tuple[Case, ...] = (
         META_H100,
         _unshared(TENSORWISE_AO),
         4726 / 4495,
-        "torchao pull request 1489, by way of performance.md 8",
+        "torchao pull request 1489",
         seq=4096,
         bf16=4495,
         plan={"dp": 8, "compiled": False, "again": FULL, "gather_fp8": False},
@@ -418,7 +418,7 @@ CASES: tuple[Case, ...] = (
         "H100 SXM",
         TENSORWISE_AO,
         1.073,
-        "nanochat, peers.md 4, row 21",
+        "nanochat, its author on FP8",
         batch=16,
         seq=2048,
         plan={"dp": 1},
@@ -431,7 +431,7 @@ CASES: tuple[Case, ...] = (
         "H100 SXM",
         ROWWISE_AO,
         0.95,
-        "nanochat, peers.md 4, row 21: 'net slower'",
+        "nanochat, its author on FP8: net slower",
         batch=16,
         seq=2048,
         plan={"dp": 1},

@@ -22,8 +22,8 @@ from harness.advise.trace import layers_alone, trace
 from harness.ceilings import ceilings
 from harness.errors import UsageError, unknown
 from harness.hardware import lookup, named
-from harness.models import MODELS, ModelSpec, resolve
-from harness.models.user import BATCH, TARGET, imported
+from harness.models import MODELS, ModelSpec, UserModel, resolve
+from harness.models.user import BATCH, TARGET, canonical
 from harness.terminal import console, printable
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def answer(question: Question) -> Advice:
             raise unknown("recipe", question.recipe, recipes)
         recipes = {question.recipe: recipes[question.recipe]}
     options = [
-        advise(model, rates, plan, recipe, unavailable(name, device.capability))
+        advise(model, rates, plan, recipe, unavailable(name, device.capability, plan.compiled))
         for name, recipe in recipes.items()
     ]
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
@@ -219,10 +219,10 @@ def _known(env: Mapping[str, Any]) -> Device | None:
 
 
 def _model(question: Question) -> Model:
-    text = question.model
-    if text.lstrip().startswith("{") and BATCH not in json.loads(text):
-        return _without_batch(question)
-    spec = resolve(text)
+    own = _value(question.model)
+    if isinstance(own, dict) and BATCH not in own:
+        return _without_batch(own, question.tokens or _TOKENS)
+    spec = resolve(question.model)
     if isinstance(spec, ModelSpec):
         batch, seq = sizes(question, spec.max_seq)
         return trace(spec, batch, seq)
@@ -240,22 +240,13 @@ def _model(question: Question) -> Model:
     return trace(spec, question.tokens // one.tokens, 0)
 
 
-def _without_batch(question: Question) -> Model:
+def _without_batch(own: dict[str, Any], tokens: int) -> Model:
     """A module that nobody has told how to call: its layers alone."""
-    own = json.loads(question.model)
     target = own.pop(TARGET, None)
     if not isinstance(target, str) or "." not in target:
         raise UsageError(f"model.{TARGET}={target!r}: expected the dotted name of what builds the model")
-    try:
-        with torch.device("meta"):
-            module = imported(target, f"model.{TARGET}")(**own)
-    except UsageError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise UsageError(f"{target} failed: {type(error).__name__}: {str(error).splitlines()[:1]}") from error
-    if not isinstance(module, torch.nn.Module):
-        raise UsageError(f"{target} made a {type(module).__name__}; expected an nn.Module")
-    return layers_alone(module, _divisible(question.tokens or _TOKENS), target)
+    module = UserModel(canonical(own), target, "", canonical(own)).build(device="meta", dtype=torch.bfloat16)
+    return layers_alone(module, _divisible(tokens), target)
 
 
 def sizes(question: Question, max_seq: int) -> tuple[int, int]:
@@ -291,11 +282,23 @@ def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:
     def recipe_of(name: str, compiled: bool) -> Recipe | None:
         return candidates(compiled).get(name)
 
-    def traced(axes: Mapping[str, Any]) -> tuple[Model, Plan] | None:
-        spec = resolve(str(axes["model"]))
-        if not isinstance(spec, ModelSpec) or not isinstance(axes.get("batch"), int) or axes.get("layers"):
+    def traced(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[Model, Plan] | None:
+        if axes.get("model") not in MODELS or not isinstance(axes.get("batch"), int):
             return None
-        plan = Plan(again=CHECKPOINTING[axes["checkpointing"]], accumulation=axes["accumulation"])
+        spec = MODELS[axes["model"]]
+        changed = {
+            "layers": axes.get("layers") or spec.layers,
+            "vocab_size": resolved.get("vocab_size", spec.vocab_size),
+        }
+        spec = replace(spec, config=replace(spec.config, **changed))
+        again = CHECKPOINTING[axes.get("checkpointing", "none")]
+        update, gradient = WEIGHTS["bf16" if axes.get("compute") == "bf16" else "fp32"]
+        plan = Plan(
+            again=again,
+            accumulation=axes.get("accumulation", 1),
+            update_bytes=update,
+            gradient_bytes=gradient,
+        )
         return trace(spec, axes["batch"], axes["seq"]), plan
 
     steps = measured.steps(frame, rates, traced, recipe_of)

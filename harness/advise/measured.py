@@ -102,7 +102,7 @@ def layers(frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], R
 def steps(
     frame: pd.DataFrame,
     rates: Rates,
-    traced: Callable[[Mapping[str, Any]], tuple[Model, Plan] | None],
+    traced: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Model, Plan] | None],
     recipe_of: Callable[[str, bool], Recipe | None],
 ) -> list[Check]:
     """Speedups of the suite `train`, with every layer converted that can be, as that suite does it.
@@ -110,18 +110,20 @@ def steps(
     Args:
         frame: rows of one machine.
         rates: of that machine.
-        traced: axes of a case -> its model and plan; None where that cannot be told.
+        traced: axes of a case, and what was resolved of it -> its model and plan; None where that cannot be told.
         recipe_of: as for `layers`.
     """
-    rows = paired_ratios(frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")])
+    own = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
+    resolved = {
+        (r["run_id"], r["case_id"], r["arm"]): json.loads(r["resolved"] or "{}") for r in rows_of(own)
+    }
     checks = []
-    for row in rows_of(rows):
+    for row in rows_of(paired_ratios(own)):
         name, _, mode = row["arm"].rpartition("_")
         recipe = recipe_of(name, mode == "compile")
         if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
-        axes = json.loads(row["axes"])
-        known = traced(axes)
+        known = traced(json.loads(row["axes"]), resolved[row["run_id"], row["case_id"], row["arm"]])
         if known is None:
             continue
         model, plan = known

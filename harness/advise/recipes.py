@@ -41,8 +41,10 @@ def candidates(compiled: bool) -> dict[str, Recipe]:
     return {name: described(recipe, compiled) for name, recipe in RECIPES.items() if name not in _AT_RISK}
 
 
-def unavailable(name: str, capability: str) -> str:
-    """Why a GPU of that architecture cannot run a recipe in FP8; "" if it can."""
+def unavailable(name: str, capability: str, compiled: bool) -> str:
+    """Why a GPU of that architecture cannot run a recipe in FP8, or not as `candidates` says; "" if it can."""
+    if not compiled and capability.startswith("gfx"):
+        return "fp8core's cast kernels are for NVIDIA GPUs: eager casts would be plain operators; take mode=compile"
     if name == "mxfp8":
         return _EMULATED
     needed, why = _NEEDS.get(name, ((), ""))

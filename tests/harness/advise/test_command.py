@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from report_fixtures import gpu_run
+from report_fixtures import H200, cpu_run, gpu_run, write_run
 
 from fp8core import audit
 from harness.__main__ import main
 from harness.advise.command import parse, sizes
+from harness.case import Case
 from harness.errors import UsageError
+from harness.measurement import Measurement
 from harness.models import resolve
 
 if TYPE_CHECKING:
@@ -146,6 +148,47 @@ def test_stored_runs_replace_what_is_guessed(tmp_path: Path, capsys: pytest.Capt
     assert other["checks"] == [], "rows of another GPU say nothing about this one"
 
 
+def test_stored_training_steps_stand_beside_their_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut to two blocks and another vocabulary, as the row says; a model that is gone, or of the user, is left out."""
+
+    def case(model: str) -> list[Measurement]:
+        made = Case.of(
+            "train", {"model": model, "batch": 4, "seq": 1024, "layers": 2, "checkpointing": "none"}
+        )
+
+        def step(arm: str, ms: float, baseline: str, dtype: str) -> Measurement:
+            samples = tuple(ms * (1 + 0.001 * i) for i in range(6))
+            return Measurement(
+                "train",
+                made.case_id,
+                arm,
+                made.axes_json,
+                "time_ms",
+                "ok",
+                baseline=baseline,
+                regime="isolated",
+                samples=samples,
+                rounds=tuple(range(6)),
+                flops={dtype: 1e12},
+                resolved={"vocab_size": 512},
+            )
+
+        return [
+            step("bf16_compile", 12.0, "", "bf16"),
+            step("tensorwise_compile", 10.0, "bf16_compile", "e4m3"),
+        ]
+
+    cases = [case(name) for name in ("llama3_8b", "llama9", '{"_target_": "a.b", "batch": "a.c"}')]
+    run = write_run(tmp_path / "run", cases, env=H200)
+    found = plain(capsys, "model=gpt2", f"runs={run}", "recipe=tensorwise")
+    (check,) = found["checks"]
+    assert (check["what"], check["case"], check["arm"]) == ("step", "llama3_8b", "tensorwise_compile")
+    assert check["measured"] == pytest.approx(1.2)
+    assert 1.2 < check["predicted"] < 1.6
+
+
 def test_a_module_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     words = (OWN + "mlp", "model.batch=models_to_advise.mlp_batch", "model.width=4096", "gpu=h200")
     found = plain(capsys, *words, "batch=16")
@@ -217,6 +260,8 @@ def test_hostile_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         (["model=gpt2", "gpu=h200", "runs=nowhere"], "no run 'nowhere'"),
         (["model=gpt2", "gpu=h200", "json=/nowhere/x.json"], "cannot write"),
         (["model=gpt2", "model.width=3", "gpu=h200"], "name one model"),
+        (["model={bad", "gpu=h200"], "no JSON mapping"),
+        (["model={}", "gpu=h200"], "dotted name"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_exit_2(
@@ -230,8 +275,6 @@ def test_bad_input_ends_in_one_line_and_exit_2(
 
 
 def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from report_fixtures import cpu_run
-
     run = cpu_run(tmp_path / "results" / "gemm" / "a-run")
     assert "no row is of a GPU in the peak table" in refused(capsys, "model=gpt2", f"runs={run}")
     found = plain(capsys, "model=gpt2", f"runs={run}", "gpu=h200", "recipe=tensorwise")

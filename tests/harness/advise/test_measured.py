@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from advise_fixtures import round_h200
+from advise_fixtures import model, round_h200
 from report_fixtures import H200, Invented, frame, gemm_cases, linear_cases, train_cases
 
 from harness.advise import measured
@@ -61,20 +61,18 @@ def test_a_layer_alone_takes_the_amax_of_its_input_itself() -> None:
 
 
 def test_steps_that_can_be_traced(tmp_path: Path) -> None:
-    from advise_fixtures import model
-
     rows = frame(tmp_path, [r for case in train_cases(Invented(1)) for r in case])
     asked: list[Any] = []
 
-    def traced(axes: Any) -> tuple[Any, Plan]:
-        asked.append(axes)
+    def traced(axes: Any, resolved: Any) -> tuple[Any, Plan]:
+        asked.append((axes, resolved))
         return model(("x", 8192, 8192)), Plan()
 
     checks = measured.steps(rows, RATES, traced, recipe_of)
     assert asked
     assert checks
     assert {check.what for check in checks} == {"step"}
-    assert measured.steps(rows, RATES, lambda axes: None, recipe_of) == []
+    assert measured.steps(rows, RATES, lambda axes, resolved: None, recipe_of) == []
 
 
 def test_errors_and_their_spread() -> None:

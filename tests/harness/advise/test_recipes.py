@@ -46,9 +46,11 @@ def test_gemms_are_those_of_the_recipe(options: dict[str, object]) -> None:
 
 
 def test_where_a_recipe_cannot_run() -> None:
-    assert unavailable("tensorwise", "8.9") == ""
-    assert unavailable("rowwise", "9.0") == ""
-    assert "this GPU is 12.0" in unavailable("rowwise", "12.0")
-    assert "NVIDIA" in unavailable("blockwise", "gfx942")
+    assert unavailable("tensorwise", "8.9", False) == ""
+    assert unavailable("rowwise", "9.0", True) == ""
+    assert "this GPU is 12.0" in unavailable("rowwise", "12.0", True)
+    assert "NVIDIA" in unavailable("blockwise", "gfx942", True)
+    assert unavailable("rowwise", "gfx942", True) == ""
+    assert "take mode=compile" in unavailable("rowwise", "gfx942", False)
     for device in DEVICES:
-        assert "emulated" in unavailable("mxfp8", device.capability)
+        assert "emulated" in unavailable("mxfp8", device.capability, True)
