@@ -36,7 +36,6 @@ Rows = list[tuple[str, str]]  # (run id, case id) that a number rests on
 HeadlineRow = tuple[Cell, ...]
 COLUMNS = (
     Column("FP8 arm"),
-    Column("measured"),
     Column(
         "speedup over bf16",
         True,
@@ -48,6 +47,7 @@ COLUMNS = (
     Column("worst SQNR (dB)", True, "least of all results of this recipe against a high-precision reference"),
     Column("FP8 GEMMs", True, "seen by a profiler / expected"),
     Column("loss", False, "verdict of the gates on training runs of this recipe"),
+    Column("measured"),
 )
 
 
@@ -74,13 +74,14 @@ def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
 
 
 def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
-    """The best rows of each machine under its name; None where there is none."""
+    """The best rows of each machine with its name; None where there is none."""
     whole = []
     for name, (machine, own) in zip(names(list(rows)), rows.items(), strict=True):
-        whole += [(Cell(name, href=f"#m-{machine.env_id}"), *row) for row in own[:MOST_OF_EACH]]
+        for arm, *numbers in own[:MOST_OF_EACH]:
+            whole.append((Cell(arm.text, arm.order, note=name, href=f"#m-{machine.env_id}"), *numbers))
     cut = any(len(own) > MOST_OF_EACH for own in rows.values())
     said = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
-    return _table("headline", (Column("machine"), *COLUMNS), whole, said) if whole else None
+    return _table("headline", COLUMNS, whole, said) if whole else None
 
 
 def _table(key: str, columns: Sequence[Column], rows: Sequence[HeadlineRow], said: str) -> Table:
@@ -139,7 +140,6 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
     loss, trained = _loss(machine, name)
     return (
         Cell(standing.arm, standing.arm),
-        Cell(what, what, note=count),
         claim(
             f"speedup over bf16, {what}",
             _gain(standing),
@@ -149,6 +149,7 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
         claim("worst SQNR (dB)", worst, where),
         claim("FP8 GEMMs", seen, ran),
         claim("loss", loss, trained),
+        Cell(what, what, note=count),
     )
 
 

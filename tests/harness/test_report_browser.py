@@ -314,7 +314,9 @@ def test_print_shows_all_rows_and_what_is_folded(page):
     every = page.evaluate(total)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
     assert page.evaluate(rows) == 25 < every
+    page.emulate(1030, media="print")  # A4 across, without its margins
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1030
     assert page.evaluate(rows) == every
     assert page.evaluate("document.querySelectorAll('main details:not([open])').length") == 0
     page.evaluate("dispatchEvent(new Event('afterprint'))")

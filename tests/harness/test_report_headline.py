@@ -222,8 +222,10 @@ def test_twins_are_told_apart_by_what_differs(tmp_path: Path) -> None:
 def test_the_overview_has_the_best_of_each_machine(two: list[Path], tmp_path: Path) -> None:
     ledger = Ledger()
     material = load(two, tmp_path)
-    rows = rows_of(overview({m: headline_rows(m, m.name, ledger) for m in material.machines}))
-    assert [r["machine"] for r in rows] == ["NVIDIA H100 80GB HBM3"] * 4 + ["NVIDIA H200"] * 4
+    table = overview({m: headline_rows(m, m.name, ledger) for m in material.machines})
+    assert table is not None
+    assert [row[0].note for row in table.rows] == ["NVIDIA H100 80GB HBM3"] * 4 + ["NVIDIA H200"] * 4
+    assert table.rows[0][0].text == "tensorwise_compile"
     assert len(ledger.tables()) == 2
 
 
