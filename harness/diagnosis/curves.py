@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from harness.verdict.rows import Setup
 
 EARLY_STEPS = 50
-DIVERGED = 0.10  # smoothed gap, of the control's loss; likewise the rise of a loss above its first value
+DIVERGED = 0.10  # smoothed gap, of the control's loss
 EARLY_HALF_LIFE = 5.0
+RISEN = 0.5  # of the smoothed loss above its first value: single batches differ by less
 # AdamW moves each weight by about the learning rate in a step, and weights begin at about 0.02; published rates are 1e-5 to 1e-2
 ABSURD_RATE = 0.1
 
@@ -132,10 +133,10 @@ def _runs_away(run: Run) -> str:
         return f"is NaN or infinite from step {run.broke_at}"
     early = run.loss.steps < EARLY_STEPS
     steps, values = run.loss.steps[early], run.loss.values[early]
-    if not values.size or not np.isfinite(values).all():
+    if values.size < 2 * EARLY_HALF_LIFE or not np.isfinite(values).all():
         return ""
     end = float(verdict.ema(values, steps, EARLY_HALF_LIFE)[-1])
-    if end <= (1 + DIVERGED) * values[0]:
+    if end <= (1 + RISEN) * values[0]:
         return ""
     return f"ends step {int(steps[-1])} at {end:.3g}, above the {values[0]:.3g} that it began with"
 

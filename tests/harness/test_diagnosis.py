@@ -197,6 +197,13 @@ def test_an_absurd_learning_rate_is_the_cause(tmp_path, finite):
     assert "learning rate 500000, warm-up 30 steps" in finding.evidence
 
 
+@pytest.mark.parametrize("loss", [[3.4, 3.0, 4.2, 3.9, 4.6], 60 * [3.4, 4.6]], ids=["a short run", "noise"])
+def test_a_noisy_loss_is_no_divergence(tmp_path, loss):
+    runs = {s: dataclasses.replace(r, loss=Curve.of(loss), planned_steps=len(loss)) for s, r in BASE.items()}
+    rows = rows_of_runs("base", runs) + rows_of_runs("rowwise", shifted(runs), recipe="rowwise")
+    assert found(tmp_path, rows, "diverges") == []
+
+
 @pytest.mark.parametrize(("steps", "proposed"), [(100, False), (200, False), (201, True)])
 def test_a_schedule_is_proposed_only_where_it_leaves_steps_in_fp8(tmp_path, steps, proposed):
     base = control(steps=steps)
