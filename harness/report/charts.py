@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from harness.compare import rows_of
 from harness.report import text
-from harness.report.drawing import BAND, INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, ratio_axis, svg
+from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.records import arm_records, newest
 from harness.report.verdicts import fp8_pairs
@@ -63,7 +63,7 @@ def rates(machine: Machine) -> list[Chart]:
     figure, axes = _rows_figure(list(cases.values()))
     for i, arm in enumerate(arms):
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
-        axes.plot(*zip(*own, strict=True), MARKERS[i % 8], color=SERIES[i % 8], label=arm)
+        axes.plot(*zip(*own, strict=True), **mark(i, label=arm))
     best = machine.ceilings.achieved if machine.ceilings else {}
     for i, (kind, rate) in enumerate(sorted(best.items())):
         axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"best {kind} product")
@@ -103,9 +103,8 @@ def casts(machine: Machine) -> list[Chart]:
                 )
         for i, (label, points) in enumerate(series.items()):
             xs, ys = zip(*sorted(points), strict=True)
-            style = {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "linewidth": 1.1}
             # Series can lie on each other; an open marker leaves the one below visible.
-            axes.plot(xs, ys, fillstyle="none", label=label or arm, **style)
+            axes.plot(xs, ys, **mark(i, fillstyle="none", linestyle="-", linewidth=1.1, label=label or arm))
         if copy:
             axes.plot(
                 *zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy"
@@ -149,12 +148,12 @@ def soundness(machine: Machine) -> list[Chart]:
         drawn = rows[rows["metric"] == metric]
         for y, w in enumerate(worst):
             own = _spread(drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)].tolist())
-            axes.plot(own, [y] * len(own), MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9)
+            axes.plot(own, [y] * len(own), **mark(i, fillstyle="none", markeredgewidth=0.9))
             if len(own) and metric in w.bounds:
                 axes.plot([w.bounds[metric]] * 2, [y - 0.36, y + 0.36], color=SERIES[i], linewidth=1.6)
                 bounded = True
         if len(drawn):
-            axes.plot([], [], MARKERS[i], color=SERIES[i], fillstyle="none", markeredgewidth=0.9, label=name)
+            axes.plot([], [], **mark(i, fillstyle="none", markeredgewidth=0.9, label=name))
     axes.set_xlabel("SQNR (dB), higher is better")
     axes.margins(x=0.06)
     legend(figure, axes)
@@ -192,7 +191,7 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
             known = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if r["low"] == r["low"]]
             if known:
                 axes.hlines(*zip(*known, strict=True), color=SERIES[i % 8], linewidth=1.3)
-            axes.plot([r["speedup"] for r in own], at, MARKERS[i % 8], color=SERIES[i % 8])
+            axes.plot([r["speedup"] for r in own], at, **mark(i))
             ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if end == end]
         axes.set_title(title)
         ratio_axis(axes.xaxis, log=axes.set_xscale)
@@ -204,7 +203,7 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
     low, high = min(ends), max(ends)
     columns[0].set_xlim(low / (high / low) ** 0.06 / 1.01, high * (high / low) ** 0.06 * 1.01)
     for i, arm in enumerate(arms):
-        columns[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=arm)
+        columns[0].plot([], [], **mark(i, label=text.short(arm, 40)))
     columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
     legend(figure, columns[0])
     caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."

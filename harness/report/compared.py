@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from harness import stats
 from harness.compare import SECONDS, rows_of
 from harness.report import text
-from harness.report.drawing import INK, MARKERS, MUTED, SERIES, STYLE, Chart, legend, ratio_axis, svg
+from harness.report.drawing import INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Table
@@ -105,8 +105,8 @@ def machines_chart(material: Material) -> list[Chart]:
             values = [gain[key][case] for case in cases]
             mean = stats.geometric_mean(values).value
             axes.plot([min(values), max(values)], [y, y], color=SERIES[i % 8], linewidth=1.1)
-            axes.plot([mean], [y], MARKERS[i % 8], color=SERIES[i % 8])
-        axes.plot([], [], MARKERS[i % 8], color=SERIES[i % 8], label=text.short(name, 40))
+            axes.plot([mean], [y], **mark(i))
+        axes.plot([], [], **mark(i, label=text.short(name, 40)))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
     labels = [
         f"{suite} {arm}" + (", sustained" if regime == "sustained" else "")

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from harness.report import text
-from harness.report.drawing import INK, MARKERS, SERIES, STYLE, Chart, legend, ratio_axis, svg
+from harness.report.drawing import INK, STYLE, Chart, legend, mark, ratio_axis, svg
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records, newest
 from harness.report.table import known
@@ -40,8 +40,7 @@ def speed_against_error(machine: Machine) -> list[Chart]:
         for i, (arm, points) in enumerate(series.items()):
             step = max(1, -(-len(points) // MOST_POINTS))
             x, y = zip(*sorted(points)[::step], strict=True)
-            style = MARKERS[i % 8], SERIES[i % 8]
-            axes.plot(x, y, style[0], color=style[1], fillstyle="none" if i >= 8 else "full", label=arm)
+            axes.plot(x, y, **mark(i, label=text.short(arm, 40)))
         ratio_axis(axes.yaxis, log=axes.set_yscale)
         axes.set_xlabel("worst SQNR of the case's results (dB), right is more exact")
         axes.set_ylabel("speedup over bf16")
@@ -77,15 +76,15 @@ def outliers(machine: Machine) -> list[Chart]:
         for arm, values in drawn.items():
             i = arms.index(arm)
             where = [(OUTLIERS.index(d), v) for d, v in values.items()]
-            style = {"marker": MARKERS[i % 8], "color": SERIES[i % 8], "fillstyle": "none"}
-            panel.plot(*zip(*sorted(where), strict=True), linewidth=1.1, **style)
+            look = mark(i, fillstyle="none", linestyle="-", linewidth=1.1)
+            panel.plot(*zip(*sorted(where), strict=True), **look)
         panel.set_title(role)
         panel.set_xticks(range(len(OUTLIERS)), ["none", "100x", "1e3x", "1e4x", "1e5x"])
         panel.set_xlabel("size of the outliers")
         panel.grid(axis="y")
     panels[0].set_ylabel("SQNR of the rest (dB)")
     for i, arm in enumerate(arms):
-        panels[0].plot([], [], MARKERS[i % 8], color=SERIES[i % 8], fillstyle="none", label=arm)
+        panels[0].plot([], [], **mark(i, fillstyle="none", label=arm))
     legend(figure, panels[0])
     key = f"outliers-{machine.env_id}"
     caption = (
