@@ -256,6 +256,24 @@ def test_bad_input(
     assert len(captured.err.splitlines()) == 1
 
 
+def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "results.parquet").write_bytes(b"PAR1 is no table")
+    assert main(["diff", str(bad), str(gpu_run(tmp_path / "one"))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: cannot read")
+    assert "results.parquet" in line
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", word]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m harness diff RUN RUN")
+    assert max(map(len, text.splitlines())) <= 120
+
+
 def test_an_empty_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     one = gpu_run(tmp_path / "one")

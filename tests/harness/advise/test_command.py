@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from report_fixtures import H200, cpu_run, gpu_run, write_run
 
 from fp8core import audit
 from harness.__main__ import main
-from harness.advise.command import parse, sizes
+from harness.advise.command import Question, parse, sizes
 from harness.case import Case
 from harness.errors import UsageError
 from harness.measurement import Measurement
@@ -277,8 +278,28 @@ def test_bad_input_ends_in_one_line_and_exit_2(
 def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = cpu_run(tmp_path / "results" / "gemm" / "a-run")
     assert "no row is of a GPU in the peak table" in refused(capsys, "model=gpt2", f"runs={run}")
-    found = plain(capsys, "model=gpt2", f"runs={run}", "gpu=h200", "recipe=tensorwise")
-    assert found["rates"]["bf16"]["kind"] == "published", "a CPU's rows are none of an H200's"
+    assert "no row is of the H200 SXM (found: cpu)" in refused(
+        capsys, "model=gpt2", f"runs={run}", "gpu=h200"
+    )
+
+
+def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names the file; no warning of Python's, which the test run would turn into an error."""
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "results.parquet").write_bytes(b"PAR1 is no table")
+    for words in (("gpu=h200",), ()):
+        assert "results.parquet" in refused(capsys, "model=gpt2", f"runs={bad}", *words)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "found: no row" in refused(capsys, "model=gpt2", "gpu=h200", f"runs={empty}")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_names_every_key(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, word)
+    assert all(f"{field.name}=" in text for field in fields(Question))
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_sizes_of_a_pass() -> None:
