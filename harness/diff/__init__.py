@@ -139,7 +139,8 @@ def _times(found: Changes) -> Table:
         label = case_label(axes_of(t.axes), constant)
         interval = f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})"
         cells = (number(1e3 * t.before, 4), number(1e3 * t.after, 4), interval, t.verdict, t.cause)
-        row(shown, label, t.arm, *cells, style=_STYLES[t.verdict])
+        arm = t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}"
+        row(shown, label, arm, *cells, style=_STYLES[t.verdict])
     causes = dict.fromkeys(t.cause for t in moved if t.cause)
     if causes:
         shown.caption = Text("; ".join(f"{cause}: {CAUSES[cause]}" for cause in causes))
