@@ -3,7 +3,8 @@
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
-# make gpu          on a GPU machine: gpu tests, then the sweeps, in slots of at most 9 minutes; run it again to go on
+# make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
+# make gpu          on a GPU machine: gpu tests, sweeps and training steps, in slots of at most 9 minutes; run it again to go on
 # make published    the published report in reports/published, from results/published
 # make PY=python3 … uses the environment that is already there and installs nothing
 
@@ -18,7 +19,7 @@ ARGS ?=
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test check format coverage bench gpu published setup clean
+.PHONY: quick test check format coverage bench gate gpu published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -44,6 +45,9 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
+
+gate: $(READY)
+	PY=$(PY) .ci/gate $(ARGS)
 
 gpu: $(READY)
 	$(PY) -m harness gpu $(ARGS)

@@ -31,6 +31,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fp8core.arguments import check_type
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -151,7 +153,9 @@ def microbatches(model: nn.Module, check_content: bool = True) -> Iterator[None]
 
     Raises:
         RuntimeError: a layer is already in such a block.
+        TypeError: the model is no module.
     """
+    check_type("model", model, nn.Module, "microbatches(model)")
     scope = _Scope(check_content)
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "weight_cache")]  # Float8Linear
     if any(layer.weight_cache is not None for layer in layers):

@@ -155,7 +155,7 @@ def _one_by_kernel(
         codes, scale_inv = ops.cast_1x128(x, dtype, pow2)
     elif cast.granularity == "rowwise":
         codes, scale_inv = ops.cast_rowwise(x, dtype, pow2)
-    elif (expected := _expected(cast, memory, role)) is not None and memory is not None:
+    elif (expected := expected_amax(cast, memory, role)) is not None and memory is not None:
         codes, scale_inv, seen = ops.cast_delayed(x, expected, dtype, pow2, memory.settings.margin)
         memory.record(role, seen)
     else:
@@ -182,7 +182,7 @@ def _both_by_kernel(
     elif cast.granularity == "rowwise":
         codes, scale_inv, codes_t, scale_inv_t = ops.cast_rowwise_both(x, dtype, pow2)
         scale_inv_0 = scale_inv_t.t()
-    elif (expected := _expected(cast, memory, role)) is not None and memory is not None:
+    elif (expected := expected_amax(cast, memory, role)) is not None and memory is not None:
         codes, codes_t, scale_inv, seen = ops.cast_delayed_both(
             x, expected, dtype, pow2, memory.settings.margin
         )
@@ -199,7 +199,7 @@ def _both_by_kernel(
     )
 
 
-def _expected(cast: Cast, memory: AmaxMemory | None, role: str) -> torch.Tensor | None:
+def expected_amax(cast: Cast, memory: AmaxMemory | None, role: str) -> torch.Tensor | None:
     """The amax of earlier steps that a delayed or static cast goes by, once there is one."""
     return None if cast.scaling == "dynamic" or memory is None else memory.of(role)
 

@@ -23,12 +23,16 @@ Sources: Zhang and Sennrich 2019, arXiv 1910.07467; Shazeer 2020, arXiv 2002.052
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import nn
 
+from fp8core.arguments import check_type
 from fp8core.kernels import ops, reference
+from fp8core.operands import expected_amax
 from fp8core.scaling import check_hp
 from fp8core.shared_input import (
     CastInput,
@@ -42,9 +46,7 @@ from fp8core.shared_input import (
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from fp8core.history import AmaxMemory
     from fp8core.linear import Float8Linear
-    from fp8core.recipe import Cast
     from fp8core.shared_input import Casts
 
 
@@ -63,8 +65,21 @@ class RMSNorm(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """A norm with weights of 1."""
+        """A norm with weights of 1.
+
+        Raises:
+            ValueError: dim is not above 0, or eps no finite number of at least 0.
+            TypeError: dim is no int, or eps no number.
+        """
         super().__init__()
+        check_type("dim", dim, int)
+        check_type("eps", eps, numbers.Real, "the None of torch.nn.RMSNorm stands for torch.finfo(dtype).eps")
+        if dim < 1:
+            raise ValueError(
+                f"dim={dim}: a norm is over at least one feature; expected the size of x's last dimension"
+            )
+        if not (math.isfinite(eps) and eps >= 0):
+            raise ValueError(f"eps={eps}: expected a finite number of at least 0, such as 1e-6")
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
 
@@ -116,7 +131,7 @@ class RMSNorm(nn.Module):
         dtype, pow2, weight = cast.format.dtype, cast.power_of_two, self.weight.detach()
         if cast.granularity == "rowwise":
             codes, _, scale_inv = ops.rms_norm_cast_rowwise(flat, weight, self.eps, dtype, pow2)
-        elif (expected := _expected(cast, memory)) is not None and memory is not None:
+        elif (expected := expected_amax(cast, memory, "input")) is not None and memory is not None:
             margin = memory.settings.margin
             codes, _, scale_inv, seen = ops.rms_norm_cast_delayed(
                 flat, weight, self.eps, expected, dtype, pow2, margin
@@ -158,6 +173,7 @@ class SwiGLU(nn.Module):
             TypeError: dtype.
         """
         check_hp(gate, "gate")
+        check_type("up", up, torch.Tensor, "SwiGLU takes (gate, up, *layers)")
         if (gate.shape, gate.dtype) != (up.shape, up.dtype):
             raise ValueError(
                 f"gate is {list(gate.shape)} {gate.dtype} and up {list(up.shape)} {up.dtype}; expected the same"
@@ -170,7 +186,7 @@ class SwiGLU(nn.Module):
             return _SwiGLU.apply(gate, up, ops.swiglu(left, right))
         casts, memory = shared_casts(*layers), layers[0].amaxes
         cast = casts[0]
-        expected = None if cast is None else _expected(cast, memory)
+        expected = None if cast is None else expected_amax(cast, memory, "input")
         if (
             cast is not None
             and cast == casts[1]
@@ -237,11 +253,6 @@ def _cast(y: torch.Tensor, seen: torch.Tensor, casts: Casts, *layers: Float8Line
 
 def _autocast_converts(x: torch.Tensor) -> bool:
     return after_autocast(x.new_empty(0)).dtype != x.dtype
-
-
-def _expected(cast: Cast, memory: AmaxMemory | None) -> torch.Tensor | None:
-    """The amax of earlier steps, for a cast that goes by it."""
-    return None if cast.scaling == "dynamic" or memory is None else memory.of("input")
 
 
 def _without_values(x: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from fp8core.arguments import check_known
 from fp8core.formats import Format, native_pair
 
 Granularity = Literal["tensorwise", "rowwise", "1x128", "128x128", "1x32"]
@@ -38,6 +39,8 @@ MX_MODES: tuple[str, ...] = get_args(MxMode)
 Kernels = Literal["auto", "always", "never"]
 KERNELS: tuple[str, ...] = get_args(Kernels)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
+# The keys of `fp8core.gemm.BACKENDS`, which lies above this module: a recipe refuses any other when it is made
+BACKEND_NAMES: tuple[str, ...] = ("torch", "triton", "reference", "reference_bf16")
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
 _FAMILIES: tuple[frozenset[str], ...] = (
@@ -45,11 +48,6 @@ _FAMILIES: tuple[frozenset[str], ...] = (
     frozenset({"1x128", "128x128"}),
     frozenset({"1x32"}),
 )
-
-
-def _check_known(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{what} {value!r} is unknown; expected one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class AmaxHistory:
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError(f"an amax history of length {self.length} remembers nothing; expected >= 1")
-        _check_known("amax algorithm", self.algorithm, ("max", "most_recent"))
+        check_known("amax algorithm", self.algorithm, ("max", "most_recent"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +93,9 @@ class Cast:
     mx_mode: MxMode = "rceil"
 
     def __post_init__(self) -> None:
-        _check_known("granularity", self.granularity, GRANULARITIES)
-        _check_known("scaling", self.scaling, SCALINGS)
-        _check_known("MX rounding mode", self.mx_mode, MX_MODES)
+        check_known("granularity", self.granularity, GRANULARITIES)
+        check_known("scaling", self.scaling, SCALINGS)
+        check_known("MX rounding mode", self.mx_mode, MX_MODES)
         if self.scaling != "dynamic" and self.granularity != "tensorwise":
             raise ValueError(
                 f"{self.scaling} scaling is defined for tensorwise scales, not {self.granularity}: the history of "
@@ -147,7 +145,11 @@ class Gemm:
     @property
     def granularity(self) -> Granularity:
         """Of the multiplication: the finer of its operands', since no kernel mixes rowwise and tensorwise."""
-        found = {cast.granularity for cast in (self.a, self.b) if cast is not None}
+        if self.a is None or self.b is None:
+            return "tensorwise"
+        if self.a.granularity == self.b.granularity:
+            return self.a.granularity
+        found = {self.a.granularity, self.b.granularity}
         finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
         return next((granularity for granularity in finest if granularity in found), "tensorwise")
 
@@ -183,7 +185,8 @@ class Recipe:
     nearest: str = ""
 
     def __post_init__(self) -> None:
-        _check_known("kernels", self.kernels, KERNELS)
+        check_known("GEMM backend", self.backend, BACKEND_NAMES)
+        check_known("kernels", self.kernels, KERNELS)
 
     @property
     def gemms(self) -> dict[str, Gemm]:
@@ -208,7 +211,11 @@ class Recipe:
         return self.with_backend("reference")
 
     def with_backend(self, backend: str) -> Recipe:
-        """The same recipe multiplied by another backend of `fp8core.gemm.BACKENDS`."""
+        """The same recipe multiplied by another backend of `fp8core.gemm.BACKENDS`.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
         return replace(self, backend=backend)
 
     def with_kernels(self, kernels: Kernels) -> Recipe:
@@ -221,9 +228,8 @@ class Recipe:
         Raises:
             ValueError: a name that is none of `GEMMS`.
         """
-        unknown = [name for name in gemms if name not in GEMMS]
-        if unknown:
-            raise ValueError(f"unknown GEMM {', '.join(unknown)}; expected some of {', '.join(GEMMS)}")
+        for name in gemms:
+            check_known("GEMM", name, GEMMS)
         kept: dict[str, Any] = dict(self.gemms) | dict.fromkeys(gemms, Gemm(None, None))
         return replace(self, name="-".join((self.name, *(f"{name}_hp" for name in gemms))), **kept)
 
@@ -352,7 +358,5 @@ def recipe_named(name: str) -> Recipe:
     Raises:
         ValueError: unknown; the message lists the known names.
     """
-    try:
-        return RECIPES[name]
-    except KeyError:
-        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}") from None
+    check_known("recipe", name, RECIPES)
+    return RECIPES[name]

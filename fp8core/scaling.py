@@ -31,6 +31,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from fp8core.arguments import check_known, check_type
 from fp8core.formats import E8M0FNU, Format, as_element_format
 from fp8core.recipe import GRANULARITIES, MX_MODES, Granularity, MxMode
 
@@ -45,12 +46,13 @@ _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantis
 
 
 def check_hp(x: torch.Tensor, what: str = "x") -> None:
-    """Refuses dtypes that no FP8 cast takes.
+    """Refuses what no FP8 cast takes.
 
     Raises:
-        TypeError: not float32, bfloat16 or float16. float64 is refused rather than rounded twice: through
+        TypeError: no tensor, or not float32, bfloat16 or float16. float64 is refused rather than rounded twice: through
             float32 about a quarter of the values near a midpoint of two codes go to the wrong one.
     """
+    check_type(what, x, torch.Tensor)
     if x.dtype not in HP_DTYPES:
         hint = "; call .float() first if double rounding is acceptable" if x.dtype == torch.float64 else ""
         raise TypeError(f"{what} has dtype {x.dtype}; expected float32, bfloat16 or float16{hint}")
@@ -73,10 +75,7 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
         ValueError: unknown granularity, `dim` outside of x, or "128x128" of anything but a matrix.
     """
     check_hp(x)
-    if granularity not in GRANULARITIES:
-        raise ValueError(
-            f"granularity {granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}"
-        )
+    check_known("granularity", granularity, GRANULARITIES)
     magnitude = x.detach().abs()
     if granularity == "tensorwise":
         return (magnitude.amax() if x.numel() else magnitude.new_zeros(())).float()
@@ -165,8 +164,7 @@ def mx_scale_code(
         ValueError: unknown mode, or fmt is no element format.
     """
     fmt = as_element_format(fmt)
-    if mode not in MX_MODES:
-        raise ValueError(f"MX rounding mode {mode!r} is unknown; expected one of {', '.join(MX_MODES)}")
+    check_known("MX rounding mode", mode, MX_MODES)
     bits = amax.detach().float().contiguous().view(torch.int32)
     mantissa = bits & ~_SIGN_AND_EXPONENT
     exponent = bits >> 23

@@ -32,11 +32,14 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from fp8core.arguments import check_known, check_type
 from fp8core.linear import Float8Linear
 from fp8core.recipe import GEMMS, Recipe
 
 if TYPE_CHECKING:
-    from torch import nn
+    from collections.abc import Collection
 
 KINDS = ("warmup_bf16", "cooldown_bf16", "keep_bf16")
 
@@ -100,7 +103,9 @@ class PrecisionSchedule:
 
         Raises:
             ValueError: the text is no schedule; it names the rule and what is expected.
+            TypeError: no text.
         """
+        check_type("a schedule", text, str, 'such as "warmup_bf16:1000"')
         return cls(tuple(_rule(part.strip()) for part in text.split(","))) if text.strip() else cls()
 
     def switch_steps(self, total_steps: int) -> tuple[int, ...]:
@@ -122,6 +127,21 @@ class PrecisionSchedule:
                 found.add(length if rule.kind == "warmup_bf16" else total_steps - length)
         return tuple(sorted(found))
 
+    def check_patterns(self, layers: Collection[str]) -> None:
+        """Refuses a rule that would do nothing to a model.
+
+        Args:
+            layers: names of its FP8 layers; none: nothing is refused, since nothing is converted.
+
+        Raises:
+            ValueError: names the rule, and the layers that there are.
+        """
+        for rule in self.rules:
+            if layers and not any(fnmatchcase(name, rule.pattern) for name in layers):
+                raise ValueError(
+                    f"{rule}: no FP8 layer is named like {rule.pattern!r}; there are {', '.join(layers)}"
+                )
+
     def apply(self, model: nn.Module, step: int, total_steps: int) -> int:
         """Gives every Float8Linear the recipe that is due; call it before each step, between optimizer steps.
 
@@ -130,15 +150,19 @@ class PrecisionSchedule:
 
         Args:
             model: always the same one; converted, or not, in which case nothing is done.
-            step: counted from 0.
+            step: counted from 0; beyond the last one the last one's recipes stay.
             total_steps: of the whole run.
 
         Returns:
             How many times a layer's recipe was changed.
 
         Raises:
-            ValueError: a rule that fits no layer of a converted model, or see `switch_steps`.
+            ValueError: a negative step, a rule that fits no layer of a converted model, or see `switch_steps`.
+            TypeError: the model is no module.
         """
+        check_type("model", model, nn.Module, "apply(model, step, total_steps)")
+        if step < 0:
+            raise ValueError(f"step={step}: steps count from 0; expected 0 to {total_steps - 1}")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Float8Linear)}
         changed = 0
         if layers.keys() != self._recipes.keys():
@@ -167,11 +191,7 @@ class PrecisionSchedule:
 
     def _adopt(self, layers: dict[str, Float8Linear]) -> None:
         """Notes what the layers were converted to."""
-        for rule in self.rules:
-            if layers and not any(fnmatchcase(name, rule.pattern) for name in layers):
-                raise ValueError(
-                    f"{rule}: no FP8 layer is named like {rule.pattern!r}; there are {', '.join(layers)}"
-                )
+        self.check_patterns(layers)
         self._recipes = {name: layer.scheduled_from or layer.recipe for name, layer in layers.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,8 +223,7 @@ def _in_high_precision(recipe: Recipe, gemms: tuple[str, ...]) -> Recipe:
 def _rule(text: str) -> Rule:
     head, at, target = text.partition("@")
     kind, colon, amount = head.partition(":")
-    if kind not in KINDS:
-        raise ValueError(f"schedule rule {text!r}: {kind!r} is unknown; expected one of {', '.join(KINDS)}")
+    check_known(f"schedule rule {text!r}:", kind, KINDS)
     if (kind == "keep_bf16") == bool(colon):
         expected = "keep_bf16 has no length" if colon else f"expected {kind}:STEPS or {kind}:SHARE"
         raise ValueError(f"schedule rule {text!r}: {expected}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from fp8core.arguments import check_type
 from fp8core.operands import cast_both, cast_one
 from fp8core.scaling import check_hp
 
@@ -67,8 +68,10 @@ def cast_input(x: torch.Tensor, *layers: Reader) -> CastInput:
             amaxes and records what it saw in all.
 
     Raises:
-        ValueError: no layer, or layers whose recipes cast the input differently.
+        ValueError: no layer, layers whose recipes cast the input differently, or another last dimension than theirs.
+        TypeError: x is no tensor of these dtypes, or a layer no Float8Linear.
     """
+    check_type("input", x, torch.Tensor, "cast_input(x, *layers)")
     casts = shared_casts(*layers)
     if not any(layer.recipe.fp8_gemms for layer in layers):
         return CastInput(x, x, None, casts)  # nn.Linear's own way, autocast included
@@ -81,10 +84,16 @@ def shared_casts(*layers: Reader) -> Casts:
     """How these layers cast the input that they share: for the output, and for the grad_weight GEMM.
 
     Raises:
-        ValueError: as `cast_input`.
+        ValueError, TypeError: as `cast_input`, of the layers.
     """
     if not layers:
         raise ValueError("cast_input takes the layers that will read the tensor; got none")
+    for layer in layers:
+        if not hasattr(layer, "recipe"):
+            raise TypeError(
+                f"a layer is a {type(layer).__name__}; expected Float8Linear: convert_to_float8_training makes it one, and "
+                "fp8core.audit(model) says why it did not"
+            )
     casts = input_casts(layers[0].recipe)
     for layer in layers[1:]:
         if input_casts(layer.recipe) != casts:
@@ -101,6 +110,11 @@ def reads_for_grad_weight(*layers: Reader) -> bool:
 
 def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Reader) -> CastInput:
     """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
+    for layer in layers:
+        if x.dim() == 0 or x.shape[-1] != layer.in_features:
+            raise ValueError(
+                f"input has shape {list(x.shape)}; expected [..., {layer.in_features}] for {layer}"
+            )
     flat = x.detach().reshape(-1, layers[0].in_features)
     kernels, memory = layers[0].recipe.kernels, layers[0].amaxes
     trains = reads_for_grad_weight(*layers)

@@ -13,7 +13,8 @@ each only if the recipe casts it. The proof fails on every way of not running FP
 nothing converted (a filter that matches nothing), a layer that is never called, emulation, another recipe than the
 one asked for, hardware without FP8, a count other than the prediction, an output that is not the recipe's (a stale
 weight, a wrong scale), no FP8 kernel by name on CUDA, delayed scales that never move, and an all-gather in high
-precision where an FP8 one is asked for.
+precision where an FP8 one is asked for. What is no fault but no FP8 arithmetic either, a CPU that multiplies FP8 codes
+in float32, is said in the line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from fp8core.arguments import check_type
 from fp8core.config import as_recipe
 from fp8core.gemm import backend_named
 from fp8core.watching import Gathers, LayerProof, Watch, profiled
@@ -35,9 +38,9 @@ from fp8core.watching import Gathers, LayerProof, Watch, profiled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
-
+    from fp8core.config import Float8LinearConfig
     from fp8core.linear import Float8Linear
+    from fp8core.recipe import Recipe
 
 AGREEMENT_DB = 35.0  # between a layer and its emulation; two right ones differ by bf16 rounding (55 dB) or
 # accumulation (over 50 dB), two independent FP8 roundings by 25 dB
@@ -57,6 +60,8 @@ class Proof:
         device: of the first converted layer, "" if there is none.
         fp8_kernel_share: of the GEMM kernels' time, in kernels of an FP8 type by their names; None off CUDA.
         all_gathers: dtype -> bytes gathered by one step; empty where nothing is sharded.
+        emulated_in: the precision in which the device multiplies FP8 codes, where it has no FP8 matrix units (a CPU,
+            with any backend); "" on others.
     """
 
     ok: bool
@@ -68,6 +73,7 @@ class Proof:
     device: str
     fp8_kernel_share: float | None
     all_gathers: dict[str, int]
+    emulated_in: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -81,10 +87,16 @@ class Proof:
             return "FP8 NOT verified: " + "; ".join(self.problems)
         converted = [layer for layer in self.layers if layer.recipe]
         share = "" if self.fp8_kernel_share is None else f", {100 * self.fp8_kernel_share:.0f} % of GEMM time"
-        return (
+        line = (
             f"FP8 verified: {len(converted)} of {len(self.layers)} Linear layers, {self.counted} FP8 GEMMs a step as "
             f"predicted, recipe {', '.join(sorted({layer.recipe for layer in converted}))}, on {self.device}{share}"
         )
+        if self.emulated_in:
+            line += (
+                f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "
+                "FP8's, speed is not"
+            )
+        return line
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types only."""
@@ -99,7 +111,7 @@ def verify(
     step_fn: Callable[[], object],
     model: nn.Module,
     *,
-    recipe: object = None,
+    recipe: Float8LinearConfig | Recipe | str | None = None,
     fp8_all_gather: bool = False,
     announce: bool = True,
 ) -> Proof:
@@ -115,7 +127,17 @@ def verify(
 
     Returns:
         Proof. An exception of step_fn passes through.
+
+    Raises:
+        TypeError: step_fn can't be called, the model is no module, or the recipe none.
+        ValueError: an unknown recipe. All of these before step_fn is called.
     """
+    check_type("model", model, nn.Module, "verify(step_fn, model)")
+    if not callable(step_fn):
+        raise TypeError(
+            f"step_fn is a {type(step_fn).__name__}; expected a function that runs one training step"
+        )
+    wanted = None if recipe is None else as_recipe(recipe)
     watch = Watch(model)
     layers = [layer for _, layer in watch.layers]
     updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in layers]
@@ -132,7 +154,7 @@ def verify(
     proofs = watch.proofs()
     predicted = sum(proof.predicted for proof in proofs)
 
-    problems = _structural(layers, proofs, recipe)
+    problems = _structural(layers, proofs, wanted)
     if counted == 0:
         problems.append("no FP8 GEMM ran")
     if counted != predicted:
@@ -157,18 +179,19 @@ def verify(
         device=str(device or ""),
         fp8_kernel_share=share,
         all_gathers=dict(gathers),
+        # `torch._scaled_mm` there, as the plain twin of `fp8core::matmul`: see `fp8core.gemm.torch_mm`, `.triton_mm`
+        emulated_in="float32" if device is not None and device.type == "cpu" else "",
     )
     if announce:
         sys.stdout.write(proof.line + "\n")
     return proof
 
 
-def _structural(layers: list[Float8Linear], proofs: list[LayerProof], recipe: object) -> list[str]:
+def _structural(layers: list[Float8Linear], proofs: list[LayerProof], wanted: Recipe | None) -> list[str]:
     """What is wrong with the layers themselves, before any count."""
     if not layers:
         return ["no layer is converted to FP8 (did module_filter_fn match nothing?)"]
     problems = []
-    wanted = None if recipe is None else as_recipe(recipe)  # type: ignore[arg-type]  # it checks
     if wanted is not None:
         others = sorted({str(layer.recipe) for layer in layers if layer.recipe != wanted})
         if others:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
+       python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
+       python -m harness gate-selftest                 how often the gate is wrong: false alarms, detection
+       python -m harness import FILE.json              a pytest-benchmark file into the store
        python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
@@ -50,6 +53,9 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "-h": _help,
         "--version": _version,
         "report": _report,
+        "gate": _gate,
+        "gate-selftest": _gate_selftest,
+        "import": _import,
         "doctor": _doctor,
         "advise": _advise,
         "diff": _diff,
@@ -88,6 +94,24 @@ def _report(words: list[str]) -> int:
     from harness.report import main as report
 
     return report(words)
+
+
+def _gate(words: list[str]) -> int:
+    from harness.gate import main as gate
+
+    return gate(words)
+
+
+def _gate_selftest(words: list[str]) -> int:
+    from harness.gate.selftest import main as selftest
+
+    return selftest(words)
+
+
+def _import(words: list[str]) -> int:
+    from harness.import_benchmark import main as import_benchmark
+
+    return import_benchmark(words)
 
 
 def _doctor(words: list[str]) -> int:

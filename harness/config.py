@@ -8,6 +8,7 @@ with the nearest key. Axes are the one open place: `axes.NAME=...` is taken as i
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import shlex
 from dataclasses import dataclass, field
@@ -20,7 +21,13 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from harness.errors import UsageError, unknown
 from harness.timing import TimingConfig
@@ -140,10 +147,57 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     except OverrideParseException as error:
         raise UsageError(f"cannot read {error.override!r}: {_first_line(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
-        cause = f": {_first_line(error.__cause__)}" if isinstance(error.__cause__, Exception) else ""
-        raise UsageError(" ".join(str(error).split()) + cause) from error
+        raise UsageError(_in_our_words(error, words, chosen[0])) from error
     plain["device"] = device
+    budget = plain["budget_s"]
+    if budget is not None and not (math.isfinite(budget) and budget >= 0):
+        raise UsageError(
+            f"budget_s={budget:g}: expected a finite number of seconds from 0; null sets no limit"
+        )
     return Request(plain, _timing(plain), tuple(overrides))
+
+
+_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
+    """What Hydra or OmegaConf refused, without their vocabulary: the word at fault and what is expected of it."""
+    cause: BaseException = error
+    while not isinstance(cause, OmegaConfBaseException) and (below := cause.__cause__ or cause.__context__):
+        cause = below
+    said, merged = _first_line(cause), _first_line(error)
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if "Ambiguous value" in merged and word in merged:
+            return f"{word.lstrip('+')}: a list is written in brackets, use key=[value1,value2]"
+        if (
+            merged == f"Error merging override {word}"
+            and isinstance(cause, ValidationError)
+            and cause.full_key == key
+        ):
+            return f"{word.lstrip('+')}: expected {_expected_of(key)}"
+        if merged.startswith((f"Could not override '{key}'", f"Error merging override {word}")):
+            return f"unknown key {key!r}: sweep {sweep!r} has none of that name to set"
+    if isinstance(cause, InterpolationResolutionError):
+        return f"{cause.full_key}: nothing to fill in for ${{...}}: {said.rpartition('interpolation: ')[2]}"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return f"sweep {sweep!r}: unknown key {cause.full_key!r}"
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return f"sweep {sweep!r}: {cause.full_key}: expected {_expected_of(str(cause.full_key))}"
+    return f"sweep {sweep!r}: {said}"
+
+
+def _expected_of(key: str) -> str:
+    """What the configuration takes as value of a key."""
+    path = key.split(".")
+    owner = TrainConfig if path[0] == "train" and path[1:] else PartConfig if path[2:] else SweepConfig
+    kind = {f.name: str(f.type) for f in dataclasses.fields(owner)}.get(path[-1], "")
+    if kind.startswith("list"):
+        return f"a list: {key}=[NAME,NAME]"
+    named, _, none = kind.partition(" | ")
+    if named not in _EXPECTED:
+        return f"the names below it one by one: {key}.NAME=VALUE"
+    return _EXPECTED[named] + (", or null" if none else "")
 
 
 def _register(known: dict[str, Path]) -> None:
@@ -170,8 +224,8 @@ def _normalise(word: str) -> str:
         "sweep",
         "hydra",
     }
-    if root not in fields:
-        raise _unknown_key(key, fields)
+    if root not in fields or key == "hydra":
+        raise _unknown_key(key, fields - {"hydra"})
     if root == "timing" and rest:
         timing = {f.name for f in dataclasses.fields(TimingConfig)}
         if rest[0] not in timing:
@@ -209,13 +263,16 @@ def _timing(plain: dict[str, Any]) -> TimingConfig:
     values = dict(plain["timing"])
     if plain["rounds"] is not None:
         values["min_rounds"] = values["max_rounds"] = plain["rounds"]
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"timing.{name}={value}: expected a number")
     try:
         return TimingConfig(**values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"timing: {error}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -29,6 +29,32 @@ if TYPE_CHECKING:
 Runs = dict[int, Run]
 
 
+def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
+    """The cases of a plan in which an arm can be bisected.
+
+    Raises:
+        UsageError: another sweep, an arm that can't be bisected, or a run to go on with.
+    """
+    cases = [c.case for c in plan.cases if c.suite is divergence]
+    if not cases:
+        raise UsageError(
+            f"bisect={arm}: what is bisected is a verdict on training runs, which only sweep=divergence has"
+        )
+    if resume:
+        raise UsageError(
+            f"bisect={arm}: nothing of a bisection is stored, so resume={resume} has nothing to go on with"
+        )
+    if arm not in divergence.ARMS:
+        raise unknown("arm", arm, divergence.ARMS)
+    if (
+        divergence.recipe_of(arm) is None
+        or divergence.schedule_of(cases[0], arm).rules
+        or arm.endswith("_eps")
+    ):
+        raise UsageError(f"bisect={arm}: expected an arm that runs FP8 from the first step to the last")
+    return cases
+
+
 def find(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iterator[str]:
     """Bisects an arm of each set-up of a plan; yields what was found, a line at a time.
 
@@ -39,19 +65,9 @@ def find(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iter
         tell: told of each set of runs as it is judged.
 
     Raises:
-        UsageError: another sweep, or an arm that can't be bisected.
+        UsageError: as `check`.
     """
-    cases = [c.case for c in plan.cases if c.suite is divergence]
-    if not cases:
-        raise UsageError("bisect= works on sweep=divergence")
-    if arm not in divergence.ARMS:
-        raise unknown("arm", arm, divergence.ARMS)
-    if (
-        divergence.recipe_of(arm) is None
-        or divergence.schedule_of(cases[0], arm).rules
-        or arm.endswith("_eps")
-    ):
-        raise UsageError(f"bisect={arm}: expected an arm that runs FP8 from the first step to the last")
+    cases = check(plan, arm)
     setups: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
         setups.setdefault(tuple(pair for pair in case.axes if pair[0] != "seed"), []).append(case)

@@ -45,14 +45,52 @@ MAX_FILE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of the session and the minutes that it may take over all slots."""
+    """One step of the session.
+
+    Attributes:
+        name: of the stage; "tests", or its sweep where `words` name none.
+        minutes: that it may take over all slots.
+        words: of the command line, beside those that every sweep gets.
+        whole: one case, of which nothing is left if it is cut: it begins only in a slot that has all its minutes.
+        file: that its rows are packed into, without ending; stages may share one.
+    """
 
     name: str
     minutes: float
+    words: tuple[str, ...] = ()
+    whole: bool = False
+    file: str = ""
+
+    @property
+    def packed(self) -> str:
+        """Name of the file of its rows."""
+        return f"{self.file or self.name}.parquet"
 
 
-# 25 minutes in all.
-STAGES = (Stage("tests", 3), Stage("ceilings", 3), Stage("cast", 4), Stage("gemm", 7), Stage("linear", 8))
+def _train(name: str, minutes: float, model: str, *words: str) -> Stage:
+    """One case of sweep=train in blocks long enough for the energy meter, which moves ten times a second."""
+    metered = ("timing.block_ms=2500", "timing.max_block_samples=250", "timing.max_seconds=60", "rounds=5")
+    return Stage(name, minutes, ("sweep=train", f"model={model}", *words, *metered), whole=True, file="train")
+
+
+_EAGER = "arms=[bf16_eager,tensorwise_eager,rowwise_eager,torchao_tensorwise_eager]"
+# 25 minutes in all, in three slots of 8.5 (tests to gemm; linear, peers and GPT-2; the Llamas). Arms of a training step are
+# timed for 5 blocks of 2.5 s each, the first baseline twice: 8 arms take two minutes, compiling and checking them the rest.
+STAGES = (
+    Stage("tests", 2.5),
+    Stage("ceilings", 1.5, file="kernels"),
+    Stage("cast", 2, file="kernels"),
+    Stage("gemm", 2.5, file="kernels"),
+    Stage("linear", 3.5),
+    Stage("peers", 2.5),
+    _train(
+        "train_llama3_8b", 6.5, "llama3_8b", "axes.layers=4", "axes.batch=4", "axes.seq=4096",
+        "arms=[bf16_eager,bf16_compile,tensorwise_eager,tensorwise_compile,rowwise_eager,torchao_tensorwise_eager,"
+        "torchao_tensorwise_compile,nocompile_tensorwise_eager]",
+    ),
+    _train("train_llama3_1b", 2, "llama3_1b", "axes.batch=8", "axes.seq=2048", _EAGER),
+    _train("train_gpt2", 2, "gpt2", "axes.batch=16", "axes.seq=1024", _EAGER),
+)  # fmt: skip
 
 Runner = Callable[[Sequence[str], float], tuple[int, str]]
 
@@ -114,25 +152,31 @@ class Session:
             entry = self.state.setdefault(stage.name, {"done": False, "seconds": 0.0})
             # A stage that has spent its share makes room for the next; what it lacks stays named in its rows.
             left = min(ends - self._clock(), stage.minutes * 60 - entry["seconds"])
-            if entry["done"] or left < 20:
+            enough = stage.minutes * 60 - entry["seconds"] if stage.whole else 20
+            if entry["done"] or left < enough or left < 20:
                 continue
             started = self._clock()
-            (self._tests if stage.name == "tests" else self._sweep)(stage.name, entry, left)
+            (self._tests if stage.name == "tests" else self._sweep)(stage, entry, left)
             entry["seconds"] += self._clock() - started
             self._save()
             self.pack()  # whatever ends the slot, what is done so far is packed
         return [stage.name for stage in STAGES if not self.state.get(stage.name, {}).get("done")]
 
-    def _tests(self, name: str, entry: dict[str, Any], seconds: float) -> None:
+    def _tests(self, stage: Stage, entry: dict[str, Any], seconds: float) -> None:
         # Untested versions may warn, and a test file may lack a package: neither may cost the other tests.
         lenient = ["-W", "default", "--continue-on-collection-errors", "-rs"]
         code, output = self._run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", *lenient], seconds)
         entry.update(done=code != 124, exit=code, output=output[-200_000:])
 
-    def _sweep(self, name: str, entry: dict[str, Any], seconds: float) -> None:
+    def _sweep(self, stage: Stage, entry: dict[str, Any], seconds: float) -> None:
         # The last case started inside the budget may run on for a while, hence the margin.
-        words = [f"sweep={name}", "device=cuda", f"budget_s={max(seconds - 30, 10):.0f}"]
-        words.append(f"results_dir={self.results_dir}")
+        named = stage.words or (f"sweep={stage.name}",)
+        words = [
+            *named,
+            "device=cuda",
+            f"budget_s={max(seconds - 30, 10):.0f}",
+            f"results_dir={self.results_dir}",
+        ]
         if entry.get("run"):
             words.append(f"resume={Path(entry['run']).name}")
         code, output = self._run([sys.executable, "-m", "harness", *words], seconds)
@@ -154,14 +198,19 @@ class Session:
         """Gathers the session into at most eight files of at most 16 MiB each."""
         self.out.mkdir(parents=True, exist_ok=True)
         files: list[Path] = []
-        runs = [Path(self.state[s.name]["run"]) for s in STAGES if self.state.get(s.name, {}).get("run")]
-        for run in runs:
-            target = self.out / f"{run.parent.name}.parquet"
-            frame = store.read(run)
+        runs: dict[str, list[Path]] = {}
+        for stage in STAGES:
+            if self.state.get(stage.name, {}).get("run"):
+                runs.setdefault(stage.packed, []).append(Path(self.state[stage.name]["run"]))
+        for name, members in runs.items():
+            target = self.out / name
+            frame = store.read(members)
             pq.write_table(pa.Table.from_pandas(frame, schema=store.SCHEMA, preserve_index=False), target)
             files.append(target)
         if runs:
-            written = write_report(runs, self.out / "report.html")
+            written = write_report(
+                [run for members in runs.values() for run in members], self.out / "report.html"
+            )
             files += [written.html, written.markdown]
         log = self.out / "tests.txt"
         log.write_text(self.state.get("tests", {}).get("output", "the tests did not run\n"))
@@ -205,7 +254,7 @@ def main(argv: Sequence[str]) -> int:
         entry = session.state.get(stage.name, {})
         state = "done" if entry.get("done") else "unfinished" if entry.get("seconds") else "not started"
         out.write(
-            f"{stage.name:<9} {state:<12} exit {entry.get('exit', '-')}  {entry.get('seconds', 0):.0f} s\n"
+            f"{stage.name:<15} {state:<12} exit {entry.get('exit', '-')}  {entry.get('seconds', 0):.0f} s\n"
         )
     for path in files:
         out.write(f"{path}  {path.stat().st_size / 2**20:.2f} MiB\n")

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from harness import culprits, diagnosis, environment, report, store, verdict
 from harness.config import Request, command_line, load
+from harness.diagnosis.finding import few
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome
 from harness.plan import Plan, describe, make_plan
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType
 
+TOLD = 5  # reasons of one kind that the end of a run names; the report has all
+
 
 def run_sweep(overrides: Sequence[str]) -> int:
     """Runs one sweep from its command line; returns the exit code of the contract (0, 1 or 2).
@@ -41,8 +44,11 @@ def run_sweep(overrides: Sequence[str]) -> int:
     plan = make_plan(config, SUITES)
     lanes = _lanes(config)
     console = Console(stderr=True)
+    if config["bisect"] is not None:
+        culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        sys.stdout.write("\n".join(describe(plan)) + "\n")
+        said = [*describe(plan), *(_left_to_run(config, plan) if config["resume"] else ())]
+        sys.stdout.write("\n".join(said) + "\n")
         return 0
 
     if config["bisect"] is not None:
@@ -53,9 +59,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     fingerprint = environment.fingerprint(config["device"])
     env_id = environment.env_id(fingerprint)
     run_id, folder = _folder(config, fingerprint)
-    commit = fingerprint.get("git_commit")
-    done = stored_cases(folder, env_id, commit, plan) if config["resume"] else set()
-    done_arms = stored_arms(folder, plan, done) if config["resume"] else set()
+    done, done_arms = _stored(config, plan, folder, fingerprint)
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
     writer = store.RunWriter(
@@ -71,7 +75,26 @@ def run_sweep(overrides: Sequence[str]) -> int:
         outcome = _measure(request, plan, writer, done, done_arms, lanes, console)
         writer.close(outcome.state)
         html = Path(config["reports_dir"]) / f"{run_id}.html"
-        return _finish(outcome, folder, html, time.perf_counter() - started)
+        return _finish(outcome, plan, folder, html, time.perf_counter() - started)
+
+
+def _stored(
+    config: dict[str, Any], plan: Plan, folder: Path, fingerprint: dict[str, Any]
+) -> tuple[set[str], set[tuple[str, str]]]:
+    """What resume= finds in a run: ids of whole cases, and (case id, arm) of runs of others."""
+    if not config["resume"]:
+        return set(), set()
+    done = stored_cases(folder, environment.env_id(fingerprint), fingerprint.get("git_commit"), plan)
+    return done, stored_arms(folder, plan, done)
+
+
+def _left_to_run(config: dict[str, Any], plan: Plan) -> Iterator[str]:
+    """For dry_run=true: what resume= would still run, after all that it refuses."""
+    fingerprint = environment.fingerprint(config["device"])
+    run_id, folder = _folder(config, fingerprint)
+    done, done_arms = _stored(config, plan, folder, fingerprint)
+    left = _units(plan, done, done_arms)
+    yield f"{run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
 
 
 def _measure(
@@ -122,15 +145,17 @@ def _lanes(config: dict[str, Any]) -> int:
     return len(os.sched_getaffinity(0)) if config["device"] == "cpu" else 1
 
 
-def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
+def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: float) -> int:
     """Writes the report and prints where everything lies; the last lines name both paths."""
     counts = (
         ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
     )
     out = sys.stdout
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
-    for reason in outcome.reasons[:5]:
+    for reason in outcome.reasons[:TOLD]:
         out.write(f"  failed: {reason}\n")
+    for arms, reason in _unsupported(plan)[:TOLD]:
+        out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")
     try:
         _tell(folder)
     except (UsageError, OSError) as error:
@@ -149,6 +174,15 @@ def _finish(outcome: Outcome, folder: Path, html: Path, seconds: float) -> int:
     if outcome.message:
         return 2
     return 1 if outcome.statuses["failed"] else 0
+
+
+def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
+    """What this device or these shapes left out: arms by reason."""
+    arms: dict[str, dict[str, None]] = {}
+    for planned in plan.cases:
+        for arm, why in planned.unsupported.items():
+            arms.setdefault(why.reason, {})[arm] = None
+    return [(list(names), reason) for reason, names in arms.items()]
 
 
 def _tell(folder: Path) -> None:

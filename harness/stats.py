@@ -215,6 +215,76 @@ def sign_flip_p(differences: ArrayLike) -> float:
     return (1 + hits) / (1 + _RANDOM_SIGN_FLIPS)
 
 
+def group_medians(values: ArrayLike, groups: ArrayLike) -> tuple[NDArray[np.int64], Vector]:
+    """Median of the values of each group, all groups at once.
+
+    Args:
+        values: finite numbers, flat.
+        groups: the group of each value, as integers.
+
+    Returns:
+        The groups in rising order, and their medians.
+
+    >>> [x.tolist() for x in group_medians([1.0, 5.0, 3.0, 2.0], [7, 4, 7, 7])]
+    [[4, 7], [5.0, 2.0]]
+    """
+    x, g = _vector(values), np.asarray(groups, dtype=np.int64).reshape(-1)
+    if g.shape != x.shape:
+        raise ValueError(f"{x.size} values but {g.size} groups")
+    order = np.lexsort((x, g))
+    x, g = x[order], g[order]
+    first = np.flatnonzero(np.concatenate(([True], g[1:] != g[:-1])))
+    count = np.diff(np.append(first, x.size))
+    return g[first], (x[first + (count - 1) // 2] + x[first + count // 2]) / 2
+
+
+def t_intervals(rows: ArrayLike, confidence: float = 0.95) -> tuple[Vector, Vector, Vector]:
+    """Mean and t interval of each row of a matrix [units, rounds]; unbounded where there is one round only."""
+    x = np.asarray(rows, dtype=np.float64)
+    mean = x.mean(axis=1)
+    n = x.shape[1]
+    if n == 1:
+        return mean, np.full_like(mean, -np.inf), np.full_like(mean, np.inf)
+    half = t_quantile((1 + confidence) / 2, n - 1) * x.std(axis=1, ddof=1) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def holm(p_values: ArrayLike) -> Vector:
+    """Holm's step-down adjustment: compared with alpha, it bounds the chance of any false rejection by alpha.
+
+    S. Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
+
+    >>> holm([0.01, 0.04, 0.03]).round(4).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    steps = p[order] * np.arange(p.size, 0, -1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted
+
+
+def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval of a share: the probabilities under which `hits` of `trials` is no surprise to either side.
+
+    C. Clopper and E. Pearson, Biometrika 26 (1934) 404-413.
+
+    >>> low, high = clopper_pearson(0, 20)
+    >>> low, round(high, 4)
+    (0.0, 0.1684)
+
+    Raises:
+        ValueError: no trials, or more hits than trials.
+    """
+    if not 0 <= hits <= trials or trials < 1:
+        raise ValueError(f"{hits} hits of {trials} trials")
+    tail = (1 - confidence) / 2
+    low = 0.0 if hits == 0 else _beta_quantile(tail, hits, trials - hits + 1)
+    high = 1.0 if hits == trials else _beta_quantile(1 - tail, hits + 1, trials - hits)
+    return low, high
+
+
 @lru_cache(maxsize=1024)
 def t_quantile(probability: float, degrees: int) -> float:
     """Quantile of Student's t distribution, by bisection of its distribution function.
@@ -242,6 +312,15 @@ def t_quantile(probability: float, degrees: int) -> float:
             low = middle
         else:
             high = middle
+
+
+def _beta_quantile(probability: float, a: float, b: float) -> float:
+    """Quantile of the beta distribution, by bisection."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _incomplete_beta(middle, a, b) < probability else (low, middle)
+    return (low + high) / 2
 
 
 def _t_upper_tail(t: float, degrees: int) -> float:

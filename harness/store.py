@@ -244,6 +244,8 @@ def _read_part(path: Path) -> _Part:
         table = file.read()
     if "schema_version" not in table.column_names:
         raise ValueError(f"holds no rows of this store (columns: {', '.join(table.column_names[:5])})")
+    if table["schema_version"].null_count:
+        raise ValueError("holds rows without a schema_version")
     replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
     return _Part(path, _conform(table), tuple(map(str, replaces)))
 
@@ -255,6 +257,19 @@ def read_about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}
+
+
+def read_quietly(source: str | Path | Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+    """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
+
+    Returns:
+        The rows, `attrs["problems"]` included, and what else would have been warned of.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read(source)
+    said = [str(w.message) for w in caught]
+    return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
 
 
 def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from fp8core.arguments import check_known
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import layout, reference, torch_mm, triton_mm
 from fp8core.scaling import BLOCK, MX_BLOCK
@@ -167,8 +168,7 @@ def backend_named(name: str) -> Backend:
     Raises:
         ValueError: unknown; the message lists the known names.
     """
-    if name not in BACKENDS:
-        raise ValueError(f"unknown GEMM backend {name!r}; known: {', '.join(BACKENDS)}")
+    check_known("GEMM backend", name, BACKENDS)
     return BACKENDS[name]
 
 

@@ -18,6 +18,8 @@ from typing import Literal, get_args
 
 import torch
 
+from fp8core.arguments import check_known
+
 Accumulation = Literal["exact", "fp22", "fp22_promote128"]
 ACCUMULATIONS: tuple[str, ...] = get_args(Accumulation)
 
@@ -40,8 +42,7 @@ def accumulate(a: torch.Tensor, b: torch.Tensor, mode: Accumulation) -> torch.Te
     Raises:
         ValueError: unknown mode.
     """
-    if mode not in ACCUMULATIONS:
-        raise ValueError(f"accumulation {mode!r} is unknown; expected one of {', '.join(ACCUMULATIONS)}")
+    check_known("accumulation", mode, ACCUMULATIONS)
     if mode == "exact":
         return a @ b
     total = a.new_zeros((a.shape[0], b.shape[1]), dtype=torch.float32)

@@ -46,15 +46,13 @@ OPERATORS: dict[str, CustomOpDef] = {}
 
 def kernel_missing(x: torch.Tensor, *dtypes: torch.dtype) -> str | None:
     """Why no Triton kernel runs on tensors like x with these FP8 dtypes; None where one does."""
+    if not INTERPRETED and (not x.is_cuda or torch.version.hip is not None):
+        return f"the kernels run on NVIDIA GPUs, not on {'ROCm' if x.is_cuda else x.device.type}"
     if fnuz := [fmt.name for fmt in map(as_element_format, dtypes) if fmt not in _KERNEL_FORMATS]:
         return (
             f"the kernels encode {' and '.join(fmt.name for fmt in _KERNEL_FORMATS)}, not {', '.join(fnuz)}"
         )
-    if not x.numel():
-        return "the tensor is empty"
-    if not INTERPRETED and (not x.is_cuda or torch.version.hip is not None):
-        return f"the kernels run on NVIDIA GPUs, not on {'ROCm' if x.is_cuda else x.device.type}"
-    return None
+    return None if x.numel() else "the tensor is empty"
 
 
 def implementation(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> Callable[..., Any]:

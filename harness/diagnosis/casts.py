@@ -83,8 +83,11 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
     for arm, alarms in worst.items():
         for kind, told in alarms.items():
             if told:
-                names = list(dict.fromkeys(text for _, text in sorted(told)))
-                tensors = len({t.split()[0] for t in names})
+                worst_of: dict[str, str] = {}
+                for _, text in sorted(told):  # of all seeds, the worst first
+                    worst_of.setdefault(text.split()[0], text)
+                names = list(worst_of.values())
+                tensors = len(names)
                 yield Finding(
                     f"{arm}: {kind} alarm in {tensors} tensor{'' if tensors == 1 else 's'}",
                     few(names),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,55 +12,105 @@ from harness.diagnosis.finding import Finding
 from harness.verdict.rows import CONTROL, NEGATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from harness.diagnosis.finding import Material
     from harness.verdict import Run
+    from harness.verdict.rows import Setup
 
 EARLY_STEPS = 50
 DIVERGED = 0.10  # smoothed gap, of the control's loss
 EARLY_HALF_LIFE = 5.0
+RISEN = 0.5  # of the smoothed loss above its first value: single batches differ by less
+# AdamW moves each weight by about the learning rate in a step, and weights begin at about 0.02; published rates are 1e-5 to 1e-2
+ABSURD_RATE = 0.1
 
 
 def early_divergence(material: Material) -> Iterator[Finding]:
-    """A loss that leaves its control's within the first 50 steps, with LR, warm-up and the worst layer."""
+    """A loss that leaves its control's within the first 50 steps, with LR, warm-up and the worst layer.
+
+    Where the control breaks in the same seeds, FP8 is not the cause: one finding for all arms, and no schedule proposed.
+    """
     for setup in material.setups:
+        base = setup.arms.get(CONTROL, {})
+        failing = {s: where for s, run in base.items() if (where := _runs_away(run))}
+        with_control: dict[str, dict[int, str]] = {}
         for arm, runs in setup.arms.items():
-            facts = setup.resolved.get(arm, {})
             if arm.startswith(CONTROL) or arm == NEGATIVE:
                 continue
-            base = setup.arms.get(CONTROL, {})
-            seen = {s: where for s, run in runs.items() if (where := _diverged(run, base.get(s)))}
-            if not seen:
-                continue
-            schedule = facts.get("lr_schedule")
-            schedule = schedule if isinstance(schedule, dict) else {}
-            lr = setup.axes.get("lr", schedule.get("lr"))
-            rise = schedule.get("rise_steps")
-            evidence = [
-                f"{len(seen)} of {len(runs)} seeds: " + "; ".join(f"seed {s} {w}" for s, w in seen.items())
-            ]
-            evidence.append(
-                f"learning rate {lr}, warm-up {'of unknown length' if rise is None else f'{rise} steps'}"
-            )
-            evidence += worst_layers(material, setup, arm)
-            both = [s for s in seen if s in base and base[s].broke_at is not None]
-            cause = (
-                "the control breaks as well: the learning rate is too high for this set-up, FP8 or not"
-                if both
-                else "the learning rate suits exact gradients, and FP8's rounding noise makes the first steps too long"
-            )
-            half = (
-                f"axes.lr={lr / 2:g}"
-                if isinstance(lr, int | float) and not isinstance(lr, bool)
-                else "a smaller lr"
-            )
-            yield Finding(
-                f"{arm} diverges within the first {EARLY_STEPS} steps",
-                tuple(evidence),
-                cause,
-                f"{half}, a longer warm-up, or schedule=warmup_bf16:{2 * EARLY_STEPS}, which starts FP8 after the worst is over",
-            )
+            seen = {
+                s: where
+                for s, run in runs.items()
+                if (where := _diverged(run, base.get(s)) or _runs_away(run))
+            }
+            if seen.keys() & failing.keys():
+                with_control[arm] = seen
+            elif seen:
+                yield _of_fp8(material, setup, arm, seen)
+        if with_control:
+            yield _of_the_regime(setup, failing, list(with_control))
+
+
+def _of_fp8(material: Material, setup: Setup, arm: str, seen: Mapping[int, str]) -> Finding:
+    """The control trains, and this arm does not."""
+    runs = setup.arms[arm]
+    evidence = (*_where(seen, len(runs)), _rates(setup, arm), *worst_layers(material, setup, arm))
+    ways = [_smaller_rate(setup, arm), "a longer warm-up (axes.lr_warmup)"]
+    if max(run.planned_steps or run.loss.steps.size for run in runs.values()) > 4 * EARLY_STEPS:
+        ways.append(f"schedule=warmup_bf16:{2 * EARLY_STEPS}, which starts FP8 after the worst is over")
+    cause = "the learning rate suits exact gradients, and FP8's rounding noise makes the first steps too long"
+    return Finding(
+        f"{arm} diverges within the first {EARLY_STEPS} steps",
+        evidence,
+        _absurd(setup, arm) or cause,
+        " or ".join(ways),
+    )
+
+
+def _of_the_regime(setup: Setup, failing: Mapping[int, str], arms: list[str]) -> Finding:
+    """The control breaks too."""
+    return Finding(
+        f"{CONTROL} diverges within the first {EARLY_STEPS} steps, and {', '.join(arms)} with it",
+        (*_where(failing, len(setup.arms[CONTROL])), _rates(setup, arms[0])),
+        _absurd(setup, arms[0])
+        or "the learning rate is too high for this set-up, or its warm-up too short: FP8 has no part in it",
+        f"{_smaller_rate(setup, arms[0])} or a longer warm-up (axes.lr_warmup), until {CONTROL} trains",
+    )
+
+
+def _where(seen: Mapping[int, str], runs: int) -> tuple[str, ...]:
+    return (f"{len(seen)} of {runs} seeds: " + "; ".join(f"seed {s} {where}" for s, where in seen.items()),)
+
+
+def _schedule(setup: Setup, arm: str) -> Mapping[str, Any]:
+    found = setup.resolved.get(arm, {}).get("lr_schedule")
+    return found if isinstance(found, dict) else {}
+
+
+def _rate(setup: Setup, arm: str) -> float | None:
+    found = setup.axes.get("lr", _schedule(setup, arm).get("lr"))
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+def _rates(setup: Setup, arm: str) -> str:
+    rate, rise = _rate(setup, arm), _schedule(setup, arm).get("rise_steps")
+    shown = "not known" if rate is None else f"{rate:g}"
+    return f"learning rate {shown}, warm-up {'of unknown length' if rise is None else f'{rise} steps'}"
+
+
+def _absurd(setup: Setup, arm: str) -> str:
+    """A learning rate that no model survives as the cause; empty for others."""
+    rate = _rate(setup, arm)
+    if rate is None or rate < ABSURD_RATE:
+        return ""
+    return f"the learning rate {rate:g}: AdamW moves each weight by about that much in a step, and weights begin at about 0.02"
+
+
+def _smaller_rate(setup: Setup, arm: str) -> str:
+    rate = _rate(setup, arm)
+    if rate is None:
+        return "a smaller lr"
+    return "axes.lr=0.001 or less" if rate >= ABSURD_RATE else f"axes.lr={rate / 2:g}"
 
 
 def loss_spikes(material: Material) -> Iterator[Finding]:
@@ -77,10 +127,22 @@ def loss_spikes(material: Material) -> Iterator[Finding]:
             )
 
 
-def _diverged(run: Run, control: Run | None) -> str:
-    """How and where a run left its control within the first steps; empty if it did not."""
+def _runs_away(run: Run) -> str:
+    """How and where a run breaks by itself within its first steps; empty if it does not."""
     if run.broke_at is not None and run.broke_at < EARLY_STEPS:
         return f"is NaN or infinite from step {run.broke_at}"
+    early = run.loss.steps < EARLY_STEPS
+    steps, values = run.loss.steps[early], run.loss.values[early]
+    if values.size < 2 * EARLY_HALF_LIFE or not np.isfinite(values).all():
+        return ""
+    end = float(verdict.ema(values, steps, EARLY_HALF_LIFE)[-1])
+    if end <= (1 + RISEN) * values[0]:
+        return ""
+    return f"ends step {int(steps[-1])} at {end:.3g}, above the {values[0]:.3g} that it began with"
+
+
+def _diverged(run: Run, control: Run | None) -> str:
+    """How and where a run left its control within the first steps; empty if it did not."""
     if control is None:
         return ""
     count = min(run.loss.steps.size, control.loss.steps.size)

@@ -29,6 +29,8 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
             short.setdefault(f"{r.suite} {r.arm}", []).append(r.reason)
         elif r.recipe and r.resolved.get("fp8_layers") == []:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"no layer converted; {_skipped(r.resolved)}")
+        elif str(r.resolved.get("verify", "")).startswith("FP8 NOT verified"):
+            short.setdefault(f"{r.suite} {r.arm}", []).append(str(r.resolved["verify"]))
         elif r.recipe and counted is not None and expected is not None and counted < expected:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"{counted} of {expected} GEMMs in FP8")
     for v in material.verdicts:

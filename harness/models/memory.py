@@ -74,8 +74,6 @@ def predict(
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else _blank(buffer, kind)
         inputs = [_blank(part, kind) for part in batch]
-        weights = sum(map(_bytes, model.parameters()))
-        trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_drop_gradient)
@@ -92,14 +90,26 @@ def predict(
             loss.backward()
             most = lifetimes.most
         fp8_weights = min(_kept_weights(model), kept)
-    return {
-        "weights": weights,
-        "gradients": trained,
-        "optimizer": trained * optimizer_states,
+    return of_weights(model, optimizer_states) | {
         "fp8_weights": fp8_weights,
         "logits": logits.bytes,
         "activations": kept - fp8_weights - logits.bytes,
         "workspace": most - kept,
+    }
+
+
+def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[str, int]:
+    """The first three of `PARTS`: bytes that training takes whatever the batch. Nothing runs.
+
+    Args:
+        model: on "meta" will do; what is converted to FP8 has the same parameters.
+        optimizer_states: as of `predict`.
+    """
+    trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    return {
+        "weights": sum(map(_bytes, model.parameters())),
+        "gradients": trained,
+        "optimizer": trained * optimizer_states,
     }
 
 
@@ -111,7 +121,10 @@ def _described(value: object) -> str:
 
 
 def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:
-    """Why a step will not fit into `free_bytes`, part by part, and what to change; None if it does."""
+    """Why a step will not fit into `free_bytes`, part by part, and what to change; None if it does.
+
+    A prediction that lacks some of `PARTS` is a lower bound, and is called so.
+    """
     total = sum(prediction.values())
     if total <= free_bytes:
         return None
@@ -120,16 +133,15 @@ def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:
         for part, size in sorted(prediction.items(), key=lambda item: -item[1])
         if size
     )
-    of_weights = sum(prediction.get(part, 0) for part in ("weights", "gradients", "optimizer"))
-    of_batch = total - of_weights
+    fixed = sum(prediction.get(part, 0) for part in ("weights", "gradients", "optimizer"))
     ways = []
-    if of_weights < free_bytes:
-        ways.append(f"a batch or length {of_batch / (free_bytes - of_weights):.1f} times smaller")
+    if fixed < free_bytes:
+        ways.append(f"a batch or length {(total - fixed) / (free_bytes - fixed):.1f} times smaller")
     if prediction.get("activations", 0) > total // 20:
         ways.append("checkpointing=selective or full")
     ways += ["fewer layers", "bfloat16 weights"]
     return (
-        f"a training step needs {total / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free; GiB by part: {parts}; "
+        f"a training step needs {'at least ' if len(prediction) < len(PARTS) else ''}{total / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free; GiB by part: {parts}; "
         f"try {', '.join(ways)}"
     )
 

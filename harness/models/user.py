@@ -84,7 +84,8 @@ class UserModel:
                 first size is `batch_size`.
         """
         make = imported(self.batch_target, f"model.{BATCH}")
-        made = _called(make, self.batch_target, step, seed, batch_size, device)
+        called = f"{self.batch_target}(step={step}, seed={seed}, batch_size={batch_size}, device={device})"
+        made = _called(make, called, step, seed, batch_size, device)
         if not isinstance(made, tuple) or not made or not all(isinstance(part, Tensor) for part in made):
             raise UsageError(f"{self.batch_target} returned {_kind(made)}; expected a tuple of tensors")
         for index, part in enumerate(made):

@@ -27,6 +27,8 @@ class Peer:
         recipes: of `fp8core.recipe.RECIPES`, those that `linear` or `gemm` offers under the same name.
         modes: how `linear` is meant to be run.
         linear: (layer, recipe name) -> a module that shares the layer's parameters.
+        fails_under_autocast: recipe name -> why such a layer can't train on a float32 input under autocast; None where it
+            can. Asked only where nothing is missing.
         cast: (x, FP8 dtype, granularity) -> (codes, scale_inv); amax, scale and rounding, the contracted dimension
             last.
         gemm: (codes of A and B, scale_inv of A and B, use_fast_accum) -> D in bfloat16; layouts as the suite `gemm`.
@@ -39,6 +41,7 @@ class Peer:
     recipes: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     linear: Callable[[nn.Linear, str], nn.Module] | None = None
+    fails_under_autocast: Callable[[str], str | None] = lambda recipe: None
     cast: Callable[[Tensor, torch.dtype, str], tuple[Tensor, Tensor]] | None = None
     gemm: Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor] | None = None
 

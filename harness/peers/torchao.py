@@ -6,15 +6,17 @@ compiled, so that both modes are arms.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import logging
 import os
 from typing import TYPE_CHECKING
 
+import torch
+
 from harness.peers.peer import Peer, import_missing
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 PIP = "torchao>=0.18"
@@ -51,6 +53,26 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
     return Float8Linear.from_float(layer, config=Float8LinearConfig.from_recipe_name(recipe))
 
 
+@functools.cache
+def fails_under_autocast(recipe: str) -> str | None:
+    """Tried on one small layer, so that a release which mends it is measured.
+
+    0.18 keeps the input of a GEMM in high precision as it came: with recipe rowwise_with_gw_hp a float32 input, such as
+    torch's norms give under autocast, meets a bfloat16 gradient in the backward pass.
+    """
+    layer = linear(torch.nn.Linear(16, 16, bias=False), recipe)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = layer(torch.ones(16, 16)).float().sum()
+        loss.backward()
+    except RuntimeError as error:
+        return (
+            f"torchao {version()} can't train {recipe} on a float32 input under autocast ({error}); take axes.compute=bf16 or "
+            f"fp32, or fp8core's arms of {recipe}"
+        )
+    return None
+
+
 def cast(x: Tensor, dtype: torch.dtype, granularity: str) -> tuple[Tensor, Tensor]:
     """The dynamic cast of its Float8Linear. It keeps the scale and inverts it at the GEMM; both are timed here."""
     from torchao.float8.config import ScalingGranularity
@@ -76,5 +98,6 @@ PEER = Peer(
     recipes=("tensorwise", "rowwise", "rowwise_with_gw_hp"),
     modes=("eager", "compile"),
     linear=linear,
+    fails_under_autocast=fails_under_autocast,
     cast=cast,
 )

@@ -1,14 +1,16 @@
-"""First steps: what the suite `train` proved of an FP8 arm before its time counted, as its rows hold it."""
+"""First steps: what training runs and timed steps proved of an FP8 arm before its time or its loss counted."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.compare import AGAIN, rows_of
 from harness.report import text
 from harness.report.table import known, resolved_of
+from harness.verdict.curves import PROVED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 SUITE = "train"
-PROVED = "FP8 verified"  # how the line of fp8core.verify starts if it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,31 @@ def first_steps(machine: Machine) -> list[FirstStep]:
             tuple(map(str, resolved.get("verify_warnings") or ())),
         )
     return list(found.values())
+
+
+def runs_in_fp8(machine: Machine) -> tuple[Counter[str], list[str]]:
+    """What `fp8core.verify` counted in the training runs of FP8 arms, and what it disproved.
+
+    Returns:
+        Totals of `arms`, FP8 GEMMs `counted` and `expected`, and the arms left `unproven`; emulated arms are in none.
+        And a line for each run whose FP8 layers do not run as asked.
+    """
+    count: Counter[str] = Counter()
+    short: list[str] = []
+    for setup in machine.trainings:
+        for arm, about in setup.resolved.items():
+            runs = setup.arms.get(arm)
+            if not runs or not about.get("fp8_layers") or about.get("emulated"):
+                continue
+            short += [
+                f"divergence {arm}, seed {seed}: {run.proof}" for seed, run in runs.items() if run.disproved
+            ]
+            counted = about.get("fp8_gemms")
+            if counted is None:
+                count["unproven"] += 1
+            else:
+                count.update(arms=1, counted=counted, expected=about.get("fp8_gemms_expected", counted))
+    return count, short
 
 
 def summary_of(steps: Sequence[FirstStep]) -> str:

@@ -14,7 +14,7 @@ import pandas as pd
 from harness.compare import MODES, TIMES, rows_of, summary
 from harness.diagnosis import NOT_FP8
 from harness.report import text
-from harness.report.first_steps import evidence_of, first_steps, summary_of
+from harness.report.first_steps import evidence_of, first_steps, runs_in_fp8, summary_of
 from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
@@ -147,19 +147,17 @@ def did_fp8_run(machine: Machine) -> Answer:
             short.append(
                 f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
             )
-    for setup in machine.trainings:
-        trained = [
-            arm for arm, about in setup.resolved.items() if about.get("fp8_layers") and setup.arms.get(arm)
-        ]
-        if trained:
-            tally.setdefault("divergence", Counter()).update(unproven=len(trained))
+    tally["divergence"], disproved = runs_in_fp8(machine)
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
     evidence += _reasons(machine)
     total = sum(tally.values(), Counter[str]())
     if short:
         sentence = f"{text.plural(len(short), 'measured arm')} ran fewer FP8 GEMMs than the recipe has."
-        return Answer(question, "no", sentence, (*_shortened(short, 6), *evidence))
+        return Answer(question, "no", sentence, (*_shortened(short + disproved, 6), *evidence))
+    if disproved:
+        sentence = f"{text.plural(len(disproved), 'training run')} did not run in FP8 as asked."
+        return Answer(question, "no", sentence, (*_shortened(disproved, 6), *evidence))
     if not total["arms"] and not total["direct"]:
         sentence = (
             "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."

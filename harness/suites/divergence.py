@@ -25,8 +25,7 @@ from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.case import expand
 from harness.device_memory import free_bytes
-from harness.errors import OUT_OF_MEMORY, UsageError
-from harness.models.memory import fits
+from harness.errors import UsageError
 from harness.suites.common import recipe_unsupported, with_defaults
 from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
@@ -121,19 +120,21 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """Kernels and token counts of the arm's recipe, or memory that is predicted not to be there."""
+    """Kernels and token counts of the arm's recipe, layers, or memory that is predicted not to be there.
+
+    Raises:
+        UsageError: a rule of the schedule fits no FP8 layer of the model.
+    """
     setup = setup_of(case, arm)
     why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
-    if why is not None:
-        return why
-    try:  # seeds and rates take no memory: one prediction serves all of them
-        needed = on_paper.memory(replace(setup, seed=0, lr=0.0, grad_clip=None), device)
-    except UsageError:
-        raise
-    except ValueError as error:  # no layer of this model can be converted
-        return Unsupported("shape", " ".join(str(error).split())[:300])
-    too_much = fits(needed, free_bytes(device))
-    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
+    why = why or on_paper.unsupported(setup, device, free_bytes(device))
+    schedule = schedule_of(case, arm)
+    if why is None and schedule.rules:
+        try:
+            schedule.check_patterns(on_paper.fp8_layers(setup))
+        except ValueError as error:
+            raise UsageError(f"schedule: {error}") from error
+    return why
 
 
 def work(case: Case) -> float:
@@ -278,11 +279,9 @@ def _check(case: Case) -> None:
             raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
     seq = case.integer("seq")
-    batches.check(model, data, path, seq, case.integer("layers"))
+    batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"))
     text = batches.text_of(case)
-    if text is None:  # a batch function that can't be used says so now
-        batches.microbatches_of(model, None, 0, 0, (1, case.integer("batch"), seq), "cpu")
-    elif len(text.heldout) <= seq and case.integer("eval_batches"):
+    if text is not None and len(text.heldout) <= seq and case.integer("eval_batches"):
         raise UsageError(
             f"data={data}: the held-out part has {len(text.heldout)} tokens, seq={seq} needs more"
         )

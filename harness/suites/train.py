@@ -23,9 +23,8 @@ from fp8core.recipe import RECIPES
 from harness.case import expand
 from harness.data import CORPORA
 from harness.device_memory import free_bytes
-from harness.errors import OUT_OF_MEMORY, MemoryShortageError, UsageError, unknown
+from harness.errors import MemoryShortageError, UsageError, unknown
 from harness.models import ModelSpec, resolve
-from harness.models.memory import fits
 from harness.peers import PEERS
 from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
 from harness.training import batches, on_paper
@@ -93,7 +92,8 @@ def points(
         if case["data"] not in CORPORA:
             raise unknown("data", str(case["data"]), CORPORA)
         of_text = case.text("model"), case.text("data"), case.text("data_path")
-        batches.check(*of_text, case.integer("seq"), case.integer("layers"))
+        batch = 1 if case["batch"] == MAX else case.integer("batch")
+        batches.check(*of_text, case.integer("seq"), case.integer("layers"), batch)
         first, last = case.integer("profile_start"), case.integer("profile_end")
         if last < first:
             raise UsageError(f"profile_end={last} lies before profile_start={first}")
@@ -103,8 +103,13 @@ def points(
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """The peer, a compiler, kernels and token counts of the recipe, or memory that is predicted not to be there."""
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
-    if setup.peer and (reason := PEERS[setup.peer].missing(device)):
-        return Unsupported("device", reason)
+    if setup.peer:
+        peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
+        reason = peer.missing(device)
+        if reason is None and autocast and setup.recipe is not None:
+            reason = peer.fails_under_autocast(setup.recipe.name)
+        if reason:
+            return Unsupported("device", reason)
     why = compile_missing(device) if setup.compiled else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
@@ -113,14 +118,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         return why
     if case["batch"] == MAX and torch.device(device).type != "cuda":
         return Unsupported("device", f"batch={MAX} is found out on a GPU; give a number")
-    try:
-        needed = on_paper.memory(setup, device)
-    except UsageError:
-        raise
-    except ValueError as error:  # no layer of this model can be converted
-        return Unsupported("shape", " ".join(str(error).split())[:300])
-    too_much = fits(needed, free_bytes(device))
-    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
+    return on_paper.unsupported(setup, device, free_bytes(device))
 
 
 def work(case: Case) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from typing import TYPE_CHECKING
+
+import torch
 
 from harness.data import corpus
 from harness.errors import UsageError
 from harness.models import ModelSpec, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
     from harness.case import Case
@@ -26,14 +32,15 @@ def text_of(case: Case) -> Corpus | None:
     return corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
 
 
-def check(model: str, data: str, path: str, seq: int, layers: int) -> None:
-    """Refuses lengths that the model or the text does not have.
+def check(model: str, data: str, path: str, seq: int, layers: int, batch: int) -> None:
+    """Refuses lengths that the model or the text does not have, and a batch function that can't be used.
 
     Raises:
-        UsageError: names the value, the limit and whose it is.
+        UsageError: names the value, the limit and whose it is; or the function and what it did.
     """
     spec, text = resolve(model), corpus_of(model, data, path)
     if not isinstance(spec, ModelSpec) or text is None:
+        _check_function(model, batch)
         return
     if seq > spec.max_seq:
         raise UsageError(f"seq={seq}: model {spec.name} takes at most {spec.max_seq} tokens")
@@ -43,6 +50,29 @@ def check(model: str, data: str, path: str, seq: int, layers: int) -> None:
         raise UsageError(
             f"data={text.name}: the training part has {len(text.train)} tokens, seq={seq} needs more"
         )
+
+
+@functools.lru_cache(maxsize=16)  # cases differ in what this does not depend on
+def _check_function(model: str, batch: int) -> None:
+    """Refuses a batch function that fails, or gives something else for the same step and seed when asked again."""
+    spec = resolve(model)
+    assert not isinstance(spec, ModelSpec)
+    first, again = (digest(spec.batch(0, 0, batch, "cpu")) for _ in range(2))
+    if first != again:
+        raise UsageError(
+            f"{spec.batch_target} returned two different batches for the same step=0 and seed=0, so that arms would not read "
+            "the same data; draw them from a generator seeded by step and seed"
+        )
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Says of batches whether they are the same: 16 hex digits of a SHA-256 over shapes, dtypes and bytes."""
+    seen = hashlib.sha256()
+    for tensor in tensors:
+        bits = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8)
+        seen.update(f"{list(tensor.shape)} {tensor.dtype}".encode())
+        seen.update(bits.numpy().tobytes())
+    return seen.hexdigest()[:16]
 
 
 def microbatches_of(

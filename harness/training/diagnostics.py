@@ -68,13 +68,14 @@ def diagnose(model: nn.Module, setup: Setup, batch: tuple[Tensor, ...], device: 
 def untouched(model: nn.Module) -> Iterator[None]:
     """Whatever the block does with the model, training goes on as if it had not been.
 
-    Put back are the gradients, the modes of the modules, what delayed scaling has seen of the step under way, and the
-    state of the random number generators. Weights and optimizer are the block's own affair.
+    Put back are the gradients, the modes of the modules, all buffers (what delayed scaling has seen and uses among
+    them), and the state of the random number generators. Weights and optimizer are the block's own affair.
     """
     parameters, modules = list(model.parameters()), list(model.modules())
     gradients, modes = [p.grad for p in parameters], [m.training for m in modules]
     memories = [m for m in modules if isinstance(m, AmaxMemory)]
-    pending = [m.pending.clone() for m in memories]
+    known, buffers = [(m.ready, m.updates) for m in memories], list(model.buffers())
+    values = [b.clone() for b in buffers]
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -85,8 +86,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-        for memory, kept in zip(memories, pending, strict=True):
-            memory.pending.copy_(kept)
+        for memory, (ready, updates) in zip(memories, known, strict=True):
+            memory.ready, memory.updates = ready, updates
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
 
 
 def _keep_input(seen: dict[tuple[str, str], Tensor], name: str) -> Callable[..., None]:

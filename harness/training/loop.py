@@ -26,10 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule
-from harness.errors import UsageError
+from fp8core.gemm import backend_named
+from harness.errors import UsageError, one_line, out_of_memory
+from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.diagnostics import diagnose, untouched
 from harness.training.setup import Setup, Trainee, prepare
+from harness.training.steps import facts_of as proof_facts
+from harness.training.steps import prove
 from harness.workload import Series
 
 if TYPE_CHECKING:
@@ -130,7 +134,9 @@ class Result:
         curves: up to the end, or to where a value was no longer finite.
         nonfinite_step: the step of the first loss or gradient norm that was Inf or NaN; None if there was none.
         stopped: why the run ended before its last step; "" where it didn't.
-        facts: for `resolved`: what was converted, what the schedule did, from which checkpoints the run went on.
+        facts: for `resolved`: what was converted, what proves that it runs in FP8, what the schedule did, which batches
+            were read (`batches`: a hash of the held-out ones and of those of a few steps), and from which checkpoints
+            the run went on.
     """
 
     curves: Curves
@@ -205,10 +211,27 @@ class _Run:
             "switch_steps": list(job.schedule.switch_steps(job.regime.steps)),
         }
         self.step, self.elapsed, self.curves = 0, 0.0, Curves()
+        self.read = {"heldout": digest(part for batch in job.heldout for part in batch)}
         self.checkpoints = Checkpoints(workspace, job.identity) if workspace is not None else None
         self.resumed: list[int] = []
         if self.checkpoints is not None:
             self._resume(self.checkpoints)
+        recipe = job.setup.recipe
+        if recipe is not None and not job.setup.peer:
+            self.facts["emulated"] = not backend_named(recipe.backend).is_fp8
+            if not self.facts["emulated"]:
+                self._prove()
+
+    def _prove(self) -> None:
+        """Whether FP8 runs: verified on the next batch, before a schedule holds anything back; training is untouched."""
+        try:
+            proof = prove(self.trainee, self.job.batches(self.step))
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            self.facts["verify"] = f"not verified: {one_line(error)}"
+        else:
+            self.facts |= proof_facts(proof)
 
     def to_the_end(self, on_step: OnStep) -> Result:
         job, steps = self.job, self.job.regime.steps
@@ -225,7 +248,11 @@ class _Run:
                 saved_at = time.monotonic()
         if not stopped:
             self._evaluate()
-        self.facts |= {"switches": job.schedule.switches, "resumed_from_steps": self.resumed}
+        self.facts |= {
+            "switches": job.schedule.switches,
+            "resumed_from_steps": self.resumed,
+            "batches": self.read,
+        }
         if self.checkpoints is not None and self.checkpoints.problems:
             self.facts["checkpoint_problems"] = self.checkpoints.problems
         return Result(self.curves, self.step if stopped else None, stopped, self.facts)
@@ -233,12 +260,15 @@ class _Run:
     def _one_step(self) -> str:
         """Trains one step; says what was not finite, "" if all was."""
         job, step, regime = self.job, self.step, self.job.regime
-        job.schedule.apply(self.trainee.model, step, regime.steps)
+        if job.schedule.rules:
+            job.schedule.apply(self.trainee.model, step, regime.steps)
         for group in self.trainee.optimizer.param_groups:
             group["lr"] = regime.lr_at(step)
         if step == 0 or (regime.eval_every and step % regime.eval_every == 0):
             self._evaluate()
         batches = job.batches(step)
+        if step in (0, regime.steps // 2, regime.steps - 1):
+            self.read[str(step)] = digest(part for batch in batches for part in batch)
         if regime.diagnose_every and step % regime.diagnose_every == 0:
             for (metric, part), value in diagnose(
                 self.trainee.model, job.setup, batches[0], self.device
@@ -279,6 +309,7 @@ class _Run:
                 "curves": self.curves.points,
                 "elapsed": self.elapsed,
                 "resumed": self.resumed,
+                "read": self.read,
             },
         )
 
@@ -295,6 +326,7 @@ class _Run:
             torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda_rng"]])
         self.curves.points = state["curves"]
         self.elapsed = state["elapsed"]
+        self.read |= state["read"]
         self.resumed = [*state["resumed"], self.step]
 
 

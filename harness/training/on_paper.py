@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core.convert import convert_to_float8_training
+from fp8core.convert import audit, convert_to_float8_training
+from harness.errors import OUT_OF_MEMORY, UsageError
 from harness.models import ModelSpec, resolve
 from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
-from harness.models.memory import GIB, predict
+from harness.models.memory import GIB, fits, of_weights, predict
 from harness.training.setup import CHECKPOINTING, Setup
+from harness.workload import Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,12 +36,70 @@ def skeleton(setup: Setup) -> nn.Module:
         vocab_size=setup.vocab_size,
         checkpointing=setup.checkpointing,
     )
-    return model if setup.recipe is None else convert_to_float8_training(model, config=setup.recipe)
+    if setup.recipe is None:
+        return model
+    model = convert_to_float8_training(model, config=setup.recipe, allow_no_conversion=True)
+    report = audit(model)
+    if not report.converted:
+        named = f"{type(model).__name__}: no layer can be converted to recipe {setup.recipe}"
+        reasons = dict.fromkeys(f"{layer.fqn or 'the model'}: {layer.reason}" for layer in report.layers)
+        raise ValueError(f"{named}; {'; '.join(list(reasons)[:3]) or 'it has no nn.Linear'}")
+    return model
+
+
+def fp8_layers(setup: Setup) -> tuple[str, ...]:
+    """Names of the layers that are converted.
+
+    Raises:
+        UsageError, ValueError: as `skeleton`.
+    """
+    return _layers(_plain(setup))
+
+
+@functools.lru_cache(maxsize=64)
+def _layers(setup: Setup) -> tuple[str, ...]:
+    return tuple(layer.fqn for layer in audit(skeleton(setup)).converted)
+
+
+def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | None:
+    """Why a set-up can't be trained: no layer can be converted, or memory that is predicted not to be there.
+
+    What weights, gradients and optimizer take is asked first: it is known without running the model, even on paper,
+    and settles it for a model that is far too large.
+
+    Args:
+        setup: of the arm.
+        device: "cpu" or "cuda".
+        free_bytes: that it may take.
+
+    Raises:
+        UsageError: the model can't be built so.
+    """
+    try:
+        if setup.recipe is not None:
+            fp8_layers(setup)
+        too_much = fits(_weights(replace(_plain(setup), recipe=None)), free_bytes)
+        too_much = too_much or fits(memory(setup, device), free_bytes)
+    except UsageError:
+        raise
+    except ValueError as error:
+        return Unsupported("shape", " ".join(str(error).split())[:300])
+    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
 
 
 def memory(setup: Setup, device: str) -> Bytes:
     """Bytes of a step by part; see `harness.models.memory`. Compiled code needs as much or less."""
-    return dict(_memory(replace(setup, compiled=False, peer="", accumulation=1), device))
+    return dict(_memory(_plain(setup), device))
+
+
+def _plain(setup: Setup) -> Setup:
+    """Without what changes neither layers nor memory, so that one answer serves many arms."""
+    return replace(setup, compiled=False, peer="", accumulation=1, seed=0, lr=0.0, grad_clip=None)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(setup: Setup) -> Bytes:
+    return of_weights(skeleton(setup))
 
 
 @functools.lru_cache(maxsize=64)

@@ -174,10 +174,22 @@ class Trainee:
             ValueError: another number of microbatches.
             TypeError: the model did not return a 0-dimensional tensor.
         """
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.gradients(batches)
+        if self.setup.grad_clip is not None:
+            self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.grad_clip)
+        self.optimizer.step()
+        self.update_scales()
+        return loss
+
+    def gradients(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """The forward and backward passes of a step; gradients add to those that are there.
+
+        Args, Returns, Raises: as `step`.
+        """
         count = self.setup.accumulation
         if len(batches) != count:
             raise ValueError(f"{len(batches)} microbatches given; this set-up takes {count}")
-        self.optimizer.zero_grad(set_to_none=True)
         losses = []
         with self._casts_kept():
             for batch in batches:
@@ -187,12 +199,12 @@ class Trainee:
                     raise TypeError(f"the model returned {shape}; expected its loss, a 0-dimensional tensor")
                 (loss if count == 1 else loss / count).backward()
                 losses.append(loss.detach())
-        if self.setup.grad_clip is not None:
-            self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.grad_clip)
-        self.optimizer.step()
+        return (losses[0] if count == 1 else torch.stack(losses).mean()).float()
+
+    def update_scales(self) -> None:
+        """What ends a step for delayed and static scales of fp8core's layers."""
         if self.setup.recipe is not None and not self.setup.peer:
             update_scales(self.model)
-        return (losses[0] if count == 1 else torch.stack(losses).mean()).float()
 
     def _casts_kept(self) -> AbstractContextManager[None]:
         """One cast of each weight for all microbatches. Compiled layers cast as ever, and its hooks would recompile."""

@@ -29,12 +29,13 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 from torch.nn import functional
 
-from fp8core.verify import verify
+from fp8core.verify import Proof, verify
 from fp8core.watching import count_fp8_gemms
 from harness.kernels_by_name import kernel_class
+from harness.training.diagnostics import untouched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -117,11 +118,7 @@ def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict
     setup = trainee.setup
     if setup.recipe is not None and not setup.peer:
         proof = verify(step, trainee.model, recipe=setup.recipe, announce=False)
-        resolved |= {"verify": proof.line, "fp8_gemms": proof.counted, "fp8_gemms_expected": proof.predicted}
-        if proof.warnings:
-            resolved["verify_warnings"] = list(proof.warnings[:8])
-        if proof.fp8_kernel_share is not None:
-            resolved["fp8_kernel_share"] = proof.fp8_kernel_share
+        resolved |= facts_of(proof)
         return "" if proof.ok else proof.line
     step()
     counted = fp8_gemms(step, str(next(trainee.model.parameters()).device))
@@ -131,6 +128,36 @@ def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict
     if counted == due or (due and recomputes and counted > due):
         return ""
     return f"{counted} FP8 GEMMs ran in a step where {due} were due: it did not run as asked"
+
+
+def facts_of(proof: Proof) -> dict[str, object]:
+    """For `resolved`: what `fp8core.verify` found."""
+    facts: dict[str, object] = {
+        "verify": proof.line,
+        "fp8_gemms": proof.counted,
+        "fp8_gemms_expected": proof.predicted,
+    }
+    if proof.warnings:
+        facts["verify_warnings"] = list(proof.warnings[:8])
+    if proof.fp8_kernel_share is not None:
+        facts["fp8_kernel_share"] = proof.fp8_kernel_share
+    return facts
+
+
+def prove(trainee: Trainee, batches: Sequence[tuple[Tensor, ...]]) -> Proof:
+    """`fp8core.verify` of the step's passes, without its optimizer; the trainee stays as it is.
+
+    Args:
+        trainee: with FP8 layers of fp8core that are not emulated.
+        batches: of one step.
+    """
+
+    def step() -> None:
+        trainee.gradients(batches)
+        trainee.update_scales()
+
+    with untouched(trainee.model):
+        return verify(step, trainee.model, recipe=trainee.setup.recipe, announce=False)
 
 
 def fp8_gemms(step: Callable[[], object], device: str) -> int:

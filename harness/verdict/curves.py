@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from harness.stats import Vector
 
+PROVED = "FP8 verified"  # how the line of fp8core.verify starts if it does
+
 # 2**900 is still finite in float64, and a term that many half-lives old counts for nothing.
 _BLOCK_HALF_LIVES = 900
 
@@ -71,6 +73,8 @@ class Run:
         nonfinite_step: where the run met NaN or infinity, if its curve was cut there.
         stopped: why the run ended early.
         tokens_per_step: for what a run of this length cannot certify; 0 where that is not known.
+        batches: hashes of what it read, by step and "heldout"; empty where that is not known.
+        proof: what `fp8core.verify` said of its FP8 layers; "" where nothing was asked.
     """
 
     loss: Curve
@@ -82,6 +86,13 @@ class Run:
     nonfinite_step: int | None = None
     stopped: str = ""
     tokens_per_step: float = 0.0
+    batches: Mapping[str, str] = field(default_factory=dict)
+    proof: str = ""
+
+    @property
+    def disproved(self) -> bool:
+        """Whether its FP8 layers were found not to run as asked."""
+        return bool(self.proof) and not self.proof.startswith(PROVED)
 
     @property
     def broke_at(self) -> int | None:
@@ -144,6 +155,8 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
             for name, run in ((named, candidate[seed]), ("control", control[seed]))
             if (why := _unusable(run, reference))
         ]
+        if where := _read_otherwise(candidate[seed], control[seed]):
+            reasons.append(f"seed {seed}: the {named} read other batches than the control ({where})")
         problems += reasons
         if not reasons:
             whole.append(seed)
@@ -209,6 +222,15 @@ def _unusable(run: Run, reference: Vector) -> str:
     if run.planned_steps > last + _stride(run.loss.steps):
         return f"ended at step {last} of {run.planned_steps}" + (f" ({run.stopped})" if run.stopped else "")
     return ""
+
+
+def _read_otherwise(run: Run, other: Run) -> str:
+    """Where two runs are known to have read different batches; empty if they are not."""
+    return ", ".join(
+        where if where == "heldout" else f"step {where}"
+        for where in run.batches
+        if run.batches[where] != other.batches.get(where, run.batches[where])
+    )
 
 
 def _stride(steps: Vector) -> int:

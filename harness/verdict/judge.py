@@ -45,9 +45,13 @@ class Verdict:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The gates that decided, or the warnings of a PASS, as "L4: sentence"."""
+        """The gates that decided, or the warnings of a PASS, as "L4: sentence"; those that say the same, in one."""
         decisive = {"FAIL": ("FAIL",), "INCONCLUSIVE": ("INCONCLUSIVE",), "PASS": ("WARN",)}[self.outcome]
-        return tuple(f"{g.gate}: {g.sentence}" for g in self.gates if g.status in decisive)
+        gates: dict[str, list[str]] = {}
+        for g in self.gates:
+            if g.status in decisive:
+                gates.setdefault(g.sentence, []).append(g.gate)
+        return tuple(f"{', '.join(names)}: {sentence}" for sentence, names in gates.items())
 
 
 def judge_pairs(

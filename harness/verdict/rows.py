@@ -128,7 +128,7 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
 
 
 def lines(verdicts: list[ArmVerdict]) -> list[str]:
-    """Verdicts as text for a terminal: a line an arm, its decisive gates below, and what is missing once."""
+    """Verdicts as text for a terminal: a line an arm, its decisive gates below; what several arms share comes once."""
     out = []
     groups: dict[tuple[str, str], list[ArmVerdict]] = {}
     for v in verdicts:
@@ -136,10 +136,15 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
     for (_, _), members in groups.items():
         axes = members[0].axes
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in axes.items() if v not in (None, "")))
+        arms: dict[str, list[str]] = {}
+        for v in members:
+            for reason in (*v.verdict.reasons, *v.verdict.notes):
+                arms.setdefault(reason, []).append(v.arm)
         for v in members:
             as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
             out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
-            out += [f"               {reason}" for reason in (*v.verdict.reasons, *v.verdict.notes)]
+            out += [f"               {reason}" for reason, whose in arms.items() if whose == [v.arm]]
+        out += [f"  {', '.join(whose)}: {reason}" for reason, whose in arms.items() if len(whose) > 1]
         out += [f"  missing: {m}" for m in members[0].missing]
         out.append(f"  {members[0].verdict.limits}")
     return out
@@ -155,6 +160,8 @@ def _run(about: Mapping[str, Any]) -> Run:
         nonfinite_step=resolved.get("nonfinite_step"),
         stopped=str(resolved.get("stopped") or ""),
         tokens_per_step=float(resolved.get("tokens_per_step") or 0),
+        batches=resolved.get("batches") or {},
+        proof=str(resolved.get("verify") or ""),
     )
 
 
@@ -203,6 +210,10 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
             failed.append(f"every loss is bitwise equal to {against}: FP8 cannot have run")
             if verdict.outcome == "PASS":
                 verdict = replace(verdict, outcome="INCONCLUSIVE")
+        disproved = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.disproved]
+        failed += disproved
+        if disproved and verdict.outcome == "PASS":
+            verdict = replace(verdict, outcome="INCONCLUSIVE")
     return replace(verdict, notes=(*failed, *verdict.notes))
 
 

@@ -36,7 +36,8 @@ import fp8core.linear
 import fp8core.microbatch
 import fp8core.operands
 import fp8core.scaling
-from fp8core import E4M3FN, E5M2, RECIPES, Float8Tensor
+from fp8core import E4M3FN, E5M2, Float8Tensor
+from fp8core.config import as_recipe
 from fp8core.gemm import BACKENDS, reference
 from fp8core.gemm import accumulate as accumulate_module
 from fp8core.history import AmaxMemory
@@ -295,12 +296,17 @@ def stays(self: AmaxMemory) -> None:
 ADVANCE = AmaxMemory.advance
 
 
+def conversion_by(change: Callable[..., torch.nn.Module]) -> Patches:
+    where = ("fp8core.convert_to_float8_training", "harness.training.setup.convert_to_float8_training")
+    return [(target, change) for target in where]
+
+
 def converts_nothing(module: torch.nn.Module, **_: Any) -> torch.nn.Module:
     return module
 
 
 def converts_emulated(module: torch.nn.Module, config: Any = None, **kwargs: Any) -> torch.nn.Module:
-    return CONVERT(module, config=RECIPES[config].emulated(), **kwargs)
+    return CONVERT(module, config=as_recipe(config).emulated(), **kwargs)
 
 
 def drops_the_recipe(module: torch.nn.Module, config: Any = None, **kwargs: Any) -> torch.nn.Module:
@@ -339,9 +345,9 @@ FAULTS: dict[str, Fault] = {
         Fault("fused cast: tiles changed places", "kernel_route", "early loss", kernels_of(cast_both=transposed_tile), "tensorwise", "always"),
         Fault("fused cast: rows for columns", "kernel_route", "gradient", kernels_of(cast_rowwise_both=rows_for_columns), "rowwise", "always"),
         Fault("fused amax of half the tensor", "kernel_route", "numerics", kernels_of(amax=half_amax), "tensorwise", "always"),
-        Fault("result 2 % too large", "products", "numerics", gemm_of(two_percent)),
+        Fault("result 2 % too large", "products", "late loss", gemm_of(two_percent)),
         Fault("last elements of K missing", "products", "early loss", gemm_of(last_k_missing)),
-        Fault("MX floor for rceil", "gemm_band", "numerics", [("fp8core.cast.mx_scale_code", always_floor)], "mxfp8"),
+        Fault("MX floor for rceil", "gemm_band", "gradient", [("fp8core.cast.mx_scale_code", always_floor)], "mxfp8"),
         Fault("missing promotion", "accumulation", "numerics", [("fault_checks.accumulate", never_promoted)]),
         Fault("stale amax", "delayed_scales", "late loss", [("fp8core.history.AmaxMemory.advance", stays)], "delayed"),
         Fault("amax of the last microbatch", "delayed_scales", "state", [("fp8core.history.AmaxMemory.record", last_amax_only)], "delayed"),
@@ -353,10 +359,10 @@ FAULTS: dict[str, Fault] = {
         Fault("fused step unnoticed", "weight_changes", "state",
               [(f"{_CACHE}._Digest.differs", lambda *_: torch.tensor(False)),
                (f"{_CACHE}._Scope.drop", lambda *_: None)]),
-        Fault("nothing converted", "proof", "verify", [("fp8core.convert_to_float8_training", converts_nothing)]),
-        Fault("silently emulated", "proof", "verify", [("fp8core.convert_to_float8_training", converts_emulated)]),
-        Fault("recipe dropped", "proof", "verify", [("fp8core.convert_to_float8_training", drops_the_recipe)]),
+        Fault("nothing converted", "proof", "verify", conversion_by(converts_nothing), "rowwise"),
+        Fault("silently emulated", "proof", "verify", conversion_by(converts_emulated), "rowwise"),
+        Fault("recipe dropped", "proof", "verify", conversion_by(drops_the_recipe), "rowwise"),
         Fault("another GEMM in the FP8 one's place", "proof", "verify",
-              [("fp8core.gemm.BACKENDS", {**BACKENDS, "torch": _FAKE_FP8})]),
+              [("fp8core.gemm.BACKENDS", {**BACKENDS, "torch": _FAKE_FP8})], "rowwise"),
     )
 }  # fmt: skip

@@ -8,12 +8,16 @@ from fp8core.gemm import backend_named
 TORCHAO = tuple(member.value for member in Float8LinearRecipeName)  # those that torchao.float8 has too
 
 
+def multiplies(backend: str, name: str) -> bool:
+    """Whether a CPU multiplies the recipe's scales by this backend."""
+    reason = backend_named(backend).granularity_reason
+    return not any(reason("cpu", gemm.granularity) for gemm in RECIPES[name].gemms.values())
+
+
 def on_cpu(name: str) -> Recipe:
     """The recipe, emulated where the CPU has no kernel for its scales."""
     recipe = RECIPES[name]
-    rules = backend_named(recipe.backend)
-    lacks = any(rules.granularity_reason("cpu", gemm.granularity) for gemm in recipe.gemms.values())
-    return recipe.emulated() if lacks else recipe
+    return recipe if multiplies(recipe.backend, name) else recipe.emulated()
 
 
 ON_CPU = tuple(name for name in RECIPES if on_cpu(name) is RECIPES[name])  # with an FP8 kernel there

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import ON_CPU, on_cpu
+from recipes import ON_CPU, multiplies, on_cpu
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -83,12 +83,12 @@ def test_filter_sees_module_and_name_and_is_recorded() -> None:
     assert set(reasons(Block()).values()) == {"never offered to convert_to_float8_training"}
 
 
-@pytest.mark.parametrize("name", ON_CPU)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_expected_gemms_are_those_that_run(backend: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, backend) for name in ON_CPU for backend in BACKENDS if multiplies(backend, name)],
+)
+def test_expected_gemms_are_those_that_run(name: str, backend: str) -> None:
     """Oracle: torch.profiler's count of the backend's operator; an emulated model counts 0."""
-    if (name, backend) == ("blockwise", "torch"):
-        pytest.skip("backend torch has no blocks")
     recipe = RECIPES[name].with_backend(backend)
     last = nn.Linear(32, 10).requires_grad_(False)  # only backend "torch" leaves it alone, for its 10 columns
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), last)
@@ -208,7 +208,7 @@ def test_hooks_are_not_lost_silently() -> None:
 
 
 BAD: list[tuple[object, type[Exception], str]] = [
-    ("fast", ValueError, "unknown recipe 'fast'; known: tensorwise"),
+    ("fast", ValueError, "recipe 'fast' is unknown.*; expected one of tensorwise"),
     (3, TypeError, "config is a int; expected Float8LinearConfig"),
 ]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import ON_CPU, on_cpu
+from recipes import ON_CPU, multiplies, on_cpu
 from torch import nn
 
 from fp8core import (
@@ -70,20 +70,19 @@ def problem(
     return layer, x, (0.1 * torch.randn(M, N, generator=generator)).bfloat16().float()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, backend) for name in RECIPES for backend in BACKENDS if multiplies(backend, name)],
+)
 @pytest.mark.parametrize(
     "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str
 )
-@pytest.mark.parametrize("name", RECIPES)
 def test_sqnr_of_all_three_gemms(
     name: str, shape: tuple[int, int, int], backend: str, sqnr_db: Measure
 ) -> None:
     """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics.md, section 4."""
     M, K, N = shape
     contracted = dict(zip(GEMMS, (K, N, M), strict=True))
-    granularities = {gemm.granularity for gemm in RECIPES[name].gemms.values()}
-    if any(BACKENDS[backend].granularity_reason("cpu", g) for g in granularities):
-        pytest.skip(f"backend {backend} has no scales of {name}; emulated beside")
     for seed in (0, 1, 2) if backend == on_cpu(name).backend else (0,):
         layer, x, g = problem(M, K, N, seed)
         got = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], backend=backend)), x, g)
@@ -304,10 +303,8 @@ def test_bad_input() -> None:
         layer(torch.randn(16, 32, dtype=torch.float64))
     with pytest.raises(TypeError, match=r"from_float takes an nn.Linear, got ReLU"):
         Float8Linear.from_float(nn.ReLU())
-    with pytest.raises(ValueError, match="unknown recipe 'delay'"):
+    with pytest.raises(ValueError, match=r"recipe 'delay' is unknown .nearest: delayed"):
         Float8Linear(32, 48, config="delay")
-    with pytest.raises(ValueError, match="unknown GEMM backend 'cublas'"):
-        Float8Linear(32, 48, config=dataclasses.replace(RECIPES["rowwise"], backend="cublas"))
     hooked = nn.Linear(32, 48)
     hooked.register_forward_hook(lambda *_: None)
     with pytest.raises(

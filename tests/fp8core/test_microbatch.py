@@ -205,6 +205,8 @@ def test_scopes_end_cleanly_and_do_not_nest() -> None:
         nested.__enter__()
     with pytest.raises(KeyError), microbatches(model):
         raise KeyError
+    with pytest.raises(TypeError, match=r"model is a list; expected Module; microbatches\(model\)"):
+        microbatches([model]).__enter__()
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
     assert copy.deepcopy(model)[0].weight_cache is None

@@ -218,6 +218,24 @@ def test_compiled_is_one_graph() -> None:
     assert torch.equal(compiled(x), block(x))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0,), ValueError, "dim=0: a norm is over at least one feature"),
+        ((-4,), ValueError, "dim=-4"),
+        (((32, 32),), TypeError, "dim is a tuple; expected int"),
+        ((32, -1e-6), ValueError, "eps=-1e-06: expected a finite number of at least 0"),
+        ((32, float("nan")), ValueError, "eps=nan"),
+        ((32, float("inf")), ValueError, "eps=inf"),
+        ((32, None), TypeError, "eps is a NoneType; expected Real; the None of torch.nn.RMSNorm"),
+    ],
+)
+def test_a_norm_that_is_none(arguments: tuple[object, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        RMSNorm(*arguments)
+    assert RMSNorm(32, 0.0)(torch.ones(4, 32)).isfinite().all()
+
+
 def test_refusals() -> None:
     norm, act, q = RMSNorm(32), SwiGLU(), Float8Linear(32, 48)
     with pytest.raises(ValueError, match=r"x has shape \[4, 16\]; expected \[..., 32\]"):
@@ -228,5 +246,18 @@ def test_refusals() -> None:
         act(torch.randn(4, 32), torch.randn(4, 16))
     with pytest.raises(ValueError, match="cast their input differently"):
         norm(torch.randn(4, 32), q, Float8Linear(32, 48, config="rowwise"))
+    for other in (nn.Linear(32, 48), [q]):
+        with pytest.raises(TypeError, match=f"a layer is a {type(other).__name__}; expected Float8Linear"):
+            norm(torch.randn(4, 32), other)
+        with pytest.raises(TypeError, match="expected Float8Linear"):
+            act(torch.randn(4, 32), torch.randn(4, 32), other)
+    with pytest.raises(ValueError, match=r"input has shape \[4, 32\]; expected \[..., 64\] for Float8Linear"):
+        norm(torch.randn(4, 32), Float8Linear(64, 48))
+    with pytest.raises(TypeError, match="x is a list; expected Tensor"):
+        norm([1.0])
+    with pytest.raises(
+        TypeError, match=r"up is a Float8Linear; expected Tensor; SwiGLU takes \(gate, up, \*layers\)"
+    ):
+        act(torch.randn(4, 32), q)
     assert repr(norm) == "RMSNorm(32, eps=1e-06)"
     assert norm(torch.randn(0, 32)).shape == (0, 32)

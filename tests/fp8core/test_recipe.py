@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 from recipes import TORCHAO
 
-from fp8core import RECIPES, Cast, Gemm, Recipe
+from fp8core import BACKENDS, RECIPES, Cast, Gemm, Recipe
 from fp8core.config import as_recipe
 from fp8core.formats import E4M3FN, E5M2
+from fp8core.recipe import BACKEND_NAMES
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
 
@@ -39,6 +41,17 @@ def test_recipe_equals_the_one_of_torchao(name: str) -> None:
         assert getattr(theirs, f"gemm_config_{gemm_name}").use_fast_accum == gemm.fast_accum, gemm_name
 
 
+def test_a_backend_that_there_is_not_is_refused_when_the_recipe_is_made() -> None:
+    assert tuple(BACKENDS) == BACKEND_NAMES
+    for make in (RECIPES["rowwise"].with_backend, lambda name: replace(RECIPES["rowwise"], backend=name)):
+        with pytest.raises(
+            ValueError, match=r"GEMM backend 'tritan' is unknown \(nearest: triton\); expected one of"
+        ):
+            make("tritan")
+    with pytest.raises(ValueError, match="GEMM backend None is unknown; expected one of torch"):
+        RECIPES["rowwise"].with_backend(None)
+
+
 def test_a_new_recipe_is_one_literal() -> None:
     """A Recipe that is in no table runs wherever a published one does."""
     row, e5m2_row = Cast(E4M3FN, "rowwise"), Cast(E5M2, "rowwise")
@@ -49,7 +62,8 @@ def test_a_new_recipe_is_one_literal() -> None:
 
 def test_bad_parts_name_the_value_and_the_way_out() -> None:
     with pytest.raises(
-        ValueError, match="granularity 'row' is unknown; expected one of tensorwise, rowwise, 1x128"
+        ValueError,
+        match=r"granularity 'row' is unknown \(nearest: rowwise\); expected one of tensorwise, rowwise, 1x128",
     ):
         Cast(E4M3FN, "row")
     with pytest.raises(

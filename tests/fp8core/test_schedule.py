@@ -207,7 +207,10 @@ def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("warmup", "'warmup' is unknown; expected one of warmup_bf16, cooldown_bf16, keep_bf16"),
+        (
+            "warmup",
+            r"'warmup' is unknown \(nearest: warmup_bf16\); expected one of warmup_bf16, cooldown_bf16",
+        ),
         ("warmup_bf16", "expected warmup_bf16:STEPS or warmup_bf16:SHARE"),
         ("keep_bf16:3", "keep_bf16 has no length"),
         ("warmup_bf16:", "length ''; expected a whole number"),
@@ -228,6 +231,18 @@ def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -
 def test_a_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrecisionSchedule.parse(text)
+
+
+def test_misuse_is_refused() -> None:
+    schedule = PrecisionSchedule.parse("warmup_bf16:2")
+    with pytest.raises(ValueError, match="step=-1: steps count from 0; expected 0 to 9"):
+        schedule.apply(nn.Linear(4, 4), -1, 10)
+    with pytest.raises(
+        TypeError, match=r"model is a int; expected Module; apply\(model, step, total_steps\)"
+    ):
+        schedule.apply(0, 1, 10)
+    with pytest.raises(TypeError, match="a schedule is a int; expected str"):
+        PrecisionSchedule.parse(1000)
 
 
 @pytest.mark.parametrize(

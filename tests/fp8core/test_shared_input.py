@@ -122,6 +122,17 @@ def test_casts_that_do_not_belong_are_refused() -> None:
         cast_input(x)
     with pytest.raises(TypeError, match=r"input has dtype torch\.float64"):
         cast_input(x.double(), layer)
+    with pytest.raises(
+        TypeError, match=r"input is a Float8Linear; expected Tensor; cast_input\(x, \*layers\)"
+    ):
+        cast_input(layer, x)
+    with pytest.raises(
+        TypeError, match="a layer is a Linear; expected Float8Linear: convert_to_float8_training"
+    ):
+        cast_input(x, torch.nn.Linear(32, 48))
+    for other in (torch.randn(8, 64), torch.tensor(1.0)):  # as many elements, other features
+        with pytest.raises(ValueError, match=r"input has shape .*; expected \[..., 32\] for Float8Linear"):
+            cast_input(other, layer)
     assert isinstance(cast_input(x, layer), CastInput)
 
 
@@ -142,7 +153,7 @@ def test_any_gemm_can_stay_in_high_precision() -> None:
         plain = (x @ full.weight.t(), g @ full.weight, g.t() @ x)
         for name, a, b, c in zip(("output", "grad_input", "grad_weight"), got, want, plain, strict=True):
             torch.testing.assert_close(a, c if name == gemm else b, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match="unknown GEMM dgrad; expected some of output"):
+    with pytest.raises(ValueError, match=r"GEMM 'dgrad' is unknown.*expected one of output"):
         RECIPES["tensorwise"].in_high_precision("dgrad")
 
 

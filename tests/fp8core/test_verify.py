@@ -17,10 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8core import (
     BACKENDS,
+    E4M3FN,
     RECIPES,
     Proof,
     convert_to_float8_training,
     microbatches,
+    quantize,
+    scaled_mm,
     update_scales,
     verify,
 )
@@ -82,15 +85,16 @@ def test_the_count_is_that_of_the_recipe(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize(
+    # a reentrant checkpoint without an input that needs a gradient trains nothing inside
+    ("needs_input_grad", "reentrant"),
+    [(False, None), (False, False), (True, None), (True, True), (True, False)],
+)
 @pytest.mark.parametrize("frozen", ["", "up.weight", "down.weight"])
-@pytest.mark.parametrize("needs_input_grad", [False, True])
 def test_the_count_follows_gradients_recomputation_and_microbatches(
     needs_input_grad: bool, frozen: str, reentrant: bool | None, passes: int
 ) -> None:
     """Oracle: torch.profiler, inside of verify; the prediction may not know it."""
-    if reentrant and not needs_input_grad:
-        pytest.skip("a reentrant checkpoint without an input that needs a gradient trains nothing inside")
     model = convert_to_float8_training(Block(reentrant))
     if frozen:
         model.get_parameter(frozen).requires_grad_(False)
@@ -223,6 +227,42 @@ def test_an_all_gather_in_bfloat16() -> None:
                 assert proof.all_gathers == {str(dtype).removeprefix("torch."): 8 * dtype.itemsize}
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_cpu_says_that_it_emulates(backend: str) -> None:
+    """Oracle: the float32 product of the codes, which is what either backend gives there, bit for bit."""
+    a, b = (quantize(torch.randn(n, 64), E4M3FN, "rowwise", dim=-1) for n in (16, 32))
+    operands = a.qdata.float(), b.qdata.float().t()
+    want = ((operands[0] @ operands[1]) * a.scale_inv * b.scale_inv.t()).bfloat16()
+    assert torch.equal(scaled_mm(a, b.t(), torch.bfloat16, backend=backend), want)
+    recipe = RECIPES["rowwise"].with_backend(backend)
+    proof = proof_of(convert_to_float8_training(Block(), config=recipe))
+    assert proof.ok
+    assert proof.emulated_in == proof.to_dict()["emulated_in"] == "float32"
+    assert proof.line.endswith(
+        "on cpu, whose arithmetic is emulated: it multiplies FP8 codes in float32. Casts and "
+        "calls are FP8's, speed is not"
+    )
+    assert dataclasses.replace(proof, device="cuda:0", emulated_in="").line.endswith(", on cuda:0")
+
+
+def test_misuse_is_refused_before_the_step_runs() -> None:
+    model = convert_to_float8_training(Block())
+
+    def never() -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match=r"model is a function; expected Module; verify\(step_fn, model\)"):
+        verify(model, never)
+    with pytest.raises(
+        TypeError, match="step_fn is a Tensor; expected a function that runs one training step"
+    ):
+        verify(torch.zeros(()), model)
+    with pytest.raises(TypeError, match="config is a int"):
+        verify(never, model, recipe=3)
+    with pytest.raises(ValueError, match=r"recipe 'rowise' is unknown .nearest: rowwise"):
+        verify(never, model, recipe="rowise")
 
 
 def test_losses_of_a_cast_are_shown() -> None:

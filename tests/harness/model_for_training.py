@@ -17,6 +17,21 @@ class Regression(nn.Module):
         return (self.out(torch.relu(self.hidden(x))) - y).square().mean().float()
 
 
+class Odd(nn.Module):
+    """Nothing that FP8 could multiply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.narrow(x) - y[:, :10]).square().mean().float()
+
+
+def odd() -> Odd:
+    return Odd()
+
+
 def build(width: int = 32) -> Regression:
     return Regression(width)
 
@@ -29,6 +44,17 @@ def batch(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, .
 
 def wrong(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
     return (torch.ones(batch_size + 1, 32),)
+
+
+def unseeded(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    x = torch.randn(batch_size, 32)
+    return x.to(device), (2 * x[:, :16]).to(device)
+
+
+def fails_late(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    if step == 2:
+        raise FileNotFoundError("no more data")
+    return batch(step, seed, batch_size, device)
 
 
 def fails(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:

@@ -61,9 +61,12 @@ def test_a_failed_case_is_exit_1_and_still_reported(
     assert lines(capsys)[0][-1].startswith("report")
 
 
-def test_skipped_arms_are_exit_0(toy: ToySuite) -> None:
+def test_skipped_arms_are_exit_0_and_the_end_says_why(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
     toy.refuses = {"other": Unsupported("device", "needs sm_89")}
     assert main(["sweep=toy", "device=cpu"]) == 0
+    assert lines(capsys)[0].count("  skipped: other: needs sm_89") == 1  # for two cases
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,10 @@ def test_skipped_arms_are_exit_0(toy: ToySuite) -> None:
         ["sweep=toy", "arms=[nobody]"],
         ["sweep=toy", "device=tpu"],
         ["sweep=toy", "resume=no-such-run"],
+        ["sweep=toy", "resume=no-such-run", "dry_run=true"],
+        ["sweep=toy", "bisect=other"],
+        ["sweep=toy", "bisect=other", "dry_run=true"],
+        ["sweep=toy", "budget_s=-1"],
         ["swep"],
         ["report", "no/such/run"],
         ["report"],
@@ -139,13 +146,19 @@ def test_ctrl_c_keeps_finished_cases_and_reports_them(
 
 
 def test_resume_runs_only_what_is_missing(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep=toy", "device=cpu", "budget_s=-1"]) == 0
+    assert main(["sweep=toy", "device=cpu", "budget_s=0"]) == 0
     run_id = Path(lines(capsys)[0][-2].split()[-1]).name
+    assert main(["sweep=toy", "device=cpu", f"resume={run_id}", "dry_run=true"]) == 0
+    assert lines(capsys)[0][-1] == f"{run_id} holds 0 of these measurements, 2 are left"
+    assert main(["sweep=toy", "device=cpu", f"resume={run_id}", "axes.n=[3]", "dry_run=true"]) == 2
+    assert "was made with another axes" in lines(capsys)[1][0]
     assert main(["sweep=toy", "device=cpu", f"resume={run_id}"]) == 0
     out, _ = lines(capsys)
     folder = Path(out[-2].split()[-1])
     assert folder.name == run_id
     assert (store.read(folder)["status"] == "ok").all()
+    assert main(["sweep=toy", "device=cpu", f"resume={run_id}", "dry_run=true"]) == 0
+    assert lines(capsys)[0][-1] == f"{run_id} holds 2 of these measurements, 0 are left"
     assert main(["sweep=toy", "device=cpu", f"resume={run_id}"]) == 0
     assert "nothing new" in lines(capsys)[0][0]
 

@@ -86,10 +86,36 @@ def test_rounds_fixes_the_number_of_rounds() -> None:
         (["sweep=toy", "timing.min_rounds=0"], "timing: .*min_rounds"),
         (["sweep=toy", "rounds=0"], "timing: "),
         (["sweep=toy", "axes.n=1,2"], r"use key=\[value1,value2\]"),
-        (["sweep=toy", "seed=x"], "seed"),
+        (["sweep=toy", "seed=x"], "^seed=x: expected an integer$"),
+        (["sweep=toy", "workers=1.5"], "^workers=1.5: expected an integer, or null$"),
+        (["sweep=toy", "arms=a"], r"^arms=a: expected a list: arms=\[NAME,NAME\]$"),
+        (["sweep=toy", "axes=3"], "^axes=3: expected the names below it one by one: axes.NAME=VALUE$"),
+        (["sweep=toy", "train=fp8"], "^train=fp8: expected the names below it one by one: train.NAME=VALUE$"),
+        (["sweep=toy", "train.profile=x"], "^train.profile=x: expected true or false, or null$"),
+        (["sweep=toy", "timing.block_ms=x"], "^timing.block_ms=x: expected a number$"),
+        (["sweep=toy", "hydra=3"], "^unknown key 'hydra'; known: arms, "),
+        (
+            ["sweep=toy", "parts.x.axes.n=3"],
+            "^unknown key 'parts.x.axes.n': sweep 'toy' has none of that name to set$",
+        ),
+        (
+            ["sweep=peers", "parts.gemm.arms=3"],
+            r"^parts.gemm.arms=3: expected a list: parts.gemm.arms=\[NAME,NAME\]$",
+        ),
+        (["sweep=peers", "parts.gemm.arm=3"], "^unknown key 'parts.gemm.arm': sweep 'peers' has none"),
+        (
+            ["sweep=toy", "axes.n=${nope}"],
+            r"^axes.n: nothing to fill in for \$\{\.\.\.\}: Interpolation key 'nope' not found$",
+        ),
+        (
+            ["sweep=toy", "budget_s=-1"],
+            "^budget_s=-1: expected a finite number of seconds from 0; null sets no limit$",
+        ),
+        (["sweep=toy", "budget_s=nan"], "^budget_s=nan: expected"),
+        (["sweep=toy", "budget_s=inf"], "^budget_s=inf: expected"),
         (["sweep=toy", "quick"], "'quick' is not key=value"),
         (["sweep=toy", "axes.n=[1"], "axes.n"),
-        (["sweep=toy", "dry_run=perhaps"], "dry_run"),
+        (["sweep=toy", "dry_run=perhaps"], "^dry_run=perhaps: expected true or false$"),
     ],
 )
 def test_what_is_refused_is_one_line(words: list[str], message: str) -> None:
@@ -106,7 +132,7 @@ def test_a_sweep_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
 
 def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "odd.yaml").write_text("# Odd?\nsuit: toy\n")
-    with pytest.raises(UsageError, match="suit"):
+    with pytest.raises(UsageError, match=r"^sweep .odd.: unknown key .suit.$"):
         load(["sweep=odd"], cpu)
 
 

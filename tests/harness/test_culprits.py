@@ -64,3 +64,27 @@ def test_an_error_of_training_or_of_the_verdict_is_no_finding(monkeypatch: pytes
         main(WORDS)
     with pytest.raises(NotFP8Error, match="FP8 is not the cause"):
         bisect(["a"], lambda chosen: True)
+
+
+@pytest.mark.parametrize("dry", ["false", "true"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep=train", "bisect=tensorwise_eager"], "training runs, which only sweep=divergence has"),
+        (["sweep=divergence", "bisect=tensorwize"], "unknown arm 'tensorwize' (nearest: tensorwise)"),
+        (
+            ["sweep=divergence", "bisect=base"],
+            "expected an arm that runs FP8 from the first step to the last",
+        ),
+        (["sweep=divergence", "bisect=base_to_tensorwise"], "expected an arm that runs FP8 from the first"),
+        (
+            ["sweep=divergence", "bisect=tensorwise", "resume=x"],
+            "nothing of a bisection is stored, so resume=x",
+        ),
+    ],
+)
+def test_what_cannot_be_bisected_is_refused_whether_dry_or_not(
+    words: list[str], message: str, dry: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "device=cpu", f"dry_run={dry}"]) == 2
+    assert message in capsys.readouterr().err

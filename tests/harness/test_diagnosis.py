@@ -78,6 +78,14 @@ def test_a_curve_equal_to_its_control_did_not_run_in_fp8(tmp_path):
     assert "bitwise equal to base" in finding.evidence[0]
 
 
+def test_a_training_run_that_disproves_its_fp8_is_found(tmp_path):
+    said = "FP8 NOT verified: recipe rowwise was asked for, tensorwise runs"
+    rows = rows_of_runs("base", BASE)
+    rows += rows_of_runs("rowwise", shifted(BASE), recipe="rowwise", fp8_layers=["q"], verify=said)
+    (finding,) = found(tmp_path, rows, "did not run in FP8")
+    assert finding.evidence[0] == said
+
+
 def test_fewer_fp8_gemms_than_expected(tmp_path):
     case = Case.of("linear", {"M": 8192, "K": 4096, "N": 4096})
     rows = Invented().times(
@@ -163,7 +171,46 @@ def test_where_the_control_breaks_too_the_learning_rate_is_named(tmp_path):
     broken = {**BASE, 1: dataclasses.replace(BASE[1], loss=Curve.of(loss))}
     rows = rows_of_runs("base", broken) + rows_of_runs("rowwise", broken, recipe="rowwise")
     (finding,) = found(tmp_path, rows, "diverges")
-    assert finding.cause.startswith("the control breaks as well")
+    assert finding.symptom == "base diverges within the first 50 steps, and rowwise with it"
+    assert "1 of 5 seeds: seed 1 is NaN or infinite from step 17" in finding.evidence[0]
+    assert finding.cause.endswith("FP8 has no part in it")
+    assert "schedule" not in finding.change
+
+
+@pytest.mark.parametrize("finite", [False, True], ids=["NaN", "a loss that rises"])
+def test_an_absurd_learning_rate_is_the_cause(tmp_path, finite):
+    """What lr=500000 does: a loss of 3e9 after one step. One finding for all arms."""
+    loss = np.full(STEPS, 3e9)
+    loss[0] = 5.4
+    loss[2:] = 3e9 if finite else math.nan
+    axes = {**AXES, "lr": 500000.0}
+    runs = {s: dataclasses.replace(r, loss=Curve.of(loss)) for s, r in BASE.items()}
+    rows = rows_of_runs("base", runs, axes)
+    for arm in ("tensorwise", "rowwise"):
+        rows += rows_of_runs(arm, runs, axes, recipe=arm, lr_schedule={**SCHEDULE, "lr": 500000.0})
+    (finding,) = found(tmp_path, rows, "diverges")
+    assert finding.symptom == "base diverges within the first 50 steps, and tensorwise, rowwise with it"
+    assert finding.cause.startswith(
+        "the learning rate 500000: AdamW moves each weight by about that much in a step"
+    )
+    assert finding.change.startswith("axes.lr=0.001 or less or a longer warm-up")
+    assert "learning rate 500000, warm-up 30 steps" in finding.evidence
+
+
+@pytest.mark.parametrize("loss", [[3.4, 3.0, 4.2, 3.9, 4.6], 60 * [3.4, 4.6]], ids=["a short run", "noise"])
+def test_a_noisy_loss_is_no_divergence(tmp_path, loss):
+    runs = {s: dataclasses.replace(r, loss=Curve.of(loss), planned_steps=len(loss)) for s, r in BASE.items()}
+    rows = rows_of_runs("base", runs) + rows_of_runs("rowwise", shifted(runs), recipe="rowwise")
+    assert found(tmp_path, rows, "diverges") == []
+
+
+@pytest.mark.parametrize(("steps", "proposed"), [(100, False), (200, False), (201, True)])
+def test_a_schedule_is_proposed_only_where_it_leaves_steps_in_fp8(tmp_path, steps, proposed):
+    base = control(steps=steps)
+    runs = shifted(base, lambda t: np.where(t >= 20, 1.5, 0.0))
+    rows = rows_of_runs("base", base) + rows_of_runs("rowwise", runs, recipe="rowwise", lr_schedule=SCHEDULE)
+    (finding,) = found(tmp_path, rows, "diverges")
+    assert ("schedule=warmup_bf16:100" in finding.change) == proposed
 
 
 # Memory

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from harness import gpu_session, store
+from harness.config import load
 from harness.errors import UsageError
 from harness.gpu_session import STAGES, Session
 from harness.measurement import Measurement
+from harness.plan import make_plan
 from harness.resume import BUDGET
+from harness.suites import train
+from harness.timing_session import METERED_S
 
 
 class Fake:
@@ -31,7 +35,8 @@ class Fake:
         if "pytest" in command:
             return 0, "3 passed"
         name = next(w for w in command if w.startswith("sweep=")).removeprefix("sweep=")
-        folder = self.results / name / f"run-{name}"
+        model = next((w for w in command if w.startswith("model=")), "").removeprefix("model=")
+        folder = self.results / name / f"run-{name}{model}"
         writer = store.RunWriter(folder, run_id=folder.name, sweep=name, env_id="e", env={}, about={})
         unfinished = self.short > 0
         self.short -= 1
@@ -57,31 +62,59 @@ def test_the_stages_fit_in_25_minutes() -> None:
 
 
 def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tmp_path: Path) -> None:
-    fake = Fake(tmp_path / "results", seconds=30)
+    fake = Fake(tmp_path / "results", seconds=15)
     made = session(tmp_path, fake)
     assert made.slot(9) == []
-    assert ["pytest" in c for c in fake.commands] == [True, False, False, False, False]
+    assert ["pytest" in c for c in fake.commands] == [True] + 8 * [False]
     assert [w for c in fake.commands for w in c if w.startswith("sweep=")] == [
-        f"sweep={name}" for name in ("ceilings", "cast", "gemm", "linear")
+        f"sweep={name}" for name in ("ceilings", "cast", "gemm", "linear", "peers", "train", "train", "train")
     ]
     files = made.pack()
     assert len(files) <= 8
     assert {f.name for f in files} == {
-        "ceilings.parquet", "cast.parquet", "gemm.parquet", "linear.parquet", "report.html", "report.md", "tests.txt",
+        "kernels.parquet", "linear.parquet", "peers.parquet", "train.parquet", "report.html", "report.md", "tests.txt",
     }  # fmt: skip
+    kernels = store.read(tmp_path / "out" / "kernels.parquet")
+    assert set(kernels["sweep"]) == {"ceilings", "cast", "gemm"}
+    assert store.read(tmp_path / "out" / "train.parquet")["run_id"].nunique() == 3
     assert (tmp_path / "out" / "tests.txt").read_text() == "3 passed"
 
 
 def test_a_slot_stops_when_its_minutes_are_spent_and_the_next_goes_on(tmp_path: Path) -> None:
-    fake = Fake(tmp_path / "results", seconds=170)
-    assert session(tmp_path, fake).slot(5) == ["cast", "gemm", "linear"]
+    fake = Fake(tmp_path / "results", seconds=80)
+    left = [stage.name for stage in STAGES]
+    assert session(tmp_path, fake).slot(4) == left[3:]
+    assert session(tmp_path, fake).slot(9) == ["train_llama3_8b"]
     assert session(tmp_path, fake).slot(9) == []
     assert sum("pytest" in c for c in fake.commands) == 1
 
 
+def test_a_stage_of_one_case_begins_only_where_it_has_its_minutes(tmp_path: Path) -> None:
+    """Cut, it would leave nothing: a smaller one goes first, and the next slot begins with it."""
+    fake = Fake(tmp_path / "results", seconds=20)
+    made = session(tmp_path, fake)
+    assert made.slot(6.4) == ["train_llama3_8b"]
+    fake.commands.clear()
+    assert made.slot(6.5) == []
+    (command,) = fake.commands
+    assert {"model=llama3_8b", "axes.layers=4", "timing.block_ms=2500", "rounds=5"} <= set(command)
+
+
+def test_the_training_stages_are_commands_that_the_plan_accepts() -> None:
+    """Oracle: the plan itself, which knows every key, axis, arm and the length of a model; and the energy meter's block."""
+    for stage in STAGES:
+        if stage.file == "train":
+            request = load([*stage.words, "device=cuda"], lambda device: device)
+            (case,) = make_plan(request.config | {"device": "cuda"}, {"train": train}).cases
+            assert case.case["model"] == stage.words[1].removeprefix("model=")
+            assert request.timing.block_ms > 1000 * METERED_S
+            assert request.timing.max_seconds >= request.timing.min_rounds * request.timing.block_ms / 1000
+
+
 def test_a_sweep_that_ran_out_of_time_is_resumed_by_its_run_id(tmp_path: Path) -> None:
-    fake = Fake(tmp_path / "results", seconds=30, short=1)
+    fake = Fake(tmp_path / "results", seconds=15, short=1)
     assert "ceilings" in session(tmp_path, fake).slot(9)
+    assert not any(word.startswith("resume=") for command in fake.commands for word in command)
     fake.commands.clear()
     assert session(tmp_path, fake).slot(9) == []
     assert "resume=run-ceilings" in fake.commands[0]
@@ -92,7 +125,7 @@ def test_a_file_over_the_limit_is_refused_by_name(tmp_path: Path, monkeypatch: p
     made = session(tmp_path, fake)
     made.slot(9)
     monkeypatch.setattr(gpu_session, "MAX_FILE_BYTES", 10)
-    with pytest.raises(UsageError, match=r"ceilings.parquet is .* over 16 MiB"):
+    with pytest.raises(UsageError, match=r"kernels.parquet is .* over 16 MiB"):
         made.pack()
 
 

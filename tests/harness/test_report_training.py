@@ -92,6 +92,32 @@ def test_converted_layers_alone_do_not_prove_fp8(tmp_path):
     assert answer.sentence == "FP8 arms ran, but nothing counted their GEMMs."
 
 
+def test_a_training_run_alone_can_prove_fp8(tmp_path):
+    """Oracle: the sums by hand; the golden arm is emulated and counts for nothing."""
+    fp8 = {
+        "recipe": "tensorwise",
+        "fp8_layers": ["q"],
+        "emulated": False,
+        "fp8_gemms": 27,
+        "fp8_gemms_expected": 27,
+    }
+    proved = {**fp8, "verify": "FP8 verified: 9 of 9"}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE), **proved)
+    rows += rows_of_runs(
+        "tensorwise_golden", shifted(BASE), recipe="tensorwise", fp8_layers=["q"], emulated=True
+    )
+    answer = verdicts.did_fp8_run(run_of(tmp_path / "proved", rows))
+    assert (answer.verdict, answer.sentence) == ("yes", "The profiler saw 27 of 27 expected FP8 GEMMs.")
+    assert answer.evidence[0] == "divergence: 27 of 27 FP8 GEMMs seen in 1 measured arm"
+    rows += rows_of_runs("rowwise", shifted(BASE), **{**fp8, "verify": "FP8 NOT verified: a scale is wrong"})
+    answer = verdicts.did_fp8_run(run_of(tmp_path / "disproved", rows))
+    assert (answer.verdict, answer.sentence) == (
+        "no",
+        f"{len(BASE)} training runs did not run in FP8 as asked.",
+    )
+    assert "divergence rowwise, seed 0: FP8 NOT verified: a scale is wrong" in answer.evidence
+
+
 # Tables
 
 

@@ -208,19 +208,34 @@ def test_the_negative_control_casts_gradients_to_zero(tmp_path: Path) -> None:
         ({"min_lr_frac": 2.0}, "min_lr=0.002: expected a number from 0 to lr=0.001"),
         ({"lr_warmup": 10}, "warmup=10: expected an integer from 0 to steps - 1 = 9"),
         ({"beta2": 1.0}, "beta2=1: expected a number below 1"),
-        ({"schedule": "warmup:3"}, "'warmup' is unknown; expected one of warmup_bf16"),
+        ({"schedule": "warmup:3"}, r"'warmup' is unknown \(nearest: warmup_bf16\); expected one of"),
         ({"schedule": "warmup_bf16:10"}, "holds for all of the run's 10 steps"),
         ({"seq": 512}, "seq=512: model nano takes at most 256 tokens"),
         ({"layers": 3}, "layers=3: model nano has 2"),
         ({"model": '{"_target_": "model_for_training.build"}'}, "model.batch=None: expected the dotted name"),
         ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.wrong"}'}, "returned shape"),
-        ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.fails"}'}, "fails failed: "),
+        ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.fails"}'}, r"model_for_training.fails\(step=0, seed=0, batch_size=4, device=cpu\) failed: FileNotFoundError: no data"),
+        ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.unseeded"}'}, "model_for_training.unseeded returned two different batches for the same step=0 and seed=0"),
     ],
 )  # fmt: skip
 def test_what_makes_no_run_is_refused_before_one_starts(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         case(**changes)
     assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_that_fits_no_layer_is_refused_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep=divergence", "device=cpu", "dry_run=true"]
+    assert main([*words, "schedule=warmup_bf16:10@layer.*"]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(
+        "error: schedule: warmup_bf16:10@layer.*: no FP8 layer is named like "
+        "'layer.*'; there are layers.0.attention.q"
+    )
+    assert main([*words, "schedule=warmup_bf16:10@layers.*"]) == 0
+    assert (
+        main([*words, "schedule=warmup_bf16:10@layer.*", "arms=[base,base_eps]"]) == 0
+    )  # to which it does not apply
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:
@@ -240,6 +255,25 @@ def test_tokens_that_fp8_cannot_take_are_skipped_with_the_reason() -> None:
     assert blockwise is not None
     assert blockwise.kind == "device"
     assert divergence.unsupported(case(), "blockwise_golden", "cpu") is None
+
+
+def test_a_batch_function_that_fails_in_the_middle_is_named_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "sweep=divergence",
+        "device=cpu",
+        "workers=1",
+        "model._target_=model_for_training.build",
+        "arms=[base]",
+    ]
+    words += ["model.batch=model_for_training.fails_late", "axes.steps=4", "axes.lr_warmup=0", "axes.seed=7"]
+    assert main([*words, f"results_dir={tmp_path}", f"reports_dir={tmp_path}"]) == 1
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  failed: ")]
+    assert told.endswith(
+        "base: UsageError: model_for_training.fails_late(step=2, seed=7, batch_size=8, device=cpu) failed: "
+        "FileNotFoundError: no more data"
+    )
 
 
 def test_a_model_of_ones_own_trains_on_its_own_batches(tmp_path: Path) -> None:
@@ -401,4 +435,4 @@ def test_what_cannot_be_bisected_is_refused(
 
 def test_bisect_needs_the_sweep_that_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep=cast", "device=cpu", "bisect=eager"]) == 2
-    assert "bisect= works on sweep=divergence" in capsys.readouterr().err
+    assert "which only sweep=divergence has" in capsys.readouterr().err

@@ -24,7 +24,9 @@ from harness.errors import MemoryShortageError, UsageError
 from harness.executor import Executor
 from harness.hardware import named
 from harness.kernels_by_name import CLASSES
+from harness.models import MODELS
 from harness.models.flops import recomputed
+from harness.peers import PEERS
 from harness.plan import make_plan
 from harness.suites import train
 from harness.timing import TimingConfig, timer_for
@@ -104,6 +106,28 @@ def test_every_eager_arm_is_right_or_says_what_is_missing(arm: str) -> None:
         return
     numerics = train.build(case(), arm, "cpu").check()
     assert numerics.ok, numerics.reason
+
+
+@pytest.mark.parametrize("mode", train.MODES)
+def test_a_peer_that_cannot_train_under_autocast_is_skipped_with_the_reason(mode: str) -> None:
+    """Oracle: torchao 0.18 itself, whose step fails if it is made all the same; another release may train."""
+    arm = f"torchao_rowwise_with_gw_hp_{mode}"
+    why = train.unsupported(case(compute="bf16_autocast"), arm, "cpu")
+    if PEERS["torchao"].missing("cpu") is not None:
+        pytest.skip("torchao is not installed")
+    if why is None:
+        assert train.build(case(compute="bf16_autocast"), arm, "cpu").check().ok
+        return
+    assert why.kind == "device"
+    assert (
+        "can't train rowwise_with_gw_hp on a float32 input under autocast (expected m1 and m2" in why.reason
+    )
+    with pytest.raises(RuntimeError, match="same dtype"):
+        train.build(case(compute="bf16_autocast"), "torchao_rowwise_with_gw_hp_eager", "cpu").check()
+    for compute in ("bf16", "fp32"):
+        assert train.unsupported(case(compute=compute), "torchao_rowwise_with_gw_hp_eager", "cpu") is None
+    for recipe in ("tensorwise", "rowwise"):
+        assert train.unsupported(case(compute="bf16_autocast"), f"torchao_{recipe}_eager", "cpu") is None
 
 
 @pytest.mark.parametrize(
@@ -360,7 +384,8 @@ def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: py
 
 
 def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "free_bytes", lambda device: 2**20)
+    needed = on_paper.total(on_paper.memory(train._setup(case(), "bf16_eager", 2), "cpu"))
+    monkeypatch.setattr(train, "free_bytes", lambda device: needed - 1)
     monkeypatch.setattr(timed, "prepare", lambda *_: pytest.fail("was made"))
     why = train.unsupported(case(), "bf16_eager", "cpu")
     assert why is not None
@@ -371,11 +396,29 @@ def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: 
     assert "GiB by part: " in why.reason
 
 
-def test_a_plan_of_which_nothing_fits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arms", [["bf16_eager"], ["bf16_eager", "tensorwise_eager", "rowwise_eager"]])
+def test_weights_that_do_not_fit_are_refused_without_a_pass_on_paper(
+    arms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass on paper over 80 blocks takes a minute. Oracle: 16 bytes a parameter of AdamW in float32, 256 bytes for words."""
+    monkeypatch.setattr(on_paper, "predict", lambda *_, **__: pytest.fail("ran the model on paper"))
+    gib = 16 * (MODELS["llama3_70b"].parameters - 2 * (128256 - 256) * 8192) / 2**30
     with pytest.raises(
-        UsageError, match=r"none of the arms .* out of memory, predicted: .* GiB by part: optimizer"
+        UsageError,
+        match=rf"none of the arms .* out of memory, predicted: .* at least {gib:.2f} GiB .*by part: optimizer",
     ):
-        execute(tmp_path, ["bf16_eager"], model="llama3_70b", seq=4096)
+        execute(tmp_path, arms, model="llama3_70b", seq=4096)
+
+
+def test_a_model_of_which_nothing_can_be_converted_says_which_layers_and_why() -> None:
+    model = '{"_target_": "model_for_training.odd", "batch": "model_for_training.batch"}'
+    why = train.unsupported(case(model=model), "tensorwise_eager", "cpu")
+    assert why is not None
+    assert why.kind == "shape"
+    assert why.reason.startswith(
+        "Odd: no layer can be converted to recipe tensorwise; narrow: N=10 (columns of B) is not a"
+    )
+    assert train.unsupported(case(model=model), "bf16_eager", "cpu") is None
 
 
 def test_prediction_is_of_the_setup_and_not_of_how_it_is_compiled() -> None:
@@ -530,6 +573,23 @@ def test_compiled_arms_are_compiled_cold_and_warm_and_never_again(tmp_path: Path
 def test_what_cannot_be_is_refused(axes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         case(**axes)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        (
+            "fails",
+            r"fails\(step=0, seed=0, batch_size=2, device=cpu\) failed: FileNotFoundError: no data today",
+        ),
+        ("unseeded", "unseeded returned two different batches for the same step=0 and seed=0"),
+    ],
+)
+def test_a_batch_function_that_cannot_be_used_is_refused_before_anything_is_built(
+    batches: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        case(model=f'{{"_target_": "model_for_training.build", "batch": "model_for_training.{batches}"}}')
 
 
 def test_shapes_are_refused() -> None:

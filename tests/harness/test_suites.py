@@ -512,16 +512,20 @@ def test_a_cast_of_another_granularity_is_refused(monkeypatch: pytest.MonkeyPatc
     assert not checked(cast, case("cast", CAST), "eager")[1].ok
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
-    "fault", ["scale doubled", "scale missing", "last block of K missing", "2 % too large"]
+    ("recipe", "fault"),
+    [
+        (recipe, fault)
+        for recipe in RECIPES
+        for fault in ("scale doubled", "scale missing", "last block of K missing", "2 % too large")
+        # an E8M0 scale has no arithmetic to double it by
+        if not (RECIPES[recipe].output.granularity == "1x32" and fault == "scale doubled")
+    ],
 )
 def test_a_wrong_product_in_the_layer_is_refused(
     monkeypatch: pytest.MonkeyPatch, recipe: str, fault: str
 ) -> None:
     """Through the suite `recipes`, which emulates what a CPU has no kernel for and checks like `linear`."""
-    if RECIPES[recipe].output.granularity == "1x32" and fault == "scale doubled":
-        pytest.skip("an E8M0 scale has no arithmetic to double it by")
     monkeypatch.setattr(fp8core.linear, "scaled_mm", ANY_SCALING[fault])
     _, numerics = checked(recipes, case("recipes", LINEAR), f"{recipe}_eager")
     assert not numerics.ok

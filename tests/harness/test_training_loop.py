@@ -3,6 +3,7 @@ learning rate written out; figures of a layer computed by hand from its tensors.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -21,9 +22,11 @@ from tiny_lm import VOCABULARY, TinyLM, tiny_lm, tokens
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fp8core import RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_training, quantize
+from fp8core import BACKENDS, RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_training, quantize
+from fp8core.gemm import reference
 from fp8core.history import look
 from harness.errors import UsageError
+from harness.training import loop
 from harness.training.diagnostics import diagnose
 from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, reproducible, train
 from harness.training.setup import Setup
@@ -232,6 +235,58 @@ def test_looking_changes_nothing(recipe: str, compute: str) -> None:
     assert seen.curves.points["amax", "up:input"][0][0] == 0
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "static", "rowwise_with_gw_hp"])
+def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the count by hand, two layers in two microbatches; the run without a proof, bit for bit."""
+    proved = train(job(recipe, "warmup_bf16:4"), "cpu")
+    of_a_layer = RECIPES[recipe].fp8_gemms
+    assert proved.facts["fp8_gemms"] == proved.facts["fp8_gemms_expected"] == 2 * 2 * of_a_layer
+    assert str(proved.facts["verify"]).startswith("FP8 verified: 2 of 3 Linear layers")
+    monkeypatch.setattr(loop._Run, "_prove", lambda self: None)
+    assert curves(proved) == curves(train(job(recipe, "warmup_bf16:4"), "cpu"))
+
+
+def test_a_proof_that_fails_or_finds_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        planted.setitem(BACKENDS, "torch", dataclasses.replace(BACKENDS["torch"], matmul=reference.matmul))
+        assert str(train(job("rowwise"), "cpu").facts["verify"]).startswith(
+            "FP8 NOT verified: no FP8 GEMM ran"
+        )
+    emulated = train(job("rowwise", setup={"recipe": RECIPES["rowwise"].emulated()}), "cpu").facts
+    assert emulated["emulated"] is True
+    assert "verify" not in emulated
+    assert "verify" not in train(job(""), "cpu").facts
+
+    def full(*_: object) -> None:
+        raise MemoryError("of the proof")
+
+    monkeypatch.setattr(loop, "prove", full)
+    result = train(job("rowwise"), "cpu")
+    assert result.facts["verify"] == "not verified: out of memory: of the proof"
+    assert len(result.curves.points["loss", ""]) == STEPS
+
+
+def test_what_was_read_is_known_by_its_bytes(tmp_path: Path) -> None:
+    """Oracle: arms of one seed read the same; one changed element of the last batch shows."""
+    base, fp8 = (train(job(recipe), "cpu").facts["batches"] for recipe in ("", "delayed"))
+    assert base == fp8
+    assert base.keys() == {"heldout", "0", str(STEPS // 2), str(STEPS - 1)}
+    other = job("")
+    whole = other.batches
+
+    def changed(step: int) -> list[tuple[Tensor, ...]]:
+        batches = [tuple(part.clone() for part in batch) for batch in whole(step)]
+        if step == STEPS - 1:
+            batches[1][0][0, 0] ^= 1
+        return batches
+
+    other.batches = changed
+    found = train(other, "cpu").facts["batches"]
+    assert {where for where in base if base[where] != found[where]} == {str(STEPS - 1)}
+
+
 @pytest.mark.slow
 def test_compiled_looking_changes_nothing_and_compiles_nothing_more() -> None:
     def graphs_and_curves(**regime: int) -> tuple[int, Any]:
@@ -396,12 +451,13 @@ class _Breaking(TinyLM):
 
     def __init__(self, at: int, what: str) -> None:
         super().__init__()
-        self.at, self.what, self.calls = at, what, 0
+        self.at, self.what = at, what
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))  # put back by whoever only looks
 
     def forward(self, words: Tensor, targets: Tensor) -> Tensor:
         self.calls += 1
         loss = super().forward(words, targets)
-        if self.calls <= self.at:
+        if int(self.calls) <= self.at:
             return loss
         if self.what == "loss":
             return loss * math.nan

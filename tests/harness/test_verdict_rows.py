@@ -89,6 +89,48 @@ def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
     assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
 
 
+def test_what_all_arms_say_is_said_once(tmp_path):
+    """Two seeds: no gate has an interval, in any arm."""
+    few = {s: run for s, run in BASE.items() if s < 2}
+    rows = (
+        rows_of_runs("base", few)
+        + rows_of_runs("base_eps", shifted(few))
+        + rows_of_runs("tensorwise", shifted(few))
+    )
+    told = lines(judge(frame(tmp_path, rows)))
+    assert len(told) == len(set(told))
+    (why,) = [line for line in told if "2 paired seeds" in line]
+    assert why.startswith("  base_eps, tensorwise: L3, L4, L4h, L5, L6: 2 paired seeds; 3 are the least")
+
+
+@pytest.mark.parametrize("where", ["0", "150", "heldout"])
+def test_runs_that_read_other_batches_are_no_pairs(tmp_path, where):
+    read = {"heldout": "aa", "0": "bb", "150": "cc"}
+    rows = rows_of_runs("base", BASE, batches=read)
+    rows += rows_of_runs("tensorwise", shifted(BASE), batches=read | {where: "dd"})
+    rows += rows_of_runs("rowwise", shifted(BASE), batches=read)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["rowwise"].verdict.outcome == "PASS"
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    place = where if where == "heldout" else f"step {where}"
+    assert (
+        f"seed 0: the candidate read other batches than the control ({place})"
+        in arms["tensorwise"].verdict.notes
+    )
+
+
+def test_an_arm_whose_fp8_was_disproved_does_not_pass(tmp_path):
+    said = "FP8 NOT verified: no FP8 GEMM ran"
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE), verify=said)
+    rows += rows_of_runs("rowwise", shifted(BASE), verify="FP8 verified: 9 of 9 Linear layers")
+    rows += rows_of_runs("delayed", shifted(BASE, 0.1), verify=said)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["rowwise"].verdict.outcome == "PASS"
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    assert f"seed 0: {said}" in arms["tensorwise"].verdict.notes
+    assert arms["delayed"].verdict.outcome == "FAIL"
+
+
 def _cut(runs):
     """Runs that were meant to go on for longer: none has a partner."""
     return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}

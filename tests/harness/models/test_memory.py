@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fp8core import Float8Tensor, convert_to_float8_training
 from harness.models import CHECKPOINTING, build
-from harness.models.memory import GIB, PARTS, fits, predict
+from harness.models.memory import GIB, PARTS, fits, of_weights, predict
 
 BATCH, SEQ = 4, 32
 
@@ -146,14 +146,24 @@ def test_a_large_model_is_predicted_without_its_memory() -> None:
     assert predicted["workspace"] >= predicted["logits"]  # their gradient
 
 
+@pytest.mark.parametrize("recipe", [None, "tensorwise"])
+def test_what_weights_take_is_known_without_a_pass(recipe: str | None) -> None:
+    """Oracle: the whole prediction."""
+    model = made("llama_tiny", recipe, "none", "meta")
+    for parameter in model.layers[0].parameters():
+        parameter.requires_grad_(False)
+    whole = predict(model, tokens("meta"))
+    assert of_weights(model) == {part: whole[part] for part in ("weights", "gradients", "optimizer")}
+    assert whole["gradients"] < whole["weights"]
+
+
 def test_fits() -> None:
     """Oracle: the sum; and the message names each part and what to change."""
-    parts = {
+    parts = dict.fromkeys(PARTS, 0) | {
         "weights": 2 * GIB,
         "gradients": 2 * GIB,
         "optimizer": 4 * GIB,
         "activations": 10 * GIB,
-        "logits": 0,
     }
     assert fits(parts, 18 * GIB) is None
     message = fits(parts, 12 * GIB)
@@ -161,6 +171,9 @@ def test_fits() -> None:
     assert "needs 18.00 GiB and 12.00 GiB are free" in message
     assert "activations 10.00, optimizer 4.00, weights 2.00, gradients 2.00;" in message
     assert "a batch or length 2.5 times smaller, checkpointing=selective or full, fewer layers" in message
+    bound = fits({"weights": 2 * GIB, "gradients": 2 * GIB, "optimizer": 4 * GIB}, 6 * GIB)
+    assert bound is not None
+    assert "needs at least 8.00 GiB and 6.00 GiB are free" in bound
     hopeless = fits(parts, 6 * GIB)
     assert hopeless is not None
     assert "times smaller" not in hopeless  # no batch makes the weights fit

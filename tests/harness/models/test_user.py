@@ -147,8 +147,11 @@ def test_what_only_their_own_arguments_can_set(asked: dict[str, Any]) -> None:
         ("too_small", r"returned shape \[3\] as tensor 1; expected \[4, ...\], the batch size first"),
         ("no_dimension", r"returned shape \[\] as tensor 0"),
         ("elsewhere", "returned tensor 0 on meta; expected cpu"),
-        ("three_arguments", "three_arguments failed: TypeError: .*takes 3 positional arguments"),
-        ("exits", "exits failed: SystemExit: 3"),
+        (
+            "three_arguments",
+            r"three_arguments\(step=0, seed=0, batch_size=4, device=cpu\) failed: TypeError: .*takes 3 positional arguments",
+        ),
+        ("exits", r"exits\(step=0, .* failed: SystemExit: 3"),
         ("absent", "model.batch='their_project.absent' cannot be imported"),
     ],
 )

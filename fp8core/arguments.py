@@ -1,0 +1,48 @@
+"""Arguments of callers, checked where they are handed over: one wording for all of fp8core."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def check_known(what: str, value: object, known: Collection[str]) -> None:
+    """Refuses a name that is not in a table.
+
+    >>> check_known("GEMM backend", "tritan", ["torch", "triton"])
+    Traceback (most recent call last):
+    ValueError: GEMM backend 'tritan' is unknown (nearest: triton); expected one of torch, triton
+
+    Raises:
+        ValueError: names the value, the nearest name if one is near, and all of them.
+    """
+    if value in known:
+        return
+    near = difflib.get_close_matches(str(value), known, n=1)
+    hint = f" (nearest: {near[0]})" if near else ""
+    raise ValueError(f"{what} {value!r} is unknown{hint}; expected one of {', '.join(known)}")
+
+
+def check_type(what: str, value: object, kind: type, hint: str = "") -> None:
+    """Refuses a value of another type.
+
+    >>> check_type("step", "3", int)
+    Traceback (most recent call last):
+    TypeError: step is a str; expected int
+
+    Args:
+        what: the argument, as its caller knows it.
+        value: what was given.
+        kind: the class that it must be an instance of.
+        hint: the way out, after a semicolon.
+
+    Raises:
+        TypeError: names the argument, the type of the value, the expected one and the hint.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{what} is a {type(value).__name__}; expected {kind.__name__}{'; ' if hint else ''}{hint}"
+        )

@@ -1,0 +1,27 @@
+"""Exit codes of the gate, and the error that carries one."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from harness.errors import UsageError
+
+
+class Exit(IntEnum):
+    """What the process says to whoever started it."""
+
+    OK = 0
+    REGRESSED = 1
+    USAGE = 2
+    INVALID = 3  # the environment differs, or the control case moved
+    NUMERICS = 4
+    NO_BASELINE = 5
+    INCONCLUSIVE = 6  # only where the policy says on_inconclusive: fail
+
+
+class GateError(UsageError):
+    """The gate cannot judge; the message says why and what to do, `code` what the process returns."""
+
+    def __init__(self, code: Exit, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,306 @@
+"""Judge: a pure function of two sides of the store, a policy and a date."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness import stats
+from harness.gate.cause import Cause, cause_of
+from harness.gate.codes import Exit, GateError
+from harness.gate.decide import MIN_ROUNDS, MOST_ROUNDS, Verdict, decide
+from harness.gate.loss import outcomes
+from harness.gate.policy import Rule
+from harness.gate.sides import mode_of
+from harness.gate.unit import Unit
+from harness.gate.units import match
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.gate.decide import Decision
+    from harness.gate.policy import Allowance, Policy
+    from harness.gate.sides import Mode, Side
+    from harness.stats import Vector
+
+# Of the interval by which the control case is judged: it may invalidate a run in vain once in a hundred.
+CONTROL_CONFIDENCE = 0.99
+GROUP = "group"  # suite of the units that a policy's groups add
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The verdict on one unit. `change`, `low`, `high` are ratios after / before of a timed one, > 1 = worse."""
+
+    unit: Unit
+    verdict: Verdict
+    reason: str
+    change: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    limit: float = 0.0
+    rounds: int = 0
+    p: float = math.nan
+    p_confirm: float = math.nan
+    flagged: bool = False
+    more: int | None = None
+    cause: Cause | None = None
+    allowed: Allowance | None = None
+    expired: bool = False
+    told_only: bool = False  # the policy has on_slower: warn
+
+    @property
+    def counts(self) -> bool:
+        """Whether a regression speaks through the exit code."""
+        held = self.told_only or (self.allowed is not None and not self.expired)
+        return self.verdict is Verdict.REGRESSED and not held
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the control case says about the run."""
+
+    moved: bool
+    reason: str
+    change: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Everything that the gate found."""
+
+    baseline: Side
+    candidate: Side
+    mode: Mode
+    findings: tuple[Finding, ...]
+    control: Control
+    notes: tuple[str, ...]
+    code: Exit
+    date: datetime.date
+
+    @property
+    def counted(self) -> Counter[str]:
+        """How many units got each verdict."""
+        return Counter(str(f.verdict) for f in self.findings)
+
+    @property
+    def to_confirm(self) -> tuple[str, ...]:
+        """Ids of the cases that must be measured again before anyone is told about them."""
+        return tuple(sorted({i for f in self.findings if f.flagged for i in f.unit.cases}))
+
+
+def judge(
+    baseline: Side,
+    candidate: Side,
+    policy: Policy,
+    *,
+    machine_free: bool = False,
+    today: datetime.date | None = None,
+) -> Judgement:
+    """Judges every unit that both sides have, and every one that only the baseline has.
+
+    Args:
+        baseline: what the candidate must not fall behind.
+        candidate: what is judged.
+        policy: tolerances, groups, allowances.
+        machine_free: judge only what no machine changes, and ratios within one kind of device.
+        today: the day by which allowances expire; UTC by default.
+
+    Raises:
+        GateError: the environments differ (exit 3), or nothing can be judged: no case is common, none was sound (5).
+    """
+    date = today or datetime.datetime.now(datetime.UTC).date()
+    mode = mode_of(baseline, candidate, machine_free=machine_free)
+    matched = match(baseline, candidate, mode, policy)
+    notes = list(matched.notes)
+    if not matched.control.size and mode == "stored":
+        notes.append("no control case in both runs: a slow machine cannot be told from slow code")
+    control = _judge_control(matched.control, policy)
+    timed = [u for u in matched.units if u.rule.rule == "timed" and not u.trouble]
+    timed += _group_units(timed, policy)
+    spread = 0.0 if mode == "paired" else policy.session_spread
+    limits = [math.log1p(u.rule.tolerance) + math.log1p(spread) for u in timed]
+    decisions = decide(
+        [u.first for u in timed], [u.second for u in timed], limits, policy.alpha, policy.alpha_confirm
+    )
+    findings = [
+        replace(_timed(unit, decision, limit, control), told_only=policy.on_slower == "warn")
+        for unit, decision, limit in zip(timed, decisions, limits, strict=True)
+    ]
+    findings += [
+        _missing(u) if u.trouble or u.undecided else _exact(u)
+        for u in matched.units
+        if u.trouble or u.rule.rule != "timed"
+    ]
+    findings += [
+        Finding(o.unit, o.verdict, o.reason) for o in outcomes(baseline.first, candidate.first, policy)
+    ]
+    if not findings:
+        why = "; ".join(notes) or "the policy ignores every metric that both hold"
+        raise GateError(
+            Exit.NO_BASELINE,
+            f"nothing in {baseline.name} and {candidate.name} can be judged, which is no pass: {why}",
+        )
+    findings = [_with_allowance(f, policy, date) for f in findings]
+    notes += [
+        f"the allowance for {f.unit.case}, {f.unit.arm} ended on {f.allowed.until}: {f.allowed.reason}"
+        for f in findings
+        if f.expired and f.allowed is not None
+    ]
+    code = _code(findings, control, policy)
+    return Judgement(baseline, candidate, mode, tuple(findings), control, tuple(notes), code, date)
+
+
+def _judge_control(logs: Vector, policy: Policy) -> Control:
+    if not np.isfinite(logs).all():
+        return Control(
+            True, "the control case holds a time that is none, so no time is judged; measure again"
+        )
+    if logs.size < MIN_ROUNDS:
+        return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=int(logs.size))
+    mean, (low, high) = float(logs.mean()), stats.t_interval(logs, CONTROL_CONFIDENCE)
+    figures = (math.exp(mean), math.exp(low), math.exp(high), int(logs.size))
+    # Noise alone may carry the mean over the line; a machine that moved does so beyond its own noise.
+    moved = abs(mean) > math.log1p(policy.control) and not low <= 0 <= high
+    where = f"{math.expm1(mean):+.1%} ({math.expm1(low):+.1%} to {math.expm1(high):+.1%})"
+    if moved:
+        return Control(
+            True,
+            f"the control case moved by {where}, more than {policy.control:.1%}: the machine changed between the "
+            "two sides, so no time is judged; measure again",
+            *figures,
+        )
+    return Control(False, f"the control case stayed: {where}", *figures)
+
+
+def _group_units(units: Sequence[Unit], policy: Policy) -> list[Unit]:
+    """One unit a group that is judged together: round by round, the mean of its members."""
+    out = []
+    for group in policy.groups:
+        members = [u for u in units if group.together and group.match.fits(u.fields) and u.first.size]
+        if len(members) < 2:
+            continue
+        whole = [u for u in members if u.first.size == members[0].first.size]
+        again = [u.second for u in whole if u.second.size]
+        tolerance = group.tolerance if group.tolerance is not None else min(u.rule.tolerance for u in whole)
+        unit = Unit(
+            *(GROUP, "", f"{group.name} ({len(whole)} units)", "all", "mean", "", ""),
+            unit="",
+            better="lower",
+            rule=Rule("timed", tolerance),
+            first=np.mean([u.first for u in whole], axis=0),
+            members=tuple(sorted({u.case_id for u in whole})),
+        )
+        if len(again) == len(whole) and len({len(s) for s in again}) == 1:
+            unit.second = np.mean(again, axis=0)
+        out.append(unit)
+    return out
+
+
+def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Finding:
+    verdict = decision.verdict
+    reason = _why(decision, limit)
+    cause = None
+    if control.moved:
+        verdict, reason = Verdict.INCONCLUSIVE, "the control case moved"
+    if verdict is Verdict.REGRESSED or (control.moved and decision.verdict is Verdict.REGRESSED):
+        cause = cause_of(unit, decision.mean, math.log(control.change) if control.change > 0 else math.nan)
+    return Finding(
+        unit,
+        verdict,
+        reason,
+        change=math.exp(decision.mean),
+        low=math.exp(decision.low),
+        high=math.exp(decision.high),
+        limit=math.expm1(limit),
+        rounds=decision.rounds,
+        p=decision.p,
+        p_confirm=decision.p_confirm,
+        flagged=decision.flagged,
+        more=decision.more,
+        cause=cause,
+    )
+
+
+def _why(d: Decision, limit: float) -> str:
+    bar = f"{math.expm1(limit):.1%}"
+    if d.rounds < MIN_ROUNDS:
+        return f"{d.rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
+    if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
+        test = f"p {d.p:.3g}" + (
+            "" if math.isnan(d.p_confirm) else f", confirmed on fresh data p {d.p_confirm:.2g}"
+        )
+        return f"{'slower' if d.mean > 0 else 'faster'} by more than {bar}: {test}"
+    if d.verdict is Verdict.OK:
+        return f"at most {math.expm1(d.high):+.1%}, below {bar}"
+    again = ""
+    if d.flagged and not math.isnan(d.p_confirm):
+        again = f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
+    if d.more is None:
+        return f"change and tolerance lie closer than the noise: over {MOST_ROUNDS} rounds{again}"
+    return f"about {d.more} more rounds would settle it{again}"
+
+
+def _missing(unit: Unit) -> Finding:
+    if unit.undecided:
+        return Finding(unit, Verdict.INCONCLUSIVE, unit.undecided)
+    return Finding(
+        unit,
+        Verdict.REGRESSED,
+        f"{unit.trouble}: what cannot be compared is no pass",
+        cause=Cause("missing", ""),
+    )
+
+
+def _exact(unit: Unit) -> Finding:
+    """One number against another; no statistics."""
+    allowed = unit.rule.tolerance * abs(unit.before) + unit.rule.absolute
+    if unit.before == unit.after:
+        worse = 0.0
+    elif math.isinf(unit.before) or math.isinf(unit.after):
+        worse, allowed = unit.worse * (unit.after - unit.before), 0.0
+    else:
+        worse = unit.worse * (unit.after - unit.before)
+    figures = f"{unit.before:.6g} -> {unit.after:.6g} {unit.unit}"
+    if worse > allowed:
+        return Finding(unit, Verdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
+    if worse < -allowed:
+        return Finding(unit, Verdict.IMPROVED, figures)
+    return Finding(unit, Verdict.OK, figures)
+
+
+def _with_allowance(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
+    if finding.verdict is not Verdict.REGRESSED:
+        return finding
+    allowed = policy.allowance(finding.unit.fields)
+    if allowed is None:
+        return finding
+    return replace(finding, allowed=allowed, expired=allowed.until < date)
+
+
+def _code(findings: Sequence[Finding], control: Control, policy: Policy) -> Exit:
+    """What is certain speaks first: numerics, then what was counted, then the machine, then the clock."""
+    regressed = [f for f in findings if f.counts]
+    if any(_is_numerics(f) for f in regressed):
+        return Exit.NUMERICS
+    if any(f.unit.rule.rule == "exact" or f.unit.trouble for f in regressed):
+        return Exit.REGRESSED
+    if control.moved:
+        return Exit.INVALID
+    if regressed:
+        return Exit.REGRESSED
+    undecided = any(f.verdict is Verdict.INCONCLUSIVE for f in findings)
+    return Exit.INCONCLUSIVE if undecided and policy.on_inconclusive == "fail" else Exit.OK
+
+
+def _is_numerics(finding: Finding) -> bool:
+    unit = finding.unit
+    return unit.wrong if unit.trouble else unit.rule.rule == "numerics"

@@ -1,0 +1,104 @@
+"""Process: one worker seen from outside. It is asked, it answers, and it may die."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class WorkerError(RuntimeError):
+    """A worker ended, answered with an error or did not answer in time; the message says which."""
+
+
+class Process:
+    """A worker process of one work tree.
+
+    Args:
+        tree: the work tree whose `harness` and `fp8core` it measures.
+        pad: share by which each timed closure is made longer, for experiments.
+    """
+
+    def __init__(self, tree: Path, pad: float = 0.0) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._pending = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(WORKER), str(tree), repr(pad)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+        )
+
+    def tell(self, command: dict[str, Any]) -> None:
+        """Sends a command without waiting for its answer."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise WorkerError(self._last_words("ended")) from error
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The answer to the oldest command that has none yet.
+
+        Raises:
+            WorkerError: it ended, answered with an error, or took longer than the timeout.
+        """
+        assert self._process.stdout is not None
+        ends = time.monotonic() + timeout_s
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(ends - time.monotonic(), 0))
+            if not ready:
+                self._process.kill()
+                raise WorkerError(f"no answer within {timeout_s:.0f} s")
+            piece = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not piece:
+                raise WorkerError(self._last_words("ended"))
+            self._pending += piece
+        line, _, self._pending = self._pending.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(str(answer["error"]))
+        return answer
+
+    def ask(self, command: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Sends a command and waits for its answer."""
+        self.tell(command)
+        return self.answer(timeout_s)
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the process; it has ten seconds to go by itself."""
+        if self._process.poll() is None and self._process.stdin is not None:
+            try:
+                self.tell({"do": "quit"})
+                self._process.wait(10)
+            except (WorkerError, subprocess.TimeoutExpired):
+                self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None and not stream.closed:
+                try:
+                    stream.close()
+                except OSError:  # a broken pipe has nothing left to flush
+                    continue
+        self._errors.close()
+
+    def _last_words(self, what: str) -> str:
+        self._process.wait(10)
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"{what} with code {self._process.returncode}" + (f": {lines[-1][:300]}" if lines else "")

@@ -1,0 +1,220 @@
+"""Session: measures two work trees (or one) so that their rounds are pairs, and stores both sides.
+
+A round is a pair of new processes, one a side, alive together. Within it, case by case, each side builds and checks
+its arms, and then the two take turns: one block of samples each, in random order, several times. A neighbour on the
+machine, a clock or a temperature strikes both sides of a turn alike; what one process is stuck with (where its memory
+lies, which kernels it chose) is drawn anew in the next round. So the round, not the block, is the unit of statistics.
+
+(Forks of one process that has imported everything start ten times as fast and are no substitute: twenty A/A sessions
+of them differed by six times the variance that their own rounds showed; docs/gate.md.)
+
+Cost: `pairs` x (start of two processes, 3 s on two free CPU cores and 10 s with CUDA, + 2 x (checks of every case + cases
+x arms x blocks x block_ms)).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.gate.codes import Exit, GateError
+from harness.gate.collect import Collected
+from harness.gate.process import Process, WorkerError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # an answer later than this is none
+
+Tell = Callable[[str], None]
+
+
+class OutOfTimeError(Exception):
+    """The round under way would end after the time that was allowed."""
+
+
+def new_session() -> str:
+    """A name that sorts by time and never collides."""
+    return f"{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}-gate-{secrets.token_hex(2)}"
+
+
+@dataclass(slots=True)
+class Session:
+    """One sitting: the same sides, measured once for each stage.
+
+    Attributes:
+        trees: work tree by side ("baseline", "candidate"), or one side alone.
+        words: the command line of the sweep, as `python -m harness` takes it.
+        folder: where the sides are stored: `<folder>/<side>/stage<N>/`.
+        blocks: blocks of each arm in a round.
+        alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
+        pads: share by which a side is slowed, for experiments.
+        seed: of the order of the sides.
+        tell: hears a line a round.
+        clock: seconds; injectable for tests.
+    """
+
+    trees: Mapping[str, Path]
+    words: Sequence[str]
+    folder: Path
+    blocks: int
+    alone: bool = False
+    pads: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+    tell: Tell = lambda line: None
+    clock: Callable[[], float] = time.monotonic
+    _ends: float = math.inf
+
+    def stage(self, number: int, pairs: int, only: Sequence[str] = (), ends: float = math.inf) -> int:
+        """Measures one stage and stores it.
+
+        Args:
+            number: 1, or 2 for the confirmation.
+            pairs: rounds.
+            only: ids of the cases to measure; all where empty.
+            ends: by the clock, when it has to be over. No round is begun that would last longer, and one that does is
+                broken off and forgotten: how many rounds there are depends on the machine and never on what they gave.
+
+        Returns:
+            The rounds that were measured. Without any, nothing is stored.
+
+        Raises:
+            GateError: a side could not even make its plan.
+        """
+        order = random.Random(self.seed * 1000 + number)
+        collected = {side: Collected() for side in self.trees}
+        started, longest, done = self.clock(), 0.0, 0
+        self._ends = ends
+        for index in range(pairs):
+            begun = self.clock()
+            if begun + longest > ends:
+                break
+            sides = order.sample(sorted(self.trees), len(self.trees))
+            this = {side: Collected() for side in sides}
+            try:
+                for together in [[side] for side in sides] if self.alone else [sides]:
+                    self._round(index, together, this, set(only), order)
+            except OutOfTimeError:
+                break
+            for side, rows in this.items():
+                collected[side].merge(rows)
+            done += 1
+            spent, longest = self.clock() - started, max(longest, self.clock() - begun)
+            left = min(spent / done * (pairs - done), ends - self.clock())
+            self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
+        if done < pairs:
+            self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
+        for side, rows in collected.items() if done else ():
+            self._store(side, number, (done, pairs), rows, self.clock() - started)
+        return done
+
+    def _round(
+        self,
+        index: int,
+        sides: Sequence[str],
+        collected: dict[str, Collected],
+        only: set[str],
+        order: random.Random,
+    ) -> None:
+        """One round of some sides, each in a new process."""
+        with ExitStack() as stack:
+            workers = {}
+            for side in sides:
+                workers[side] = Process(self.trees[side], self.pads.get(side, 0.0))
+                stack.callback(self._let_go, workers[side])
+                workers[side].tell({"do": "plan", "words": list(self.words)})
+            cases: dict[str, dict[str, Any]] = {}
+            for side, worker in workers.items():  # both import PyTorch at the same time
+                try:
+                    plan = worker.answer(self._patience(START_S))
+                except WorkerError as error:
+                    self._in_time()
+                    raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
+                collected[side].env, collected[side].env_id = plan["env"], plan["env_id"]
+                cases[side] = {case["case_id"]: case for case in plan["cases"]}
+            for case in {i: c for known in cases.values() for i, c in known.items()}.values():
+                if not only or case["case_id"] in only:
+                    there = {
+                        side: worker for side, worker in workers.items() if case["case_id"] in cases[side]
+                    }
+                    for side in self._case(index, case, there, collected, order):
+                        del workers[side]
+
+    def _case(
+        self,
+        index: int,
+        case: Mapping[str, Any],
+        workers: Mapping[str, Process],
+        collected: dict[str, Collected],
+        order: random.Random,
+    ) -> list[str]:
+        """Measures one case in one round; returns the sides whose process was lost."""
+        alive = dict(workers)
+
+        def ask(side: str, command: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+            try:
+                return alive[side].ask(command, self._patience(timeout_s))
+            except WorkerError as error:
+                self._in_time()
+                collected[side].died(index, case, str(error))
+                del alive[side]
+                return None
+
+        for side in order.sample(sorted(alive), len(alive)):
+            if answer := ask(side, {"do": "prepare", "case": case["case_id"]}, PREPARE_S):
+                collected[side].take(index, answer["rows"])
+        for _ in range(self.blocks):
+            for side in order.sample(sorted(alive), len(alive)):
+                if answer := ask(side, {"do": "block"}, BLOCK_S):
+                    collected[side].time(index, case["case_id"], answer)
+        return [side for side in workers if side not in alive]
+
+    def _patience(self, most: float) -> float:
+        """Seconds to wait for an answer."""
+        return max(min(most, self._ends - self.clock()), 0.0)
+
+    def _in_time(self) -> None:
+        if self.clock() >= self._ends:
+            raise OutOfTimeError
+
+    def _let_go(self, worker: Process) -> None:
+        """Ends a worker: at once where the time is over, else when it has said goodbye."""
+        if self.clock() >= self._ends:
+            worker.kill()
+        worker.close()
+
+    def _store(
+        self, side: str, number: int, rounds: tuple[int, int], rows: Collected, seconds: float
+    ) -> None:
+        folder = self.folder / side / f"stage{number}"
+        gate = {
+            "session": self.folder.name,
+            "side": side,
+            "stage": number,
+            "pairs": rounds[1],
+            "rounds": rounds[0],
+            "blocks": self.blocks,
+            "seconds": round(seconds, 1),
+            "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        }
+        if self.pads.get(side):
+            gate["pad"] = self.pads[side]
+        writer = store.RunWriter(
+            folder,
+            run_id=f"{self.folder.name}-{side}-{number}",
+            sweep="gate",
+            env_id=rows.env_id,
+            env=rows.env,
+            about={"command": " ".join(["python -m harness gate", *self.words]), "gate": gate},
+        )
+        writer.append(rows.measurements())
+        writer.close("finished")

@@ -1,0 +1,180 @@
+"""Sides: the two things that are compared, read from the store, and whether they may be compared at all.
+
+A side is a run folder, or a folder of them. `gate --against` writes one folder a side with one run a stage
+(`stage1`, `stage2` = the confirmation) and records in each `run.json` the session in which both were measured:
+only rounds of one session are pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from harness import store
+from harness.environment import ENV_ID_FIELDS
+from harness.errors import UsageError
+from harness.gate.codes import Exit, GateError
+from harness.measurement import Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Mode = Literal["paired", "stored", "machine-free"]
+CONTROL_SUITE = "control"
+IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
+FIRST, CONFIRMATION = 1, 2
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: the rows of each stage and where they were measured."""
+
+    name: str
+    stages: dict[int, pd.DataFrame]
+    env: dict[str, Any]
+    env_id: str
+    session: str = ""  # shared by the two sides that were measured together
+    notes: tuple[str, ...] = ()
+    runs: tuple[str, ...] = field(default=())
+
+    @property
+    def first(self) -> pd.DataFrame:
+        """The rows of the first stage."""
+        return self.stages[FIRST]
+
+    @property
+    def commit(self) -> str:
+        """The commit that was measured, shortened; "+" where the tree held changes."""
+        sha = str(self.env.get("git_commit") or "unknown commit")[:10]
+        return sha + ("+" if self.env.get("git_dirty") else "")
+
+
+def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_dir: str | Path) -> Side:
+    """Reads one side.
+
+    Raises:
+        GateError: no such run (a baseline: exit 5, a candidate: 2), no rows in it, a file that can't be read, a row
+            that no harness writes, or rows of several environments (3).
+    """
+    absent = Exit.NO_BASELINE if role == "baseline" else Exit.USAGE
+    try:
+        path = store.find_run(name, results_dir)
+    except UsageError as error:
+        raise GateError(absent, f"{role}: {error}") from error
+    frame, notes = store.read_quietly(path)
+    if frame.attrs["problems"]:
+        raise GateError(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
+    if frame.empty:
+        raise GateError(absent, f"{role}: no rows in {path}; measure first: python -m harness sweep=NAME")
+    _refuse_unsound(frame, role)
+    ids = sorted(frame["env_id"].dropna().unique())
+    if len(ids) > 1:
+        envs = [_env(frame[frame["env_id"] == i]) for i in ids[:2]]
+        raise GateError(
+            Exit.INVALID, f"{role}: rows of several environments ({differing_fields(*envs)}); name one run"
+        )
+    stage_of, sessions = {}, set()
+    for folder in {Path(file).parent for file in frame.attrs["files"]}:
+        about = store.read_about(folder)
+        gate = about.get("gate") or {}
+        stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
+        sessions.add(str(gate.get("session", "")))
+        planned = int(gate.get("pairs", 0))
+        done = int(gate.get("rounds", planned))  # of a run from before the budget: all of them
+        if role == "candidate" and done < planned:
+            notes.append(
+                f"the time allowed held {done} of {planned} rounds of stage {gate['stage']}; --budget-s gives more"
+            )
+    stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
+    stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}
+    if FIRST not in stages:
+        raise GateError(Exit.USAGE, f"{role}: {path} holds a confirmation without its first stage")
+    return Side(
+        name=str(name),
+        stages=stages,
+        env=_env(frame),
+        env_id=ids[0] if ids else "",
+        session=sessions.pop() if len(sessions) == 1 else "",
+        notes=tuple(notes),
+        runs=tuple(sorted(frame["run_id"].dropna().unique())),
+    )
+
+
+def mode_of(baseline: Side, candidate: Side, *, machine_free: bool) -> Mode:
+    """How two sides may be compared.
+
+    Raises:
+        GateError: times are to be judged and the environments differ (exit 3); the fields are named.
+    """
+    if machine_free:
+        return "machine-free"
+    if baseline.env_id != candidate.env_id:
+        raise GateError(
+            Exit.INVALID,
+            f"the environments differ ({differing_fields(baseline.env, candidate.env)}), so their times cannot be "
+            "compared; measure both here with --against GIT_REV, or judge what no machine changes with "
+            "--machine-free",
+        )
+    return "paired" if baseline.session and baseline.session == candidate.session else "stored"
+
+
+def same_class(baseline: Side, candidate: Side) -> bool:
+    """Whether ratios of the two may be set side by side: one kind of device at one power limit."""
+    kind = ("device", "gpu", "power_limit_w", "cpu", "isa")
+    fields = kind[:3] if baseline.env.get("device") == "cuda" else kind
+    return all(baseline.env.get(name) == candidate.env.get(name) for name in fields)
+
+
+def differing_fields(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """The fields of the fingerprint in which two environments differ: "driver: 570.1 != 575.3"."""
+    found = [f"{n}: {one.get(n)} != {other.get(n)}" for n in ENV_ID_FIELDS if one.get(n) != other.get(n)]
+    return ", ".join(found) or "of unknown fields"
+
+
+def _env(frame: pd.DataFrame) -> dict[str, Any]:
+    try:
+        env = json.loads(frame["env"].iloc[0])
+    except (TypeError, ValueError):
+        return {}
+    return env if isinstance(env, dict) else {}
+
+
+def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
+    """Refuses rows that no harness writes: a damaged row that was judged would pass, as nothing exceeds a NaN.
+
+    Raises:
+        GateError: the first of them is named, with what is wrong (exit 2).
+    """
+    for name in IDENTITY:
+        if (absent := frame[name].isna()).any():
+            raise _unsound(frame[absent].iloc[0], role, f"lacks {name!r}")
+    if (strange := ~frame["status"].isin(get_args(Status))).any():
+        raise _unsound(frame[strange].iloc[0], role, f"has the status {frame[strange]['status'].iloc[0]!r}")
+    sound = frame[frame["status"] == "ok"]
+    sizes, rounds = (sound[name].map(_length) for name in ("samples", "rounds"))
+    for wrong, what in (
+        (sizes <= 0, "holds no samples"),
+        ((rounds != 0) & (rounds != sizes), "does not say to which round its samples belong"),
+    ):
+        if wrong.any():
+            raise _unsound(sound[wrong].iloc[0], role, what)
+    lists = [np.asarray(s, dtype=np.float64) for s in sound["samples"]]
+    if sound["value"].isna().any() or (lists and np.isnan(np.concatenate(lists)).any()):
+        bad = next(i for i, v in enumerate(lists) if np.isnan(v).any() or np.isnan(sound["value"].iloc[i]))
+        raise _unsound(sound.iloc[bad], role, "holds NaN")
+
+
+def _length(values: Any) -> int:
+    return -1 if values is None else len(values)
+
+
+def _unsound(row: Any, role: str, what: str) -> GateError:
+    return GateError(
+        Exit.USAGE,
+        f"{role}: the row {row['metric']} of {row['suite']}/{row['arm']}, case {row['case_id']}, {what}, which this "
+        "harness never writes; measure it again",
+    )

@@ -1,0 +1,178 @@
+"""Units: which rows of two sides belong together, and what is to be judged about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.compare import AGAIN
+from harness.gate.align import (
+    confirmation,
+    control_rounds,
+    fill_confirmation,
+    fill_rounds,
+    ratio_units,
+    rows_by_key,
+)
+from harness.gate.codes import Exit, GateError
+from harness.gate.policy import Rule
+from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
+from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, facts_of
+from harness.measurement import METRICS
+from harness.report.text import axes_of, case_label
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from harness.gate.policy import Better, Policy
+    from harness.gate.sides import Mode, Side
+    from harness.stats import Vector
+
+
+@dataclass(frozen=True)
+class Matched:
+    """All units of two sides, the control's rounds, and what is only on the candidate's side."""
+
+    units: tuple[Unit, ...]
+    control: Vector
+    notes: tuple[str, ...]
+
+
+def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matched:
+    """Aligns two sides.
+
+    Raises:
+        GateError: not one case is on both sides (exit 5).
+    """
+    before, after = baseline.first, candidate.first
+    common = set(before["case_id"]) & set(after["case_id"]) - _control_ids(before)
+    if not common:
+        raise GateError(
+            Exit.NO_BASELINE,
+            f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
+        )
+    notes = [*baseline.notes, *candidate.notes]
+    broken = (before["status"] == "failed") & ~before["arm"].str.endswith(AGAIN)
+    if lost := before[broken].groupby(["case_id", "arm"]).ngroups:
+        reason = str(before.loc[broken, "reason"].iloc[0])
+        notes.append(
+            f"{lost} arms failed in the baseline and have nothing to fall behind; the first: {reason[:160]}"
+        )
+    if new := set(after["case_id"]) - set(before["case_id"]) - _control_ids(after):
+        notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
+    for side in (baseline, candidate):
+        if throttled := side.first["timing"].str.contains('"throttled":true', regex=False).sum():
+            notes.append(f"{throttled} rows of {side.name} were measured under throttling")
+    facts = dict(policy.facts)
+    if OPERATORS in facts and _release(baseline) != _release(candidate):
+        del facts[OPERATORS]
+        notes.append(f"{OPERATORS} was not judged: another torch takes an operator apart differently")
+    units = _units(before, after, policy, facts, elsewhere=baseline.env_id != candidate.env_id)
+    timed = [u for u in units if u.rule.rule == "timed" and not u.trouble]
+    if mode == "machine-free":
+        ratios = (
+            ratio_units(timed, confirmation(baseline, candidate)) if same_class(baseline, candidate) else []
+        )
+        units = [u for u in units if u.rule.rule != "timed" or u.trouble] + ratios
+        if timed and not ratios:
+            notes.append(f"{len(timed)} times were not judged: ratios need one kind of device on both sides")
+    else:
+        fill_rounds(timed, FIRST, by_number=mode == "paired")
+        fill_confirmation(confirmation(baseline, candidate), timed, by_number=mode == "paired")
+    return Matched(tuple(units), control_rounds(before, after, mode), tuple(notes))
+
+
+def _control_ids(frame: pd.DataFrame) -> set[str]:
+    return set(frame.loc[frame["suite"] == CONTROL_SUITE, "case_id"])
+
+
+def _release(side: Side) -> str:
+    """The version of torch without its build: "2.13.0+cpu" and "2.13.0+cu130" hold the same Python."""
+    return str(side.env.get("torch")).partition("+")[0]
+
+
+def _units(
+    before: pd.DataFrame, after: pd.DataFrame, policy: Policy, facts: Mapping[str, Better], *, elsewhere: bool
+) -> list[Unit]:
+    mine, theirs = rows_by_key(before), rows_by_key(after)
+    # What was not measured has no regime and may stand under another metric: it is looked up by case and arm.
+    absent = {(k[1], k[2]): rows[0] for k, rows in theirs.items() if rows[0].status != "ok"}
+    labels = {axes: case_label(axes_of(axes)) for axes in before["axes"].unique()}
+    units = []
+    for key, rows in mine.items():
+        row = rows[0]
+        if row.status != "ok":  # the baseline itself has no number: nothing can have become worse
+            continue
+        if row.metric == LOSS or (
+            row.metric in METRICS and METRICS[row.metric].series and len(row.samples) > 1
+        ):
+            continue  # a curve over training steps; `loss` judges those
+        unit = Unit(
+            *(
+                row.suite,
+                row.case_id,
+                labels[row.axes],
+                row.arm,
+                row.metric,
+                row.regime or "",
+                row.part or "",
+            ),
+            unit=row.unit,
+            better=row.better,
+            rule=policy.rule_for({**dict(zip(KEY, key, strict=True)), "case": labels[row.axes]}),
+            before=row.value,
+        )
+        if unit.rule.rule == "ignore":
+            continue
+        found = theirs.get(key, [])
+        if found and found[0].status == "ok":
+            unit.after = found[0].value
+            unit.rows = (rows, found)
+            units += _declared(unit, facts)
+        else:
+            there = found[0] if found else absent.get((row.case_id, row.arm))
+            unit.wrong = there is not None and _is_wrong(there, own=bool(found), rule=unit.rule)
+            unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
+            if elsewhere and there is not None and there.status == "skipped":
+                # Another machine may lack a compiler or a kernel, whatever the code.
+                unit.undecided = f"{unit.trouble}; the baseline's machine is another"
+        units.append(unit)
+    return units
+
+
+def _is_wrong(row: Any, *, own: bool, rule: Rule) -> bool:
+    """Whether a failed row says that a result is wrong; an arm that could not be built has no result."""
+    numerics = (own and rule.rule == "numerics") or str(row.reason).startswith("numerics: ")
+    return bool(row.status == "failed" and numerics)
+
+
+def _declared(timed: Unit, facts: Mapping[str, Better]) -> list[Unit]:
+    """Units for what two rows of a time state about themselves: bytes, calls, graph breaks."""
+    if timed.rule.rule != "timed":
+        return []
+    a, b = timed.rows[0][0], timed.rows[1][0]
+    pairs = {"bytes_moved": (a.bytes_moved, b.bytes_moved)}
+    one = facts_of(a)
+    other = one if a.resolved == b.resolved else facts_of(b)
+    pairs |= {name: (one.get(name), other.get(name)) for name in facts}
+    return [
+        Unit(
+            *(timed.suite, timed.case_id, timed.case, timed.arm, name, timed.regime, timed.part),
+            unit="byte" if name == "bytes_moved" else "count",
+            better=facts.get(name, "lower"),
+            rule=Rule("exact"),
+            before=float(before),
+            after=float(after) if _is_number(after) else np.nan,
+            undecided="" if _is_number(after) else "the candidate's row does not state it",
+        )
+        for name, (before, after) in pairs.items()
+        if _is_number(before) and before >= 0
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not np.isnan(value)

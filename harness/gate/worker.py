@@ -1,0 +1,313 @@
+"""Worker: one process of one side. It measures what its own work tree holds, one block at a time, as it is told.
+
+Started as `python -P worker.py TREE [PAD]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
+sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
+standard input and output:
+
+    {"do": "plan", "words": [...]}      -> {"env": ..., "env_id": ..., "cases": [{"case_id", ...}]}
+    {"do": "prepare", "case": ID}       -> {"rows": [...], "arms": [...]}   builds, compiles, checks
+    {"do": "block"}                     -> {"samples": {ARM: [...]}, "clocks": {ARM: mhz}, ...}   one block an arm
+    {"do": "quit"}
+
+Every block holds the control case too: a fixed bf16 product that PyTorch alone computes.
+
+PAD is for experiments: each timed closure is made longer by that share of its own time (a spin on a CPU, a sleeping
+kernel on a GPU), so that the slowdown is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+CONTROL = "control"
+CONTROL_SIZE = {"cpu": 128, "cuda": 4096}
+# No round has a warm-up of its own: the first block of a case is led in by this, the later ones by one call an arm.
+LEAD_IN_S = {"cpu": 0.05, "cuda": 0.5}
+
+
+class Worker:
+    """The state of one process: its plan, and the case under way."""
+
+    def __init__(self, tree: Path, pad: float) -> None:
+        self.tree, self.pad = tree, pad
+        self.cases: dict[str, Any] = {}
+        self.arms: dict[str, Callable[[], object]] = {}
+        self.resident: dict[str, Callable[[], AbstractContextManager[object]]] = {}
+        self.compiled: set[str] = set()
+        self.on_host = False
+        self.blocks = 0
+
+    def plan(self, words: list[str]) -> dict[str, Any]:
+        """Composes the sweep of this tree and says where it will be measured."""
+        import fp8core
+        import harness
+        from harness import environment
+        from harness.config import load
+        from harness.plan import make_plan
+        from harness.suites import SUITES
+        from harness.timing import timer_for
+
+        for module in (harness, fp8core):
+            found = Path(str(module.__file__)).resolve()
+            if self.tree.resolve() not in found.parents:
+                raise RuntimeError(f"{module.__name__} was imported from {found}, not from {self.tree}")
+        request = load(words, environment.device_kind)
+        self.device = request.config["device"]
+        self.monitor = environment.monitor_for(self.device).__enter__()
+        self.timing = replace(request.timing, min_rounds=1, max_rounds=1, min_samples=5, min_seconds=0.0)
+        self.timer = timer_for(self.device)
+        self.cases = {c.case.case_id: c for c in make_plan(request.config, SUITES).cases}
+        for planned in self.cases.values():
+            if not hasattr(planned.suite, "build"):
+                raise RuntimeError(
+                    f"an arm of suite {planned.case.suite} is a run and no closure to time; run "
+                    "python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN"
+                )
+        self.control = self._control()
+        env = environment.fingerprint(self.device, root=self.tree)
+        return {
+            "env": env,
+            "env_id": environment.env_id(env),
+            "cases": [
+                {
+                    "case_id": i,
+                    "suite": c.case.suite,
+                    "axes": c.case.axes_json,
+                    "seed": c.case.seed,
+                    "arms": {arm: c.suite.ARMS[arm].baseline for arm in c.runnable},
+                }
+                for i, c in self.cases.items()
+            ],
+        }
+
+    def prepare(self, case_id: str) -> dict[str, Any]:
+        """Builds every arm of a case, compiles it, counts its operators and checks it; the right ones can be timed."""
+        from harness import compiling
+
+        planned = self.cases[case_id]
+        self.arms, self.resident, self.compiled = {}, {}, set()
+        self.blocks, self.on_host = 0, False
+        compiling.reset()
+        rows: list[dict[str, Any]] = []
+        for arm in planned.arms:
+            info = planned.suite.ARMS[arm]
+            base = {
+                "suite": planned.case.suite,
+                "case_id": case_id,
+                "arm": arm,
+                "baseline": info.baseline,
+                "axes": planned.case.axes_json,
+                "seed": planned.case.seed,
+            }
+            if arm in planned.unsupported:
+                rows.append(base | _row("time_ms", "skipped", reason=planned.unsupported[arm].reason))
+                continue
+            try:
+                rows += [base | row for row in self._prepare_arm(planned, arm)]
+            except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row
+                self.arms.pop(arm, None)
+                text = " ".join(str(error).split())[:500]
+                rows.append(base | _row("time_ms", "failed", reason=f"{type(error).__name__}: {text}"))
+        self.watch = compiling.CompileWatch()
+        return {"rows": rows, "arms": list(self.arms)}
+
+    def _prepare_arm(self, planned: Any, arm: str) -> list[dict[str, Any]]:
+        from harness import compiling
+
+        rows = []
+        work = planned.suite.build(planned.case, arm, self.device)
+        resolved = dict(work.resolved)
+        if work.compiled:
+            compiling.prime(self.device)
+            watch = compiling.CompileWatch()
+            # Cold in every process: else what one side compiled, the other side would find on disk.
+            with compiling.empty_caches(), work.held():
+                started = time.perf_counter()
+                work.run()
+                self.timer.synchronize()
+                seconds = time.perf_counter() - started
+            resolved |= watch.summary()
+            if fault := watch.fault():
+                return [_row(work.metric, "failed", resolved=resolved, reason=fault)]
+            rows.append(_row("compile_s", "ok", resolved=resolved, samples=[seconds]))
+            self.compiled.add(arm)
+        else:
+            with work.held():
+                resolved["operator_calls"] = _operator_calls(work.run)
+        numerics = work.check()
+        resolved |= work.resolved  # a check may learn what really ran
+        figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
+        for (metric, part), value in figures.items():
+            about = {"part": part, "resolved": resolved}
+            if numerics.ok:
+                rows.append(_row(metric, "ok", **about, samples=[float(value)]))
+            else:
+                rows.append(_row(metric, "failed", **about, reason=f"{value:.6g}; {numerics.reason}"))
+        for metric, why in numerics.skipped.items():
+            rows.append(_row(metric, "skipped", resolved=resolved, reason=why))
+        if not numerics.ok:
+            return [
+                *rows,
+                _row(work.metric, "failed", resolved=resolved, reason=f"numerics: {numerics.reason}"),
+            ]
+        with work.held():
+            self.arms[arm] = self._padded(work.run)
+        if work.resident is not None:
+            self.resident[arm] = work.resident
+        self.on_host |= work.on_host
+        timed = _row(work.metric, "ok", resolved=resolved)
+        return [*rows, timed | {"flops": dict(work.flops), "bytes_moved": work.bytes_moved}]
+
+    def block(self) -> dict[str, Any]:
+        """One block of samples of every arm of the case, in an order of its own, and of the control."""
+        from harness.timing import measure, timer_for
+
+        timer = timer_for("cpu") if self.on_host else self.timer
+        lead = LEAD_IN_S[self.device] if self.blocks == 0 else 0.0
+        config = replace(self.timing, warmup_min_seconds=lead, warmup_min_iterations=3 if lead else 1)
+        self.blocks += 1
+        control = {CONTROL: self.control}
+        # Whole steps are timed apart from the control: their memory is made and freed around each block of theirs.
+        sets = [self.arms, control] if self.resident else [{**self.arms, **control}]
+        timings: dict[str, Any] = {}
+        for arms in sets:
+            resident = self.resident if arms is self.arms else None
+            timings |= measure(arms, timer, config, self.blocks, self.monitor, resident=resident)
+        fault = self.watch.steady_fault() if self.compiled else ""
+        out: dict[str, Any] = {"samples": {}, "clocks": {}, "late": {}, "faults": {}, "timing": {}}
+        for name, timing in timings.items():
+            if timing.failure or (fault and name in self.compiled):
+                out["faults"][name] = timing.failure or fault
+                continue
+            out["samples"][name] = list(timing.samples_ms)
+            out["clocks"][name] = list(timing.sample_clock_mhz)
+            out["late"][name] = timing.late_samples
+            out["timing"][name] = {
+                "method": timing.method,
+                "l2": timing.l2,
+                "throttled": timing.throttled,
+            }
+        return out
+
+    def _control(self) -> Callable[[], object]:
+        import torch
+
+        size = CONTROL_SIZE[self.device]
+        random = torch.Generator(self.device).manual_seed(0)
+        a, b = (
+            torch.randn(size, size, device=self.device, generator=random).to(torch.bfloat16) for _ in range(2)
+        )
+        return lambda: torch.mm(a, b)
+
+    def _padded(self, run: Callable[[], object]) -> Callable[[], object]:
+        """The closure, made longer by the share `pad` of its time."""
+        if not self.pad:
+            return run
+        if self.device == "cuda":
+            import torch
+
+            cycles = int(self.pad * self._cycles(run))
+
+            def longer() -> None:
+                run()
+                torch.cuda._sleep(cycles)
+
+            return longer
+
+        def slower() -> None:
+            begin = time.perf_counter()
+            run()
+            now = time.perf_counter()
+            ends = now + self.pad * (now - begin)
+            while time.perf_counter() < ends:
+                pass
+
+        return slower
+
+    def _cycles(self, run: Callable[[], object]) -> float:
+        """Cycles of `_sleep` that last as long as one call, from the times of both."""
+        import torch
+
+        def events(fn: Callable[[], object]) -> float:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            for _ in range(3):
+                fn()
+            begin.record()
+            for _ in range(10):
+                fn()
+            end.record()
+            torch.cuda.synchronize()
+            return float(begin.elapsed_time(end)) / 10
+
+        probe = 1_000_000
+        return probe * events(run) / events(lambda: torch.cuda._sleep(probe))
+
+
+def _row(metric: str, status: str, **more: Any) -> dict[str, Any]:
+    return {"metric": metric, "status": status, **more}
+
+
+def _operator_calls(run: Callable[[], object]) -> int:
+    """How many operators one call hands to PyTorch's dispatcher: a count that no machine changes."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        calls = 0
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return (
+                False  # no one compiles inside, and to be skipped costs the import of Dynamo: 1.4 s a process
+            )
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        run()
+    return counter.calls
+
+
+def serve(worker: Worker, answers: TextIO) -> None:
+    """Answers commands until told to quit or the input ends."""
+    while line := sys.stdin.readline():
+        command = json.loads(line)
+        if command["do"] == "quit":
+            return
+        try:
+            if command["do"] == "plan":
+                answer = worker.plan(command["words"])
+            elif command["do"] == "prepare":
+                answer = worker.prepare(command["case"])
+            else:
+                answer = worker.block()
+        except Exception as error:  # noqa: BLE001 - the parent decides what becomes of it
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:800]}"}
+            traceback.print_exc()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def main(argv: list[str]) -> int:
+    """Serves on standard input and output."""
+    # Libraries print; the answers go where nothing else does.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(Worker(Path(argv[0]), float(argv[1]) if len(argv) > 1 else 0.0), answers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""Oracle: git itself, in a repository made for the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.__main__ import main
+from harness.gate import against
+from harness.gate.codes import Exit, GateError
+
+
+def git(root: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    return subprocess.run(
+        ["git", "-C", str(root), *identity, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two commits; the second one changes the documentation only."""
+    root = tmp_path / "repo"
+    (root / "fp8core").mkdir(parents=True)
+    (root / "fp8core" / "cast.py").write_text("x = 1\n")
+    git(tmp_path, "init", "-q", "repo")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "one")
+    (root / "README.md").write_text("words\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "two")
+    return root
+
+
+def test_a_documentation_only_commit_is_ok_without_measuring(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(against, "project_root", lambda: root)
+    assert main(["gate", "--against", "HEAD~1"]) == 0
+    assert "are the same in" in capsys.readouterr().out
+
+
+def test_what_differs_and_what_does_not(root: Path) -> None:
+    first = against.resolve(root, "HEAD~1")
+    assert against.same_code(root, first)
+    (root / "fp8core" / "new.py").write_text("")
+    assert not against.same_code(root, first)
+    (root / "fp8core" / "new.py").unlink()
+    (root / "fp8core" / "cast.py").write_text("x = 2\n")
+    assert not against.same_code(root, first)
+
+
+def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="no commit 'nope'") as caught:
+        against.resolve(root, "nope")
+    assert caught.value.code is Exit.NO_BASELINE
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{root}", "shallow")
+    with pytest.raises(GateError, match="git fetch --unshallow"):
+        against.resolve(tmp_path / "shallow", "HEAD~1")
+
+
+def test_a_work_tree_comes_and_goes(root: Path) -> None:
+    commit = against.resolve(root, "HEAD~1")
+    with against.work_tree(root, commit) as tree:
+        assert (tree / "fp8core" / "cast.py").read_text() == "x = 1\n"
+        assert not (tree / "README.md").exists()
+        assert git(tree, "rev-parse", "HEAD") == commit
+    assert not tree.exists()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from harness.gate import against
+from harness.gate.process import Process
+root, here = map(Path, sys.argv[1:])
+with against.work_tree(root, against.resolve(root, "HEAD~1")) as tree:
+    worker = Process(here)
+    worker.ask({"do": "plan", "words": ["sweep=gate", "device=cpu"]}, 300)
+    print(tree, worker._process.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_gate_that_is_killed_leaves_nothing_that_stays(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 with a real worker alive: the worker ends by itself, and the next gate removes the work tree."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # else the folder of before is remembered
+    here = Path(against.__file__).resolve().parents[2]
+    gate = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(root), str(here)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(here)},
+    )  # fmt: skip
+    assert gate.stdout is not None
+    tree, pid = gate.stdout.readline().split()
+    worker = psutil.Process(int(pid))
+    assert worker.is_running()
+    gate.kill()
+    gate.communicate()
+    gone, _ = psutil.wait_procs([worker], timeout=300)
+    assert gone or worker.status() == psutil.STATUS_ZOMBIE  # a container may have no init to collect it
+    assert Path(tree).is_dir()
+    with against.work_tree(root, against.resolve(root, "HEAD~1")) as other:
+        assert not Path(tree).exists()
+        assert other.is_dir()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+    assert not list(tmp_path.glob(against.PREFIX + "*"))
+
+
+def test_two_gates_at_once_have_trees_of_their_own(root: Path) -> None:
+    commit = against.resolve(root, "HEAD~1")
+    with against.work_tree(root, commit) as one:
+        with against.work_tree(root, commit) as other:
+            assert one != other
+            assert one.is_dir()  # the second one cleared up, and this tree is locked
+            assert (other / "fp8core" / "cast.py").read_text() == "x = 1\n"
+        assert one.is_dir()
+        assert not other.exists()
+    assert len(git(root, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_two_gates_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
+    """The whole command twice, into one folder: two verdicts, two sessions of both sides, no tree left."""
+    here = Path(against.__file__).resolve().parents[2]
+    if not (here / ".git").exists():
+        pytest.skip("needs a git checkout of this project")
+    words = [
+        "--against", "HEAD", "--even-if-equal", "--pairs", "1", "--blocks", "1", "--results-dir", str(tmp_path), "sweep=cast",
+        "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise", "axes.src=bf16", "arms=[eager]",
+        "device=cpu", "timing.block_ms=1",
+    ]  # fmt: skip
+    gates = [
+        subprocess.Popen(
+            [sys.executable, "-m", "harness", "gate", *words], cwd=here, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path)},
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [gate.communicate()[0] for gate in gates]
+    assert [gate.returncode for gate in gates] == [0, 0], said
+    assert len(list(tmp_path.glob("gate/*/*/stage1/run.json"))) == 4
+    assert not list(tmp_path.glob(against.PREFIX + "*"))
+
+
+def test_outside_of_git_there_is_no_other_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(against, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+    with pytest.raises(GateError, match="no git checkout") as caught:
+        against.project_root()
+    assert caught.value.code is Exit.NO_BASELINE

@@ -1,0 +1,115 @@
+"""Oracle: counts of sessions whose verdicts are known, and Clopper-Pearson's published figure for 0 of 3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gate_fixtures import Times, control_row, time_row, write
+
+from harness.__main__ import main
+from harness.errors import UsageError
+from harness.gate import selftest
+from harness.gate.policy import load_policy
+from harness.gate.simulate import NOISES, grid
+
+POLICY = load_policy()
+
+
+@pytest.fixture
+def sittings(tmp_path: Path) -> Path:
+    """Three sittings of nothing, and two in which one side was slowed by a tenth."""
+    for index, pad in enumerate((0.0, 0.0, 0.0, 0.1, 0.1)):
+        times = Times(seed=index)
+        name = f"S{index}"
+        for side, factor in (("baseline", 1.0), ("candidate", 1.0 + pad)):
+            rows = [time_row(1, times(factor)), time_row(2, times(factor)), control_row(times())]
+            extra = {"pad": pad} if side == "candidate" and pad else {}
+            extra |= {"load_average": 2.5, "rounds": 13 if index == 4 else 7}
+            write(tmp_path / "sittings" / name / side, rows, session=name, seconds=50.0, **extra)
+            if pad:
+                write(
+                    tmp_path / "sittings" / name / side,
+                    rows[:2],
+                    session=name,
+                    stage=2,
+                    seconds=30.0,
+                    **extra,
+                )
+    return tmp_path / "sittings"
+
+
+def test_sittings_are_counted_by_what_was_put_in(sittings: Path) -> None:
+    found = selftest.read_sittings(sittings, POLICY)
+    assert [(s.pad, s.regressed) for s in found] == [(0.0, False)] * 3 + [(0.1, True)] * 2
+    lines = selftest.sitting_lines(found)
+    assert any(line.startswith("| none (A/A) | 3 | 0 | 0.0% to 70.8% | 0 | 0 | 6 |") for line in lines)
+    assert any(line.startswith("| 10% | 2 | 2 | 15.8% to 100.0% | 0 | 4 | 0 |") for line in lines)
+    assert any(line.endswith("| 80, 80 | 10, 7 | 2.5, 2.5 |") for line in lines)
+
+
+def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
+    """Against zero, both directions at 0.05 each: 10 % are due, less what a discrete test gives away."""
+    (line,) = [x for x in selftest.shuffle_lines(selftest.read_sittings(sittings, POLICY), POLICY) if x]
+    assert "120 relabelled units" in line
+    assert "0 (0.00% to 3.03%) against the tolerance" in line
+    flagged = int(line.split("tolerance, ")[1].split()[0])
+    assert 1 <= flagged <= 30
+
+
+def test_intervals_of_equal_code_are_held_against_the_truth(sittings: Path) -> None:
+    found = selftest.read_sittings(sittings, POLICY)
+    (line,) = [x for x in selftest.coverage_lines(found) if x]
+    timed = [f for s in found[:3] for f in s.judgement.findings]
+    held = sum(f.low <= 1 <= f.high for f in timed)
+    assert f"{held} of 6 95 % intervals hold 1" in line
+    assert "3 of 3 99 % intervals of the control (29.24% to 100.00%)" in line
+    assert selftest.coverage_lines(found[3:]) == []
+
+
+def test_sittings_set_against_one_another_are_stored_runs(sittings: Path) -> None:
+    """Three A/A sittings make six ordered pairs; their machines' drifts differ by 10 % a round, so none is certain."""
+    (line,) = [x for x in selftest.stored_lines(selftest.read_sittings(sittings, POLICY), POLICY) if x]
+    assert "6 comparisons of 3 sittings" in line
+    assert "0 called something REGRESSED (0.0%)" in line
+    assert selftest.stored_lines([], POLICY) == []
+
+
+def test_the_table_holds_every_cell() -> None:
+    cells = grid(POLICY, 100, 0, NOISES[:2], (6, 10))
+    lines = selftest.simulation_lines(cells, 100, POLICY)
+    assert [line.split(" | ")[:2] for line in lines if line.startswith(("| Gaussian", "| heavy"))] == [
+        [f"| {name}", rounds] for name in ("Gaussian", "heavy tail") for rounds in ("6", "10")
+    ]
+
+
+def test_the_command_prints_and_stores_the_table(
+    sittings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = grid(POLICY, 100, 0, NOISES[:1], (10,))
+    monkeypatch.setattr(selftest, "grid", lambda *_: small)
+    words = ["gate-selftest", "--sessions", str(sittings), "--results-dir", str(tmp_path / "r")]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    (stored,) = (tmp_path / "r" / "gate-selftest").iterdir()
+    assert out.startswith((stored / "selftest.md").read_text().rstrip("\n"))
+    document = json.loads((stored / "selftest.json").read_text())
+    assert len(document["cells"]) == len(small)
+    assert [s["pad"] for s in document["sittings"]] == [0.0, 0.0, 0.0, 0.1, 0.1]
+
+
+def test_a_missed_bar_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that confirms at random would alarm: here, one whose alphas are as loose as they go."""
+    loose = tmp_path / "p.yaml"
+    loose.write_text("alpha: 0.499\nalpha_confirm: 0.499\n")
+    cells = grid(load_policy(loose), 200, 0, NOISES[:1], (10,))
+    monkeypatch.setattr(selftest, "grid", lambda *_: cells)
+    assert main(["gate-selftest", "--results-dir", str(tmp_path)]) == 1
+
+
+def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate-selftest", "--trials", "5"]) == 2
+    assert "fewer than 100" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no session in"):
+        selftest.read_sittings(tmp_path, POLICY)

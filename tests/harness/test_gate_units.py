@@ -1,0 +1,239 @@
+"""Oracle: which rows of two sides belong together, what is judged about them, and that what is lost is no pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from gate_fixtures import (
+    ENV,
+    POLICY,
+    Rows,
+    Times,
+    case,
+    failed_row,
+    run,
+    time_row,
+    value_row,
+    write,
+)
+
+from harness.gate.codes import Exit, GateError
+from harness.gate.decide import Verdict
+from harness.gate.judge import judge
+from harness.gate.policy import Policy
+from harness.gate.sides import load_side
+from harness.measurement import Measurement
+
+
+def test_a_missing_case_is_no_pass(tmp_path: Path) -> None:
+    """Tools that join on common names drop what the candidate lost."""
+    times = Times()
+    before = [time_row(1, times()), time_row(2, times())]
+    judgement = run(tmp_path, before, [time_row(1, times())])
+    lost = next(f for f in judgement.findings if f.unit.case_id == case(2).case_id)
+    assert (lost.verdict, judgement.code) == (Verdict.REGRESSED, Exit.REGRESSED)
+    assert "not in the candidate" in lost.reason
+
+
+def test_a_new_case_is_noted_and_not_judged(tmp_path: Path) -> None:
+    times = Times()
+    judgement = run(tmp_path, [time_row(1, times())], [time_row(1, times()), time_row(2, times())])
+    assert judgement.code is Exit.OK
+    assert any("1 cases are new" in note for note in judgement.notes)
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (failed_row(1, "RuntimeError: out of memory"), Exit.REGRESSED),
+        (failed_row(1, "needs sm_89", status="skipped"), Exit.REGRESSED),
+        (failed_row(1, "numerics: sqnr_db 3 below 20"), Exit.NUMERICS),
+    ],
+)
+def test_a_case_that_no_longer_runs_is_no_pass(tmp_path: Path, row: Measurement, code: Exit) -> None:
+    judgement = run(tmp_path, [time_row(1, Times()())], [row])
+    assert judgement.code is code
+    assert row.reason in judgement.findings[0].reason
+
+
+@pytest.mark.parametrize(
+    ("rows", "policy", "says"),
+    [
+        (([failed_row(1, "no memory")], [time_row(1, Times()())]), POLICY, "1 arms failed in the baseline"),
+        (
+            ([time_row(1, Times()())],) * 2,
+            dataclasses.replace(POLICY, units={}),
+            "the policy ignores every metric",
+        ),
+    ],
+)
+def test_where_nothing_can_be_judged_nothing_passes(
+    tmp_path: Path, rows: tuple[Rows, Rows], policy: Policy, says: str
+) -> None:
+    with pytest.raises(GateError, match=says) as caught:
+        run(tmp_path, *rows, policy=policy)
+    assert caught.value.code is Exit.NO_BASELINE
+
+
+def test_what_a_row_states_is_judged_where_it_is_equal_too(tmp_path: Path) -> None:
+    """A laptop against an H200: no time, no numerics, yet the bytes were compared and are the same."""
+    rows = [time_row(1, Times()(), bytes_moved=1e6)]
+    other = {**ENV, "gpu": "NVIDIA GeForce RTX 5090"}
+    judgement = run(tmp_path, rows, rows, envs=(ENV, other), machine_free=True)
+    assert [(f.unit.metric, str(f.verdict)) for f in judgement.findings] == [("bytes_moved", "OK")]
+
+
+def test_an_arm_that_cannot_be_built_is_lost_and_not_wrong(tmp_path: Path) -> None:
+    """A graph break: its SQNR is gone with it, which says nothing about numerics."""
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5)]
+    judgement = run(tmp_path / "1", before, [failed_row(1, "Unsupported: graph break")])
+    assert (judgement.counted["REGRESSED"], judgement.code) == (2, Exit.REGRESSED)
+    wrong = dataclasses.replace(failed_row(1, "3.2; codes differ from the reference cast"), metric="sqnr_db")
+    judgement = run(tmp_path / "2", before, [wrong, failed_row(1, "numerics: codes differ")])
+    assert (judgement.counted["REGRESSED"], judgement.code) == (2, Exit.NUMERICS)
+
+
+def test_what_failed_in_the_baseline_is_noted(tmp_path: Path) -> None:
+    times = Times()
+    before = [time_row(1, times()), failed_row(2, "worker: ended with code 7")]
+    judgement = run(tmp_path, before, [time_row(1, times()), time_row(2, times())])
+    assert judgement.code is Exit.OK
+    assert any("1 arms failed in the baseline" in n and "code 7" in n for n in judgement.notes)
+
+
+def test_a_curve_is_left_to_the_loss_verdict(tmp_path: Path) -> None:
+    frozen = time_row(1, Times()())
+    curve = dataclasses.replace(value_row(1, "sqnr_db", 30.0), samples=(30.0, 20.0), rounds=(0, 100))
+    judgement = run(tmp_path, [frozen, value_row(1, "loss", 3.0), curve], [frozen])
+    assert [f.unit.metric for f in judgement.findings] == ["time_ms"]
+
+
+def test_bytes_and_counts_that_a_row_states_are_judged(tmp_path: Path) -> None:
+    times = Times()
+    one = time_row(1, times(), bytes_moved=1e6, resolved={"compile_graph_breaks": 0, "operator_calls": 10})
+    other = time_row(1, times(), bytes_moved=2e6, resolved={"compile_graph_breaks": 2, "operator_calls": 9})
+    judgement = run(tmp_path, [one], [other])
+    found = {f.unit.metric: str(f.verdict) for f in judgement.findings}
+    assert found == {
+        "time_ms": "OK",
+        "bytes_moved": "REGRESSED",
+        "compile_graph_breaks": "REGRESSED",
+        "operator_calls": "IMPROVED",
+    }
+    assert judgement.code is Exit.REGRESSED
+
+
+def test_fewer_layers_in_fp8_is_a_regression(tmp_path: Path) -> None:
+    """Of some counts, less is worse: a layer that quietly stays in bf16 may even be faster."""
+    times = Times()
+    one, other = ([time_row(1, times(), resolved={"fp8_layers": n, "fp8_gemms": 3 * n})] for n in (9, 8))
+    judgement = run(tmp_path, one, other)
+    found = {f.unit.metric: str(f.verdict) for f in judgement.findings}
+    assert found == {"time_ms": "OK", "fp8_layers": "REGRESSED", "fp8_gemms": "REGRESSED"}
+    assert judgement.code is Exit.REGRESSED
+    assert run(tmp_path / "2", other, one).code is Exit.OK
+
+
+def test_what_another_machine_skips_is_undecided_and_here_a_regression(tmp_path: Path) -> None:
+    rows = [time_row(1, Times()())], [failed_row(1, "torch.compile needs a C++ compiler", status="skipped")]
+    here = run(tmp_path / "1", *rows, machine_free=True)
+    assert here.code is Exit.REGRESSED
+    there = run(tmp_path / "2", *rows, envs=(ENV, {**ENV, "driver": "575"}), machine_free=True)
+    assert (there.counted["INCONCLUSIVE"], there.code) == (1, Exit.OK)
+    assert "needs a C++ compiler" in there.findings[0].reason
+
+
+def test_what_the_candidate_no_longer_states_is_undecided(tmp_path: Path) -> None:
+    times = Times()
+    one = time_row(1, times(), bytes_moved=1e6, resolved={"operator_calls": 10})
+    judgement = run(tmp_path, [one], [time_row(1, times())])
+    found = {f.unit.metric: str(f.verdict) for f in judgement.findings}
+    assert found == {"time_ms": "OK", "bytes_moved": "INCONCLUSIVE", "operator_calls": "INCONCLUSIVE"}
+
+
+def test_throttled_rows_are_noted(tmp_path: Path) -> None:
+    times = Times()
+    hot = dataclasses.replace(time_row(1, times()), timing={"method": "cuda_events", "throttled": True})
+    judgement = run(tmp_path, [time_row(1, times())], [hot])
+    assert [n for n in judgement.notes if "throttling" in n] == [
+        f"1 rows of {tmp_path / 'candidate'} were measured under throttling"
+    ]
+
+
+def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
+    times = Times()
+    rows = [
+        [time_row(1, times(), resolved={"operator_calls": n}), value_row(1, "rel_err_max", 0.1)]
+        for n in (10, 11)
+    ]
+    assert (
+        run(tmp_path / "0", *rows, envs=(ENV, {**ENV, "torch": "2.13.0+cpu"}), machine_free=True).code
+        is Exit.REGRESSED
+    )
+    other = {**ENV, "torch": "2.14"}
+    judgement = run(tmp_path, *rows, envs=(ENV, other), machine_free=True)
+    assert judgement.code is Exit.OK
+    assert any("operator_calls was not judged" in note for note in judgement.notes)
+    assert run(tmp_path / "2", *rows, machine_free=True).code is Exit.REGRESSED
+
+
+def test_machine_free_rules_hold_across_machines(tmp_path: Path) -> None:
+    """A slow laptop against an H200: its times mean nothing, its SQNR does."""
+    laptop = {**ENV, "gpu": "NVIDIA GeForce RTX 5090"}
+    times = Times()
+    before = [time_row(1, times()), value_row(1, "rel_err_max", 0.1)]
+    after = [time_row(1, times(5.0)), value_row(1, "rel_err_max", 0.1)]
+    judgement = run(tmp_path, before, after, envs=(ENV, laptop), machine_free=True)
+    assert judgement.code is Exit.OK
+    assert [f.unit.metric for f in judgement.findings] == ["rel_err_max"]
+    assert any("times were not judged" in note for note in judgement.notes)
+    worse = [*after[:1], value_row(1, "rel_err_max", 0.2)]
+    assert run(tmp_path / "2", before, worse, envs=(ENV, laptop), machine_free=True).code is Exit.NUMERICS
+
+
+def test_ratios_within_a_run_are_judged_on_one_kind_of_device(tmp_path: Path) -> None:
+    """The candidate's machine is 30 % slower throughout; only the FP8 arm lost against bf16."""
+    before, after = Times(seed=1), Times(seed=2)
+    rows = (
+        [time_row(1, before(), "bf16"), time_row(1, before(0.7), "fp8")],
+        [time_row(1, after(1.3), "bf16"), time_row(1, after(1.3 * 0.7 * 1.2), "fp8")],
+    )
+    driver = {**ENV, "driver": "575.1"}
+    judgement = run(tmp_path, *rows, envs=(ENV, driver), machine_free=True)
+    (finding,) = judgement.findings
+    assert (finding.unit.arm, str(finding.verdict)) == ("fp8", "REGRESSED")
+    assert (finding.unit.before, finding.unit.after) == pytest.approx((0.7, 0.84), rel=0.01)
+    assert finding.change == pytest.approx(1.2, rel=0.01)
+    assert run(tmp_path / "2", rows[0], rows[0], envs=(ENV, driver), machine_free=True).code is Exit.OK
+
+
+def test_ratios_are_not_judged_across_power_limits(tmp_path: Path) -> None:
+    """FP8 products draw more power than bf16 ones, so a lower limit takes more from them."""
+    times = Times()
+    rows = [time_row(1, times(), "bf16"), time_row(1, times(0.7), "fp8"), value_row(1, "sqnr_db", 30.0)]
+    envs = ENV, {**ENV, "power_limit_w": 350.0}
+    judgement = run(tmp_path, rows, rows, envs=envs, machine_free=True)
+    assert [f.unit.metric for f in judgement.findings] == ["sqnr_db"]
+    assert any("ratios need one kind of device" in note for note in judgement.notes)
+
+
+@pytest.mark.parametrize(("again", "expected"), [(1.2, "REGRESSED"), (1.0, "INCONCLUSIVE")])
+def test_ratios_are_confirmed_on_fresh_data_of_the_candidate(
+    tmp_path: Path, again: float, expected: str
+) -> None:
+    """The stored baseline has no second stage; the candidate's fresh rounds meet its first."""
+    times = Times()
+
+    def rows(factor: float) -> Rows:
+        return [time_row(1, times(), "bf16"), time_row(1, times(0.7 * factor), "fp8")]
+
+    before = write(tmp_path / "a", rows(1.0), session="earlier")
+    after = write(tmp_path / "b", rows(1.2))
+    write(after, rows(again), stage=2)
+    found = judge(
+        load_side(before, "baseline", ""), load_side(after, "candidate", ""), POLICY, machine_free=True
+    )
+    (finding,) = found.findings
+    assert (finding.unit.regime, str(finding.verdict), finding.rounds) == ("ratio", expected, 20)

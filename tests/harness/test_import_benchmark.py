@@ -1,0 +1,138 @@
+"""Oracle: pytest-benchmark itself, run on a two-test suite, and its documented format."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import store
+from harness.__main__ import main
+
+DOCUMENT: dict[str, Any] = {
+    "machine_info": {
+        "node": "secret-host", "processor": "x86_64", "system": "Linux", "release": "6.1", "python_version": "3.11.7",
+        "cpu": {"brand_raw": "AMD EPYC 7B13", "count": 8},
+    },
+    "commit_info": {"id": "abc" * 13 + "d", "dirty": True},
+    "benchmarks": [
+        {
+            "fullname": "t.py::test_a[8]", "group": None, "extra_info": {"size": 8},
+            "stats": {"median": 0.002, "hd15iqr": 0.1, "iterations": 3, "data": [0.001 * (1 + i) for i in range(40)]},
+        },
+        {"fullname": "t.py::test_b", "group": "g", "extra_info": {}, "stats": {"median": 0.5, "iterations": 1}},
+    ],
+    "datetime": "2026-11-21T08:00:00.123456+00:00",
+    "version": "5.3.1",
+}  # fmt: skip
+
+
+def written(tmp: Path, document: Any) -> Path:
+    file = tmp / "b.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return file
+
+
+def imported(tmp: Path, document: Any) -> int:
+    return main(["import", str(written(tmp, document)), "--results-dir", str(tmp / "r")])
+
+
+def test_a_file_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert imported(tmp_path, DOCUMENT) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("imported 2 tests\nresults  ")
+    assert "1 of 2 tests hold no raw times" in captured.err
+    rows = store.read(tmp_path / "r").set_index("case_id")
+    raw = next(row for row in rows.itertuples() if "test_a" in row.axes)
+    assert raw.samples.tolist() == pytest.approx([1.0 + i for i in range(40)])  # ms
+    assert raw.rounds.tolist() == [i // 2 for i in range(40)]  # 20 blocks in the order taken
+    assert json.loads(raw.resolved)["extra_info"] == {"size": 8}
+    assert "hd15iqr" not in raw.resolved + raw.timing
+    env = json.loads(raw.env)
+    assert (env["cpu"], env["git_commit"], env["git_dirty"]) == ("AMD EPYC 7B13", "abc" * 13 + "d", True)
+    assert "secret-host" not in raw.env
+    bare = next(row for row in rows.itertuples() if "test_b" in row.axes)
+    assert bare.samples.tolist() == [500.0]
+
+
+def test_the_gate_judges_imported_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Twice as slow is REGRESSED; a test without raw times is INCONCLUSIVE and never OK."""
+    slow = copy.deepcopy(DOCUMENT)
+    for test in slow["benchmarks"]:
+        test["stats"] = {k: [2 * x for x in v] if k == "data" else 2 * v for k, v in test["stats"].items()}
+    for name, document in (("a", DOCUMENT), ("b", slow)):
+        (tmp_path / name).mkdir()
+        assert imported(tmp_path / name, document) == 0
+    capsys.readouterr()
+    words = [
+        "gate",
+        "--baseline",
+        str(tmp_path / "a" / "r"),
+        "--candidate",
+        str(tmp_path / "b" / "r"),
+        "--all",
+    ]
+    assert main(words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("REGRESSED") and "test_a[8]" in line for line in lines)
+    assert any(line.startswith("INCONCLUSIVE") and "test_b" in line for line in lines)
+
+
+def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "def test_sum(benchmark):\n    benchmark.pedantic(sum, args=([1] * 100,), rounds=7)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "test_it.py"]
+    command += ["--rootdir", str(tmp_path), "--benchmark-json=b.json", "--benchmark-save-data"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    assert main(["import", str(tmp_path / "b.json"), "--results-dir", str(tmp_path / "r")]) == 0
+    (row,) = store.read(tmp_path / "r").itertuples()
+    data = json.loads((tmp_path / "b.json").read_text())["benchmarks"][0]["stats"]["data"]
+    assert row.samples.tolist() == pytest.approx([1e3 * x for x in data])
+    assert row.value == pytest.approx(sorted(1e3 * x for x in data)[3])
+
+
+def test_the_same_file_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert imported(tmp_path, DOCUMENT) == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    assert imported(tmp_path, DOCUMENT) == 2
+    assert "was imported before" in capsys.readouterr().err
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ("{", "cannot read"),
+        ("[1]", "no pytest-benchmark file"),
+        ({"benchmarks": []}, "holds no benchmark"),
+        ({"benchmarks": [{"fullname": "t"}]}, "a benchmark without 'stats'"),
+        ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
+        ({"benchmarks": [3]}, "a benchmark without"),
+        (
+            {"benchmarks": [{"fullname": "t", "stats": {"data": [1.0, float("nan")]}}]},
+            "not a positive number",
+        ),
+        ({"benchmarks": [{"fullname": "t", "stats": {"data": [0.0]}}]}, "not a positive number"),
+        ({"benchmarks": [{"fullname": "t", "stats": {"data": ["x"]}}]}, "a benchmark without"),
+    ],
+)
+def test_bad_files_are_one_line_and_write_nothing(
+    tmp_path: Path, document: Any, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert imported(tmp_path, document) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(tmp_path / "none.json")]) == 2
+    assert "cannot read" in capsys.readouterr().err
