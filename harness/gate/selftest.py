@@ -33,7 +33,16 @@ from harness.gate.decide import Verdict, decide
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
 from harness.gate.sides import load_side
-from harness.gate.simulate import EFFECTS, NOISES, ROUNDS, TOLERANCE, bars, grid
+from harness.gate.simulate import (
+    BAR_ROUNDS,
+    EFFECTS,
+    NOISES,
+    ROUNDS,
+    TOLERANCE,
+    bars,
+    common_rules,
+    grid,
+)
 from harness.gate.units import match
 
 if TYPE_CHECKING:
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     from harness.gate.judge import Judgement
     from harness.gate.policy import Policy
     from harness.gate.simulate import Cell
+    from harness.gate.unit import Unit
 
 Tell = Callable[[str], None]
 SHUFFLES = 20  # of the labels of each stored unit
@@ -98,6 +108,7 @@ def main(argv: Sequence[str]) -> int:
     text = "\n".join(
         [
             *simulation_lines(cells, options.trials, policy),
+            *common_lines(options.trials, options.seed),
             *(_about_sittings(sittings, policy) if sittings else []),
         ]
     )
@@ -134,6 +145,19 @@ def simulation_lines(cells: Sequence[Cell], trials: int, policy: Policy) -> list
         shares = [f"{100 * c.share(Verdict.REGRESSED):.1f} / {100 * c.share(Verdict.OK):.1f}" for c in row]
         lines.append(f"| {noise} | {rounds} | {' | '.join(shares)} | {row[0].covered / row[0].trials:.1%} |")
     return lines
+
+
+def common_lines(trials: int, seed: int) -> list[str]:
+    """How often the rules of other gates call unchanged code slower, under the same noise."""
+    found = [(noise.name, common_rules(noise, trials, seed)) for noise in NOISES]
+    return [
+        "",
+        f"Two common rules on the same noise, {BAR_ROUNDS} rounds, no change: alarms in % of {trials} trials.",
+        "",
+        f"| noise | one new run {TOLERANCE:.0%} above one saved run | rank test at 5 % on pooled samples |",
+        "|---|---|---|",
+        *(f"| {name} | {saved:.1%} | {ranks:.1%} |" for name, (saved, ranks) in found),
+    ]
 
 
 def read_sittings(folder: Path, policy: Policy) -> list[Sitting]:
@@ -194,6 +218,40 @@ def sitting_lines(sittings: Sequence[Sitting]) -> list[str]:
             f"| {name} | {len(group)} | {hits} | {low:.1%} to {high:.1%} | {invalid} | {counts} | {took} |"
         )
     return lines
+
+
+def planted_lines(sittings: Sequence[Sitting]) -> list[str]:
+    """By unit: the slowdown that was measured where one was put in, in the medians and in the fastest calls."""
+    ratios: dict[tuple[float, str], list[tuple[float, float]]] = defaultdict(list)
+    for sitting in sittings:
+        for f in sitting.judgement.findings if sitting.pad else ():
+            if f.unit.rule.rule == "timed" and math.isfinite(f.change):
+                name = f"{f.unit.suite}, {f.unit.case}, {f.unit.arm}"
+                ratios[sitting.pad, name].append((f.change, _ratio_of_fast(f.unit)))
+    if not ratios:
+        return []
+    lines = [
+        "",
+        "Slowdowns as they were measured, by unit: median over the sittings, and range. The verdict uses the medians of "
+        "the rounds; beside them stands the ratio of the fastest tenth (10 % quantiles of the first stage's rounds), "
+        "which hardly any interruption reaches.",
+        "",
+        "| put in | unit | ratio of the medians | range | ratio of the fastest tenth | range |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (pad, name), found in sorted(ratios.items()):
+        cells = (f"{np.median(v):.3f} | {min(v):.3f} to {max(v):.3f}" for v in zip(*found, strict=True))
+        lines.append(f"| {pad:.0%} | {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _ratio_of_fast(unit: Unit) -> float:
+    """Candidate / baseline of the rounds' 10 % quantiles, geometric mean over the rounds of the first stage."""
+    before, after = (
+        {r: np.quantile(np.asarray(row.samples)[np.asarray(row.rounds) == r], 0.1) for r in set(row.rounds)}
+        for row in unit.rows
+    )
+    return float(np.exp(np.mean([np.log(after[r] / before[r]) for r in before.keys() & after.keys()])))
 
 
 def shuffle_lines(sittings: Sequence[Sitting], policy: Policy, seed: int = 0) -> list[str]:
@@ -260,6 +318,7 @@ def _interval(hits: int, trials: int) -> str:
 def _about_sittings(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
     return [
         *sitting_lines(sittings),
+        *planted_lines(sittings),
         *coverage_lines(sittings),
         *shuffle_lines(sittings, policy),
         *stored_lines(sittings, policy),
