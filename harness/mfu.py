@@ -8,7 +8,8 @@ a step could take is then `T_min = sum over d of F_d / P_d`, and
 It equals PaLM's MFU (arXiv:2204.02311, appendix B) where all GEMMs are bf16, and is never above 100 % where only FLOPs
 that really run are counted, since no GEMM is faster than the peak of its own dtype. One number is not enough: the same
 step reads as 28 % of the FP8 peak, 55 % of the bf16 peak and 34 % mixed. So the columns of `COLUMNS` stand together,
-and each says by which rule FLOPs were counted. An unknown peak gives None (N/A), never a stand-in.
+and each says by which rule FLOPs were counted. An unknown peak gives None (N/A), never a stand-in; so do the model's
+FLOPs where only those that ran were counted, recomputed ones among them.
 
 Pure functions; no torch.
 """
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 FORMULAS: Mapping[str, str] = {
     "palm": "all matrix products, attention over the whole T x T: comparable with the literature",
     "causal": "all matrix products, attention without the masked half: those that really run",
-    "counted": "matrix products counted while the model ran (a model of the user's own)",
+    "counted": "matrix products counted while the model ran (a model of the user's own), with whatever it recomputed: "
+    "that is HFU, and MFU is N/A",
     "gemm": "2 M K N of each matrix product that ran",
 }
 EXECUTED = frozenset({"causal", "counted", "gemm"})  # rules that count nothing that does not run
@@ -88,6 +90,8 @@ COLUMNS: tuple[Column, ...] = (
 class Utilization:
     """How well one step uses a GPU; the figures of `COLUMNS`, None where a peak or a count is not known.
 
+    By the rule "counted" the model's FLOPs are not known, so that HFU and what is achievable stand alone.
+
     Attributes:
         tokens_per_s: of one GPU.
         model_tflops: 1e12 FLOP/s of one GPU.
@@ -97,7 +101,7 @@ class Utilization:
     """
 
     tokens_per_s: float | None
-    model_tflops: float
+    model_tflops: float | None
     mfu_mixed: float | None
     mfu_bf16_peak: float | None
     mfu_fp8_peak: float | None
@@ -141,7 +145,8 @@ def utilization(
     """The columns of one step on one GPU.
 
     Args:
-        flops: the model's FLOPs of the step by dtype ("bf16", "e4m3", "e5m2", "fp32"), nothing recomputed.
+        flops: the model's FLOPs of the step by dtype ("bf16", "e4m3", "e5m2", "fp32"), nothing recomputed; by the rule
+            "counted" all that ran.
         seconds: of the step.
         device: entry of the peak table; None gives N/A.
         formula: the rule behind `flops`, a key of `FORMULAS`.
@@ -157,15 +162,18 @@ def utilization(
     total = sum(flops.values())
     peaks = {dtype: device.peak_tflops(dtype) if device else None for dtype in (*flops, *(recomputed or {}))}
     executed = None if recomputed is None else _plus(flops, recomputed)
-    mixed = _share(floor_seconds(flops, peaks), seconds)
+    of_flops = _share(floor_seconds(flops, peaks), seconds)
+    is_model = formula != "counted"
     of_bf16, of_fp8 = (
-        _share(floor_seconds({rate: total}, {rate: device.peak_tflops(rate) if device else None}), seconds)
+        _share(floor_seconds({rate: total}, {rate: device.peak_tflops(rate)}), seconds)
+        if device and is_model
+        else None
         for rate in ("bf16", "fp8")
     )
     return Utilization(
         tokens_per_s=None if tokens is None else tokens / seconds,
-        model_tflops=total / seconds / 1e12,
-        mfu_mixed=mixed,
+        model_tflops=total / seconds / 1e12 if is_model else None,
+        mfu_mixed=of_flops if is_model else None,
         mfu_bf16_peak=of_bf16,
         mfu_fp8_peak=of_fp8,
         hfu=None if executed is None else _share(floor_seconds(executed, peaks), seconds),
@@ -174,7 +182,7 @@ def utilization(
         else _share(floor_seconds(executed, _by_dtype(achieved, executed)), seconds),
         fp8_share=sum(amount for dtype, amount in flops.items() if is_fp8(dtype)) / total if total else 0.0,
         formula=formula,
-        flags=_flags(device, executed or flops, seconds, formula, mixed, of_bf16, clock_mhz),
+        flags=_flags(device, executed or flops, seconds, formula, of_flops, of_bf16, clock_mhz),
     )
 
 
@@ -228,7 +236,7 @@ def _flags(
     executed: Mapping[str, float],
     seconds: float,
     formula: str,
-    mixed: float | None,
+    of_flops: float | None,
     of_bf16: float | None,
     clock_mhz: float | None,
 ) -> tuple[str, ...]:
@@ -242,9 +250,9 @@ def _flags(
             )
         elif over:
             found.append("over_peak")
-        elif mixed is not None and mixed > 1 and over is None:
+        elif of_flops is not None and of_flops > 1 and over is None:
             found.append("over_published")
-    elif mixed is not None and mixed > 1:
+    elif of_flops is not None and of_flops > 1:
         found.append("masked_counted")
     if of_bf16 is not None and of_bf16 > 1 and any(map(is_fp8, executed)):
         found.append("bf16_peak_passed")

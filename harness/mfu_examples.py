@@ -1,7 +1,7 @@
 """Published MFU figures that mislead, reproduced from their inputs and read again with every denominator named.
 
-Each literal holds what was printed and what it was made of; `read_again` forms the printed figure anew and the columns
-of `harness.mfu` beside it. They are tests of the rule, and a page of the report: what is wrong with a single number.
+Each literal holds what was printed and what it was made of; `read_again` forms the printed figure anew, but for the one
+whose inputs nobody published, and the columns of `harness.mfu` beside it. They are tests of the rule, and a page of the report: what is wrong with a single number.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _LLAMA_8B = 6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 8192
 _LLAMA_8B_BLOCKS = 6 * 32 * 218_103_808  # without the head, which that configuration leaves in bf16
 
 
+NOT_FORMED = "taken back, not formed"  # the inputs come from the printed figure
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A printed MFU and its inputs, of one GPU.
@@ -34,6 +37,7 @@ class Example:
         key: short name.
         printed: the figure as published, in percent.
         tflops: model TFLOP/s by dtype.
+        taken_back: they are not published but the printed figure times what it was divided by: nothing is formed again.
         denominator_tflops: what was divided by.
         device: key of the peak table: where it ran.
         reads_as: what a reader takes from it.
@@ -52,6 +56,7 @@ class Example:
     source: str
     date: str = "2026-11"
     tokens_per_s: float | None = field(default=None)
+    taken_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,13 @@ class Reading:
 
     Attributes:
         example: what was printed.
-        reproduced: the printed figure formed from the inputs, in percent.
+        reproduced: the printed figure formed from the inputs, in percent; None where these were taken back from it.
         columns: all figures with the right peaks.
         impossible: the printed figure is above 100 % of what it claims to be a share of.
     """
 
     example: Example
-    reproduced: float
+    reproduced: float | None
     columns: Utilization
     impossible: bool
 
@@ -98,6 +103,7 @@ EXAMPLES: tuple[Example, ...] = (
         "an unknown device fell back to the peak of an A100; the TFLOP/s were right. Neither these nor their dtype "
         "are said: taken back from the printed figure, all in bf16, which gives the highest share",
         "AMD-AGI/Primus pull request 772",
+        taken_back=True,
     ),
     Example(
         "27.7 %",
@@ -140,5 +146,5 @@ def read_again(example: Example) -> Reading:
     """The printed figure from its inputs, and all columns with the right peaks."""
     flops = {dtype: rate * 1e12 for dtype, rate in example.tflops.items()}
     columns = utilization(flops, 1.0, named(example.device), tokens=example.tokens_per_s, recomputed={})
-    reproduced = 100 * sum(example.tflops.values()) / example.denominator_tflops
-    return Reading(example, reproduced, columns, reproduced > 100)
+    formed = 100 * sum(example.tflops.values()) / example.denominator_tflops
+    return Reading(example, None if example.taken_back else formed, columns, example.printed > 100)

@@ -259,6 +259,19 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
+def read_quietly(source: str | Path | Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+    """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
+
+    Returns:
+        The rows, `attrs["problems"]` included, and what else would have been warned of.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read(source)
+    said = [str(w.message) for w in caught]
+    return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
+
+
 def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
     """The folder of a run given by its path or by its run id.
 

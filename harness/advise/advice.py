@@ -126,7 +126,8 @@ def _generation(device: Device, rates: Rates) -> Reason:
             f"{device.key} has no FP8 matrix units: FP8 would be emulated, and slower",
             "off",
         )
-    ratio, kind = rates["fp8"] / rates["bf16"], rates.figures["fp8"].kind
+    ratio = rates["fp8"] / rates["bf16"]
+    kind = ", ".join(dict.fromkeys(rates.figures[rate].kind for rate in ("fp8", "bf16")))
     return Reason(
         "GPU generation",
         f"{device.key} multiplies FP8 {ratio:.2f} times as fast as bf16 ({kind}); its data sheet says "

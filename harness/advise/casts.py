@@ -26,11 +26,14 @@ class Cast:
         streamed: of passes that read and write in order.
         strided: of passes that write a transposed result.
         kernels: launches.
+        forward: of a pass that serves the forward product alone, in order: what recomputation runs again. It may be
+            more than its share of the others, where one read serves both products.
     """
 
     streamed: float
     strided: float = 0.0
     kernels: int = 2
+    forward: float = 0.0
 
     @property
     def total(self) -> float:
@@ -45,14 +48,13 @@ class Recipe:
     Attributes:
         name: of the recipe, as the library calls it.
         by: who casts: "kernels" (fused, transposing in tiles), "compiler" (generated code), "operators" (eager code).
-        casts: by tensor, forward and backward together.
+        casts: by tensor, forward and backward together, nothing recomputed.
         fp8_gemms: which of the three GEMMs run in FP8.
         kind: of its products, see `harness.ceilings`.
         shares_input: layers that read one tensor read one cast of it.
         product_share: rate of its products over those of `kind`.
         gathered_weight: the weight's cast where FSDP sends it in FP8, so that only a shard is cast before; None where it
             can't.
-        strided_share: of the bandwidth, for its transposing passes; None: as generated code reaches.
         source: where the bytes are from.
     """
 
@@ -64,5 +66,4 @@ class Recipe:
     shares_input: bool = True
     product_share: float = 1.0
     gathered_weight: Cast | None = None
-    strided_share: float | None = None
     source: str = ""

@@ -38,6 +38,20 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
     from harness.hardware import Device
 
+USAGE = """\
+usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
+does FP8 pay: layer by layer and as a step, with the filter to use; no model is run
+
+model=NAME, or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
+gpu=NAME                            of the peak table; default the one of runs=, else the one here
+tokens=N batch=N seq=N              of one forward pass of one GPU
+mode=compile|eager recipe=NAME priority=speed|loss
+checkpointing=none|selective|full accumulation=N weights=fp32|bf16
+dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
+runs=RUN,RUN                        stored runs of that GPU: measured rates instead of guessed ones
+json=true|FILE                      plain values
+exit 0 answered; 2 the request could not be carried out
+"""
 MODES = ("compile", "eager")
 PRIORITIES = ("speed", "loss")
 WEIGHTS: Mapping[str, tuple[float, float]] = {
@@ -87,6 +101,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: a word that is not understood, a model that cannot be traced, a GPU that is not known.
     """
+    if words and words[0] in ("-h", "--help"):
+        print(USAGE, end="")  # noqa: T201  # asked for on standard output
+        return 0
     question = parse(words)
     found = answer(question)
     if question.json:
@@ -183,7 +200,7 @@ def _step_seconds(question: Question, model: Model) -> float | None:
 
 def _device(question: Question) -> tuple[Device, pd.DataFrame | None]:
     """The GPU that is named, that the runs are of, or that is here; and the rows of it."""
-    frame = store.read([store.find_run(run) for run in question.runs]) if question.runs else None
+    frame = _rows(question.runs) if question.runs else None
     device = named(question.gpu) if question.gpu else None
     if frame is not None:
         envs = {text: json.loads(text or "{}") for text in frame["env"].dropna().unique()}
@@ -199,7 +216,13 @@ def _device(question: Question) -> tuple[Device, pd.DataFrame | None]:
                     f"runs={','.join(question.runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
                     "name one with gpu=, or add a literal to harness/hardware/table.py"
                 )
+        names = sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()})
         frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
+        if frame.empty:
+            raise UsageError(
+                f"runs={','.join(question.runs)}: no row is of the {device.key} (found: "
+                f"{printable(', '.join(names)) or 'no row'}); leave runs= out, or name a run of that GPU"
+            )
     elif device is None:
         if not torch.cuda.is_available():
             raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
@@ -211,6 +234,13 @@ def _device(question: Question) -> tuple[Device, pd.DataFrame | None]:
                 "harness/hardware/table.py"
             )
     return device, frame
+
+
+def _rows(runs: Sequence[str]) -> pd.DataFrame:
+    frame, _ = store.read_quietly([store.find_run(run) for run in runs])
+    if frame.attrs["problems"]:
+        raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+    return frame
 
 
 def _known(env: Mapping[str, Any]) -> Device | None:

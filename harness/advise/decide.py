@@ -204,8 +204,8 @@ def _with_again(cost: LayerCost, plan: Plan) -> tuple[LayerCost, float, float, f
     again = plan.again.products
     before = sum(cost.bf16.values()) + again * cost.bf16["output"]
     after = sum(cost.fp8.values()) + again * cost.fp8["output"]
-    after += cost.casts["grad_output"] + (1 + again) * cost.casts["weight"]
-    return cost, before, after, (1 + again) * cost.casts["input"]
+    casts = {t: cost.casts[t] + again * cost.forward_casts[t] for t in cost.casts}
+    return cost, before, after + casts["grad_output"] + casts["weight"], casts["input"]
 
 
 def barred(layer: Linear, recipe: Recipe) -> str:

@@ -63,8 +63,8 @@ class Outcome:
 
     @property
     def sign(self) -> str:
-        """ "right", "wrong", or "flat" where the measured or the predicted ratio has no sign."""
-        if min(abs(self.case.measured - 1), abs(self.predicted.value - 1)) <= FLAT:
+        """ "right", "wrong", or "flat" where the measured ratio has no sign; what was predicted has no say in that."""
+        if abs(self.case.measured - 1) <= FLAT:
             return "flat"
         return "right" if (self.predicted.value > 1) == (self.case.measured > 1) else "wrong"
 
@@ -130,7 +130,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
     ]
     for found in outcomes:
         case, ratio = found.case, found.predicted
-        marks = {"wrong": ["**wrong sign**"], "flat": ["no sign"], "right": []}[found.sign]
+        marks = {"wrong": ["**wrong sign**"], "flat": ["measured flat"], "right": []}[found.sign]
         if case.known and not found.hit:
             marks.append("**miss**")
         if not case.known:

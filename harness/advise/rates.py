@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.ceilings import TENSORWISE, Ceilings, Product
 from harness.errors import UsageError
-from harness.hardware import DEVICES
+from harness.hardware import DEVICES, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +93,7 @@ _GENERAL: Mapping[str, Figure] = {
     "dispatch": Figure(8e-6, 0.4, TYPICAL, "Triton 9 to 11 us a call, a precompiled launch 2 to 4.5 us"),
     "launch": Figure(4e-6, 0.4, TYPICAL, "a precompiled launch takes 2 to 4.5 us"),
 }
+_RELATIVE_SPREAD = 0.12  # of another GPU with the same silicon: its clock under load is another
 _LINK_SHARE = 0.8  # NCCL all-gather of large messages on 8 H100 reaches some 360 of 450 GB/s
 # Share of the bf16 peak that FlashAttention-2 reaches: 35 % on Hopper in the forward pass (arXiv:2407.08608), of which
 # the backward pass keeps 0.8, since it runs five products where two passes' worth are counted as four; 50 to 73 % on
@@ -102,7 +103,7 @@ _ATTENTION = {"hopper": 0.30, "ampere": 0.50}
 
 def typical_share(rate: str) -> Figure:
     """The share of its peak that the best published product reaches: the median over the GPUs of the table."""
-    shares = [r.tflops / d.tflops[rate] for d in DEVICES for r in d.reached if r.rate == rate]
+    shares = [r.tflops / d.tflops[rate] for d in DEVICES for r in d.reached if r.rate == rate and not r.of]
     middle = statistics.median(shares)
     return Figure(
         middle, statistics.stdev(shares) / middle, TYPICAL, f"median of {len(shares)} published products"
@@ -111,7 +112,7 @@ def typical_share(rate: str) -> Figure:
 
 def typical_ratio() -> Figure:
     """How many times faster than bf16 the best published FP8 product is: the median over the GPUs that have both."""
-    best = [{r.rate: r.tflops for r in device.reached} for device in DEVICES]
+    best = [{r.rate: r.tflops for r in device.reached if not r.of} for device in DEVICES]
     ratios = [rates["fp8"] / rates["bf16"] for rates in best if {"bf16", "fp8"} <= rates.keys()]
     middle = statistics.median(ratios)
     return Figure(
@@ -191,7 +192,11 @@ def _product_rate(rate: str, device: Device, measured: Ceilings | None, bandwidt
     if published:
         best_known = max(published, key=lambda r: r.tflops)
         size = best_known.size
+        if best_known.of:  # of a relative, whose product is long-rated by the relative's own bandwidth
+            bandwidth = _BANDWIDTH.value * named(best_known.of).bandwidth_tb_s * 1e12
         value = long_rate(best_known.tflops, size, bandwidth) if size else best_known.tflops * 1e12
+        if best_known.of:
+            return Figure(value, _RELATIVE_SPREAD, TYPICAL, f"of the {best_known.of}: {best_known.source}")
         return Figure(value, 0.08, PUBLISHED, best_known.source)
     other = next((r for r in device.reached if r.rate != rate), None)
     if other is not None:  # one rate of this GPU says more about the other than other GPUs do

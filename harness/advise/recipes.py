@@ -14,7 +14,7 @@ from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS, Cast, Recipe
 from harness.ceilings import ROWWISE, TENSORWISE
 from harness.suites.recipes import TENSORS as PLACES
-from harness.suites.recipes import cast_bytes
+from harness.suites.recipes import cast_bytes, one_layout_bytes
 
 if TYPE_CHECKING:
     from fp8core.recipe import Cast as CoreCast
@@ -75,15 +75,20 @@ def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
 def _fused(recipe: CoreRecipe, tensor: str) -> Cast:
     only = {name: (1, 1) if name == tensor else (0, 0) for name in TENSORS}
     total = cast_bytes(recipe, only)
-    return Cast(total, kernels=2 if total > 4.5 else 1) if total else Cast(0.0, kernels=0)
+    if not total:
+        return Cast(0.0, kernels=0)
+    along_1 = recipe.gemms["output"].a if tensor == "input" else recipe.gemms["output"].b
+    forward = 0.0 if tensor == "grad_output" or along_1 is None else one_layout_bytes(along_1)
+    return Cast(total, kernels=2 if total > 4.5 else 1, forward=forward)
 
 
 def _compiled(recipe: CoreRecipe, tensor: str) -> Cast:
     along_1, along_0 = _casts(recipe, tensor)
-    streamed = strided = 0.0
+    streamed = strided = forward = 0.0
     kernels = 0
     if along_1 is not None:
         streamed += 3.0 + 2.0 * (_whole(along_1) and tensor != "input")
+        forward = streamed if tensor != "grad_output" else 0.0
         kernels += 1 + _whole(along_1)
     if along_0 is not None:
         kernels += 1
@@ -92,7 +97,7 @@ def _compiled(recipe: CoreRecipe, tensor: str) -> Cast:
         else:
             strided += 3.0 + 2.0 * (along_0.granularity == "rowwise")
             streamed += 2.0 * _whole(along_0)
-    return Cast(streamed, strided, kernels)
+    return Cast(streamed, strided, kernels, forward)
 
 
 def _casts(recipe: CoreRecipe, tensor: str) -> tuple[CoreCast | None, CoreCast | None]:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from harness.advise.gemm import BF16, product_seconds
+from harness.advise.gemm import BF16, FLOOR_S, product_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -128,12 +128,14 @@ class LayerCost:
         layer: which.
         bf16, fp8: of each GEMM.
         casts: of each tensor; the input's is that of all layers that share it.
+        forward_casts: of each tensor, what recomputation adds: the cast for the forward product alone.
     """
 
     layer: Linear
     bf16: Mapping[str, float]
     fp8: Mapping[str, float]
     casts: Mapping[str, float]
+    forward_casts: Mapping[str, float]
 
     @property
     def speedup(self) -> float:
@@ -170,7 +172,8 @@ def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
         "grad_output": layer.tokens * layer.N,
     }
     casts = {t: cast_seconds(elements[t], t, recipe, rates) if recipe is not None else 0.0 for t in elements}
-    return LayerCost(layer, bf16, fp8, casts)
+    forward = {t: forward_cast_seconds(elements[t], t, recipe, rates) for t in elements} if recipe else casts
+    return LayerCost(layer, bf16, fp8, casts, forward)
 
 
 def cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> float:
@@ -180,9 +183,18 @@ def cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> 
         return 0.0
     bandwidth = rates["bandwidth"]
     if recipe.by == "kernels":  # they transpose in tiles
-        return max(elements * cast.total / (bandwidth * rates["casts"]), 2e-6 * cast.kernels)
-    moved = cast.streamed + cast.strided / (recipe.strided_share or rates["strided"])
-    return max(elements * moved / bandwidth, 2e-6 * cast.kernels)
+        return max(elements * cast.total / (bandwidth * rates["casts"]), FLOOR_S * cast.kernels)
+    moved = cast.streamed + cast.strided / rates["strided"]
+    return max(elements * moved / bandwidth, FLOOR_S * cast.kernels)
+
+
+def forward_cast_seconds(elements: float, tensor: str, recipe: Recipe, rates: Rates) -> float:
+    """Seconds of the cast of a tensor that the forward product alone needs."""
+    cast = recipe.casts.get(tensor)
+    if cast is None or not cast.forward:
+        return 0.0
+    speed = rates["bandwidth"] * (rates["casts"] if recipe.by == "kernels" else 1.0)
+    return max(elements * cast.forward / speed, FLOOR_S)
 
 
 def step_cost(
@@ -216,11 +228,11 @@ def step_cost(
         linear += sum(cost.fp8.values()) + plan.again.products * cost.fp8["output"]
         if recipe is None or not in_fp8:
             continue
-        mine = dict(cost.casts)
+        mine = {t: cost.casts[t] + plan.again.products * cost.forward_casts[t] for t in cost.casts}
         if recipe.shares_input and layer.input_id in cast_inputs:
             mine["input"] = 0.0
         cast_inputs.add(layer.input_id)
-        casts += sum(mine.values()) + plan.again.products * (mine["input"] + mine["weight"])
+        casts += sum(mine.values())
         kernels += sum(cast.kernels for cast in recipe.casts.values())
     bandwidth = rates["bandwidth"] * rates["between"]
     forward = model.forward.fused_bytes if plan.compiled else model.forward.eager_bytes

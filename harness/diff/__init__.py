@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+USAGE = """\
+usage: python -m harness diff RUN RUN [json=true] [results_dir=DIR]
+what changed between two runs: the set-up, what ran, times and where they went
+RUN  a folder results/<sweep>/<run_id>, or its id    json=true  as plain values    results_dir  where ids are looked up
+exit 0 compared; 2 the request could not be carried out
+"""
 _MOST = 20
 _STYLES = {"slower": "red", "faster": "green"}
 
@@ -33,6 +39,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: not two runs, an unknown word, or a run without a row.
     """
+    if words and words[0] in ("-h", "--help"):
+        print(USAGE, end="")  # noqa: T201  # asked for on standard output
+        return 0
     runs = [word for word in words if "=" not in word and not word.startswith("-")]
     options = dict(word.split("=", 1) for word in words if "=" in word)
     unknown_words = [word for word in words if word.startswith("-")] + [
@@ -56,7 +65,9 @@ def main(words: Sequence[str]) -> int:
 
 
 def _read(run: str, results_dir: str) -> pd.DataFrame:
-    frame = store.read(store.find_run(run, results_dir))
+    frame, _ = store.read_quietly(store.find_run(run, results_dir))
+    if frame.attrs["problems"]:
+        raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
     if not len(frame):
         raise UsageError(f"{run} holds no row")
     return frame
@@ -128,7 +139,8 @@ def _times(found: Changes) -> Table:
         label = case_label(axes_of(t.axes), constant)
         interval = f"{t.ratio:.3f} ({t.low:.2f}-{t.high:.2f})"
         cells = (number(1e3 * t.before, 4), number(1e3 * t.after, 4), interval, t.verdict, t.cause)
-        row(shown, label, t.arm, *cells, style=_STYLES[t.verdict])
+        arm = t.arm if t.metric == "time_ms" else f"{t.arm} {t.metric}"
+        row(shown, label, arm, *cells, style=_STYLES[t.verdict])
     causes = dict.fromkeys(t.cause for t in moved if t.cause)
     if causes:
         shown.caption = Text("; ".join(f"{cause}: {CAUSES[cause]}" for cause in causes))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import stats
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-CLOCK, CONTROL, KERNELS, HOST, UNKNOWN = "clock", "control", "kernels", "host", ""
+CLOCK, CONTROL, KERNEL, HOST, UNKNOWN = "clock", "control", "kernel", "host", ""  # as harness.gate.cause
 CAUSES: Mapping[str, str] = {
     CLOCK: "as many cycles as before, at another clock: not the code",
     CONTROL: "the baseline moved as far: the machine, not this arm",
-    KERNELS: "time of the kernels on the device",
+    KERNEL: "time of the kernels on the device",
     HOST: "the kernels take as long as before: time between them, on the CPU",
     UNKNOWN: "",
 }
@@ -50,7 +50,7 @@ class Timed:
     """One time that both runs have, the second against the first.
 
     Attributes:
-        suite, case_id, axes, arm, regime: which.
+        suite, case_id, axes, arm, regime, metric: which.
         before, after: medians in seconds.
         ratio, low, high: after over before, with its 95 % interval (NaN below three rounds): above 1 is slower.
         verdict: slower, faster, same or unclear.
@@ -62,6 +62,7 @@ class Timed:
     axes: str
     arm: str
     regime: str
+    metric: str
     before: float
     after: float
     ratio: float
@@ -69,6 +70,11 @@ class Timed:
     high: float
     verdict: str
     cause: str = UNKNOWN
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells it from the other times of a run."""
+        return self.suite, self.case_id, self.arm, self.regime, self.metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,7 @@ def _timed(one: Mapping[str, Any], other: Mapping[str, Any], floor: float) -> Ti
         axes=one["axes"],
         arm=one["arm"],
         regime=one["regime"] or "",
+        metric=one["metric"],
         before=one["value"] * SECONDS[one["unit"]],
         after=other["value"] * SECONDS[other["unit"]],
         ratio=ratio,
@@ -195,11 +202,10 @@ def _timed(one: Mapping[str, Any], other: Mapping[str, Any], floor: float) -> Ti
 
 
 def _round_medians(row: Mapping[str, Any]) -> list[float]:
-    rounds: dict[int, list[float]] = {}
-    given = list(row["rounds"]) or list(range(len(row["samples"])))
-    for sample, number in zip(row["samples"], given, strict=True):
-        rounds.setdefault(int(number), []).append(float(sample))
-    return [statistics.median(samples) for samples in rounds.values()]
+    """Of a row without rounds each sample is one."""
+    samples = row["samples"]
+    rounds = row["rounds"] if len(row["rounds"]) else range(len(samples))
+    return list(stats.round_medians(samples, rounds).values())
 
 
 def _with_causes(
@@ -208,15 +214,15 @@ def _with_causes(
     second: Mapping[tuple[str, ...], Mapping[str, Any]],
     parts: Sequence[Part],
 ) -> tuple[Timed, ...]:
-    by_key = {(t.suite, t.case_id, t.arm, t.regime): t for t in timed}
+    by_key = {t.key: t for t in timed}
     found = []
     for t in timed:
         cause = UNKNOWN
         if t.verdict in ("slower", "faster"):
-            key = next(k for k in first if k[:4] == (t.suite, t.case_id, t.arm, t.regime))
-            base = by_key.get((t.suite, t.case_id, first[key]["baseline"] or "", t.regime))
-            cause = _cause(t, base, first[key], second[key], parts)
-        found.append(Timed(**{f: getattr(t, f) for f in Timed.__slots__} | {"cause": cause}))
+            one, other = first[t.key], second[t.key]
+            base = by_key.get((t.suite, t.case_id, one["baseline"] or "", t.regime, t.metric))
+            cause = _cause(t, base, one, other, parts)
+        found.append(replace(t, cause=cause))
     return tuple(found)
 
 
@@ -230,11 +236,11 @@ def _cause(
             return CLOCK
     if base is not None and base.verdict == t.verdict and (t.low <= base.ratio <= t.high):
         return CONTROL
-    own = [p for p in parts if (p.case_id, p.arm) == (t.case_id, t.arm)]
+    own = [p for p in parts if t.metric == "time_ms" and (p.case_id, p.arm) == (t.case_id, t.arm)]
     if own:
         more = sum(p.after - p.before for p in own) * 1e-3
         return (
-            KERNELS
+            KERNEL
             if abs(more) >= abs(t.after - t.before) / 2 and (more > 0) == (t.after > t.before)
             else HOST
         )

@@ -8,7 +8,6 @@ only rounds of one session are pairs.
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -66,9 +65,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         path = store.find_run(name, results_dir)
     except UsageError as error:
         raise GateError(absent, f"{role}: {error}") from error
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        frame = store.read(path)
+    frame, notes = store.read_quietly(path)
     if frame.attrs["problems"]:
         raise GateError(Exit.USAGE, f"{role}: cannot read {frame.attrs['problems'][0]}; measure it again")
     if frame.empty:
@@ -80,7 +77,6 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         raise GateError(
             Exit.INVALID, f"{role}: rows of several environments ({differing_fields(*envs)}); name one run"
         )
-    notes = [str(w.message) for w in caught]
     stage_of, sessions = {}, set()
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)

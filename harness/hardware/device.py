@@ -45,6 +45,7 @@ class Reached:
         source: who measured it.
         size: M, K and N; None where it is not said, or a mean over shapes.
         power_w: limit during the measurement; None: the part's own.
+        of: key of the GPU it was really measured on, where that is a relative of the same silicon; "": this one.
     """
 
     rate: str
@@ -52,6 +53,7 @@ class Reached:
     source: str
     size: tuple[int, int, int] | None = None
     power_w: float | None = None
+    of: str = ""
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ DEVICES: tuple[Device, ...] = (
         clock_implied=True,
         link_gb_s=_NVLINK4,
         reached=(
-            Reached("bf16", 794.5, f"{_MAMF}, of the H100, whose silicon it is"),
+            Reached("bf16", 794.5, _MAMF, (2048, 13312, 2048), of="H100 SXM"),
             Reached("fp8", 1453.4, _MAMF, (1280, 12032, 4096)),
         ),
     ),

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from harness import mfu
-from harness.mfu_examples import EXAMPLES, read_again
+from harness.mfu_examples import EXAMPLES, NOT_FORMED, read_again
 from harness.report import text
 from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Spec, Table, axis_spec, known, make_table
@@ -86,7 +86,9 @@ def examples_table() -> Table:
         rows.append(
             (
                 Cell(example.key, example.printed, "bad" if found.impossible else ""),
-                Cell(f"{text.number(found.reproduced)} %", found.reproduced),
+                Cell(NOT_FORMED, None, "muted")
+                if found.reproduced is None
+                else Cell(f"{text.number(found.reproduced)} %", found.reproduced),
                 Cell(example.reads_as),
                 _share(found.columns.mfu_mixed),
                 _share(found.columns.mfu_bf16_peak),
@@ -114,7 +116,7 @@ def _maker(column: mfu.Column) -> Any:
         if column.unit != "share":
             return Cell(text.number(value), value) if known(value) else Cell(text.NONE, None, "muted")
         flags = record["used"].flags
-        if column.name == "mfu_mixed":
+        if column.name == ("mfu_mixed" if known(record["used"].mfu_mixed) else "hfu"):
             bad = [f for f in flags if f != "bf16_peak_passed"]
             return _share(
                 value, "bad" if "over_peak" in bad else "", ", ".join(f.replace("_", " ") for f in bad)

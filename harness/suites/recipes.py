@@ -114,6 +114,11 @@ def cast_bytes(recipe: Recipe, sizes: Mapping[str, tuple[int, int]]) -> float:
     return total
 
 
+def one_layout_bytes(cast: Cast) -> float:
+    """What a cast of one element moves where only the GEMM that contracts columns takes it."""
+    return _bytes(cast, False)
+
+
 def _bytes(cast: Cast, both: bool) -> float:
     """Of an element: reads, codes of one or both layouts, and their scales."""
     first = cast.scaling == "dynamic" and (

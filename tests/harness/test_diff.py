@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +15,8 @@ from report_fixtures import CPU, H200, TIMING, frame, gpu_run, write_run
 
 from harness.__main__ import main
 from harness.case import Case
-from harness.diff.changes import CLOCK, CONTROL, HOST, KERNELS, changes, ratio_interval
+from harness.diff.changes import CAUSES, CLOCK, CONTROL, HOST, KERNEL, changes, ratio_interval
+from harness.gate import cause as gate_cause
 from harness.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -140,12 +143,30 @@ def test_the_machine_is_blamed_where_the_baseline_moved_as_far(tmp_path: Path) -
     assert only(found, "bf16_eager").cause == ""
 
 
+def test_two_times_of_an_arm_keep_their_own_rows(tmp_path: Path) -> None:
+    """Its launches take twice as long at an equal clock, while its time is as many cycles as before."""
+    clocks = ((1800.0,) * 8, (1500.0,) * 8)
+    runs = []
+    for ms, us, clock in ((10.0, 5.0, clocks[0]), (12.0, 10.0, clocks[1])):
+        launch = replace(timed("a_eager", us), metric="launch_us", sample_clock_mhz=(1800.0,) * 8)
+        runs.append([launch, timed("a_eager", ms, sample_clock_mhz=clock)])
+    found = {t.metric: t for t in compared(tmp_path, *runs).times}
+    assert found["time_ms"].cause == CLOCK
+    assert found["launch_us"].cause == ""
+    assert found["launch_us"].ratio == pytest.approx(2, rel=0.01)
+
+
+def test_causes_are_called_as_the_gate_calls_them() -> None:
+    words = set(re.findall(r"^\| (\w+) \|", gate_cause.__doc__ or "", re.MULTILINE))
+    assert set(CAUSES) - {""} <= words
+
+
 def test_where_a_profiled_step_s_time_went(tmp_path: Path) -> None:
     before = [timed("a_eager", 10.0), kernels("a_eager", "cast", 2.0), kernels("a_eager", "fp8_gemm", 5.0)]
     casts = [timed("a_eager", 12.0), kernels("a_eager", "cast", 4.0), kernels("a_eager", "fp8_gemm", 5.0)]
     host = [timed("a_eager", 12.0), kernels("a_eager", "cast", 2.0), kernels("a_eager", "fp8_gemm", 5.0)]
     found = compared(tmp_path, before, casts)
-    assert only(found, "a_eager").cause == KERNELS
+    assert only(found, "a_eager").cause == KERNEL
     assert {p.part: p.after - p.before for p in found.parts} == {"cast": 2.0, "fp8_gemm": 0.0}
     assert only(compared(tmp_path / "2", before, host), "a_eager").cause == HOST
 
@@ -254,6 +275,24 @@ def test_bad_input(
     captured = capsys.readouterr()
     assert hint in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "results.parquet").write_bytes(b"PAR1 is no table")
+    assert main(["diff", str(bad), str(gpu_run(tmp_path / "one"))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: cannot read")
+    assert "results.parquet" in line
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", word]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m harness diff RUN RUN")
+    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_an_empty_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,11 @@ def test_what_was_reached_lies_below_the_highest_clock_s_rate(device: Device) ->
         assert limit is not None
         assert 0.3 * limit < reached.tflops < limit
         assert reached.source
+
+
+def test_the_changelog_counts_the_table() -> None:
+    text = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
+    assert re.findall(r"peaks of (\d+) GPUs", text) == [str(len(DEVICES))]
 
 
 def test_fp8_reaches_a_lower_share_of_its_peak_than_bf16_on_hopper_and_blackwell() -> None:

@@ -14,7 +14,7 @@ from harness import store
 from harness.compare import rows_of
 from harness.hardware import DEVICES, lookup, named
 from harness.mfu import COLUMNS, EXECUTED, FLAGS, FORMULAS, Utilization, floor_seconds, of_row, utilization
-from harness.mfu_examples import EXAMPLES, read_again
+from harness.mfu_examples import EXAMPLES, NOT_FORMED, read_again
 
 H200 = named("h200")
 WITH_FP8 = [device for device in DEVICES if "fp8" in device.tflops]
@@ -208,6 +208,18 @@ def test_stored_rows_without_time_or_counts() -> None:
     assert old[0].mfu_mixed is not None
 
 
+def test_what_was_counted_while_it_ran_is_hfu_and_no_mfu() -> None:
+    """A model of the user may recompute inside itself: its count holds that, and nobody can take it out again."""
+    resolved = json.dumps({"flops_formula_id": "counted", "checkpointing": "none", "tokens_per_step": 16384})
+    (found,) = of_row(row(resolved=resolved), H200, {"bf16": 780.0, "fp8": 1300.0})
+    assert (found.mfu_mixed, found.mfu_bf16_peak, found.mfu_fp8_peak, found.model_tflops) == (None,) * 4
+    assert found.hfu == pytest.approx(400 / 989 + 600 / 1979)
+    assert found.achievable == pytest.approx(400 / 780 + 600 / 1300)
+    assert found.tokens_per_s == 16384
+    fast = utilization({"bf16": 1000e12}, 1.0, H200, formula="counted", recomputed={}, clock_mhz=1500)
+    assert "over_peak" in fast.flags, "what ran cannot pass the peak either"
+
+
 def test_no_published_run_passes_100_percent_by_the_causal_count() -> None:
     """Every stored time of results/published that declares FLOPs; on a CPU, whose peak is unknown, N/A."""
     frame = store.read(PUBLISHED)
@@ -218,14 +230,14 @@ def test_no_published_run_passes_100_percent_by_the_causal_count() -> None:
         device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
         for found in of_row(one, device):
             seen += 1
-            assert found.mfu_mixed is None if device is None else found.mfu_mixed is not None
+            assert (found.mfu_mixed is not None) == (device is not None and found.formula != "counted")
             if found.formula in EXECUTED and found.mfu_mixed is not None:
                 assert found.mfu_mixed <= 1
             assert "over_peak" not in found.flags
     assert seen or not len(frame[frame["metric"] == "time_ms"])
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.key)
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if not e.taken_back], ids=lambda e: e.key)
 def test_published_figures_follow_from_their_inputs(example: object) -> None:
     """Each printed percentage, formed again, to 1 % of itself: the published inputs are rounded."""
     reading = read_again(example)  # type: ignore[arg-type]
@@ -235,6 +247,14 @@ def test_published_figures_follow_from_their_inputs(example: object) -> None:
     assert mixed is not None
     assert 0 < mixed < 1
     assert "over_peak" not in reading.columns.flags
+
+
+def test_a_figure_without_inputs_is_not_said_to_be_formed_again() -> None:
+    """Its input is the figure itself, so that forming it again could not fail: it is marked, and is the only one."""
+    (example,) = (e for e in EXAMPLES if e.taken_back)
+    assert example.key == "563 %"
+    assert read_again(example).reproduced is None
+    assert read_again(example).impossible
 
 
 def test_the_three_anti_examples_are_explained() -> None:
@@ -260,7 +280,8 @@ def page_lines() -> list[str]:
     for reading in map(read_again, EXAMPLES):
         example, found = reading.example, reading.columns
         shares = (found.mfu_bf16_peak, found.mfu_fp8_peak, found.mfu_mixed)
-        cells = [example.key, f"{reading.reproduced:.1f} %" + (", impossible" if reading.impossible else "")]
+        formed = NOT_FORMED if reading.reproduced is None else f"{reading.reproduced:.1f} %"
+        cells = [example.key, formed + (", impossible" if reading.impossible else "")]
         cells += [f"{100 * share:.1f} %" for share in shares if share is not None]
         cells += [example.reads_as, example.reason, f"{example.source}; {example.date}"]
         lines.append(f"| {' | '.join(cells)} |")

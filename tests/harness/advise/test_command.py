@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from report_fixtures import H200, cpu_run, gpu_run, write_run
 
 from fp8core import audit
 from harness.__main__ import main
-from harness.advise.command import parse, sizes
+from harness.advise.command import Question, parse, sizes
 from harness.case import Case
 from harness.errors import UsageError
 from harness.measurement import Measurement
@@ -90,7 +91,7 @@ def test_the_same_as_plain_values_and_in_a_file(tmp_path: Path, capsys: pytest.C
 def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = plain(capsys, "model=gpt2", "gpu=h200", "tokens=16384", "recipe=tensorwise", "mode=eager")
+    found = plain(capsys, "model=gpt2", "gpu=rtx_4090", "tokens=16384", "recipe=tensorwise", "mode=eager")
     module = resolve("gpt2").build(device="meta", dtype=torch.bfloat16)
     exec(found["filter"]["code"], {"model": module})
     chosen = {layer["fqn"] for layer in found["layers"] if layer["converted"]}
@@ -144,8 +145,8 @@ def test_stored_runs_replace_what_is_guessed(tmp_path: Path, capsys: pytest.Capt
     assert all(check["measured"] > 0 for check in found["checks"])
     text = said(capsys, "model=llama3_8b", f"runs={run}", "recipe=tensorwise")
     assert "predicted and measured, worst first" in text
-    other = plain(capsys, "model=llama3_8b", f"runs={run}", "gpu=h100")
-    assert other["checks"] == [], "rows of another GPU say nothing about this one"
+    other = refused(capsys, "model=llama3_8b", f"runs={run}", "gpu=h100")
+    assert "no row is of the H100 SXM (found: NVIDIA H200)" in other, "they say nothing about this one"
 
 
 def test_stored_training_steps_stand_beside_their_prediction(
@@ -277,8 +278,28 @@ def test_bad_input_ends_in_one_line_and_exit_2(
 def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = cpu_run(tmp_path / "results" / "gemm" / "a-run")
     assert "no row is of a GPU in the peak table" in refused(capsys, "model=gpt2", f"runs={run}")
-    found = plain(capsys, "model=gpt2", f"runs={run}", "gpu=h200", "recipe=tensorwise")
-    assert found["rates"]["bf16"]["kind"] == "published", "a CPU's rows are none of an H200's"
+    assert "no row is of the H200 SXM (found: cpu)" in refused(
+        capsys, "model=gpt2", f"runs={run}", "gpu=h200"
+    )
+
+
+def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names the file; no warning of Python's, which the test run would turn into an error."""
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "results.parquet").write_bytes(b"PAR1 is no table")
+    for words in (("gpu=h200",), ()):
+        assert "results.parquet" in refused(capsys, "model=gpt2", f"runs={bad}", *words)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "found: no row" in refused(capsys, "model=gpt2", "gpu=h200", f"runs={empty}")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_names_every_key(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, word)
+    assert all(f"{field.name}=" in text for field in fields(Question))
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_sizes_of_a_pass() -> None:

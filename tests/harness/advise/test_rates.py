@@ -35,7 +35,7 @@ def test_every_gpu_has_every_figure_with_a_source(device: object) -> None:
 
 
 def test_typical_shares_are_those_of_the_table() -> None:
-    """bf16: H100, H200, GH200 and B200 reach 76 to 84 %, H200 NVL 72, MI300X 51; FP8 a little less."""
+    """bf16: H100, GH200 and B200 reach 76 to 84 %, H200 NVL 72, MI300X 51; FP8 a little less."""
     assert 0.75 < typical_share("bf16").value < 0.85
     assert 0.68 < typical_share("fp8").value < typical_share("bf16").value
     assert 1.7 < typical_ratio().value < 1.95
@@ -49,6 +49,18 @@ def test_published_before_typical() -> None:
     assert l40s["bf16"] == pytest.approx(typical_share("bf16").value * 362.05e12)
     assert mi300x["fp8"] == pytest.approx(668.4e12 * typical_ratio().value), "one rate tells of the other"
     assert not a100.has_fp8
+
+
+def test_a_product_of_a_relative_is_not_the_gpu_s_own() -> None:
+    """Nobody published a bf16 product of the H200: the H100's stands in, wider, and counts once among GPUs."""
+    h100, h200 = (rates_of(named(name)) for name in ("h100", "h200"))
+    assert h200.figures["bf16"].kind == TYPICAL
+    assert "H100" in h200.figures["bf16"].source
+    assert h200["bf16"] == h100["bf16"], "one silicon, one correction"
+    assert h200.figures["bf16"].spread > h100.figures["bf16"].spread
+    own = [r for device in DEVICES for r in device.reached if r.rate == "bf16" and not r.of]
+    assert f"median of {len(own)} " in typical_share("bf16").source
+    assert all(any(d.key == r.of for d in DEVICES) for d in DEVICES for r in d.reached if r.of)
 
 
 def test_measured_before_all() -> None:

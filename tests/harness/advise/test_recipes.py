@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS
 from harness.advise.recipes import candidates, unavailable
 from harness.hardware import DEVICES
+
+if TYPE_CHECKING:
+    from harness.advise.casts import Recipe
 
 EAGER, COMPILED = candidates(False), candidates(True)
 
@@ -34,6 +39,18 @@ def test_bytes_of_generated_code() -> None:
     assert casts["weight"].total == casts["grad_output"].total == 7, "an amax of their own"
     assert COMPILED["rowwise"].casts["input"].total == 8
     assert COMPILED["rowwise_with_gw_hp"].casts["input"].total == 3
+
+
+@pytest.mark.parametrize("options", [EAGER, COMPILED])
+def test_recomputation_casts_what_the_forward_product_reads(options: dict[str, Recipe]) -> None:
+    """One layout of input and weight: by hand 2 + 1, and an amax's read before; of the output gradient nothing."""
+    for name, found in options.items():
+        assert found.casts["grad_output"].forward == 0
+        for tensor in ("input", "weight"):
+            assert 3 <= found.casts[tensor].forward <= found.casts[tensor].total, name
+    assert EAGER["tensorwise"].casts["input"].forward == EAGER["tensorwise"].casts["weight"].forward == 5
+    assert EAGER["delayed"].casts["input"].forward == COMPILED["tensorwise"].casts["input"].forward == 3
+    assert COMPILED["tensorwise"].casts["weight"].forward == 5, "it takes its own amax"
 
 
 @pytest.mark.parametrize("options", [EAGER, COMPILED])

@@ -102,7 +102,12 @@ def test_recomputation_runs_the_forward_pass_again() -> None:
     plain = step_cost(one, RATES, BARE, SIX, ["x"])
     full = step_cost(one, RATES, replace(BARE, again=Again(1.0, 1.0, 1.0)), SIX, ["x"])
     assert full.linear - plain.linear == pytest.approx(cost.fp8["output"])
-    assert full.casts - plain.casts == pytest.approx(cost.casts["input"] + cost.casts["weight"])
+    again = cost.forward_casts
+    assert full.casts - plain.casts == pytest.approx(again["input"] + again["weight"])
+    assert again["grad_output"] == 0, "the backward pass runs once"
+    assert again["input"] < cost.casts["input"], "nor is the backward layout cast again"
+    b = SIX.casts["input"].forward
+    assert again["input"] == pytest.approx(16384 * 4096 * b / (RATES["bandwidth"] * RATES["casts"]))
     assert full.attention == pytest.approx(plain.attention * 4 / 3)
     assert full.between - plain.between == pytest.approx(1e-3)
 
