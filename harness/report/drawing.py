@@ -18,7 +18,7 @@ from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from harness.report.text import printable
+from harness.report import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +75,9 @@ class Chart:
     svg: str
     caption: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
+
 
 def mark(i: int, **more: Any) -> dict[str, Any]:
     """How the marks of the i-th series look: no two of the first sixteen alike, the second eight hollow."""
@@ -116,20 +119,20 @@ def svg(figure: Figure, key: str) -> str:
         FigureCanvasSVG(figure).print_svg(
             buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
-    text = printable(buffer.getvalue())
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    drawn = text.printable(buffer.getvalue())
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
     # Ids are unique within the page, and short: every mark of a figure repeats one. A hundredth of a point is enough.
     prefix = hashlib.sha256(key.encode()).hexdigest()[:6]
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    text = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda m: _rounded(m[0]), text)
+    drawn = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", drawn)
+    drawn = re.sub(r' (?:d|x|y|points|transform)="[^"]*"', lambda m: _rounded(m[0]), drawn)
     for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
+        drawn = drawn.replace(colour, f"var({variable})")
     # Size comes from the page: the width of its column, the height from viewBox.
     return re.sub(
         r'(<svg [^>]*?)width="[^"]*" ',
         r"\1",
-        re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", text, count=1),
+        re.sub(r'(<svg [^>]*?)height="[^"]*" ', r"\1", drawn, count=1),
         count=1,
     )
 

@@ -46,6 +46,9 @@ class Section:
     folded: bool = False
     in_markdown: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
+
     @property
     def all_tables(self) -> tuple[Table, ...]:
         """Short and long tables that have rows."""

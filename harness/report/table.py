@@ -50,6 +50,9 @@ class Table:
     sortable: bool = True
     left_out: int = 0  # rows beyond `MOST`
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:

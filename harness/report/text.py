@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -176,3 +178,13 @@ def short(words: str, most: int) -> str:
 def printable(text: str) -> str:
     """Without control characters and those that turn the direction of text or cannot be seen (Unicode TR 36)."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def slug(words: str) -> str:
+    """A text as an id within the page and as the name of a file: letters, digits, "_" and "-" alone.
+
+    >>> slug("speedup-gemm-isolated"), slug("../odd suite")
+    ('speedup-gemm-isolated', '_odd_suite-da77fe')
+    """
+    clean = re.sub(r"[^A-Za-z0-9_-]+", "_", words)
+    return clean if clean == words else f"{clean}-{hashlib.sha256(words.encode()).hexdigest()[:6]}"

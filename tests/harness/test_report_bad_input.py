@@ -133,7 +133,7 @@ def _run_with(names: list[str], folder: Path) -> Path:
         rows.append(figure(case, pick[i + 3], "sqnr_db", 28.0, resolved={"sqnr_bound_db": 27.0}))
         rows.append(absent(case, pick[i + 6], "failed", pick[i + 7], "bf16"))
         cases.append(rows)
-    cases.append([replace(r, suite="odd suite") for r in cases[0] if r.status == "ok"])
+    cases.append([replace(r, suite="../odd suite") for r in cases[0] if r.status == "ok"])
     cases += linear_cases(invented, 690.0)[:2]
     cases.append([replace(r, axes=r.axes.replace("nano", "n")) for r in whole_suite()])
     run = write_run(folder, cases, env=env, env_id="e" * 10)
@@ -163,7 +163,7 @@ def test_hostile_names_change_no_element_of_either_page(tmp_path: Path) -> None:
     for kind, names in (("hostile", list(HOSTILE)), ("harmless", HARMLESS)):
         run = _run_with(names, tmp_path / kind)
         assert len(store.read(run)) > 100
-        pages[kind] = write_report([run], tmp_path / f"{kind}.html")
+        pages[kind] = write_report([run], tmp_path / f"{kind}.html", figures=True)
     html = {kind: Tags(_without_figures(page.html.read_text())).seen for kind, page in pages.items()}
     assert [t for t, _ in html["hostile"]] == [t for t, _ in html["harmless"]]
     acting = {a for _, attributes in html["hostile"] for a in attributes if a.startswith("on")}
@@ -171,6 +171,11 @@ def test_hostile_names_change_no_element_of_either_page(tmp_path: Path) -> None:
     reader = MarkdownIt("commonmark").enable("table")
     marked = {kind: Tags(reader.render(page.markdown.read_text())).seen for kind, page in pages.items()}
     assert [t for t, _ in marked["hostile"]] == [t for t, _ in marked["harmless"]]
+    written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.svg")]
+    assert written
+    assert all(re.fullmatch(r"(hostile|harmless)_figures/[\w-]+\.svg", name) for name in written)
+    ids = re.findall(r' id="([^"]*)"', _without_figures(pages["hostile"].html.read_text()))
+    assert all(re.fullmatch(r"[\w-]+", found) for found in ids)
     shown = pages["hostile"].html.read_text()
     assert "\u202e" not in shown + pages["hostile"].markdown.read_text()
     assert "<script>alert" not in shown
