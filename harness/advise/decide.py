@@ -132,12 +132,17 @@ def choose(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> frozenset[
         if winners and sum(b for _, b, _ in winners) >= LAYER_GAIN * (sum(a for _, _, a in winners) + shared):
             chosen |= {cost.layer.fqn for cost, _, _ in winners}
     found = frozenset(chosen)
-    if (
-        not found
-        or step_cost(model, rates, plan, recipe, found).total > step_cost(model, rates, plan, None).total
-    ):
-        return frozenset()
-    return found
+    if not found:
+        return found
+    total = step_cost(model, rates, plan, recipe, found)
+    if total.launches:
+        # The CPU is late: launches of a layer's casts can cost more than its products bring.
+        for size in dict.fromkeys((la.K, la.N) for la in sorted(model.layers, key=lambda la: la.K * la.N)):
+            fewer = found - {la.fqn for la in model.layers if size == (la.K, la.N)}
+            cost = step_cost(model, rates, plan, recipe, fewer)
+            if cost.total < total.total:
+                found, total = fewer, cost
+    return found if total.total <= step_cost(model, rates, plan, None).total else frozenset()
 
 
 def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
