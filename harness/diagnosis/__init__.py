@@ -7,7 +7,7 @@ diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import verdict
 from harness.compare import rows_of
@@ -37,16 +37,23 @@ CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
 )
 
 
-def findings(frame: pd.DataFrame, verdicts: Sequence[ArmVerdict] | None = None) -> list[Finding]:
+def findings(
+    frame: pd.DataFrame,
+    verdicts: Sequence[ArmVerdict] | None = None,
+    ratios: pd.DataFrame | None = None,
+    rows: Sequence[dict[str, Any]] | None = None,
+) -> list[Finding]:
     """Everything that the rows show to be wrong, in the order of `CHECKS`; each finding once.
 
     Args:
         frame: rows as read by `harness.store.read`.
         verdicts: of `harness.verdict.judge` on the same rows, where they are at hand.
+        ratios: of `harness.compare.paired_ratios`, likewise.
+        rows: of `harness.compare.rows_of`, likewise.
     """
-    records = [Record(row) for row in rows_of(frame)]
+    records = [Record(row) for row in (rows_of(frame) if rows is None else rows)]
     verdicts = verdict.judge(frame) if verdicts is None else verdicts
-    material = Material(frame, records, setups(frame), verdicts)
+    material = Material(frame, records, setups(frame), verdicts, ratios)
     return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
 
 

@@ -110,7 +110,7 @@ def _remedies(row: Record, parts: Mapping[str, float]) -> str:
 
 def cannot_pay(material: Material) -> Iterator[Finding]:
     """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
-    for symptom, evidence in pays.losses(material.frame):
+    for symptom, evidence in pays.losses(material.frame, material.ratios):
         yield Finding(
             symptom,
             evidence,

@@ -69,6 +69,7 @@ class Material:
     records: Sequence[Record]
     setups: Sequence[Setup]
     verdicts: Sequence[ArmVerdict]
+    ratios: pd.DataFrame | None = None  # of `harness.compare.paired_ratios`, where they are at hand
 
 
 def few(told: Sequence[str], most: int = 3) -> tuple[str, ...]:

@@ -76,18 +76,20 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
 
 
-def losses(frame: pd.DataFrame) -> Iterator[tuple[str, tuple[str, ...]]]:
+def losses(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Arms that FP8 made slower, with the reason that sizes give: (symptom, evidence).
 
     Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
     steps (suite `train`) by what FP8 could save at best.
     """
-    for _, own in frame.groupby("env_id", sort=False):
+    if ratios is None:
+        ratios = paired_ratios(frame[frame["suite"].isin(["linear", "train"])])
+    for env_id, own in frame.groupby("env_id", sort=False):
         if json.loads(own["env"].iloc[0] or "{}").get("device") in (None, "", "cpu"):
             continue
         machine = rates(own)
-        timed = own[own["suite"].isin(["linear", "train"])]
-        slower = [r for r in rows_of(paired_ratios(timed)) if r["verdict"] == "slower" and r["fp8"]]
+        mine = ratios[(ratios["env_id"] == env_id) & (ratios["verdict"] == "slower")]
+        slower = [r for r in rows_of(mine) if r["fp8"]]
         if machine is not None:
             yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
             yield from _steps(machine, own, [r for r in slower if r["suite"] == "train"])

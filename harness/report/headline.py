@@ -205,7 +205,7 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
 
 
 def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
-    rows = newest(r for r in rows_of(fp8_rows(machine)) if not r["arm"].endswith(AGAIN))
+    rows = _fp8_newest(machine)
     own = [r for r in rows if r["arm"] == arm != name] or [r for r in rows if recipe(r["arm"]) == name]
     counted = [(r, resolved_of(r)) for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
     if not counted:
@@ -220,6 +220,12 @@ def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
     return Cell(f"{seen} of {due}", seen / due if due else 0.0, "bad" if seen < due else ""), _of(
         [r for r, _ in counted]
     )
+
+
+@once
+def _fp8_newest(machine: Machine) -> list[dict[str, Any]]:
+    """Times of the arms that spent FLOPs in FP8, of the newest run of each case."""
+    return newest(r for r in rows_of(fp8_rows(machine)) if not r["arm"].endswith(AGAIN))
 
 
 def _loss(machine: Machine, name: str) -> tuple[Cell, Rows]:

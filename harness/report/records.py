@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import Counter
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from harness.compare import AGAIN, SECONDS, TIMES, rows_of
 from harness.report.runs import once
 from harness.report.table import known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.hardware import Device
     from harness.report.runs import Machine
@@ -77,7 +78,7 @@ def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
     `over_peak` says that the rate is impossible for the dtype at the clock that was measured.
     """
     seconds = row["value"] * SECONDS[row["unit"]]
-    work = {str(d): float(f) for d, f in json.loads(row["flops"] or "{}").items() if f}
+    work = _work(row["flops"] or "{}")
     if device is None:
         return {"peak_share": math.nan, "peak_known": False}
     if not work:
@@ -87,5 +88,11 @@ def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
         return {"peak_share": math.nan, "peak_known": False}
     share = sum(f / (1e12 * (peaks[d] or math.nan)) for d, f in work.items()) / seconds
     clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
-    over = bool(device.exceeds_peak(work, seconds, float(np.median(clocks)) if clocks else None))
+    over = bool(device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None))
     return {"peak_share": share, "peak_known": True, "over_peak": over}
+
+
+@lru_cache(maxsize=4096)  # the rows of a case repeat it
+def _work(flops: str) -> Mapping[str, float]:
+    """FLOPs by dtype, of those that occur."""
+    return MappingProxyType({str(d): float(f) for d, f in json.loads(flops).items() if f})

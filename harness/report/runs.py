@@ -154,7 +154,7 @@ class Machine:
     @cached_property
     def findings(self) -> list[Finding]:
         """What is probably wrong in these rows."""
-        return diagnosis.findings(self.frame, self.verdicts)
+        return diagnosis.findings(self.frame, self.verdicts, self.every_ratio, self.rows)
 
     @cached_property
     def device(self) -> Device | None:

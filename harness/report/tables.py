@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.compare import MODES, PRECISIONS, SECONDS, rows_of, square
+from harness.compare import MODES, SECONDS, rows_of, square
 from harness.measurement import METRICS
 from harness.report import text
 from harness.report.paying import FACTS, compilations
@@ -72,11 +72,12 @@ def squares(machine: Machine, most: int = 40) -> list[Grid]:
 
     The first `most` of them: the table of the suite has all.
     """
-    found = square(machine.frame)
+    timed = machine.frame[(machine.frame["suite"] == "linear") & (machine.frame["metric"] == "time_ms")]
+    cases = timed[["run_id", "case_id"]].drop_duplicates().head(most)
+    found = square(timed.merge(cases, on=["run_id", "case_id"]))
     out = []
     if len(found):
-        shown = found.head(most * len(PRECISIONS))  # a square is so many rows
-        for (run_id, case_id, regime), group in shown.groupby(["run_id", "case_id", "regime"], sort=False):
+        for (run_id, case_id, regime), group in found.groupby(["run_id", "case_id", "regime"], sort=False):
             records = rows_of(group)
             axes = text.axes_of(records[0]["axes"])
             name = text.case_label(axes, machine.constant_axes("linear")) + (
