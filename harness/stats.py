@@ -1,7 +1,7 @@
 """Statistics of repeated timings, on numpy alone, so that a laptop can judge runs made elsewhere.
 
-The unit is the round. Samples of one round share clock, temperature and neighbours; counting them as
-independent makes a nominal 5 % test alarm in 17 to 45 % of unchanged pairs (simulated; measuring.md 8.2).
+The unit is the round. Samples of one round share clock, temperature and neighbours; a rank test at 5 % that
+counts them as independent alarms on 5 to 36 % of unchanged pairs, by kind of noise (simulated by gate-selftest).
 So samples are reduced to one median per round, two arms are paired by round, and intervals and tests run
 on the logarithms of the paired ratios: Student's t for intervals, exact sign flips for tests. A percentile
 bootstrap over eight rounds covers 85 to 90 % where 95 % is claimed, so there is none here.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from harness.gate.policy import Policy
 
 SWEEP = "sweep=gate"
+MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
+OF_TWO_TREES = ("alone", "even_if_equal")  # likewise, where two sides are measured
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,6 +90,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--against measures its own baseline; leave --baseline out")
     if options.words and not (options.against or options.measure):
         parser.error(f"{options.words[0]!r}: only --against and --measure take what to measure")
+    for name in (*MEASURING, *OF_TWO_TREES):
+        takes, who = bool(options.against), "--against takes"
+        if name in MEASURING:
+            takes, who = takes or options.measure, "--against and --measure take"
+        given = getattr(options, name)
+        if given is not None and given is not False and not takes:  # 0 is an answer too
+            parser.error(f"--{name.replace('_', '-')} is about measuring: only {who} it")
     for name in ("pairs", "confirm_pairs", "blocks"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
@@ -108,7 +117,7 @@ def _gate(options: argparse.Namespace) -> Exit:
         sys.stdout.write(f"trend    {page}\n")
         return Exit.OK
     policy = load_policy(options.policy)
-    given = {n: getattr(options, n) for n in ("pairs", "confirm_pairs", "blocks", "budget_s")}
+    given = {n: getattr(options, n) for n in MEASURING}
     policy = dataclasses.replace(
         policy, **{name: value for name, value in given.items() if value is not None}
     )

@@ -12,57 +12,35 @@ Every count comes with its Clopper-Pearson interval.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import math
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from harness import stats, store
 from harness.errors import UsageError
 from harness.gate import SWEEP, Parser
-from harness.gate.decide import Verdict, decide
-from harness.gate.judge import judge
+from harness.gate.decide import Verdict
 from harness.gate.policy import load_policy
-from harness.gate.sides import load_side
-from harness.gate.simulate import EFFECTS, NOISES, ROUNDS, TOLERANCE, bars, grid
-from harness.gate.units import match
+from harness.gate.simulate import (
+    BAR_ROUNDS,
+    EFFECTS,
+    NOISES,
+    ROUNDS,
+    TOLERANCE,
+    bars,
+    common_rules,
+    grid,
+)
+from harness.gate.sittings import Sitting, about_sittings, read_sittings
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from harness.gate.judge import Judgement
     from harness.gate.policy import Policy
     from harness.gate.simulate import Cell
-
-Tell = Callable[[str], None]
-SHUFFLES = 20  # of the labels of each stored unit
-
-
-@dataclass(frozen=True, slots=True)
-class Sitting:
-    """What one stored session concluded."""
-
-    name: str
-    pad: float
-    judgement: Judgement
-    seconds: float  # measuring, both stages
-    rounds: int  # of the first stage
-    load: float  # load average of the machine at its end
-
-    @property
-    def regressed(self) -> bool:
-        """Whether any unit was called REGRESSED."""
-        return self.judgement.counted[str(Verdict.REGRESSED)] > 0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
     text = "\n".join(
         [
             *simulation_lines(cells, options.trials, policy),
-            *(_about_sittings(sittings, policy) if sittings else []),
+            *common_lines(options.trials, options.seed),
+            *(about_sittings(sittings, policy) if sittings else []),
         ]
     )
     target = options.results_dir / "gate-selftest" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -136,133 +115,16 @@ def simulation_lines(cells: Sequence[Cell], trials: int, policy: Policy) -> list
     return lines
 
 
-def read_sittings(folder: Path, policy: Policy) -> list[Sitting]:
-    """Judges every session below a folder.
-
-    Raises:
-        UsageError: there is none.
-    """
-    names = sorted({p.parent.parent.parent for p in folder.rglob("candidate/stage1/run.json")})
-    if not names:
-        raise UsageError(f"no session in {folder}; one is <session>/baseline and <session>/candidate")
-    sittings = []
-    for name in names:
-        about = [store.read_about(p) for p in sorted((name / "candidate").glob("stage*"))]
-        judgement = judge(
-            load_side(name / "baseline", "baseline", ""),
-            load_side(name / "candidate", "candidate", ""),
-            policy,
-        )
-        pad = float(about[0].get("gate", {}).get("pad", 0.0))
-        seconds = sum(float(a.get("gate", {}).get("seconds", 0.0)) for a in about)
-        first = about[0].get("gate", {})
-        rounds, load = int(first.get("rounds", 0)), float(first.get("load_average") or math.nan)
-        sittings.append(Sitting(name.name, pad, judgement, seconds, rounds, load))
-    return sittings
-
-
-def sitting_lines(sittings: Sequence[Sitting]) -> list[str]:
-    """How many sittings of each slowdown called something REGRESSED, and how the units fared."""
-    by_pad: dict[float, list[Sitting]] = defaultdict(list)
-    for sitting in sittings:
-        by_pad[sitting.pad].append(sitting)
-    env = sittings[0].judgement.candidate.env
-    lines = [
-        "",
-        f"Measured on {env.get('gpu') or env.get('cpu')}, torch {env.get('torch')}: sittings, and the timed units in "
-        "them; 95 % intervals by Clopper and Pearson.",
-        "",
-        "| slowdown put in | sittings | REGRESSED | 95 % interval | invalid | units REGRESSED | OK | IMPROVED | "
-        "INCONCLUSIVE | seconds, median and most | rounds, median and fewest | load, median and most |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for pad, group in sorted(by_pad.items()):
-        hits = sum(s.regressed for s in group)
-        low, high = stats.clopper_pearson(hits, len(group))
-        units = [f.verdict for s in group for f in s.judgement.findings if f.unit.rule.rule == "timed"]
-        invalid = sum(s.judgement.control.moved for s in group)
-        seconds = [s.seconds for s in group if s.seconds]
-        took = f"{np.median(seconds):.0f}, {max(seconds):.0f}" if seconds else "not recorded"
-        rounds, loads = [s.rounds for s in group], [s.load for s in group]
-        took += f" | {np.median(rounds):.0f}, {min(rounds)} | {np.median(loads):.1f}, {max(loads):.1f}"
-        counts = " | ".join(
-            str(units.count(v))
-            for v in (Verdict.REGRESSED, Verdict.OK, Verdict.IMPROVED, Verdict.INCONCLUSIVE)
-        )
-        name = "none (A/A)" if pad == 0 else f"{pad:.0%}"
-        lines.append(
-            f"| {name} | {len(group)} | {hits} | {low:.1%} to {high:.1%} | {invalid} | {counts} | {took} |"
-        )
-    return lines
-
-
-def shuffle_lines(sittings: Sequence[Sitting], policy: Policy, seed: int = 0) -> list[str]:
-    """Alarms on stored A/A rounds whose two sides are swapped at random."""
-    random = np.random.default_rng(seed)
-    rounds, limits = [], []
-    for sitting in sittings:
-        j = sitting.judgement
-        for unit in match(j.baseline, j.candidate, j.mode, policy).units if sitting.pad == 0 else ():
-            if unit.rule.rule == "timed" and unit.first.size:
-                for _ in range(SHUFFLES):
-                    rounds.append(unit.first * random.choice([-1.0, 1.0], unit.first.size))
-                    limits.append(float(np.log1p(unit.rule.tolerance)))
-    if not rounds:
-        return []
-    empty = [np.empty(0)] * len(rounds)
-    flags = [decide(rounds, empty, bar, policy.alpha, one_run=False) for bar in (limits, [0.0] * len(limits))]
-    shifted, plain = (sum(d.flagged for d in found) for found in flags)
-    total = len(rounds)
+def common_lines(trials: int, seed: int) -> list[str]:
+    """How often the rules of other gates call unchanged code slower, under the same noise."""
+    found = [(noise.name, common_rules(noise, trials, seed)) for noise in NOISES]
     return [
         "",
-        f"Shuffled labels: {total} relabelled units. Flagged by the first stage: {shifted} "
-        f"({_interval(shifted, total)}) against the tolerance, {plain} ({_interval(plain, total)}) against zero, where "
-        f"2 x {policy.alpha:g} is due as both directions are asked.",
-    ]
-
-
-def coverage_lines(sittings: Sequence[Sitting]) -> list[str]:
-    """How many intervals of A/A units hold the truth, which is a ratio of 1; the control's (99 %) apart."""
-    equal = [s.judgement for s in sittings if s.pad == 0]
-    units = [f for j in equal for f in j.findings if f.unit.rule.rule == "timed" and math.isfinite(f.change)]
-    controls = [j.control for j in equal if math.isfinite(j.control.change)]
-    if not units or not controls:
-        return []
-    held, calm = sum(f.low <= 1 <= f.high for f in units), sum(c.low <= 1 <= c.high for c in controls)
-    return [
+        f"Two common rules on the same noise, {BAR_ROUNDS} rounds, no change: alarms in % of {trials} trials.",
         "",
-        f"Equal code: {held} of {len(units)} 95 % intervals hold 1 ({_interval(held, len(units))}), and {calm} of "
-        f"{len(controls)} 99 % intervals of the control ({_interval(calm, len(controls))}).",
-    ]
-
-
-def stored_lines(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
-    """The stored mode on equal code: the baseline of each A/A sitting against the candidate of every other one."""
-    equal = [s.judgement for s in sittings if s.pad == 0]
-    found = [judge(a.baseline, b.candidate, policy) for a, b in itertools.permutations(equal, 2)]
-    if not found:
-        return []
-    regressed = sum(j.counted[str(Verdict.REGRESSED)] > 0 and not j.control.moved for j in found)
-    moved = sum(j.control.moved for j in found)
-    return [
-        "",
-        f"Stored mode, equal code: {len(found)} comparisons of {len(equal)} sittings with one another (so they are not "
-        f"independent): {regressed} called something REGRESSED ({regressed / len(found):.1%}), {moved} were invalid as "
-        "the control had moved.",
-    ]
-
-
-def _interval(hits: int, trials: int) -> str:
-    low, high = stats.clopper_pearson(hits, trials)
-    return f"{low:.2%} to {high:.2%}"
-
-
-def _about_sittings(sittings: Sequence[Sitting], policy: Policy) -> list[str]:
-    return [
-        *sitting_lines(sittings),
-        *coverage_lines(sittings),
-        *shuffle_lines(sittings, policy),
-        *stored_lines(sittings, policy),
+        f"| noise | one new run {TOLERANCE:.0%} above one saved run | rank test at 5 % on pooled samples |",
+        "|---|---|---|",
+        *(f"| {name} | {saved:.1%} | {ranks:.1%} |" for name, (saved, ranks) in found),
     ]
 
 

@@ -5,8 +5,7 @@ out of a round is the ratio of the two medians. The noise has four layers, all o
 of a process (drawn once for its life), of the machine (drift or a step, shared by blocks that follow one another), and
 of a clock that has two states. The verdicts come from `decide`, the function that judges real runs.
 
-Levels are chosen, not measured. Under "boost clocks" and "noisy runner", common rules (a percentage of one saved run, a
-rank test on pooled samples) alarm on 17 to 45 % of unchanged cases.
+Levels are chosen, not measured. `common_rules` puts the two rules that others use to the same noise.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,6 +83,12 @@ class Cell:
 
 def draw(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
     """Log ratios [trials, rounds] of two sides that are equal, as a session would measure them."""
+    medians = np.median(_times(noise, rounds, trials, random), axis=-1)
+    return np.log(medians[..., 1] / medians[..., 0])
+
+
+def _times(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
+    """Times [trials, rounds, side, sample] of two sides that are equal."""
     shape = (trials, rounds, 2)  # the last axis: baseline, candidate
     each = (*shape, BLOCKS, SAMPLES)
     if noise.tail:
@@ -97,8 +103,25 @@ def draw(noise: Noise, rounds: int, trials: int, random: np.random.Generator) ->
     logs += process[..., None, None]
     if noise.drift or noise.step:
         logs += _of_the_machine(noise, rounds, trials, random)[..., None]
-    medians = np.median(np.exp(logs).reshape(*shape, BLOCKS * SAMPLES), axis=-1)
-    return np.log(medians[..., 1] / medians[..., 0])
+    return np.exp(logs).reshape(*shape, BLOCKS * SAMPLES)
+
+
+def common_rules(noise: Noise, trials: int, seed: int = 0) -> tuple[float, float]:
+    """How often two rules that others use call a side slower that is not, on BAR_ROUNDS rounds of paired times.
+
+    Returns:
+        Share of alarms of "the mean of one new run is more than the tolerance above the mean of one saved run" (a run
+        is a process: the last one of the one side, the first one of the other), and of a one-sided rank test (Mann and
+        Whitney 1947, its normal approximation) at 5 % on the samples of all rounds, pooled.
+    """
+    times = _times(noise, BAR_ROUNDS, trials, np.random.default_rng([seed, BAR_ROUNDS]))
+    saved, new = times[:, 0, 0].mean(axis=-1), times[:, -1, 1].mean(axis=-1)
+    sides = np.moveaxis(times, 2, 1).reshape(trials, 2, -1)
+    count = sides.shape[-1]
+    ranks = sides.reshape(trials, -1).argsort(axis=-1).argsort(axis=-1) + 1
+    excess = ranks[:, count:].sum(axis=-1) - count * (2 * count + 1) / 2
+    z = excess / math.sqrt(count * count * (2 * count + 1) / 12)
+    return float(np.mean(new > (1 + TOLERANCE) * saved)), float(np.mean(z > NormalDist().inv_cdf(0.95)))
 
 
 def _of_the_machine(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,9 @@ COLUMNS = (
         "geometric mean over the cases; below it the interval of one, the range of several",
     ),
     Column(
-        "mixed MFU", True, "sum of F_d / P_d over the step's time, each dtype against its own published peak"
+        "mixed MFU",
+        True,
+        "sum of F_d / P_d over the step's time, each dtype against its own published peak; of several the median and range",
     ),
     Column("worst SQNR (dB)", True, "least of all results of this recipe against a high-precision reference"),
     Column("FP8 GEMMs", True, "seen by a profiler / expected"),
@@ -182,19 +185,23 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
     """Of training steps; the causal count where there is one, since it counts what runs."""
     if standing.suite != "train":
         return Cell("", None), []
-    shares, rows = [], []
+    shares: list[float] = []
+    flags: set[str] = set()
+    rows: Rows = []
     for r in newest(arm_records(machine, "train")):
         if r["arm"] == standing.arm and r["status"] == "ok":
             found = mfu.of_row(r, machine.device, machine.achieved)
             executed = [u for u in found if u.formula in mfu.EXECUTED] or list(found)
             if executed and known(executed[-1].mfu_mixed):
                 shares.append(executed[-1].mfu_mixed)
+                flags |= set(executed[-1].flags) - {"bf16_peak_passed"}
                 rows.append((r["run_id"], r["case_id"]))
     if not shares:
         return Cell(text.NONE, None, "muted"), []
-    best = max(shares)
-    note = f"{text.percent(min(shares))} to {text.percent(best)}" if len(shares) > 1 else ""
-    return Cell(text.percent(best), best, "", note), rows
+    middle = statistics.median(shares)
+    notes = [f"{text.percent(min(shares))} to {text.percent(max(shares))}"] if len(shares) > 1 else []
+    notes += [flag.replace("_", " ") for flag in sorted(flags)]
+    return Cell(text.percent(middle), middle, "bad" if "over_peak" in flags else "", "; ".join(notes)), rows
 
 
 def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:

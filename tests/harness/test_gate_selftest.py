@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gate_fixtures import Times, control_row, time_row, write
@@ -11,6 +12,7 @@ from gate_fixtures import Times, control_row, time_row, write
 from harness.__main__ import main
 from harness.errors import UsageError
 from harness.gate import selftest
+from harness.gate import sittings as sittings_of
 from harness.gate.policy import load_policy
 from harness.gate.simulate import NOISES, grid
 
@@ -41,17 +43,42 @@ def sittings(tmp_path: Path) -> Path:
 
 
 def test_sittings_are_counted_by_what_was_put_in(sittings: Path) -> None:
-    found = selftest.read_sittings(sittings, POLICY)
+    found = sittings_of.read_sittings(sittings, POLICY)
     assert [(s.pad, s.regressed) for s in found] == [(0.0, False)] * 3 + [(0.1, True)] * 2
-    lines = selftest.sitting_lines(found)
+    lines = sittings_of.sitting_lines(found)
     assert any(line.startswith("| none (A/A) | 3 | 0 | 0.0% to 70.8% | 0 | 0 | 6 |") for line in lines)
     assert any(line.startswith("| 10% | 2 | 2 | 15.8% to 100.0% | 0 | 4 | 0 |") for line in lines)
     assert any(line.endswith("| 80, 80 | 10, 7 | 2.5, 2.5 |") for line in lines)
 
 
+def test_planted_slowdowns_are_shown_as_they_were_measured(sittings: Path) -> None:
+    """Oracle: one time a round, slowed by 1.1 in both sittings; with one sample its quantile is its median."""
+    lines = sittings_of.planted_lines(sittings_of.read_sittings(sittings, POLICY))
+    rows = [line.split(" | ") for line in lines if line.startswith("| 10% | gemm, ")]
+    assert len(rows) == 2
+    for _, _, ratio, span, fast, fast_span in rows:
+        assert float(ratio) == pytest.approx(1.1, abs=0.02)
+        low, high = map(float, span.split(" to "))
+        assert low <= float(ratio) <= high
+        assert float(fast) == pytest.approx(1.1, abs=0.02)
+        assert fast_span.endswith(" |")
+    assert sittings_of.planted_lines(sittings_of.read_sittings(sittings, POLICY)[:3]) == []
+
+
+def test_the_fastest_calls_of_a_round_are_compared_with_those_of_its_pair() -> None:
+    """Eleven calls a round of 1 ms, one a little faster: the 10 % quantile is the second; interrupted calls don't count."""
+    calm = [0.5, *[1.0] * 10]
+    interrupted = [0.5, *[1.2] * 4, *[9.0] * 6]
+    rows = tuple(
+        [SimpleNamespace(samples=[*one, *one], rounds=[0] * 11 + [1] * 11)] for one in (calm, interrupted)
+    )
+    unit = SimpleNamespace(rows=rows)
+    assert sittings_of._ratio_of_fast(unit) == pytest.approx(1.2)  # type: ignore[arg-type]
+
+
 def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
     """Against zero, both directions at 0.05 each: 10 % are due, less what a discrete test gives away."""
-    (line,) = [x for x in selftest.shuffle_lines(selftest.read_sittings(sittings, POLICY), POLICY) if x]
+    (line,) = [x for x in sittings_of.shuffle_lines(sittings_of.read_sittings(sittings, POLICY), POLICY) if x]
     assert "120 relabelled units" in line
     assert "0 (0.00% to 3.03%) against the tolerance" in line
     flagged = int(line.split("tolerance, ")[1].split()[0])
@@ -59,21 +86,21 @@ def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:
 
 
 def test_intervals_of_equal_code_are_held_against_the_truth(sittings: Path) -> None:
-    found = selftest.read_sittings(sittings, POLICY)
-    (line,) = [x for x in selftest.coverage_lines(found) if x]
+    found = sittings_of.read_sittings(sittings, POLICY)
+    (line,) = [x for x in sittings_of.coverage_lines(found) if x]
     timed = [f for s in found[:3] for f in s.judgement.findings]
     held = sum(f.low <= 1 <= f.high for f in timed)
     assert f"{held} of 6 95 % intervals hold 1" in line
     assert "3 of 3 99 % intervals of the control (29.24% to 100.00%)" in line
-    assert selftest.coverage_lines(found[3:]) == []
+    assert sittings_of.coverage_lines(found[3:]) == []
 
 
 def test_sittings_set_against_one_another_are_stored_runs(sittings: Path) -> None:
     """Three A/A sittings make six ordered pairs; their machines' drifts differ by 10 % a round, so none is certain."""
-    (line,) = [x for x in selftest.stored_lines(selftest.read_sittings(sittings, POLICY), POLICY) if x]
+    (line,) = [x for x in sittings_of.stored_lines(sittings_of.read_sittings(sittings, POLICY), POLICY) if x]
     assert "6 comparisons of 3 sittings" in line
     assert "0 called something REGRESSED (0.0%)" in line
-    assert selftest.stored_lines([], POLICY) == []
+    assert sittings_of.stored_lines([], POLICY) == []
 
 
 def test_the_table_holds_every_cell() -> None:
@@ -82,6 +109,11 @@ def test_the_table_holds_every_cell() -> None:
     assert [line.split(" | ")[:2] for line in lines if line.startswith(("| Gaussian", "| heavy"))] == [
         [f"| {name}", rounds] for name in ("Gaussian", "heavy tail") for rounds in ("6", "10")
     ]
+
+
+def test_the_table_of_common_rules_holds_every_noise() -> None:
+    lines = selftest.common_lines(100, 0)
+    assert [line.split(" | ")[0] for line in lines if line.endswith("% |")] == [f"| {n.name}" for n in NOISES]
 
 
 def test_the_command_prints_and_stores_the_table(
@@ -112,4 +144,4 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate-selftest", "--trials", "5"]) == 2
     assert "fewer than 100" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no session in"):
-        selftest.read_sittings(tmp_path, POLICY)
+        sittings_of.read_sittings(tmp_path, POLICY)

@@ -13,6 +13,7 @@ from gate_fixtures import ENV, Times, case, time_row, write
 
 from harness import store
 from harness.__main__ import main
+from harness.gate import _parse
 from harness.gate.sides import differing_fields, load_side
 
 
@@ -194,6 +195,35 @@ def test_an_output_that_cannot_be_written_is_refused_before_judging(
     assert "nowhere is no folder" in refused(capsys)
     assert gate(tmp_path, *sides, "--markdown", str(tmp_path)) == 2
     assert "it is a folder" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--pairs", "3"], ["--confirm-pairs", "3"], ["--blocks", "2"], ["--budget-s", "0"], ["--alone"],
+        ["--even-if-equal"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+@pytest.mark.parametrize("way", ["stored", "history", "measure"])
+def test_options_of_measuring_are_refused_where_nothing_is_measured(
+    tmp_path: Path,
+    sides: tuple[Path, Path],
+    words: list[str],
+    way: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--measure has one side: it takes the counts, and not what is about two."""
+    if way == "stored":
+        assert gate(tmp_path, *sides, *words) == 2
+    elif way == "history":
+        assert main(["gate", "--history", str(sides[0]), *words]) == 2
+    elif words[0] in ("--alone", "--even-if-equal"):
+        assert main(["gate", "--measure", *words]) == 2
+    else:
+        assert getattr(_parse(["--measure", *words]), words[0][2:].replace("-", "_")) == float(words[1])
+        return
+    assert f"{words[0]} is about measuring: only --against " in refused(capsys)
 
 
 def test_only_one_session_makes_pairs(tmp_path: Path) -> None:

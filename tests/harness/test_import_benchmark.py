@@ -90,7 +90,9 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "test_it.py"]
     command += ["--rootdir", str(tmp_path), "--benchmark-json=b.json", "--benchmark-save-data"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    # pytest-benchmark measures nothing in a worker of pytest-xdist, which this process may be
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env=alone)
     assert main(["import", str(tmp_path / "b.json"), "--results-dir", str(tmp_path / "r")]) == 0
     (row,) = store.read(tmp_path / "r").itertuples()
     data = json.loads((tmp_path / "b.json").read_text())["benchmarks"][0]["stats"]["data"]

@@ -28,7 +28,7 @@ from harness.report import compared, utilization, write_report
 from harness.report.claims import NAMED_CASES, Ledger, again
 from harness.report.headline import headline, headline_rows, overview, recipe
 from harness.report.runs import Machine, Run, load
-from harness.report.table import Table
+from harness.report.table import Cell, Table
 
 
 def machine(*paths: Path) -> Machine:
@@ -296,6 +296,44 @@ def test_mfu_by_hand_with_every_denominator(tmp_path: Path) -> None:
     )
     assert (palm["FLOPs"], causal["FLOPs"]) == ("palm", "causal")
     assert palm["of achievable"] == "N/A"
+
+
+def test_the_headline_takes_the_median_of_mfu_and_marks_an_impossible_one(tmp_path: Path) -> None:
+    """By hand: 1e14 bf16 and 2e14 FP8 FLOPs take 202.2 ms at the peaks; in 300, 400 and 20 ms: 67, 51 and 1,011 %."""
+
+    def steps(ms: dict[str, float]) -> Table | None:
+        invented = Invented(spread=0.0)
+        cases = []
+        for model, time in ms.items():
+            arms = {
+                "bf16_eager": {"ms": 1.5 * time, "flops": {"bf16": 3e14}},
+                "tensorwise_eager": {
+                    "ms": time,
+                    "flops": {"bf16": 1e14, "e4m3": 2e14},
+                    "baseline": "bf16_eager",
+                    "resolved": {
+                        "tokens_per_step": 8192,
+                        "flops_formula_id": "palm",
+                        "flops_causal": {"bf16": 1e14, "e4m3": 2e14},
+                    },
+                },
+            }
+            cases.append(invented.times(Case.of("train", {"model": model}), arms))
+        return made(machine(write_run(tmp_path / str(len(ms)), cases)))[0]
+
+    def mfu_cell(table: Table | None) -> Cell:
+        assert table is not None
+        return table.rows[0][[c.title for c in table.columns].index("mixed MFU")]
+
+    sound, impossible = (
+        mfu_cell(steps({"a": 300.0, "b": 400.0})),
+        mfu_cell(steps({"a": 300.0, "b": 400.0, "c": 20.0})),
+    )
+    assert sound.order == pytest.approx((0.2022 / 0.3 + 0.2022 / 0.4) / 2, rel=1e-2)
+    assert (sound.style, "over" in sound.note) == ("", False)
+    assert impossible.order == pytest.approx(0.2022 / 0.3, rel=1e-2)
+    assert "over" in impossible.note
+    assert impossible.style == "bad"
 
 
 @pytest.mark.parametrize(

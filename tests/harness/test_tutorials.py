@@ -1,7 +1,7 @@
 """The tutorials and the troubleshooting table do what they say. Oracle: the program, and the output that they print.
 
-Blocks of a tutorial run in turn, in one folder: `sh` commands; `sh plan` those that take long, up to their plan; `python`
-code in one namespace; `python file=NAME` and `diff` change files; `text` is the output before it, "..." standing for
+Blocks of a tutorial run in turn, in one folder: `sh` commands; `sh plan` those that take long, up to their plan;
+`sh exit=1` those that must end so; `python` code in one namespace; `python file=NAME` and `diff` change files; `text` is the output before it, "..." standing for
 anything (doctest's ELLIPSIS). A tutorial that changes the project does so in a copy, in processes of its own.
 """
 
@@ -58,16 +58,17 @@ class Reader:
         else:
             assert language == "sh"
             lines = content.strip().splitlines()
-            self.output = "".join(self.command(line, plan=about == "plan") for line in lines)
+            ends = int(about.removeprefix("exit=")) if about.startswith("exit=") else 0
+            self.output = "".join(self.command(line, plan=about == "plan", ends=ends) for line in lines)
 
-    def command(self, line: str, *, plan: bool) -> str:
+    def command(self, line: str, *, plan: bool, ends: int) -> str:
         words = shlex.split(line)
         if plan and any(w.startswith("sweep=") for w in words):
             words.append("dry_run=true")
         if words[1:3] != ["-m", "harness"]:
             return self.in_process([sys.executable, *words[1:]])
         code, output, errors = run(words[3:])
-        assert code == 0, (line, output, errors)
+        assert code == ends, (line, output, errors)
         return output
 
     def execute(self, source: str) -> str:
@@ -132,6 +133,7 @@ def test_there_is_a_tutorial_for_each_task() -> None:
         "measure-my-model",
         "read-a-report",
         "add-a-kernel",
+        "gate-my-ci",
     }
 
 
