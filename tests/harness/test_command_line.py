@@ -190,7 +190,7 @@ def test_help_report_and_an_unknown_command_start_without_torch(words: list[str]
 
 # A sweep whose second case never ends, in a process of its own, to be stopped from outside.
 ENDLESS = """
-import sys, time
+import signal, sys, time
 from harness import run
 from harness.__main__ import main
 from harness.workload import Numerics, Workload
@@ -202,6 +202,7 @@ def build(case):
         time.sleep(600)
     return Workload(run=int, check=lambda: Numerics({}))
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" hands it down as ignored
 run.SUITES["toy"] = ToySuite(behaviour={"other": build})
 sys.exit(main(["sweep=toy", "device=cpu"]))
 """
