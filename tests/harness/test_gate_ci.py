@@ -18,7 +18,7 @@ from harness.gate.render import terminal
 from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
-BASELINE = ROOT / "results" / "published" / "gate" / "cpu"
+BASELINE = ROOT / "results" / "baseline" / "cpu"
 ACTION = ROOT / ".github" / "actions" / "gate" / "action.yml"
 WORKFLOW = ROOT / ".github" / "workflows" / "gate.yml"
 
