@@ -13,14 +13,10 @@ Steps count from 0. `loss` and `grad_norm` at step s are those of the batch of s
 from __future__ import annotations
 
 import math
-import os
-import re
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +26,7 @@ from fp8core.gemm import backend_named
 from harness.errors import UsageError, one_line, out_of_memory
 from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
+from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose, untouched
 from harness.training.setup import Setup, Trainee, prepare
 from harness.training.steps import facts_of as proof_facts
@@ -43,9 +40,6 @@ Batch = tuple[Tensor, ...]
 Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each what the model takes
 OnStep = Callable[[int, int], None]
 
-# How torch says of an operator that it has no deterministic kernel (ATen, Context.cpp); some say it in other words.
-_LACKS = " does not have a deterministic implementation"
-_DETERMINISM = re.compile("(?s).*determinis", re.IGNORECASE)
 PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
 
 
@@ -340,55 +334,6 @@ def perturb(model: nn.Module, seed: int) -> None:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=random).to(parameter.device)
             parameter.copy_(parameter.float() * (1 + PERTURBATION * noise))
-
-
-@contextmanager
-def reproducible(device: str) -> Iterator[list[str]]:
-    """One thread on a CPU, so that sums don't depend on how many cores are free; on a GPU deterministic kernels.
-
-    What has no deterministic kernel runs all the same; it is listed in what is yielded, complete when the block has
-    ended. cuBLAS repeats its results only with a workspace of fixed size, which it reads when it starts: it is set for
-    the process unless it was set before (docs.nvidia.com/cuda/cublas, "Results Reproducibility").
-    """
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    found: list[str] = []
-    if device == "cpu":
-        torch.set_num_threads(1)
-    else:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with _collected(found):
-            yield found
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-
-
-@contextmanager
-def _collected(found: list[str]) -> Iterator[None]:
-    """Lists what torch warns of as not deterministic, each once; other warnings go where they went before."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=_DETERMINISM.pattern, category=UserWarning)
-        show = warnings.showwarning
-
-        def collect(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            text = " ".join(str(message).split())
-            if not _DETERMINISM.match(text):
-                show(message, category, filename, lineno, file, line)
-            elif (what := text.partition(_LACKS)[0][:200]) not in found:
-                found.append(what)
-
-        warnings.showwarning = collect
-        yield
 
 
 def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mapping[str, Any]:

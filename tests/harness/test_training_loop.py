@@ -27,8 +27,9 @@ from fp8core.gemm import reference
 from fp8core.history import look
 from harness.errors import UsageError
 from harness.training import loop
+from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose
-from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, reproducible, train
+from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, train
 from harness.training.setup import Setup
 
 STEPS = 12
