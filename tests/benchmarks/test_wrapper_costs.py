@@ -62,7 +62,7 @@ def test_conversion_of_a_model(benchmark: Benchmark) -> None:
     def model() -> tuple[tuple[nn.Module], dict[str, Any]]:
         return (nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(100))),), {}
 
-    benchmark.pedantic(convert_to_float8_training, setup=model, rounds=30)  # type: ignore[attr-defined]
+    benchmark.pedantic(convert_to_float8_training, setup=model, rounds=30)
 
 
 def test_appending_a_case(benchmark: Benchmark, writer: store.RunWriter) -> None:
@@ -78,7 +78,7 @@ def test_reading_a_run(benchmark: Benchmark, writer: store.RunWriter) -> None:
 def test_a_report(benchmark: Benchmark, writer: store.RunWriter, tmp_path: Path) -> None:
     writer.append([measurement(n) for n in range(20)])
     writer.close("finished")
-    benchmark.pedantic(write_report, args=([writer.folder], tmp_path / "out.html"), rounds=10)  # type: ignore[attr-defined]
+    benchmark.pedantic(write_report, args=([writer.folder], tmp_path / "out.html"), rounds=10)
 
 
 @pytest.mark.parametrize("module", ["fp8core", "harness.store", "harness.gate.judge"])
@@ -88,4 +88,4 @@ def test_import_time(benchmark: Benchmark, module: str) -> None:
     def start() -> None:
         subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
 
-    benchmark.pedantic(start, rounds=10)  # type: ignore[attr-defined]
+    benchmark.pedantic(start, rounds=10)

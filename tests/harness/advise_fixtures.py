@@ -35,4 +35,4 @@ def model(*sizes: tuple[str, int, int], tokens: int = 16384, **more: object) -> 
         "in_linears": sum(K * N for _, K, N in sizes),
         "blocks": 1,
     }
-    return Model("a model", layers, tokens, **{**given, **more})  # type: ignore[arg-type]
+    return Model("a model", layers, tokens, **{**given, **more})

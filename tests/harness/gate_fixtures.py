@@ -71,7 +71,7 @@ def failed_row(n: int, reason: str, arm: str = "fp8", status: str = "failed") ->
     which = case(n)
     return Measurement(
         suite=which.suite, case_id=which.case_id, arm=arm, axes=which.axes_json, metric="time_ms",
-        status=status, reason=reason,  # type: ignore[arg-type]
+        status=status, reason=reason,
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def run(tmp: Path, before: Rows, after: Rows, *, policy: Policy = POLICY, **opti
         folder = write(tmp / name, rows, session=session, env=envs[index])
         if confirm is not None:
             write(folder, confirm[index], session=session, stage=2, env=envs[index])
-        sides.append(load_side(folder, name, ""))  # type: ignore[arg-type]
+        sides.append(load_side(folder, name, ""))
     return judge(*sides, policy, today=TODAY, **options)
 
 

@@ -371,7 +371,7 @@ def large_run(folder: Path, cases: int, **more: object) -> Path:
         if i % 200 == 0:
             parts.append([])
         parts[-1] += rows
-    return write_run(folder, parts, **more)  # type: ignore[arg-type]
+    return write_run(folder, parts, **more)
 
 
 def tiny_run(folder: Path, **more: object) -> Path:

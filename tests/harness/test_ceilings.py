@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def time(suite: str, axes: dict[str, object], ms: float, arm: str = "torch", **more: object) -> Measurement:
-    case = Case.of(suite, axes)  # type: ignore[arg-type]
+    case = Case.of(suite, axes)
     given: dict[str, object] = {"metric": "time_ms", "regime": "isolated", "rounds": (0,)} | more
-    return Measurement(suite, case.case_id, arm, case.axes_json, status="ok", samples=(ms,), **given)  # type: ignore[arg-type]
+    return Measurement(suite, case.case_id, arm, case.axes_json, status="ok", samples=(ms,), **given)
 
 
 def test_products_moves_and_launches(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ def timed(arm: str, ms: float, baseline: str = "", case: Case = CASE, **more: ob
         "time_ms",
         "ok",
         baseline=baseline,
-        samples=samples,  # type: ignore[arg-type]
-        rounds=tuple(range(len(samples))),  # type: ignore[arg-type]
-        **given,  # type: ignore[arg-type]
+        samples=samples,
+        rounds=tuple(range(len(samples))),
+        **given,
     )
 
 

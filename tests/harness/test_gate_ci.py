@@ -70,7 +70,7 @@ def test_the_committed_baseline_can_be_judged() -> None:
     """It is small, of the current schema, holds the gate's sweep, and is its own equal."""
     assert sum(p.stat().st_size for p in BASELINE.rglob("*")) < 200_000
     policy = load_policy(ROOT / ".ci" / "gate-policy.yaml")
-    sides = [load_side(BASELINE, role, "") for role in ("baseline", "candidate")]  # type: ignore[arg-type]
+    sides = [load_side(BASELINE, role, "") for role in ("baseline", "candidate")]
     found = judge(*sides, policy, machine_free=True)
     assert found.code == 0
     assert not any(f.unit.trouble for f in found.findings)
@@ -96,7 +96,7 @@ def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
         ],
     )
     sides = [
-        load_side(write(tmp_path / name, side), name, "")  # type: ignore[arg-type]
+        load_side(write(tmp_path / name, side), name, "")
         for name, side in zip(("baseline", "candidate"), rows, strict=True)
     ]
     found = judge(*sides, policy, machine_free=True)

@@ -20,13 +20,13 @@ NONE = np.empty(0)
 rounds = st.lists(st.floats(-0.3, 0.3), min_size=3, max_size=9).map(np.array)
 
 
-def one(first: np.ndarray, second: np.ndarray = NONE, limit: float = LIMIT):  # type: ignore[no-untyped-def]
+def one(first: np.ndarray, second: np.ndarray = NONE, limit: float = LIMIT):
     (decision,) = decide([first], [second], [limit])
     return decision
 
 
 @pytest.mark.parametrize("module", [stats, decide_module], ids=lambda m: m.__name__)
-def test_doctests(module) -> None:  # type: ignore[no-untyped-def]
+def test_doctests(module) -> None:
     result = doctest.testmod(module)
     assert result.attempted
     assert not result.failed

@@ -33,7 +33,7 @@ def run(tmp: Path, before: Rows, after: Rows, policy: str = "", *, machine_free:
     tmp.mkdir(exist_ok=True)
     file.write_text(policy)
     sides = [
-        load_side(write(tmp / name, rows, session=name), name, "")  # type: ignore[arg-type]
+        load_side(write(tmp / name, rows, session=name), name, "")
         for name, rows in (("baseline", before), ("candidate", after))
     ]
     return judge(*sides, load_policy(file), machine_free=machine_free)

@@ -73,7 +73,7 @@ def test_the_fastest_calls_of_a_round_are_compared_with_those_of_its_pair() -> N
         [SimpleNamespace(samples=[*one, *one], rounds=[0] * 11 + [1] * 11)] for one in (calm, interrupted)
     )
     unit = SimpleNamespace(rows=rows)
-    assert sittings_of._ratio_of_fast(unit) == pytest.approx(1.2)  # type: ignore[arg-type]
+    assert sittings_of._ratio_of_fast(unit) == pytest.approx(1.2)
 
 
 def test_shuffled_labels_alarm_as_often_as_alpha_says(sittings: Path) -> None:

@@ -16,11 +16,11 @@ TRIALS = 250
 
 
 @pytest.fixture(scope="module")
-def cells():  # type: ignore[no-untyped-def]
+def cells():
     return grid(POLICY, TRIALS, rounds=(10,))
 
 
-def test_the_promises_hold(cells) -> None:  # type: ignore[no-untyped-def]
+def test_the_promises_hold(cells) -> None:
     """A quarter of a thousand trials bound a rate to 3 points; the command runs 2000 and more rounds."""
     for bar in bars(cells):
         slack = 3 * np.sqrt(bar.bound * (1 - bar.bound) / TRIALS)
@@ -28,12 +28,12 @@ def test_the_promises_hold(cells) -> None:  # type: ignore[no-untyped-def]
         assert dataclasses.replace(bar, bound=bar.bound + slack).holds, bar
 
 
-def test_every_noise_and_effect_is_there(cells) -> None:  # type: ignore[no-untyped-def]
+def test_every_noise_and_effect_is_there(cells) -> None:
     assert [(c.noise, c.effect) for c in cells] == [(n.name, e) for n in NOISES for e in EFFECTS]
     assert all(sum(c.verdicts.values()) == TRIALS for c in cells)
 
 
-def test_detection_grows_with_the_slowdown(cells) -> None:  # type: ignore[no-untyped-def]
+def test_detection_grows_with_the_slowdown(cells) -> None:
     for noise in NOISES:
         row = [c.share(Verdict.REGRESSED) for c in cells if c.noise == noise.name]
         assert row == sorted(row)

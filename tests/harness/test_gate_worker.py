@@ -34,7 +34,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "LEAD_IN_S", {"cpu": 0.001})
     suite = ToySuite()
-    monkeypatch.setitem(suites.SUITES, "toy", suite)  # type: ignore[index]
+    monkeypatch.setitem(suites.SUITES, "toy", suite)
     return suite
 
 

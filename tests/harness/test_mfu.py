@@ -25,8 +25,8 @@ amounts = st.floats(1e6, 1e18)
 @given(flops=amounts, seconds=st.floats(1e-4, 1e4), device=st.sampled_from(DEVICES))
 def test_all_in_bf16_it_is_palm_s(flops: float, seconds: float, device: object) -> None:
     """arXiv:2204.02311, appendix B: MFU = observed throughput over the peak throughput, to 1e-9."""
-    found = utilization({"bf16": flops}, seconds, device, recomputed={})  # type: ignore[arg-type]
-    palm = flops / seconds / (device.tflops["bf16"] * 1e12)  # type: ignore[attr-defined]
+    found = utilization({"bf16": flops}, seconds, device, recomputed={})
+    palm = flops / seconds / (device.tflops["bf16"] * 1e12)
     assert found.mfu_mixed == pytest.approx(palm, rel=1e-9)
     assert found.mfu_bf16_peak == pytest.approx(palm, rel=1e-9)
     assert found.hfu == pytest.approx(palm, rel=1e-9)
@@ -48,12 +48,12 @@ def test_what_really_runs_never_passes_100_percent(
     seconds = idle
     for dtype, amount, share in parts:
         flops[dtype] = flops.get(dtype, 0.0) + amount
-        seconds += amount / (share * device.peak_tflops(dtype) * 1e12)  # type: ignore[attr-defined]
-    found = utilization(flops, seconds, device, formula="causal", recomputed={})  # type: ignore[arg-type]
+        seconds += amount / (share * device.peak_tflops(dtype) * 1e12)
+    found = utilization(flops, seconds, device, formula="causal", recomputed={})
     assert found.mfu_mixed is not None
     assert found.mfu_mixed <= 1 + 1e-9
     assert not {"over_peak", "masked_counted"} & set(found.flags)
-    assert found.mfu_fp8_peak <= found.mfu_mixed + 1e-9 <= found.mfu_bf16_peak + 2e-9  # type: ignore[operator]
+    assert found.mfu_fp8_peak <= found.mfu_mixed + 1e-9 <= found.mfu_bf16_peak + 2e-9
 
 
 def test_the_whole_of_masked_attention_can_pass_100_percent_and_says_so() -> None:
@@ -82,8 +82,8 @@ def test_each_dtype_against_its_own_peak() -> None:
 
 def test_an_fp8_run_may_pass_the_bf16_peak_and_is_labelled() -> None:
     found = utilization({"e4m3": 1200e12}, 1.0, H200, formula="gemm", recomputed={})
-    assert found.mfu_bf16_peak > 1  # type: ignore[operator]
-    assert found.mfu_mixed < 1  # type: ignore[operator]
+    assert found.mfu_bf16_peak > 1
+    assert found.mfu_mixed < 1
     assert found.flags == ("bf16_peak_passed",)
 
 
@@ -240,7 +240,7 @@ def test_no_published_run_passes_100_percent_by_the_causal_count() -> None:
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if not e.taken_back], ids=lambda e: e.key)
 def test_published_figures_follow_from_their_inputs(example: object) -> None:
     """Each printed percentage, formed again, to 1 % of itself: the published inputs are rounded."""
-    reading = read_again(example)  # type: ignore[arg-type]
+    reading = read_again(example)
     assert reading.reproduced == pytest.approx(reading.example.printed, rel=0.01)
     assert reading.impossible == (reading.example.printed > 100)
     mixed = reading.columns.mfu_mixed
@@ -267,7 +267,7 @@ def test_the_three_anti_examples_are_explained() -> None:
     assert fp8.mfu_bf16_peak == pytest.approx(0.554, abs=0.001)
     assert fp8.mfu_mixed == pytest.approx(0.321, abs=0.002)
     assert bf16.mfu_mixed == pytest.approx(0.408, abs=0.001)
-    assert fp8.tokens_per_s > bf16.tokens_per_s  # type: ignore[operator]
+    assert fp8.tokens_per_s > bf16.tokens_per_s
     assert 0.8 < fp8.fp8_share < 0.9
 
 

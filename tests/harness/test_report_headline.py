@@ -242,7 +242,7 @@ def test_commits_of_one_machine_are_compared_and_the_newest_leads(tmp_path: Path
                 "fp8": {"ms": 1.0 * scale, "flops": {"e4m3": 1.0}, "baseline": "bf16"},
             }
             invented = Invented(spread=0.0)
-            invented.random.gauss = lambda mean, sd: mean  # type: ignore[method-assign]
+            invented.random.gauss = lambda mean, sd: mean
             cases.append(invented.times(case, arms))
         run_id = f"2026010{i + 1}T000000Z-{commit[:7]}-0000"
         runs.append(write_run(tmp_path, cases, env=H200 | {"git_commit": commit}, run_id=run_id))
@@ -281,7 +281,7 @@ def test_mfu_by_hand_with_every_denominator(tmp_path: Path) -> None:
     }
     arms = {"tensorwise_eager": {"ms": 200.0, "flops": {"bf16": 1e14, "e4m3": 2e14}, "resolved": resolved}}
     invented = Invented(spread=0.0)
-    invented.random.gauss = lambda mean, sd: mean  # type: ignore[method-assign]
+    invented.random.gauss = lambda mean, sd: mean
     palm, causal = rows_of(utilization.mfu_table(machine(write_run(tmp_path, [invented.times(case, arms)]))))
 
     def share(shown: str) -> float:

@@ -141,7 +141,7 @@ def rows() -> list[tuple[str, str, str, str]]:
     """(symptom, cause, command, what it shows) of each row of docs/troubleshooting.md."""
     lines = (ROOT / "docs" / "troubleshooting.md").read_text().splitlines()
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("| ")]
-    return [tuple(c.strip() for c in row) for row in cells if row[0].strip() != "symptom"]  # type: ignore[misc]
+    return [tuple(c.strip() for c in row) for row in cells if row[0].strip() != "symptom"]
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])

@@ -23,8 +23,8 @@ from harness.hardware import DEVICES, named
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)
 def test_every_gpu_has_every_figure_with_a_source(device: object) -> None:
-    rates = rates_of(device)  # type: ignore[arg-type]
-    expected = set(FIGURES) - (set() if "fp8" in device.tflops else {"fp8"})  # type: ignore[attr-defined]
+    rates = rates_of(device)
+    expected = set(FIGURES) - (set() if "fp8" in device.tflops else {"fp8"})
     assert set(rates.figures) == expected
     assert rates.has_fp8 == ("fp8" in expected)
     for figure in rates.figures.values():

@@ -56,10 +56,10 @@ def test_recomputation_casts_what_the_forward_product_reads(options: dict[str, R
 @pytest.mark.parametrize("options", [EAGER, COMPILED])
 def test_gemms_are_those_of_the_recipe(options: dict[str, object]) -> None:
     for name, found in options.items():
-        assert found.fp8_gemms == tuple(g for g in GEMMS if RECIPES[name].gemms[g].is_fp8)  # type: ignore[attr-defined]
-        assert 0 < found.product_share <= 1  # type: ignore[attr-defined]
+        assert found.fp8_gemms == tuple(g for g in GEMMS if RECIPES[name].gemms[g].is_fp8)
+        assert 0 < found.product_share <= 1
         for tensor in TENSORS:
-            assert found.casts[tensor].kernels >= 1  # type: ignore[attr-defined]
+            assert found.casts[tensor].kernels >= 1
 
 
 def test_where_a_recipe_cannot_run() -> None:

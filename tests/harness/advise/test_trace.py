@@ -92,7 +92,7 @@ def test_a_model_of_one_block_is_traced_whole() -> None:
     """Two blocks and one: the difference must be a block, so a full trace of three agrees with what is repeated."""
     spec = resolve("nanogpt_char_cpu")
     short = trace(spec, 2, 32)
-    module = spec.build(device="meta", dtype=torch.bfloat16)  # type: ignore[union-attr]
+    module = spec.build(device="meta", dtype=torch.bfloat16)
     module.eval()
     tokens = torch.empty(2, 32, dtype=torch.int64, device="meta")
     whole = trace_module(module, (tokens, tokens), 64, "whole")
