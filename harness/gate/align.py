@@ -88,10 +88,13 @@ def confirmation(baseline: Side, candidate: Side) -> tuple[Table, Table]:
     if CONFIRMATION not in candidate.stages:
         return {}, {}
     before = baseline.stages.get(CONFIRMATION, baseline.first)
-    return tuple(  # type: ignore[return-value]
-        {key: ok for key, rows in rows_by_key(frame).items() if (ok := [r for r in rows if r.status == "ok"])}
-        for frame in (before, candidate.stages[CONFIRMATION])
-    )
+    return _ok_rows(before), _ok_rows(candidate.stages[CONFIRMATION])
+
+
+def _ok_rows(frame: pd.DataFrame) -> Table:
+    return {
+        key: ok for key, rows in rows_by_key(frame).items() if (ok := [r for r in rows if r.status == "ok"])
+    }
 
 
 def fill_confirmation(tables: tuple[Table, Table], units: list[Unit], *, by_number: bool) -> None:

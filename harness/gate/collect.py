@@ -12,6 +12,8 @@ from harness.measurement import METRICS, Measurement
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from harness.measurement import Status
+
 CONTROL = "control"  # the worker's name of the control
 CONTROL_ARM = "bf16_mm"
 CONTROL_CASE = Case.of(CONTROL_SUITE, {"what": CONTROL_ARM})
@@ -52,7 +54,7 @@ class Row:
         self.timed |= later.timed
 
     def measurement(self) -> Measurement:
-        status = "failed" if self.failure else str(self.about["status"])
+        status: Status = "failed" if self.failure else self.about["status"]
         reason = self.failure or str(self.about.get("reason", ""))
         if status == "ok" and not self.samples:
             status, reason = "failed", "no block of it was timed"
@@ -67,7 +69,7 @@ class Row:
                 name: self.about[name]
                 for name in ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
             },
-            status=status,  # type: ignore[arg-type]
+            status=status,
             reason="" if sound else reason,
             part=str(self.about.get("part", "")),
             regime=TIMED_REGIME if self.timed and sound else "",

@@ -266,10 +266,9 @@ def test_hostile_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_bad_input_ends_in_one_line_and_exit_2(
-    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if words == ["model=gpt2"] and torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if "tokens=1000" in words and "seq=512" not in words:
         words, hint = [*words, "batch=1"], "multiple of 16"
     assert hint in refused(capsys, *words)
