@@ -73,9 +73,9 @@ def _train(name: str, minutes: float, model: str, *words: str) -> Stage:
     return Stage(name, minutes, ("sweep=train", f"model={model}", *words, *metered), whole=True, file="train")
 
 
-_EAGER = "arms=[bf16_eager,tensorwise_eager,rowwise_eager,torchao_tensorwise_eager]"
+_EAGER = "arms=[bf16_eager,tensorwise_eager,rowwise_eager,torchao_tensorwise_eager"
 # 25 minutes in all, in three slots of 8.5 (tests to gemm; linear, peers and GPT-2; the Llamas). Arms of a training step are
-# timed for 5 blocks of 2.5 s each, the first baseline twice: 8 arms take two minutes, compiling and checking them the rest.
+# timed for 5 blocks of 2.5 s each, the baselines twice: 9 arms take two and a half minutes, compiling and checking them the rest.
 STAGES = (
     Stage("tests", 2.5),
     Stage("ceilings", 1.5, file="kernels"),
@@ -85,11 +85,13 @@ STAGES = (
     Stage("peers", 2.5),
     _train(
         "train_llama3_8b", 6.5, "llama3_8b", "axes.layers=4", "axes.batch=4", "axes.seq=4096",
-        "arms=[bf16_eager,bf16_compile,tensorwise_eager,tensorwise_compile,rowwise_eager,torchao_tensorwise_eager,"
-        "torchao_tensorwise_compile,nocompile_tensorwise_eager]",
+        "axes.compute=bf16",  # weights and activations, as FSDP's mixed precision computes; nocompile takes no other
+        "arms=[bf16_eager,bf16_compile,bf16_fused_eager,tensorwise_eager,tensorwise_compile,tensorwise_fused_eager,"
+        "torchao_tensorwise_eager,torchao_tensorwise_compile,nocompile_tensorwise_eager]",
     ),
-    _train("train_llama3_1b", 2, "llama3_1b", "axes.batch=8", "axes.seq=2048", _EAGER),
-    _train("train_gpt2", 2, "gpt2", "axes.batch=16", "axes.seq=1024", _EAGER),
+    _train("train_llama3_1b", 2, "llama3_1b", "axes.batch=8", "axes.seq=2048", "axes.compute=bf16",
+        f"{_EAGER},bf16_fused_eager,delayed_fused_eager]"),
+    _train("train_gpt2", 2, "gpt2", "axes.batch=16", "axes.seq=1024", f"{_EAGER}]"),
 )  # fmt: skip
 
 Runner = Callable[[Sequence[str], float], tuple[int, str]]

@@ -22,11 +22,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fp8core.kernels.ops  # noqa: F401  # defines torch.ops.fp8core
-from fp8core import CastInput, Float8Linear, cast_input
+from fp8core import CastInput, Float8Linear, RMSNorm, cast_input
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
 CHECKPOINTING = ("none", "selective", "full")
@@ -69,12 +69,22 @@ def plain_attention() -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
-def share(x: Tensor, *layers: nn.Module) -> Tensor | CastInput:
+def share(x: Tensor | CastInput, *layers: nn.Module) -> Tensor | CastInput:
     """x for several layers that read it: cast once if all are Float8Linear of one recipe, else x itself."""
+    fp8 = [] if isinstance(x, CastInput) else _of_one_recipe(layers)
+    return cast_input(x, *fp8) if fp8 and not isinstance(x, CastInput) else x
+
+
+def normed(norm: nn.Module, x: Tensor, *layers: nn.Module) -> Tensor | CastInput:
+    """norm(x) for the layers that read it; fp8core's norm casts it for them in the same kernel where it can."""
+    fp8 = _of_one_recipe(layers) if isinstance(norm, RMSNorm) else []
+    return norm(x, *(fp8 if any(layer.recipe.fp8_gemms for layer in fp8) else ()))
+
+
+def _of_one_recipe(layers: Sequence[nn.Module]) -> list[Float8Linear]:
+    """The layers, if all are Float8Linear that cast alike; else none."""
     fp8 = [layer for layer in layers if isinstance(layer, Float8Linear)]
-    if len(fp8) == len(layers) and all(layer.recipe == fp8[0].recipe for layer in fp8[1:]):
-        return cast_input(x, *fp8)
-    return x
+    return fp8 if len(fp8) == len(layers) and all(f.recipe == fp8[0].recipe for f in fp8[1:]) else []
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fp8core import CastInput, Float8Linear, SwiGLU
 from harness.models.common import (
     CausalAttention,
     check_checkpointing,
     check_tokens,
     mean_cross_entropy,
+    normed,
     residual_std,
     run_block,
     share,
@@ -99,7 +101,7 @@ class Llama(nn.Module):
         cos, sin = rotations(self.config, tokens.shape[1], tokens.device)
         for layer in self.layers:
             x = run_block(self.checkpointing, layer, x, cos, sin)
-        logits = self.head(self.norm(x))
+        logits = self.head(normed(self.norm, x, self.head))
         return logits if targets is None else mean_cross_entropy(logits, targets)
 
 
@@ -115,8 +117,8 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[B, T, width] -> the same."""
-        x = x + self.attention(self.attention_norm(x), cos, sin)
-        return x + self.ffn(self.ffn_norm(x))
+        x = x + self.attention(normed(self.attention_norm, x, *self.attention.readers), cos, sin)
+        return x + self.ffn(normed(self.ffn_norm, x, *readers_of(self.ffn)))
 
 
 class LlamaAttention(nn.Module):
@@ -132,9 +134,14 @@ class LlamaAttention(nn.Module):
         self.attend = CausalAttention(config.heads, config.head_dim)
         self.o = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[B, T, width] -> the same."""
-        shared = share(x, self.q, self.k, self.v)
+    @property
+    def readers(self) -> tuple[nn.Module, ...]:
+        """The layers that read its input."""
+        return self.q, self.k, self.v
+
+    def forward(self, x: Tensor | CastInput, cos: Tensor, sin: Tensor) -> Tensor:
+        """[B, T, width], or its casts for `readers` -> [B, T, width]."""
+        shared = share(x, *self.readers)
         q, k, v = (
             layer(shared).unflatten(-1, (-1, self.head_dim)) for layer in (self.q, self.k, self.v)
         )  # each [B, T, heads, head_dim]
@@ -142,18 +149,37 @@ class LlamaAttention(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)).
+
+    Attributes:
+        fused: fp8core's activation, which casts its result for `down`; None for PyTorch's.
+    """
 
     def __init__(self, width: int, ffn: int) -> None:
         super().__init__()
+        self.fused: SwiGLU | None = None
         self.gate = nn.Linear(width, ffn, bias=False)
         self.up = nn.Linear(width, ffn, bias=False)
         self.down = nn.Linear(ffn, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, width] -> the same."""
-        shared = share(x, self.gate, self.up)
-        return self.down(functional.silu(self.gate(shared)) * self.up(shared))
+    @property
+    def readers(self) -> tuple[nn.Module, ...]:
+        """The layers that read its input."""
+        return self.gate, self.up
+
+    def forward(self, x: Tensor | CastInput) -> Tensor:
+        """[B, T, width], or its casts for `readers` -> [B, T, width]."""
+        shared = share(x, *self.readers)
+        gate, up = self.gate(shared), self.up(shared)
+        if self.fused is None:
+            return self.down(functional.silu(gate) * up)
+        fp8 = isinstance(self.down, Float8Linear) and bool(self.down.recipe.fp8_gemms)
+        return self.down(self.fused(gate, up, *((self.down,) if fp8 else ())))
+
+
+def readers_of(ffn: nn.Module) -> tuple[nn.Module, ...]:
+    """The Linear layers that read a feed-forward's input and nothing else does; () of one with a router."""
+    return ffn.readers if isinstance(ffn, SwiGlu) else ()
 
 
 def rotations(config: LlamaConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

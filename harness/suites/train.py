@@ -5,6 +5,8 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
 
     bf16_MODE            the control: no FP8, everything else alike, in the case's `compute` (which may be fp32)
     RECIPE_MODE          fp8core's layers
+    bf16_fused_eager     the control with fp8core's fused RMSNorm and SwiGLU (models that have them)
+    RECIPE_fused_eager   both, the norms and activations handing amaxes or codes to the layers
     torchao_RECIPE_MODE  torchao's layers in the same places; nocompile_... its prototype for eager mode
 
 Before an arm is timed its first step must agree with the control's and its precision is proved
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 MAX = "max"
 MODES = ("eager", "compile")
+FUSED = "_fused_eager"
 MODEL_PEERS = ("torchao", "torchao_nocompile")  # whose layers take activations of any shape, and biases
 
 AXES: Mapping[str, Axis] = {
@@ -61,10 +64,12 @@ def _arms() -> dict[str, ArmInfo]:
     arms = {
         "bf16_eager": ArmInfo("the model without FP8"),
         "bf16_compile": ArmInfo("the model without FP8 under torch.compile", "bf16_eager"),
+        f"bf16{FUSED}": ArmInfo("the model without FP8, RMSNorm and SwiGLU fused", "bf16_eager"),
     }
     for name in RECIPES:
         for mode in MODES:
             arms[f"{name}_{mode}"] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
+        arms[f"{name}{FUSED}"] = ArmInfo(f"recipe {name}, RMSNorm and SwiGLU fused", f"bf16{FUSED}", name)
     for peer in map(PEERS.__getitem__, MODEL_PEERS):
         for name in peer.recipes:
             for mode in peer.modes:
@@ -182,6 +187,7 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         peer=peer,
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
+        fused_modules=arm.endswith(FUSED),
         compiled=mode == "compile",
         layers=case.integer("layers") or None,
         vocab_size=text.vocab_size if text is not None else None,

@@ -12,6 +12,7 @@ from fp8core.convert import audit, convert_to_float8_training
 from harness.errors import OUT_OF_MEMORY, UsageError
 from harness.models import ModelSpec, resolve
 from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
+from harness.models.fused import fuse
 from harness.models.memory import GIB, fits, of_weights, predict
 from harness.training.setup import CHECKPOINTING, Setup
 from harness.workload import Unsupported
@@ -23,11 +24,11 @@ Bytes = dict[str, int]
 
 
 def skeleton(setup: Setup) -> nn.Module:
-    """The converted model on "meta". A peer's layers are stood in for by fp8core's.
+    """The model on "meta", fused and converted. A peer's layers are stood in for by fp8core's.
 
     Raises:
         UsageError: the model can't be built so.
-        ValueError: none of its layers can be converted.
+        ValueError: none of its layers can be converted, or no module be fused.
     """
     model = resolve(setup.model).build(
         device="meta",
@@ -36,6 +37,8 @@ def skeleton(setup: Setup) -> nn.Module:
         vocab_size=setup.vocab_size,
         checkpointing=setup.checkpointing,
     )
+    if setup.fused_modules:
+        model = fuse(model)  # which keeps less for the backward pass than the formulas that run on paper
     if setup.recipe is None:
         return model
     model = convert_to_float8_training(model, config=setup.recipe, allow_no_conversion=True)
@@ -76,7 +79,7 @@ def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | Non
         UsageError: the model can't be built so.
     """
     try:
-        if setup.recipe is not None:
+        if setup.recipe is not None or setup.fused_modules:
             fp8_layers(setup)
         too_much = fits(_weights(replace(_plain(setup), recipe=None)), free_bytes)
         too_much = too_much or fits(memory(setup, device), free_bytes)

@@ -74,6 +74,7 @@ class Setup:
         peer: whose FP8 layers ("" for fp8core's): a name of `harness.peers.PEERS`.
         checkpointing: activations that are recomputed: one of `CHECKPOINTING`.
         accumulation: microbatches of a step.
+        fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
@@ -91,6 +92,7 @@ class Setup:
     peer: str = ""
     checkpointing: str = "none"
     accumulation: int = 1
+    fused_modules: bool = False
     compiled: bool = False
     layers: int | None = None
     vocab_size: int | None = None
@@ -238,6 +240,10 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Traine
         )
     if setup.recipe is not None:
         model = convert_to_float8_training(model, config=setup.recipe)
+    if setup.fused_modules:
+        from harness.models.fused import fuse
+
+        model = fuse(model)
     layers = audit(model)
     if setup.peer:
         assert setup.recipe is not None

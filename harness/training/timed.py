@@ -186,6 +186,7 @@ class TimedArm:
             "recipe": recipe.name if recipe else "bf16",
             "backend": backend,
             "compile": "fullgraph, static shapes" if setup.compiled else "eager",
+            "norm_and_swiglu": "fp8core's fused kernels" if setup.fused_modules else "PyTorch's",
             "checkpointing": setup.checkpointing,
             "accumulation": setup.accumulation,
             "batch": setup.batch,
@@ -254,4 +255,4 @@ def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Te
 
 
 def _without_fp8(setup: Setup) -> Setup:
-    return replace(setup, recipe=None, peer="", compiled=False)
+    return replace(setup, recipe=None, peer="", compiled=False, fused_modules=False)

@@ -169,6 +169,10 @@ def test_where_a_profiled_step_s_time_went(tmp_path: Path) -> None:
     assert only(found, "a_eager").cause == KERNEL
     assert {p.part: p.after - p.before for p in found.parts} == {"cast": 2.0, "fp8_gemm": 0.0}
     assert only(compared(tmp_path / "2", before, host), "a_eager").cause == HOST
+    leaner = [timed("a_eager", 12.0), kernels("a_eager", "cast", 1.0), kernels("a_eager", "fp8_gemm", 4.0)]
+    assert only(compared(tmp_path / "4", before, leaner), "a_eager").cause == HOST, "its kernels gained"
+    faster = only(compared(tmp_path / "3", casts, before), "a_eager")
+    assert faster.cause == KERNEL, "what is gained is explained as what is lost"
 
 
 def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:

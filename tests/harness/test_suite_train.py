@@ -100,11 +100,12 @@ def test_an_arm_ends_as_rows_with_what_it_took(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", [a for a in train.ARMS if a.endswith("_eager")])
 def test_every_eager_arm_is_right_or_says_what_is_missing(arm: str) -> None:
-    why = train.unsupported(case(), arm, "cpu")
+    of = case(model="llama_tiny" if arm.endswith(train.FUSED) else "nano")
+    why = train.unsupported(of, arm, "cpu")
     if why is not None:
         assert why.kind == "device"
         return
-    numerics = train.build(case(), arm, "cpu").check()
+    numerics = train.build(of, arm, "cpu").check()
     assert numerics.ok, numerics.reason
 
 
@@ -159,6 +160,21 @@ def test_every_axis_is_checked_the_same_way(axes: dict[str, Any], arm: str) -> N
         assert sum(work.flops.values()) == 3 * sum(once.flops.values())
     if axes.get("layers"):
         assert work.resolved["layers"] == "truncated to 1 of 2 layers"
+
+
+def test_fused_arms_take_the_control_s_step_with_fused_modules(tmp_path: Path) -> None:
+    arms = ["bf16_eager", "bf16_fused_eager", "tensorwise_fused_eager"]
+    frame = execute(tmp_path, arms, model="llama_tiny", compute="bf16")
+    said = {arm: row(frame, arm) for arm in arms}
+    assert {arm: r["resolved"]["norm_and_swiglu"] for arm, r in said.items()} == {
+        "bf16_eager": "PyTorch's",
+        "bf16_fused_eager": "fp8core's fused kernels",
+        "tensorwise_fused_eager": "fp8core's fused kernels",
+    }
+    assert said["tensorwise_fused_eager"]["baseline"] == "bf16_fused_eager"
+    assert "verify" in said["tensorwise_fused_eager"]["resolved"]
+    why = train.unsupported(case(model="nano"), "bf16_fused_eager", "cpu")
+    assert why is not None and "no RMSNorm and no SwiGLU" in why.reason
 
 
 def test_all_arms_train_on_the_same_batches() -> None:
@@ -620,6 +636,7 @@ def test_what_cannot_run_says_why(axes: dict[str, Any], arm: str, kind: str | No
 
 def test_ratios_are_taken_within_a_mode() -> None:
     for arm, info in train.ARMS.items():
-        mode = arm.rpartition("_")[2]
-        assert info.baseline == ({"bf16_eager": "", "bf16_compile": "bf16_eager"}.get(arm, f"bf16_{mode}"))
+        mode = train.FUSED if arm.endswith(train.FUSED) else f"_{arm.rpartition('_')[2]}"
+        own = {"bf16_eager": "", "bf16_compile": "bf16_eager", "bf16_fused_eager": "bf16_eager"}
+        assert info.baseline == own.get(arm, f"bf16{mode}")
         assert bool(info.recipe) == (not arm.startswith("bf16_"))
