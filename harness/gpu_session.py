@@ -74,15 +74,17 @@ def _train(name: str, minutes: float, model: str, *words: str) -> Stage:
 
 
 _EAGER = "arms=[bf16_eager,tensorwise_eager,rowwise_eager,torchao_tensorwise_eager"
-# 25 minutes in all, in three slots of 8.5 (tests to gemm; linear, peers and GPT-2; the Llamas). Arms of a training step are
+# 25 minutes in all, in three slots of 8.5 (tests to codes; accumulation, linear, peers and GPT-2; the Llamas). Arms of a training step are
 # timed for 5 blocks of 2.5 s each, the baselines twice: 9 arms take two and a half minutes, compiling and checking them the rest.
 STAGES = (
-    Stage("tests", 2.5),
+    Stage("tests", 2),
     Stage("ceilings", 1.5, file="kernels"),
     Stage("cast", 2, file="kernels"),
     Stage("gemm", 2.5, file="kernels"),
+    Stage("codes", 0.5, file="kernels"),
+    Stage("accumulation", 0.5, file="kernels"),
     Stage("linear", 3.5),
-    Stage("peers", 2.5),
+    Stage("peers", 2),
     _train(
         "train_llama3_8b", 6.5, "llama3_8b", "axes.layers=4", "axes.batch=4", "axes.seq=4096",
         "axes.compute=bf16",  # weights and activations, as FSDP's mixed precision computes; nocompile takes no other

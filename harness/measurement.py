@@ -76,6 +76,18 @@ METRICS = filed(
             "SQNR of a product of the elements that are no outliers, cast together with those that are",
         ),
         Metric("accum_sqnr_db", "dB", "higher", "SQNR of an FP8 GEMM against the exact product of its codes"),
+        Metric(
+            "fp22_sqnr_db",
+            "dB",
+            "none",
+            "SQNR of an FP8 GEMM against its codes summed in a 22-bit register, by the model of fp8core.gemm.accumulate",
+        ),
+        Metric(
+            "fp22_promote128_sqnr_db",
+            "dB",
+            "none",
+            "the same with promotion to float32 every 128 products",
+        ),
         Metric("rel_err_max", "1", "lower", "largest |x - ref| over the largest |ref|"),
         Metric(
             "underflow_frac",

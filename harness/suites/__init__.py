@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, train
+from harness.suites import (
+    accumulation,
+    cast,
+    ceilings,
+    codes,
+    divergence,
+    gemm,
+    linear,
+    outliers,
+    recipes,
+    train,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,8 +23,10 @@ if TYPE_CHECKING:
     from harness.workload import Suite, TrialSuite
 
 SUITES: Mapping[str, Suite | TrialSuite] = {
+    "accumulation": accumulation,
     "cast": cast,
     "ceilings": ceilings,
+    "codes": codes,
     "divergence": divergence,
     "gemm": gemm,
     "linear": linear,

@@ -65,9 +65,21 @@ def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tm
     fake = Fake(tmp_path / "results", seconds=15)
     made = session(tmp_path, fake)
     assert made.slot(9) == []
-    assert ["pytest" in c for c in fake.commands] == [True] + 8 * [False]
+    assert ["pytest" in c for c in fake.commands] == [True] + 10 * [False]
     assert [w for c in fake.commands for w in c if w.startswith("sweep=")] == [
-        f"sweep={name}" for name in ("ceilings", "cast", "gemm", "linear", "peers", "train", "train", "train")
+        f"sweep={name}"
+        for name in [
+            "ceilings",
+            "cast",
+            "gemm",
+            "codes",
+            "accumulation",
+            "linear",
+            "peers",
+            "train",
+            "train",
+            "train",
+        ]
     ]
     files = made.pack()
     assert len(files) <= 8
@@ -75,7 +87,7 @@ def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tm
         "kernels.parquet", "linear.parquet", "peers.parquet", "train.parquet", "report.html", "report.md", "tests.txt",
     }  # fmt: skip
     kernels = store.read(tmp_path / "out" / "kernels.parquet")
-    assert set(kernels["sweep"]) == {"ceilings", "cast", "gemm"}
+    assert set(kernels["sweep"]) == {"accumulation", "cast", "ceilings", "codes", "gemm"}
     assert store.read(tmp_path / "out" / "train.parquet")["run_id"].nunique() == 3
     assert (tmp_path / "out" / "tests.txt").read_text() == "3 passed"
 

@@ -44,7 +44,8 @@ def test_it_trains_as_the_plain_model(recipe: str, checkpointing: str) -> None:
     assert fused[1].keys() == plain[1].keys()
     for name, grad in plain[1].items():
         mine = fused[1][name]
-        assert grad is not None and mine is not None
+        assert grad is not None
+        assert mine is not None
         apart = (mine - grad).norm() / grad.norm()
         assert apart <= (3e-3 if recipe else 1e-5), name
 
@@ -67,7 +68,8 @@ def test_norms_and_activations_hand_casts_to_the_layers_that_read_them() -> None
     model(torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
     first = {name.removeprefix("layers.0."): x for name, x in got.items() if name.startswith("layers.0.")}
     assert isinstance(first["ffn.down"], CastInput)
-    assert isinstance(first["attention.q"], CastInput) and isinstance(first["ffn.gate"], CastInput)
+    assert isinstance(first["attention.q"], CastInput)
+    assert isinstance(first["ffn.gate"], CastInput)
     assert first["attention.q"] is first["attention.k"] is first["attention.v"]
     assert first["ffn.gate"] is first["ffn.up"]
     assert not isinstance(first["attention.o"], CastInput)  # attention's result has no producer of ours
@@ -97,7 +99,9 @@ def test_a_model_that_has_neither_is_refused() -> None:
     with pytest.raises(ValueError, match="has no RMSNorm and no SwiGLU"):
         fuse(build("nano", device="meta"))
     why = on_paper.unsupported(replace(SMALL, model="nano", fused_modules=True, seq=16), "cpu", 1 << 40)
-    assert why is not None and why.kind == "shape" and "take a Llama" in why.reason
+    assert why is not None
+    assert why.kind == "shape"
+    assert "take a Llama" in why.reason
 
 
 @pytest.mark.parametrize("norm", [nn.RMSNorm(8), nn.RMSNorm((4, 8), eps=1e-5)])

@@ -1,0 +1,82 @@
+"""Suite `codes`. Oracles: ml_dtypes of the clipped input, and casts that are wrong on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from fp8core.cast import cast_saturating
+from fp8core.formats import E4M3FN, E5M2, Format
+from harness.case import Case
+from harness.suites import codes
+
+FORMATS = {"e4m3fn": E4M3FN, "e5m2": E5M2}
+THEIRS: dict[str, Any] = {"e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+def case(source: str = "bf16", dtype: str = "e4m3fn", inputs: str = "normal") -> Case:
+    return Case.of("codes", {"source": source, "dtype": dtype, "inputs": inputs})
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("source", ["bf16", "fp16"])
+def test_the_kinds_hold_every_pattern_once(source: str, dtype: str) -> None:
+    kinds = [codes.patterns(source, FORMATS[dtype], kind) for kind in codes.INPUTS]
+    bits = torch.cat(kinds).view(torch.int16).tolist()
+    assert sorted(bits) == list(range(-(2**15), 2**15))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("source", codes.SOURCES)
+@pytest.mark.parametrize("kind", ["normal", "subnormal", "overflow", "infinity"])
+def test_the_reference_is_ml_dtypes_of_the_clipped_input(source: str, dtype: str, kind: str) -> None:
+    """By way of the arm `saturating`, which is equal to the reference on each of them."""
+    fmt = FORMATS[dtype]
+    x = codes.patterns(source, fmt, kind)
+    assert len(x)
+    clipped = np.clip(x.double().numpy(), -fmt.max, fmt.max).astype(np.float32)
+    wanted = clipped.astype(THEIRS[dtype]).view(np.uint8)
+    np.testing.assert_array_equal(cast_saturating(x, fmt).view(torch.uint8).numpy(), wanted)
+    numerics = codes.build(case(source, dtype, kind), "saturating", "cpu").check()
+    assert numerics.ok
+    assert numerics.values == {"mismatches": 0.0}
+
+
+def _truncating(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    return cast_saturating(x.float() * (1 - 2**-20), fmt)  # a tie, and what lies just above it, falls
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (lambda x, fmt: x.float().clamp(-fmt.max / 2, fmt.max / 2).to(fmt.dtype), "overflow"),
+        (lambda x, fmt: torch.nan_to_num(x.float()).to(fmt.dtype), "nan"),
+        (_truncating, "normal"),
+        (lambda x, fmt: cast_saturating(torch.where(x.abs() < fmt.min_normal, 0, x), fmt), "subnormal"),
+    ],
+    ids=["clamps too early", "NaN becomes a number", "ties fall", "flushes subnormals"],
+)
+def test_a_wrong_cast_fails(wrong: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codes, "cast_saturating", wrong)
+    numerics = codes.build(case(inputs=kind), "saturating", "cpu").check()
+    assert not numerics.ok
+    assert "0 expected" in numerics.reason
+
+
+def test_what_torch_does_is_recorded_and_not_judged() -> None:
+    """e5m2 overflows to Inf in a plain cast (docs/numerics.md, section 2), where the format's rule is to saturate."""
+    numerics = codes.build(case(dtype="e5m2", inputs="overflow"), "plain", "cpu").check()
+    assert numerics.ok
+    assert numerics.values["mismatches"] == len(codes.patterns("bf16", E5M2, "overflow"))
+
+
+def test_shapes_are_refused_and_kernels_need_a_gpu() -> None:
+    with pytest.raises(ValueError, match="fixed patterns"):
+        codes.points(["llama"], {}, None)
+    why = codes.unsupported(case(), "kernels", "cpu")
+    assert why is not None
+    assert "NVIDIA" in why.reason
