@@ -19,7 +19,7 @@ ARGS ?=
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test check format coverage bench gate gpu published setup clean
+.PHONY: quick test check format coverage bench gate gpu wheels published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -50,7 +50,12 @@ gate: $(READY)
 	PY=$(PY) .ci/gate $(ARGS)
 
 gpu: $(READY)
-	$(PY) -m harness gpu $(ARGS)
+	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
+	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness gpu $(ARGS)
+
+wheels: $(READY)
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps -c constraints.txt -w wheels \
+	  hydra-core omegaconf "antlr4-python3-runtime==4.9.*" itables torchao
 
 published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures

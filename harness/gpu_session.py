@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness import environment, store
+from harness import environment, gpu_summary, store
 from harness.errors import UsageError, unknown
 from harness.report import write_report
 from harness.resume import BUDGET
@@ -198,6 +198,12 @@ class Session:
         temporary.write_text(json.dumps(self.state, indent=1))
         temporary.replace(self._path)
 
+    def summary(self) -> list[str]:
+        """What was measured so far, in at most 20 lines."""
+        runs = [Path(entry["run"]) for entry in self.state.values() if entry.get("run")]
+        tests = str(self.state.get("tests", {}).get("output", ""))
+        return gpu_summary.lines(store.read(runs), tests) if runs else gpu_summary.of_tests(tests)
+
     def pack(self) -> list[Path]:
         """Gathers the session into at most eight files of at most 16 MiB each."""
         self.out.mkdir(parents=True, exist_ok=True)
@@ -246,7 +252,8 @@ def main(argv: Sequence[str]) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"not installed: {', '.join(missing)}; bring them as wheels and pip install --no-index"
+            f"not installed: {', '.join(missing)}; where there is no network, `make wheels` elsewhere and here "
+            "`make PY=python3 WHEELS=wheels gpu`"
         )
     environment.device_kind("cuda")
     results = Path(options["results_dir"])
@@ -264,5 +271,7 @@ def main(argv: Sequence[str]) -> int:
         out.write(f"{path}  {path.stat().st_size / 2**20:.2f} MiB\n")
     if left:
         out.write(f"left: {', '.join(left)}; run the same command again to go on\n")
+    for line in session.summary():
+        out.write(line + "\n")
     bad = [name for name, entry in session.state.items() if entry.get("exit") not in (0, None, 124)]
     return 1 if bad else 0
