@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, train
+from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, scale, train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,5 +19,6 @@ SUITES: Mapping[str, Suite | TrialSuite] = {
     "linear": linear,
     "outliers": outliers,
     "recipes": recipes,
+    "scale": scale,
     "train": train,
 }

@@ -16,9 +16,10 @@ import fp8core.linear
 from fp8core.convert import convert_to_float8_training
 from fp8core.kernels import traffic
 from fp8core.recipe import RECIPES
+from harness.cast_traffic import cast_bytes
 from harness.case import Case
 from harness.suites import linear, recipes
-from harness.suites.recipes import cast_bytes, saved_bytes
+from harness.suites.recipes import saved_bytes
 
 AXES: dict[str, Any] = {"shape_set": "custom", "layer": "custom", "M": 128, "K": 256, "N": 128}
 CASE = Case.of("recipes", AXES)
