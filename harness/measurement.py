@@ -178,7 +178,9 @@ METRICS = filed(
             "lower",
             "bytes that a GPU sends, and receives, in the collectives of an optimizer step; `part` says what for",
         ),
-        Metric("collective_calls", "count", "lower", "collectives of an optimizer step; `part` says what for"),
+        Metric(
+            "collective_calls", "count", "lower", "collectives of an optimizer step; `part` says what for"
+        ),
         Metric(
             "predicted_step_ms",
             "ms",

@@ -9,7 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.advise.cases import CASES, HELD_OUT, META_H100, Case
+from harness.advise.case import META_H100, Case
+from harness.advise.cases import CASES
+from harness.advise.held_out import HELD_OUT
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.advise.step import Plan, Ratio, layer_cost, speedup, step_ratio, with_interval

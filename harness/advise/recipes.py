@@ -67,6 +67,7 @@ def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
         fp8_gemms=tuple(name for name in GEMMS if recipe.gemms[name].is_fp8),
         kind=ROWWISE if granularity == "rowwise" else TENSORWISE,
         product_share=_PRODUCT_SHARE[granularity],
+        fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
         gathered_weight=Cast(0.6, 2.0) if recipe.name == "tensorwise" else None,
         source="fp8core.kernels.traffic" if not compiled else "rules of harness.advise.recipes",
     )

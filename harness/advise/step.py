@@ -81,6 +81,7 @@ class Plan:
         exchanges: activations that tensor parallelism gathers and scatters in one pass.
         node: GPUs of a node.
         gather_fp8: FSDP gathers weights in FP8 where the recipe can.
+        copied: FSDP2, which copies what it gathers and reduces; FSDP1 works in place.
         reduce_each: gradients are reduced after every microbatch, and not only after the last.
         tp_gather_fp8: tensor parallelism gathers activations in FP8.
         tp_overlap: each of its exchanges runs beside the products that it belongs to (asynchronous tensor parallelism).
@@ -99,6 +100,7 @@ class Plan:
     exchanges: tuple[Exchange, ...] = ()
     node: int = 8
     gather_fp8: bool = True
+    copied: bool = True
     reduce_each: bool = False
     tp_gather_fp8: bool = False
     tp_overlap: bool = False
@@ -136,7 +138,8 @@ class LayerCost:
     Attributes:
         layer: which.
         bf16, fp8: of each GEMM.
-        casts: of each tensor; the input's is that of all layers that share it.
+        casts: of each tensor, and of the input's gradient where it is rescaled; the input's is that of all layers
+            that share it.
         forward_casts: of each tensor, what recomputation adds: the cast for the forward product alone.
     """
 
@@ -180,8 +183,14 @@ def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
         "weight": layer.K * layer.N,
         "grad_output": layer.tokens * layer.N,
     }
-    casts = {t: cast_seconds(elements[t], t, recipe, rates) if recipe is not None else 0.0 for t in elements}
-    forward = {t: forward_cast_seconds(elements[t], t, recipe, rates) for t in elements} if recipe else casts
+    if recipe is None:
+        nothing = dict.fromkeys(elements, 0.0)
+        return LayerCost(layer, bf16, fp8, nothing, nothing)
+    casts = {t: cast_seconds(elements[t], t, recipe, rates) for t in elements}
+    forward = {t: forward_cast_seconds(elements[t], t, recipe, rates) for t in elements}
+    if recipe.rescaled and "grad_input" in recipe.fp8_gemms:
+        casts["grad_input"] = elements["input"] * recipe.rescaled / rates["bandwidth"]
+        forward["grad_input"] = 0.0
     return LayerCost(layer, bf16, fp8, casts, forward)
 
 
@@ -257,8 +266,7 @@ def step_cost(
     fp8_weights = sum(la.K * la.N for la in model.layers if la.fqn in converted) if recipe else 0
     exposed = _sharding(model, rates, plan, recipe, fp8_weights, once + idle)
     if plan.tp > 1:
-        small = _SCALES_A_LAYER * len(converted) if recipe is not None else 0
-        exposed += _tensor_parallel(rates, plan, recipe is not None, small, times)
+        exposed += _tensor_parallel(rates, plan, recipe, len(converted), times)
     n = plan.accumulation
     return Parts(
         n * linear, n * casts, n * products, n * attention, n * between, optimizer, exposed, n * idle
@@ -274,9 +282,11 @@ def gather_seconds(model: Model, rates: Rates, plan: Plan, fp8_weights: float = 
 def _sharding(
     model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, fp8_weights: float, compute: float
 ) -> float:
-    """What FSDP adds to the step: what computation does not hide, and the first gather and last reduction.
+    """What FSDP adds to the step: what computation does not hide, the first gather and last reduction, and its copies.
 
-    With replicas (HSDP) what is reduced is then reduced among them too.
+    With replicas (HSDP) what is reduced is then reduced among them too. FSDP2 copies what was gathered into each
+    parameter (read and written, twice a pass), and gradients into what is reduced, between the products
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2.13: split_with_sizes_copy, chunk_cat).
     """
     if plan.dp == 1:
         return 0.0
@@ -287,14 +297,17 @@ def _sharding(
     if plan.replicas > 1:
         across = Group.of(plan.replicas, plan.dp * plan.tp // plan.replicas, plan.node)
         shard = gradients * plan.replicas / plan.dp
-        reduce += seconds(
-            ALL_REDUCE, shard, across, rates["link"], rates["network"], model.blocks + 1
-        )
+        reduce += seconds(ALL_REDUCE, shard, across, rates["link"], rates["network"], model.blocks + 1)
     reductions = plan.accumulation if plan.reduce_each else 1
     whole = plan.accumulation * gathers + reductions * reduce
+    copies = 0.0
+    if plan.copied:
+        sent = _BF16 * model.parameters - (fp8_weights if sends_fp8 else 0.0)
+        moved = plan.accumulation * 4 * sent + reductions * (_BF16 * model.parameters + gradients)
+        copies = moved / rates["bandwidth"]
     ends = (gathers / 2 + reduce) / (model.blocks + 1)
     scales = small_all_reduce(_shards(plan)) if sends_fp8 else 0.0
-    return ends + scales + max(0.0, whole - ends - plan.accumulation * compute)
+    return ends + scales + copies + max(0.0, whole - ends - plan.accumulation * compute)
 
 
 def _shards(plan: Plan) -> Group:
@@ -308,12 +321,14 @@ def _sharded(kind: str, payload: float, model: Model, rates: Rates, plan: Plan) 
 
 
 def _tensor_parallel(
-    rates: Rates, plan: Plan, fp8: bool, small: int, times: Mapping[str, Mapping[str, float]]
+    rates: Rates, plan: Plan, recipe: Recipe | None, converted: int, times: Mapping[str, Mapping[str, float]]
 ) -> float:
     """What tensor parallelism adds: each input is gathered and each result scattered, and backward the other way round.
 
-    `small` amaxes of split tensors are agreed upon, one by one. `times` are those of the products of each layer.
+    Amaxes of split tensors are agreed upon, one by one. `times` are those of the products of each layer.
     """
+    fp8 = recipe is not None
+    small = _SCALES_A_LAYER * converted if fp8 else 0
     halved = _FP8 / _BF16 if fp8 and plan.tp_gather_fp8 else 1.0
     group = Group.of(plan.tp, 1, plan.node)
     spent = 0.0
@@ -322,9 +337,11 @@ def _tensor_parallel(
             ("output", exchange.gathers, 1 + plan.again.products),
             ("grad_input", not exchange.gathers, 1.0),
         ):
-            kind, payload = (ALL_GATHER, exchange.sent * halved) if gathering else (REDUCE_SCATTER, exchange.sent)
+            kind, payload = (
+                (ALL_GATHER, exchange.sent * halved) if gathering else (REDUCE_SCATTER, exchange.sent)
+            )
             once = seconds(kind, payload, group, rates["link"], rates["network"])
-            if plan.tp_overlap:
+            if plan.tp_overlap and not (gathering and recipe is not None and not recipe.fuses_gathers):
                 once = max(0.0, once - sum(times[fqn][role] for fqn in exchange.layers))
             spent += passes * once
     return plan.accumulation * (spent + small * small_all_reduce(group))

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.advise.cases import BY_OP, CASES, HELD_OUT, TENSORWISE_AO, Case
+from harness.advise.case import BY_OP, Case
+from harness.advise.cases import CASES
+from harness.advise.held_out import HELD_OUT
+from harness.advise.libraries import TENSORWISE_AO
 from harness.scale.job import Job
 
 
@@ -175,5 +178,3 @@ LEFT_OUT: dict[str, str] = {
     "KempnerForge, configs/train/7b_16gpu_fp8.toml": "a configuration without a figure",
     "nanochat, RFC of 2023, TransformerEngine": "ratios only, see docs/advise.md",
 }
-
-

@@ -140,4 +140,3 @@ def observe(model: nn.Module, mesh: DeviceMesh, job: Job, batch: tuple[Tensor, .
                 sharded.set_requires_gradient_sync(microbatch == job.accumulation - 1)
             sharded(*batch).backward()
     return collectives.seen
-

@@ -81,7 +81,10 @@ def summary(found: Sequence[Outcome]) -> list[str]:
     groups: dict[str, list[Outcome]] = {"all": list(found)}
     for one in found:
         groups.setdefault(one.case.source.split(",")[0].split(" ")[0], []).append(one)
-    lines = ["| published by | figures | median off by | within 10 % | within 25 % |", "|---|---|---|---|---|"]
+    lines = [
+        "| published by | figures | median off by | within 10 % | within 25 % |",
+        "|---|---|---|---|---|",
+    ]
     for name, ones in groups.items():
         errors = [one.error for one in ones]
         shares = (sum(abs(e) <= near for e in errors) for near in NEAR)
@@ -100,7 +103,11 @@ def summary(found: Sequence[Outcome]) -> list[str]:
 
 def left_out() -> list[str]:
     """Markdown: what was published and is not predicted, and why."""
-    return ["| not predicted | why |", "|---|---|", *(f"| {what} | {why} |" for what, why in LEFT_OUT.items())]
+    return [
+        "| not predicted | why |",
+        "|---|---|",
+        *(f"| {what} | {why} |" for what, why in LEFT_OUT.items()),
+    ]
 
 
 def main() -> int:

@@ -58,7 +58,9 @@ AXES: Mapping[str, Axis] = {
     "reduce_each": Axis("gradients are reduced after every forward pass of a step", (False, True)),
     "network_gb_s": Axis("1e9 bytes/s of one GPU to other nodes", kind="float", default=40.0),
     "runs": Axis(
-        'stored runs of that GPU, "+" between them: their rates replace published ones', kind="str", default=""
+        'stored runs of that GPU, "+" between them: their rates replace published ones',
+        kind="str",
+        default="",
     ),
     "proof": Axis("count at the collectives of FSDP2 too, in a fake process group", (False, True)),
 }
@@ -105,9 +107,7 @@ def work(case: Case) -> float:
     return float(job.tokens * job.accumulation * job.dp)
 
 
-def trial(
-    case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
-) -> Trial:
+def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """The prediction; with `proof` a failure where FSDP2 sends anything else than was counted."""
     job = _job(case, arm)
     runs = [run for run in case.text("runs").split("+") if run]
@@ -136,7 +136,9 @@ def trial(
     failure = ""
     if case["proof"]:
         failure = _disproved(job)
-        resolved["proof"] = failure or f"FSDP2 on fake tensors, {PROVED_BLOCKS} blocks, {job.world} fake ranks"
+        resolved["proof"] = (
+            failure or f"FSDP2 on fake tensors, {PROVED_BLOCKS} blocks, {job.world} fake ranks"
+        )
     return Trial(() if failure else _series(found), resolved, failure)
 
 

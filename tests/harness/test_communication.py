@@ -71,7 +71,12 @@ def test_bandwidth_is_that_of_the_narrowest_place() -> None:
 
 def test_one_gpu_sends_nothing() -> None:
     alone = Group(1, 1)
-    assert latency(ALL_REDUCE, alone) == seconds(ALL_GATHER, 1e9, alone, LINK, NET) == small_all_reduce(alone) == 0
+    assert (
+        latency(ALL_REDUCE, alone)
+        == seconds(ALL_GATHER, 1e9, alone, LINK, NET)
+        == small_all_reduce(alone)
+        == 0
+    )
 
 
 def test_small_all_reduces_take_a_tree_where_rings_are_long() -> None:
@@ -83,7 +88,11 @@ def test_small_all_reduces_take_a_tree_where_rings_are_long() -> None:
 
 
 @given(
-    st.sampled_from(sorted(ROUNDS)), st.integers(2, 4096), st.floats(0, 1e12), st.integers(1, 8), st.floats(1e9, 1e12)
+    st.sampled_from(sorted(ROUNDS)),
+    st.integers(2, 4096),
+    st.floats(0, 1e12),
+    st.integers(1, 8),
+    st.floats(1e9, 1e12),
 )
 def test_more_is_never_faster(kind: str, size: int, payload: float, node: int, net: float) -> None:
     group = Group.of(size, 1, node)

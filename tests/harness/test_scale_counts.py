@@ -126,7 +126,11 @@ def test_half_of_bf16_and_nothing_less() -> None:
     weights = weights_of("llama3_8b", "tensorwise", 1)
     sent = {c.part: c.payload for c in sharding(weights, one)}
     kept = {c.part: c.payload for c in sharding(weights, replace(one, gather_fp8=False))}
-    coded = sum(w.padded(1) * (weights.blocks if w in weights.block else 1) for w in {*weights.block, *weights.rest} if w.fp8)
+    coded = sum(
+        w.padded(1) * (weights.blocks if w in weights.block else 1)
+        for w in {*weights.block, *weights.rest}
+        if w.fp8
+    )
     assert coded > 0
     linear = 32 * 218_103_808 + 4096 * 128256  # every Linear of a block, and the head
     assert kept["weights_forward"] - sent["weights_forward"] == linear

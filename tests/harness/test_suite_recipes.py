@@ -16,8 +16,8 @@ import fp8core.linear
 from fp8core.convert import convert_to_float8_training
 from fp8core.kernels import traffic
 from fp8core.recipe import RECIPES
-from harness.cast_traffic import cast_bytes
 from harness.case import Case
+from harness.cast_traffic import cast_bytes
 from harness.suites import linear, recipes
 from harness.suites.recipes import saved_bytes
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.advise.cases import CASES, HELD_OUT, META_H100, Case
+from harness.advise.case import META_H100, Case
+from harness.advise.cases import CASES
+from harness.advise.held_out import HELD_OUT
 from harness.advise.published import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
 from harness.hardware import DEVICES
 from harness.models import MODELS
