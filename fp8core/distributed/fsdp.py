@@ -33,7 +33,7 @@ from fp8core.distributed.weight_scales import join, known_of, scale_for_gather, 
 from fp8core.kernels import ops
 from fp8core.linear import Float8Linear
 from fp8core.operands import plain_reason
-from fp8core.scaling import BLOCK, spread
+from fp8core.scaling import BLOCK
 from fp8core.tensor import Float8Tensor, implements
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class WeightShard(torch.Tensor):
         return self.hp.detach().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightShard:
-        copied = WeightShard(self.hp.detach().clone()).requires_grad_(self.requires_grad)
+        copied = WeightShard(self.hp.detach().clone())
+        copied.requires_grad_(self.requires_grad)
         memo[id(self)] = copied
         return copied
 

@@ -29,7 +29,7 @@ def forget_gathered(model: nn.Module, layers: Collection[nn.Module]) -> None:
     for module, group in _groups(model):
         params = [p for p in group.fsdp_params if p._module_info.module in layers]
         if params:
-            module.reshard()
+            module.reshard()  # a parameter that is gathered at the moment can't be made anew
         for param in params:
             if hasattr(param, "_unsharded_param"):
                 del param._unsharded_param
@@ -57,9 +57,10 @@ def refuse_partial_reshard(model: nn.Module, layers: Collection[nn.Module]) -> N
 
 def _groups(model: nn.Module) -> Iterator[tuple[Any, Any]]:
     """Each sharded module with the parameters that it gathers together; torch 2.11 has at most one such group a module."""
-    for module in model.modules():
+    modules: list[Any] = list(model.modules())
+    for module in modules:
         if hasattr(module, "_get_fsdp_state"):
-            state: Any = module._get_fsdp_state()
+            state = module._get_fsdp_state()
             groups = getattr(state, "_fsdp_param_groups", None)
             groups = [state._fsdp_param_group] if groups is None else groups
             yield from ((module, group) for group in groups if group is not None)
