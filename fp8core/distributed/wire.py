@@ -134,6 +134,11 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.counts = counts
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Or `torch.compile` would fall back to eager mode while this counts."""
+        return True
+
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

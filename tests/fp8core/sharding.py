@@ -15,7 +15,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
-from fp8core import RECIPES, Recipe, convert_to_float8_training, microbatches, update_scales
+from fp8core import (
+    RECIPES,
+    PrecisionSchedule,
+    Recipe,
+    convert_to_float8_training,
+    microbatches,
+    update_scales,
+)
 from fp8core.distributed.wire import Collectives, count_collectives
 
 TOKENS = 16
@@ -43,7 +50,7 @@ class Setting:
     placement: int = 0
     kernels: Any = "auto"
     emulate: bool = True
-    optimizer: str = "AdamW"
+    fused: bool = False
     schedule: str = ""
     steps: int = 2
 
@@ -86,10 +93,8 @@ class Stack(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            if self.recompute:
-                x = checkpoint(layer, x, use_reentrant=False).tanh()
-            else:
-                x = layer(x).tanh()
+            y = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+            x = y.tanh()
         return x
 
 
@@ -144,10 +149,9 @@ def whole(tensor: Any) -> torch.Tensor:
 
 def train(setting: Setting, fp8: bool) -> Trained:
     """On data that differs by rank."""
-    from fp8core import PrecisionSchedule
-
     model = sharded(setting, fp8)
-    optimizer = getattr(torch.optim, setting.optimizer)(model.parameters(), lr=1e-2)
+    fused = {"fused": True} if setting.fused else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **fused)
     schedule = PrecisionSchedule.parse(setting.schedule)
     result = Trained()
     for step in range(setting.steps):
