@@ -153,6 +153,7 @@ def convert_to_float8_training(
     """
     recipe = as_recipe(config)
     swapped: dict[nn.Module, nn.Module] = {}
+    already_sharded = is_sharded_by_fsdp(module)
     for fqn, linear in _linears(module):
         wanted = module_filter_fn is None or module_filter_fn(linear, fqn)
         if isinstance(linear, Float8Linear):
@@ -165,6 +166,11 @@ def convert_to_float8_training(
         reason = _reason_against(linear, recipe) if wanted else _FILTERED
         if reason:
             setattr(linear, _NOTE, reason)
+        elif already_sharded:
+            raise ValueError(
+                f"{fqn or 'the model'}: fully_shard came first, and FSDP2 would not know the new layer; convert, then "
+                "fully_shard"
+            )
         else:
             swapped[linear] = Float8Linear.from_float(linear, recipe)
     if swapped and is_sharded_by_fsdp(module):
