@@ -183,7 +183,7 @@ def plan_of(question: Question) -> Plan:
         accumulation=question.accumulation,
         dp=question.dp,
         node=question.node,
-        gather_fp8=False,  # fp8core sends weights in bf16
+        gather_fp8=False,  # fp8core sends weights in bf16 unless it is asked to send codes
         update_bytes=update,
         gradient_bytes=gradient,
     )

@@ -76,6 +76,10 @@ class Collective:
     calls: int
     payload: int
 
+    def given(self, job: Job) -> int:
+        """Bytes that a rank gives: its share of what is gathered, all of what is reduced."""
+        return self.payload // (job.groups[self.group].size if self.kind == ALL_GATHER else 1)
+
     def wire(self, job: Job) -> float:
         """Bytes that a rank sends, and receives, by a ring."""
         return wire_bytes(self.kind, self.payload, job.groups[self.group].size)
@@ -110,6 +114,15 @@ def sharding(weights: Weights, job: Job) -> list[Collective]:
     sent = n * sum(w.fp8 for w in weights.block) + sum(w.fp8 for w in weights.rest)
     if sent and job.shard > 1 and job.gather_fp8:
         found.append(Collective(SCALES, ALL_REDUCE, "shard", 1, FP32 * sent))
+    return found
+
+
+def given(collectives: Sequence[Collective], job: Job) -> dict[str, tuple[int, int]]:
+    """Calls and bytes that a rank gives, by kind."""
+    found: dict[str, tuple[int, int]] = {}
+    for each in collectives:
+        calls, size = found.get(each.kind, (0, 0))
+        found[each.kind] = calls + each.calls, size + each.given(job)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fp8core.convert import audit, convert_to_float8_training
+from fp8core.distributed.fsdp import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.tensor_parallel import COLUMNS, ROWS
 from harness.models import MODELS
@@ -16,8 +17,6 @@ from harness.scale.counts import Weight, Weights
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Recipes whose weight has one scale, known before the cast: its codes can be sent. Rows and columns need two casts.
-SENT_IN_FP8 = frozenset({"tensorwise"})
 _BLOCKS = "layers."
 
 
@@ -32,7 +31,7 @@ def weights_of(model: str, recipe: str, tp: int) -> Weights:
     """
     spec = MODELS[model]
     one = spec.build(device="meta", layers=1)
-    coded = set(converted(one, recipe)) if recipe in SENT_IN_FP8 else set()
+    coded = set(converted(one, recipe)) if recipe and sends_codes(recipe) else set()
     split = {
         f"{name}.weight": _dimension(name, part) for name, part in one.named_modules() if _splits(name, part)
     }
@@ -53,6 +52,11 @@ def converted(model: nn.Module, recipe: str) -> list[str]:
     """Names of the layers that fp8core converts to a recipe."""
     changed = convert_to_float8_training(model, config=RECIPES[recipe], allow_no_conversion=True)
     return [layer.fqn for layer in audit(changed).converted]
+
+
+def sends_codes(recipe: str) -> bool:
+    """Whether FSDP can send a recipe's weights in FP8: where one cast serves both GEMMs that read them."""
+    return not recipe_reason(RECIPES[recipe])
 
 
 def _splits(name: str, part: nn.Module) -> bool:

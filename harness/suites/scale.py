@@ -23,7 +23,7 @@ from harness.case import expand
 from harness.ceilings import ceilings
 from harness.hardware import named
 from harness.models.memory import GIB
-from harness.scale.counts import sharding
+from harness.scale.counts import given, sharding
 from harness.scale.job import BYTES, MOST_GPUS, Job
 from harness.scale.predict import check, predict
 from harness.scale.weights import weights_of
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.case import Case, Scalar
-    from harness.scale.observed import Seen
     from harness.scale.predict import Prediction
 
 PROVED_BLOCKS = 2
@@ -163,14 +162,9 @@ def _disproved(job: Job) -> str:
     """What FSDP2 sends that was not counted, or the other way round; "" if they agree. Tensor parallelism is left out."""
     from harness.scale.observed import observe_fake
 
-    alone = replace(job, recipe="", tp=1, world=job.dp)
-    weights = replace(weights_of(job.model, "", 1), blocks=PROVED_BLOCKS)
-    counted: Seen = {}
-    for c in sharding(weights, alone):
-        key = c.kind, alone.groups[c.group].size
-        calls, size = counted.get(key, (0, 0))
-        counted[key] = calls + c.calls, size + c.payload
-    seen = observe_fake(alone, PROVED_BLOCKS)
+    alone = replace(job, tp=1, world=job.dp)
+    weights = replace(weights_of(job.model, job.recipe, 1), blocks=PROVED_BLOCKS)
+    counted, seen = given(sharding(weights, alone), alone), observe_fake(alone, PROVED_BLOCKS)
     return "" if seen == counted else f"FSDP2 called and sent (calls, bytes) {seen}; counted were {counted}"
 
 

@@ -23,15 +23,16 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from fp8core.distributed.wire import count_collectives
 from harness import ranks
 from harness.advise.tensor_parallel import split
 from harness.advise.trace import trace
 from harness.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from harness.models import MODELS
 from harness.models.common import replace_parameters
-from harness.scale.counts import Collective, Weight, exchanging, sharding
+from harness.scale.counts import Weight, exchanging, given, sharding
 from harness.scale.job import Job
-from harness.scale.observed import Collectives, Seen, in_fake_group, mesh_of, observe, observe_fake
+from harness.scale.observed import Seen, in_fake_group, mesh_of, observe, observe_fake, seen_of
 from harness.scale.weights import weights_of
 
 BLOCKS = 2
@@ -41,14 +42,10 @@ def job(world: int, **changes: Any) -> Job:
     return replace(Job("llama_tiny", "h100", world, 1, 64, checkpointing="none"), **changes)
 
 
-def counted(one: Job, recipe: str = "") -> Seen:
-    """What shapes say, by kind and group size."""
-    found: Seen = {}
-    for c in sharding(replace(weights_of(one.model, recipe, 1), blocks=BLOCKS), one):
-        key = c.kind, one.groups[c.group].size
-        calls, size = found.get(key, (0, 0))
-        found[key] = calls + c.calls, size + c.payload
-    return found
+def counted(one: Job) -> Seen:
+    """What shapes say."""
+    weights = replace(weights_of(one.model, one.recipe, 1), blocks=BLOCKS)
+    return given(sharding(weights, one), one)
 
 
 REAL = [
@@ -56,6 +53,7 @@ REAL = [
     {"accumulation": 2},
     {"accumulation": 2, "reduce_each": True, "reduce": "bf16", "weights": "bf16"},
     {"checkpointing": "full"},
+    {"recipe": "tensorwise", "accumulation": 2},
 ]
 
 
@@ -100,24 +98,40 @@ def test_4096_ranks_in_a_fake_group() -> None:
     assert observe_fake(job(4096), BLOCKS) == counted(job(4096))
 
 
-def torchao_sends(model: nn.Module) -> nn.Module:
+def torchao_sends(one: Job) -> Seen:
+    """The same job with torchao's layers and its own gather."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torchao's own import
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    return convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
+    model = MODELS[one.model].build(device="meta", layers=BLOCKS, checkpointing=one.checkpointing)
+    with in_fake_group(one.world):
+        mesh = mesh_of(one)
+        with FakeTensorMode():
+            replace_parameters(model, {p: nn.Parameter(torch.empty(p.shape)) for p in model.parameters()})
+            config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+            model = convert_to_float8_training(model, config=config)
+            tokens = torch.empty(1, 16, dtype=torch.int64)
+            return observe(model, mesh, replace(one, recipe=""), (tokens, tokens))
 
 
 @pytest.mark.parametrize("world", [2, 8, 16])
 def test_fp8_codes_are_a_byte_each(world: int) -> None:
-    """torchao's own gather: the same bytes; it agrees on scales weight by weight, which one all-reduce can do."""
+    """fp8core's own gather; and torchao's: the same bytes, but it agrees on scales weight by weight."""
     one = job(world, recipe="tensorwise")
-    due, seen = counted(one, "tensorwise"), observe_fake(one, BLOCKS, torchao_sends)
-    assert seen[ALL_GATHER, world] == due[ALL_GATHER, world]
-    assert seen[REDUCE_SCATTER, world] == due[REDUCE_SCATTER, world] == counted(one)[REDUCE_SCATTER, world]
+    due, seen = counted(one), torchao_sends(one)
+    assert observe_fake(one, BLOCKS) == due
+    assert seen[ALL_GATHER] == due[ALL_GATHER]
+    assert seen[REDUCE_SCATTER] == due[REDUCE_SCATTER] == counted(replace(one, recipe=""))[REDUCE_SCATTER]
     coded = BLOCKS * 7 + 1
-    assert due[ALL_REDUCE, world] == (1, 4 * coded)
-    assert seen[ALL_REDUCE, world] == (coded + BLOCKS * 7, 4 * (coded + BLOCKS * 7)), "forward and backward"
+    assert due[ALL_REDUCE] == (1, 4 * coded)
+    assert seen[ALL_REDUCE] == (coded + BLOCKS * 7, 4 * (coded + BLOCKS * 7)), "forward and backward"
+
+
+@pytest.mark.parametrize("one", [job(7, recipe="tensorwise"), job(8, recipe="rowwise"), job(8, replicas=2, recipe="tensorwise"), job(8, recipe="tensorwise", gather_fp8=False)], ids=["uneven", "rowwise", "copies", "off"])  # fmt: skip
+def test_what_recipes_send(one: Job) -> None:
+    """Shards that are not alike, a recipe that sends bf16, copies of the weights, and the option left off."""
+    assert observe_fake(one, BLOCKS) == counted(one)
 
 
 def test_half_of_bf16_and_nothing_less() -> None:
@@ -166,9 +180,9 @@ def tensor_parallel(blocks: int, checkpointing: str) -> Seen:
             }
             parallelize_module(model, mesh, ends)
             tokens = torch.empty(1, 64, dtype=torch.int64)
-            with Collectives() as collectives:
+            with count_collectives() as collectives:
                 model(tokens, tokens).backward()
-            return collectives.seen
+            return seen_of(collectives)
 
 
 PLAN = {
@@ -190,18 +204,20 @@ PLAN = {
 def test_a_block_exchanges_what_dtensor_exchanges(checkpointing: str) -> None:
     """One block more, against one block more: embedding, head and loss are the same in both."""
     one, two = (tensor_parallel(blocks, checkpointing) for blocks in (1, 2))
-    seen = {
-        kind: (two[kind, 2][0] - one[kind, 2][0], two[kind, 2][1] - one[kind, 2][1])
-        for kind in (ALL_GATHER, REDUCE_SCATTER)
-    }
 
-    def due(blocks: int) -> dict[str, Collective]:
+    def due(blocks: int) -> Seen:
         spec = replace(MODELS["llama_tiny"], config=replace(MODELS["llama_tiny"].config, layers=blocks))
         _, exchanges = split(trace(spec, 1, 64), 2)
-        return {c.kind: c for c in exchanging(exchanges, blocks, job(2, tp=2, checkpointing=checkpointing))}
+        split_job = job(2, tp=2, checkpointing=checkpointing)
+        return given(exchanging(exchanges, blocks, split_job), split_job)
 
     few, more = due(1), due(2)
-    assert seen == {k: (more[k].calls - few[k].calls, more[k].payload - few[k].payload) for k in seen}
+
+    def grown(small: Seen, large: Seen) -> dict[str, tuple[int, int]]:
+        return {kind: (large[kind][0] - small[kind][0], large[kind][1] - small[kind][1]) for kind in few}
+
+    assert set(few) == {ALL_GATHER, REDUCE_SCATTER}
+    assert grown(one, two) == grown(few, more)
 
 
 def test_activations_in_fp8_are_gathered_at_half() -> None:

@@ -179,7 +179,9 @@ def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     blind = replace(SIX, fuses_gathers=False)
     fp8 = layer_cost(one.layers[0], blind, RATES).fp8
     some = step_cost(one, RATES, replace(plan, tp_overlap=True), blind, ["x"]).communication
-    assert some == pytest.approx(2 * each - fp8["grad_input"], rel=0.05), "only the scatter hides; and two amaxes"
+    assert some == pytest.approx(2 * each - fp8["grad_input"], rel=0.05), (
+        "only the scatter hides; and two amaxes"
+    )
 
 
 def test_fsdp2_copies_what_it_gathers_and_reduces() -> None:
@@ -197,7 +199,9 @@ def test_fsdp2_copies_what_it_gathers_and_reduces() -> None:
     assert added(None, replace(plan, accumulation=3)) == pytest.approx(3 * 4e9 + 3e9)
     assert added(None, replace(plan, accumulation=3, reduce_each=True)) == pytest.approx(3 * 4e9 + 3 * 3e9)
     sends = replace(SIX, gathered_weight=SIX.casts["weight"])
-    assert added(sends, plan) == pytest.approx(7e9 - 4 * 16384**2), "a byte less of each weight that is sent in FP8"
+    assert added(sends, plan) == pytest.approx(7e9 - 4 * 16384**2), (
+        "a byte less of each weight that is sent in FP8"
+    )
 
 
 def test_copies_of_the_weights_reduce_among_themselves() -> None:
