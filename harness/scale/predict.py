@@ -21,6 +21,7 @@ from harness.errors import UsageError, unknown
 from harness.hardware import named
 from harness.mfu import Utilization, utilization
 from harness.models import MODELS, ModelSpec
+from harness.models.llama_moe import MoeConfig
 from harness.scale.counts import (
     BF16,
     Collective,
@@ -113,9 +114,15 @@ def check(job: Job) -> ModelSpec:
     if job.recipe and job.recipe not in RECIPES:
         raise unknown("recipe", job.recipe, RECIPES)
     spec = MODELS[job.model]
+    if isinstance(spec.config, MoeConfig):
+        raise UsageError(f"{job.model} has experts, whose exchanges are not modelled; take a dense model")
     if job.seq > spec.max_seq:
         raise UsageError(f"seq={job.seq}: {job.model} reads at most {spec.max_seq} tokens")
     named(job.gpu)
+    for name in ("heads", "kv_heads"):
+        heads = getattr(spec.config, name, job.tp)
+        if heads % job.tp:
+            raise UsageError(f"tp={job.tp} does not divide the {heads} {name} of {job.model}")
     if job.tp > 1:
         _split(_traced(spec, job.seq), job)
     return spec
