@@ -88,7 +88,8 @@ def _order(record: Record, without: frozenset[str]) -> tuple[str, int, str]:
 
 
 def _job_cell(record: Record, without: frozenset[str]) -> Cell:
-    label = text.case_label(text.axes_of(record["axes"]), {*without, "world"})
+    axes = {name: value for name, value in text.axes_of(record["axes"]).items() if name != "world"}
+    label = text.case_label(axes, without)
     return Cell(label, label)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from harness.advise.rates import Rates
     from harness.case import Case, Scalar
     from harness.scale.predict import Prediction
 
@@ -85,6 +86,7 @@ def points(
     fixed = with_defaults([{}], axes, AXES)
     for case in expand("scale", axes, fixed):
         check(_job(case, "bf16"))
+        _rates(case)
     return fixed
 
 
@@ -108,11 +110,7 @@ def work(case: Case) -> float:
 
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """The prediction; with `proof` a failure where FSDP2 sends anything else than was counted."""
-    job = _job(case, arm)
-    runs = [run for run in case.text("runs").split("+") if run]
-    gpu, frame = gpu_and_rows(job.gpu, runs)
-    reached = ceilings(frame) if frame is not None else None
-    rates = rates_of(gpu, reached, network_gb_s=case.number("network_gb_s"))
+    job, rates, gpu = _job(case, arm), _rates(case), named(case.text("gpu"))
     found = predict(job, rates)
     needed, room = sum(found.memory.values()), gpu.memory_gib * GIB
     resolved: dict[str, object] = {
@@ -139,6 +137,14 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
             failure or f"FSDP2 on fake tensors, {PROVED_BLOCKS} blocks, {job.world} fake ranks"
         )
     return Trial(() if failure else _series(found), resolved, failure)
+
+
+def _rates(case: Case) -> Rates:
+    """Of the case's GPU: measured where runs of it are named, else published."""
+    runs = [run for run in case.text("runs").split("+") if run]
+    gpu, frame = gpu_and_rows(case.text("gpu"), runs)
+    reached = ceilings(frame) if frame is not None else None
+    return rates_of(gpu, reached, network_gb_s=case.number("network_gb_s"))
 
 
 def _series(found: Prediction) -> list[Series]:

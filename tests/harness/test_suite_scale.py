@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_fixtures import gpu_run
 
 from harness.__main__ import main
 from harness.case import Case
@@ -77,6 +78,17 @@ def test_a_count_that_is_wrong_fails_and_says_both(monkeypatch: pytest.MonkeyPat
     assert "counted were" in found.failure
 
 
+def test_named_runs_replace_published_rates(tmp_path: Path) -> None:
+    """Products and bandwidths of a stored run of that GPU; runs of another GPU are refused."""
+    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
+    published, measured = trial(gpu="h200"), trial(gpu="h200", runs=str(run))
+    assert published.resolved["rates"]["bf16"]["kind"] != "measured"
+    assert {measured.resolved["rates"][name]["kind"] for name in ("bf16", "bandwidth")} == {"measured"}
+    assert values(measured, "wire_bytes") == values(published, "wire_bytes")
+    with pytest.raises(UsageError, match="no row is of the H100 SXM"):
+        case(runs=str(run))
+
+
 def test_gpus_without_fp8_have_the_control_alone() -> None:
     on_a100 = case(gpu="a100")
     assert scale.unsupported(on_a100, "bf16", "cpu") is None
@@ -94,6 +106,7 @@ def test_gpus_without_fp8_have_the_control_alone() -> None:
         ({"world": 12, "tp": 8}, "world=12 is no multiple"),
         ({"seq": 4096}, "reads at most 256 tokens"),
         ({"gpu": "abacus"}, "unknown gpu 'abacus'"),
+        ({"runs": "20200101T000000Z-none"}, "no run '20200101T000000Z-none'"),
     ],
 )
 def test_slips_are_one_line(axes: dict[str, Any], message: str) -> None:
