@@ -46,7 +46,7 @@ def test_a_row_a_job_in_the_order_of_their_size() -> None:
     found = [*rows(64, "bf16", 9e10, False), *rows(8, "bf16", 5e10, True), *rows(8, "tensorwise", 6e10, True)]
     table = scale_table(machine(pd.DataFrame(found)))
     titles = [c.title for c in table.columns]
-    shown = [{title: cell for title, cell in zip(titles, row, strict=True)} for row in table.rows]
+    shown = [dict(zip(titles, row, strict=True)) for row in table.rows]
     assert [(r["GPUs"].text, r["arm"].text) for r in shown] == [
         ("8", "bf16"),
         ("8", "tensorwise"),
