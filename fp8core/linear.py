@@ -151,7 +151,10 @@ class Float8Linear(nn.Linear):
         cache = None if torch.compiler.is_compiling() else self.weight_cache
         plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled())
         output = _ScaledLinear.apply(flat, self.weight, *given, plan)
-        output = output.reshape(*input.shape[:-1], self.out_features)
+        if (
+            input.dim() != 2
+        ):  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
+            output = output.reshape(*input.shape[:-1], self.out_features)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def _held_back(self, input: torch.Tensor | CastInput) -> torch.Tensor:

@@ -184,6 +184,21 @@ METRICS = filed(
             "lower",
             "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
         ),
+        Metric(
+            "wire_bytes",
+            "byte",
+            "lower",
+            "bytes that a GPU sends, and receives, in the collectives of an optimizer step; `part` says what for",
+        ),
+        Metric(
+            "collective_calls", "count", "lower", "collectives of an optimizer step; `part` says what for"
+        ),
+        Metric(
+            "predicted_step_ms",
+            "ms",
+            "lower",
+            'an optimizer step as it was predicted, part by part; part "": all of it. Nothing was timed',
+        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 )

@@ -7,127 +7,27 @@ or of single layers (`layer`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.advise.casts import TENSORS, Cast, Recipe
+from harness.advise.case import BY_OP, EVERY_SECOND, FULL, META_H100, Case
+from harness.advise.libraries import (
+    BLOCK_TE,
+    CURRENT_TE,
+    DELAYED_TE,
+    EXPERIMENTAL_EAGER,
+    GW_HP_AO,
+    NOCOMPILE_AO,
+    ROWWISE_AO,
+    TENSORWISE_AO,
+)
 from harness.advise.step import Again
-from harness.ceilings import ROWWISE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from harness.advise.casts import Recipe
 
-# Implementations that others measured. Bytes from their sources, read in August and November 2026.
-# Of one layout: what the first forward pass of a checkpoint casts, and its repetition again
-_FORWARD: Mapping[str, float] = {"input": 1.0, "weight": 1.0, "grad_output": 0.0}
-_TORCHAO = "torchao: high-precision input and weight are saved and read again backward; compiled"
-TENSORWISE_AO = Recipe(
-    "tensorwise",
-    "compiler",
-    {"input": Cast(3, 3, forward=3), "weight": Cast(5, 3, forward=5), "grad_output": Cast(2, 4)},
-    # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
-    gathered_weight=Cast(0.6, 2),
-    source=_TORCHAO,
-)
-# Along the tokens: a transposed copy in bfloat16 (4), then a cast (3), as torchao's own roofline charges the weight; the
-# input's is made backward, from what was saved. An output gradient is transposed where it is made (5). Gradients' products
-# are tensorwise ones, rescaled afterwards (torchao pull request 1325): 4 bytes of the weight's gradient, while the input's
-# is rescaled where it is used.
-ROWWISE_AO = Recipe(
-    "rowwise",
-    "compiler",
-    {"input": Cast(3, 7, forward=3), "weight": Cast(7, 7, forward=3), "grad_output": Cast(3, 5)},
-    kind=ROWWISE,
-    # Of three products the forward one is a rowwise kernel, at 90 to 100 % of the tensorwise one (pytorch issue 147971)
-    product_share=0.98,
-    source=_TORCHAO,
-)
-GW_HP_AO = Recipe(
-    "rowwise_with_gw_hp",
-    "compiler",
-    {"input": Cast(3, forward=3), "weight": Cast(5, 3, forward=3), "grad_output": Cast(3)},
-    fp8_gemms=("output", "grad_input"),
-    kind=ROWWISE,
-    source=_TORCHAO,
-)
-NOCOMPILE_AO = Recipe(
-    "nocompile",
-    "compiler",
-    {tensor: Cast(2, 4, forward=_FORWARD[tensor] * 5) for tensor in TENSORS},
-    shares_input=False,
-    source="torchao.prototype.float8nocompile: amax, then both layouts from one read",
-)
-EXPERIMENTAL_EAGER = Recipe(
-    "tensorwise, operators of 2023",
-    "compiler",
-    {tensor: Cast(17, 2, forward=_FORWARD[tensor] * 17) for tensor in TENSORS},
-    shares_input=False,
-    source="float8_experimental: three casts in bfloat16, one operator each",
-)
-DELAYED_TE = Recipe(
-    "delayed",
-    "kernels",
-    {tensor: Cast(4, kernels=1, forward=_FORWARD[tensor] * 3) for tensor in TENSORS},
-    source="TransformerEngine: cast_transpose",
-)
-CURRENT_TE = Recipe(
-    "current",
-    "kernels",
-    {tensor: Cast(6, forward=_FORWARD[tensor] * 5) for tensor in TENSORS},
-    source="TransformerEngine: amax, cast_transpose",
-)
-BLOCK_TE = Recipe(
-    "block",
-    "kernels",
-    {tensor: Cast(4.1, kernels=1, forward=_FORWARD[tensor] * 3.1) for tensor in TENSORS},
-    product_share=0.77,
-    source="TransformerEngine: one read of a tile; product's share as in harness.advise.recipes",
-)
-
-# Every second product of a block is run again, attention is kept (torchtitan, selective activation checkpointing by op).
-BY_OP = Again(products=0.5, between=1.0)
-FULL = Again(1.0, 1.0, 1.0)
-EVERY_SECOND = Again(0.5, 0.5, 0.5)
-
-META_H100 = "H100 500 W, HBM2e"  # Meta's own, in which most published runs were made
 _TITAN_TP = "torchtitan, benchmarks/asyncTP_llama3_h100_2025-06"
 _AO_DOCS = "torchao docs, training workflow"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One published ratio.
-
-    Attributes:
-        key: short name.
-        model: a name of `harness.models.MODELS` or of `harness.advise.published.OTHER_MODELS`; "" for a single layer.
-        machine: `META_H100`, or a key of the peak table.
-        recipe: what ran.
-        measured: FP8 over bf16.
-        source: where it stands.
-        batch, seq: of one GPU's forward pass, of a tensor-parallel group's.
-        bf16: published tokens/s of a GPU in bf16; None where it is not.
-        plan: arguments of `harness.advise.step.Plan`; "tp" is split off first.
-        left_out: last words of names that stayed in bf16.
-        layer: tokens, K and N of a single layer.
-        known: all conditions that the prediction needs are published.
-        note: what is not.
-    """
-
-    key: str
-    model: str
-    machine: str
-    recipe: Recipe
-    measured: float
-    source: str
-    batch: int = 1
-    seq: int = 8192
-    bf16: float | None = None
-    plan: Mapping[str, object] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ("head",)
-    layer: tuple[int, int, int] | None = None
-    known: bool = True
-    note: str = ""
 
 
 def _unshared(recipe: Recipe) -> Recipe:
@@ -398,7 +298,7 @@ CASES: tuple[Case, ...] = (
         1.22,
         "RFC of 2023",
         seq=4096,
-        plan={"dp": 8},
+        plan={"dp": 8, "copied": False},
         known=False,
         note="GPUs, batch and length",
     ),
@@ -465,28 +365,4 @@ CASES: tuple[Case, ...] = (
         )
         for recipe, measured in ((CURRENT_TE, 1.57), (DELAYED_TE, 1.69), (BLOCK_TE, 1.41))
     ),
-)
-
-# Looked at only when the prediction was done: another library, another model family, the same GPU at 700 W.
-_LLM_FOUNDRY = "llm-foundry, scripts/train/benchmarking/README"
-HELD_OUT: tuple[Case, ...] = tuple(
-    Case(
-        f"MPT {size}, length {seq}",
-        f"mpt_{size}",
-        "H100 SXM",
-        DELAYED_TE,
-        fp8 / bf16,
-        _LLM_FOUNDRY,
-        batch=batch,
-        seq=seq,
-        bf16=bf16,
-        plan={"compiled": False, "dp": 8, "accumulation": accumulation, "again": again, "gather_fp8": False},
-    )
-    for size, seq, batch, accumulation, again, fp8, bf16 in (
-        ("3b", 512, 40, 6, Again(), 36527, 27965),
-        ("3b", 8192, 3, 6, Again(), 19146, 16578),
-        ("3b", 32768, 3, 6, FULL, 5856, 5873),
-        ("1b", 512, 56, 4, Again(), 70315, 52275),
-        ("1b", 32768, 1, 4, Again(), 12580, 12025),
-    )
 )

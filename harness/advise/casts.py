@@ -52,6 +52,8 @@ class Recipe:
         fp8_gemms: which of the three GEMMs run in FP8.
         kind: of its products, see `harness.ceilings`.
         shares_input: layers that read one tensor read one cast of it.
+        rescaled: bytes for an element of the input's gradient, where a kernel of its own applies the scales to it.
+        fuses_gathers: asynchronous tensor parallelism finds its products behind what is gathered.
         product_share: rate of its products over those of `kind`.
         gathered_weight: the weight's cast where FSDP sends it in FP8, so that only a shard is cast before; None where it
             can't.
@@ -65,5 +67,7 @@ class Recipe:
     kind: str = TENSORWISE
     shares_input: bool = True
     product_share: float = 1.0
+    rescaled: float = 0.0
+    fuses_gathers: bool = True
     gathered_weight: Cast | None = None
     source: str = ""

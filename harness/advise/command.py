@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness import environment, store
 from harness.advise import measured
 from harness.advise.advice import advice
 from harness.advise.decide import advise
+from harness.advise.gpu import gpu_and_rows
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates, unavailable
 from harness.advise.show import as_dict, show
@@ -21,7 +21,6 @@ from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
 from harness.ceilings import ceilings
 from harness.errors import UsageError, unknown
-from harness.hardware import lookup, named
 from harness.models import MODELS, ModelSpec, UserModel, resolve
 from harness.models.user import BATCH, TARGET, canonical
 from harness.terminal import console, printable
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from harness.advise.measured import Check
     from harness.advise.model import Model
     from harness.advise.rates import Rates
-    from harness.hardware import Device
 
 USAGE = """\
 usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
@@ -155,7 +153,7 @@ def answer(question: Question) -> Advice:
     Raises:
         UsageError: see `main`.
     """
-    device, frame = _device(question)
+    device, frame = gpu_and_rows(question.gpu, question.runs)
     reached = ceilings(frame) if frame is not None else None
     rates = rates_of(device, reached, network_gb_s=question.network_gb_s)
     model = _model(question)
@@ -185,7 +183,7 @@ def plan_of(question: Question) -> Plan:
         accumulation=question.accumulation,
         dp=question.dp,
         node=question.node,
-        gather_fp8=False,  # fp8core sends weights in bf16
+        gather_fp8=False,  # fp8core sends weights in bf16 unless it is asked to send codes
         update_bytes=update,
         gradient_bytes=gradient,
     )
@@ -196,56 +194,6 @@ def _step_seconds(question: Question, model: Model) -> float | None:
     if question.bf16_tokens_per_s is None:
         return None
     return model.tokens * question.accumulation / (question.tp * question.bf16_tokens_per_s)
-
-
-def _device(question: Question) -> tuple[Device, pd.DataFrame | None]:
-    """The GPU that is named, that the runs are of, or that is here; and the rows of it."""
-    frame = _rows(question.runs) if question.runs else None
-    device = named(question.gpu) if question.gpu else None
-    if frame is not None:
-        envs = {text: json.loads(text or "{}") for text in frame["env"].dropna().unique()}
-        found = {text: _known(env) for text, env in envs.items()}
-        if device is None:
-            device = next((d for d in found.values() if d is not None), None)
-            if device is None:
-                seen = (
-                    ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
-                    or "none"
-                )
-                raise UsageError(
-                    f"runs={','.join(question.runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
-                    "name one with gpu=, or add a literal to harness/hardware/table.py"
-                )
-        names = sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()})
-        frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
-        if frame.empty:
-            raise UsageError(
-                f"runs={','.join(question.runs)}: no row is of the {device.key} (found: "
-                f"{printable(', '.join(names)) or 'no row'}); leave runs= out, or name a run of that GPU"
-            )
-    elif device is None:
-        if not torch.cuda.is_available():
-            raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
-        here = environment.fingerprint("cuda")
-        device = _known(here)
-        if device is None:
-            raise UsageError(
-                f"the peak of {here['gpu']!r} is not known; name the nearest relative with gpu=, or add a literal to "
-                "harness/hardware/table.py"
-            )
-    return device, frame
-
-
-def _rows(runs: Sequence[str]) -> pd.DataFrame:
-    frame, _ = store.read_quietly([store.find_run(run) for run in runs])
-    if frame.attrs["problems"]:
-        raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
-    return frame
-
-
-def _known(env: Mapping[str, Any]) -> Device | None:
-    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
-    return lookup(name, memory, env.get("power_limit_w")) if name and memory else None
 
 
 def _model(question: Question) -> Model:

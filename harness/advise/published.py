@@ -9,7 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.advise.cases import CASES, HELD_OUT, META_H100, Case
+from harness.advise.case import META_H100, Case
+from harness.advise.cases import CASES
+from harness.advise.held_out import HELD_OUT
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.advise.step import Plan, Ratio, layer_cost, speedup, step_ratio, with_interval
@@ -69,27 +71,44 @@ class Outcome:
         return "right" if (self.predicted.value > 1) == (self.case.measured > 1) else "wrong"
 
 
-def outcome(case: Case) -> Outcome:
-    """The prediction for one case."""
-    rates = machine(case.machine)
-    if case.layer is not None:
-        tokens, K, N = case.layer
-        layer = Linear("", K, N, tokens, 0)
-        return Outcome(
-            case, with_interval(lambda r: layer_cost(layer, case.recipe, r).speedup, rates, rates.figures)
-        )
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a case of a whole step is predicted from: its model (one GPU's part), rates, plan and layers in FP8."""
+
+    model: Model
+    rates: Rates
+    plan: Plan
+    converted: frozenset[str]
+
+
+def step_of(case: Case) -> Step:
+    """The step of a case."""
     model = _model(case.model, case.seq).with_tokens(case.batch * case.seq)
     given: dict[str, Any] = dict(case.plan)
     plan = Plan(**{key: value for key, value in given.items() if key != "tp"})
     if given.get("tp", 1) > 1:
         model, exchanges = split(model, given["tp"])
         plan = replace(plan, tp=given["tp"], exchanges=exchanges)
-    converted = {layer.fqn for layer in model.layers if layer.fqn.rsplit(".", 1)[-1] not in case.left_out}
+    converted = (layer.fqn for layer in model.layers if layer.fqn.rsplit(".", 1)[-1] not in case.left_out)
+    return Step(model, machine(case.machine), plan, frozenset(converted))
+
+
+def outcome(case: Case) -> Outcome:
+    """The prediction for one case."""
+    if case.layer is not None:
+        rates = machine(case.machine)
+        tokens, K, N = case.layer
+        layer = Linear("", K, N, tokens, 0)
+        return Outcome(
+            case, with_interval(lambda r: layer_cost(layer, case.recipe, r).speedup, rates, rates.figures)
+        )
+    step = step_of(case)
     anchored = None
     if case.bf16 is not None:
-        seconds = case.batch * case.seq * plan.accumulation / (plan.tp * case.bf16)
-        anchored = step_ratio(model, rates, replace(plan, bf16_step_s=seconds), case.recipe, converted)
-    return Outcome(case, speedup(model, rates, plan, case.recipe, converted), anchored)
+        seconds = step.model.tokens * step.plan.accumulation / (step.plan.tp * case.bf16)
+        known = replace(step.plan, bf16_step_s=seconds)
+        anchored = step_ratio(step.model, step.rates, known, case.recipe, step.converted)
+    return Outcome(case, speedup(step.model, step.rates, step.plan, case.recipe, step.converted), anchored)
 
 
 @functools.cache

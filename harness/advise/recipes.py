@@ -1,6 +1,6 @@
 """What fp8core's recipes cost, as plain data for the prediction: bytes of each cast, GEMMs in FP8, kind of product.
 
-Eager casts are fp8core's fused kernels (`fp8core.kernels.traffic`, by way of the suite `recipes`). Under torch.compile
+Eager casts are fp8core's fused kernels (`fp8core.kernels.traffic`, by way of `harness.cast_traffic`). Under torch.compile
 they are generated code, for which these rules hold: the amax of an input is taken where the input is made; a product's
 result (output gradient) and a weight are read once more for theirs; one cast that serves both contractions is kept as
 codes and transposed as codes; every other second cast reads the tensor again, and once more if its scales need it.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS, Cast, Recipe
+from harness.cast_traffic import TENSORS as PLACES
+from harness.cast_traffic import cast_bytes, one_layout_bytes
 from harness.ceilings import ROWWISE, TENSORWISE
-from harness.suites.recipes import TENSORS as PLACES
-from harness.suites.recipes import cast_bytes, one_layout_bytes
 
 if TYPE_CHECKING:
     from fp8core.recipe import Cast as CoreCast
@@ -67,6 +67,7 @@ def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
         fp8_gemms=tuple(name for name in GEMMS if recipe.gemms[name].is_fp8),
         kind=ROWWISE if granularity == "rowwise" else TENSORWISE,
         product_share=_PRODUCT_SHARE[granularity],
+        fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
         gathered_weight=Cast(0.6, 2.0) if recipe.name == "tensorwise" else None,
         source="fp8core.kernels.traffic" if not compiled else "rules of harness.advise.recipes",
     )

@@ -14,6 +14,14 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from harness.advise.gemm import BF16, FLOOR_S, product_seconds
+from harness.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Group,
+    seconds,
+    small_all_reduce,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,9 +30,6 @@ if TYPE_CHECKING:
     from harness.advise.model import Linear, Model
     from harness.advise.rates import Rates
 
-_HOP_S = 14e-6  # NCCL's own estimate for a step of a ring over the network, protocol Simple
-_HOP_NODE_S = 3.4e-6  # the same over NVLink
-_BASE_S = 8.4e-6  # NCCL's own estimate for the start of a ring, protocol Simple
 _SCALES_A_LAYER = 2  # of a layer's three tensors, those whose scale goes across the split
 _CONFIDENCE = 1.96
 _BF16, _FP8 = 2.0, 1.0
@@ -69,12 +74,15 @@ class Plan:
         compiled: by torch.compile.
         again: what is run twice.
         accumulation: microbatches of an optimizer step.
-        dp: GPUs over which FSDP shards; 1: none.
+        dp: GPUs that have each their own data; 1: one alone.
+        replicas: copies of the weights, each over `dp / replicas` GPUs (HSDP); 1: FSDP shards over all.
         tp: GPUs that share each layer; the model given to `step_cost` is then one GPU's part
             (`harness.advise.tensor_parallel`), and `exchanges` what it sends.
         exchanges: activations that tensor parallelism gathers and scatters in one pass.
         node: GPUs of a node.
         gather_fp8: FSDP gathers weights in FP8 where the recipe can.
+        copied: FSDP2, which copies what it gathers and reduces; FSDP1 works in place.
+        reduce_each: gradients are reduced after every microbatch, and not only after the last.
         tp_gather_fp8: tensor parallelism gathers activations in FP8.
         tp_overlap: each of its exchanges runs beside the products that it belongs to (asynchronous tensor parallelism).
         update_bytes: of weights, gradients and optimizer states that an update moves, for a parameter.
@@ -87,10 +95,13 @@ class Plan:
     again: Again = Again()
     accumulation: int = 1
     dp: int = 1
+    replicas: int = 1
     tp: int = 1
     exchanges: tuple[Exchange, ...] = ()
     node: int = 8
     gather_fp8: bool = True
+    copied: bool = True
+    reduce_each: bool = False
     tp_gather_fp8: bool = False
     tp_overlap: bool = False
     update_bytes: float = (
@@ -127,7 +138,8 @@ class LayerCost:
     Attributes:
         layer: which.
         bf16, fp8: of each GEMM.
-        casts: of each tensor; the input's is that of all layers that share it.
+        casts: of each tensor, and of the input's gradient where it is rescaled; the input's is that of all layers
+            that share it.
         forward_casts: of each tensor, what recomputation adds: the cast for the forward product alone.
     """
 
@@ -171,8 +183,14 @@ def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
         "weight": layer.K * layer.N,
         "grad_output": layer.tokens * layer.N,
     }
-    casts = {t: cast_seconds(elements[t], t, recipe, rates) if recipe is not None else 0.0 for t in elements}
-    forward = {t: forward_cast_seconds(elements[t], t, recipe, rates) for t in elements} if recipe else casts
+    if recipe is None:
+        nothing = dict.fromkeys(elements, 0.0)
+        return LayerCost(layer, bf16, fp8, nothing, nothing)
+    casts = {t: cast_seconds(elements[t], t, recipe, rates) for t in elements}
+    forward = {t: forward_cast_seconds(elements[t], t, recipe, rates) for t in elements}
+    if recipe.rescaled and "grad_input" in recipe.fp8_gemms:
+        casts["grad_input"] = elements["input"] * recipe.rescaled / rates["bandwidth"]
+        forward["grad_input"] = 0.0
     return LayerCost(layer, bf16, fp8, casts, forward)
 
 
@@ -244,12 +262,11 @@ def step_cost(
     # The CPU must have launched everything by the time that the device is done.
     launching = kernels * rates["launch" if plan.compiled else "dispatch"]
     idle = max(0.0, launching - once)
-    optimizer = plan.update_bytes * model.parameters / plan.dp / rates["bandwidth"]
+    optimizer = plan.update_bytes * model.parameters * plan.replicas / plan.dp / rates["bandwidth"]
     fp8_weights = sum(la.K * la.N for la in model.layers if la.fqn in converted) if recipe else 0
     exposed = _sharding(model, rates, plan, recipe, fp8_weights, once + idle)
     if plan.tp > 1:
-        small = _SCALES_A_LAYER * len(converted) if recipe is not None else 0
-        exposed += _tensor_parallel(rates, plan, recipe is not None, small, times)
+        exposed += _tensor_parallel(rates, plan, recipe, len(converted), times)
     n = plan.accumulation
     return Parts(
         n * linear, n * casts, n * products, n * attention, n * between, optimizer, exposed, n * idle
@@ -259,52 +276,75 @@ def step_cost(
 def gather_seconds(model: Model, rates: Rates, plan: Plan, fp8_weights: float = 0.0) -> float:
     """Seconds in which FSDP gathers the weights of one pass over the model once."""
     sent = _BF16 * (model.parameters - fp8_weights) + _FP8 * fp8_weights
-    return _collective(sent, rates, plan, model.blocks + 1)
+    return _sharded(ALL_GATHER, sent, model, rates, plan)
 
 
 def _sharding(
     model: Model, rates: Rates, plan: Plan, recipe: Recipe | None, fp8_weights: float, compute: float
 ) -> float:
-    """What FSDP adds to the step: what computation does not hide, and the first gather and last reduction."""
+    """What FSDP adds to the step: what computation does not hide, the first gather and last reduction, and its copies.
+
+    With replicas (HSDP) what is reduced is then reduced among them too. FSDP2 copies what was gathered into each
+    parameter (read and written, twice a pass), and gradients into what is reduced, between the products
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2.13: split_with_sizes_copy, chunk_cat).
+    """
     if plan.dp == 1:
         return 0.0
     sends_fp8 = recipe is not None and recipe.gathered_weight is not None and plan.gather_fp8
     gathers = 2 * gather_seconds(model, rates, plan, fp8_weights if sends_fp8 else 0.0)
-    reduce = _collective(plan.gradient_bytes * model.parameters, rates, plan, model.blocks + 1)
-    whole = plan.accumulation * gathers + reduce
+    gradients = plan.gradient_bytes * model.parameters
+    reduce = _sharded(REDUCE_SCATTER, gradients, model, rates, plan)
+    if plan.replicas > 1:
+        across = Group.of(plan.replicas, plan.dp * plan.tp // plan.replicas, plan.node)
+        shard = gradients * plan.replicas / plan.dp
+        reduce += seconds(ALL_REDUCE, shard, across, rates["link"], rates["network"], model.blocks + 1)
+    reductions = plan.accumulation if plan.reduce_each else 1
+    whole = plan.accumulation * gathers + reductions * reduce
+    copies = 0.0
+    if plan.copied:
+        sent = _BF16 * model.parameters - (fp8_weights if sends_fp8 else 0.0)
+        moved = plan.accumulation * 4 * sent + reductions * (_BF16 * model.parameters + gradients)
+        copies = moved / rates["bandwidth"]
     ends = (gathers / 2 + reduce) / (model.blocks + 1)
-    return ends + max(0.0, whole - ends - plan.accumulation * compute)
+    scales = small_all_reduce(_shards(plan)) if sends_fp8 else 0.0
+    return ends + scales + copies + max(0.0, whole - ends - plan.accumulation * compute)
+
+
+def _shards(plan: Plan) -> Group:
+    """The GPUs over which one copy of the weights lies."""
+    return Group.of(plan.dp // plan.replicas, plan.tp, plan.node)
+
+
+def _sharded(kind: str, payload: float, model: Model, rates: Rates, plan: Plan) -> float:
+    """Seconds of a collective of each block and of what is outside of blocks."""
+    return seconds(kind, payload, _shards(plan), rates["link"], rates["network"], model.blocks + 1)
 
 
 def _tensor_parallel(
-    rates: Rates, plan: Plan, fp8: bool, small: int, times: Mapping[str, Mapping[str, float]]
+    rates: Rates, plan: Plan, recipe: Recipe | None, converted: int, times: Mapping[str, Mapping[str, float]]
 ) -> float:
     """What tensor parallelism adds: each input is gathered and each result scattered, and backward the other way round.
 
-    `small` amaxes of split tensors are agreed upon, one by one. `times` are those of the products of each layer.
+    Amaxes of split tensors are agreed upon, one by one. `times` are those of the products of each layer.
     """
+    fp8 = recipe is not None
+    small = _SCALES_A_LAYER * converted if fp8 else 0
     halved = _FP8 / _BF16 if fp8 and plan.tp_gather_fp8 else 1.0
-    share = (plan.tp - 1) / plan.tp / rates["link"]
-    seconds = 0.0
+    group = Group.of(plan.tp, 1, plan.node)
+    spent = 0.0
     for exchange in plan.exchanges:
         for role, gathering, passes in (
             ("output", exchange.gathers, 1 + plan.again.products),
             ("grad_input", not exchange.gathers, 1.0),
         ):
-            once = exchange.sent * (halved if gathering else 1.0) * share
-            if plan.tp_overlap:
+            kind, payload = (
+                (ALL_GATHER, exchange.sent * halved) if gathering else (REDUCE_SCATTER, exchange.sent)
+            )
+            once = seconds(kind, payload, group, rates["link"], rates["network"])
+            if plan.tp_overlap and not (gathering and recipe is not None and not recipe.fuses_gathers):
                 once = max(0.0, once - sum(times[fqn][role] for fqn in exchange.layers))
-            seconds += passes * once
-    return plan.accumulation * (seconds + small * (_BASE_S + 2 * (plan.tp - 1) * _HOP_NODE_S))
-
-
-def _collective(sent: float, rates: Rates, plan: Plan, messages: int) -> float:
-    """A ring over all GPUs: within a node at the link's speed, between nodes at that of all its network cards."""
-    nodes = math.ceil(plan.dp * plan.tp / plan.node)
-    speed = rates["link"] if nodes == 1 else min(rates["link"], rates["network"] * plan.node / plan.tp)
-    hop = _HOP_NODE_S if nodes == 1 else _HOP_S
-    steps = plan.dp - 1 if nodes == 1 else nodes - 1
-    return sent * (plan.dp - 1) / plan.dp / speed + messages * steps * hop
+            spent += passes * once
+    return plan.accumulation * (spent + small * small_all_reduce(group))
 
 
 def step_ratio(model: Model, rates: Rates, plan: Plan, recipe: Recipe, converted: Collection[str]) -> float:

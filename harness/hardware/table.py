@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+from harness.hardware.amd import AMD
 from harness.hardware.device import Device, Other, Reached
+from harness.hardware.sources import MAMF, TITAN
 
 _AMPERE = MappingProxyType({"bf16": 2048})
 _ADA = MappingProxyType({"bf16": 1024, "fp8": 2048})
@@ -13,8 +15,6 @@ _ADA = MappingProxyType({"bf16": 1024, "fp8": 2048})
 _GEFORCE = MappingProxyType({"bf16": 512, "fp8": 1024, "fp8_fp16acc": 2048})
 _HOPPER = MappingProxyType({"bf16": 4096, "fp8": 8192})
 _BLACKWELL = MappingProxyType({"bf16": 8192, "fp8": 16384})
-_CDNA3 = MappingProxyType({"bf16": 2048, "fp8": 4096})
-_CDNA4 = MappingProxyType({"bf16": 4096, "fp8": 8192})
 
 _NVLINK3, _NVLINK4, _NVLINK5, _PCIE4, _PCIE5 = 300.0, 450.0, 900.0, 32.0, 64.0
 
@@ -27,9 +27,6 @@ _ADA_PAPER = "NVIDIA Ada GPU architecture white paper, appendix A, through pages
 _BLACKWELL_PAPER = (
     "NVIDIA RTX Blackwell GPU architecture white paper, appendix B, through pages that quote it"
 )
-_AMD = "https://www.amd.com/en/products/accelerators/instinct/"
-_MAMF = "ml-engineering, MAMF table, best of a sweep over shapes (there M x N x K)"
-_TITAN = "torchtitan, get_peak_flops"
 _TORCHAO = "torchao, roofline_utils.py"
 
 
@@ -59,8 +56,8 @@ def _gh200(key: str, name: str, memory_gib: float, bandwidth: float, others: tup
         link_gb_s=_NVLINK4,
         others=others,
         reached=(
-            Reached("bf16", 828.6, _MAMF, power_w=900),
-            Reached("fp8", 1535.0, _MAMF, (1024, 14336, 14336), power_w=900),
+            Reached("bf16", 828.6, MAMF, power_w=900),
+            Reached("fp8", 1535.0, MAMF, (1024, 14336, 14336), power_w=900),
         ),
         remark="one limit is shared by GPU and CPU: 450 to 1000 W",
     )
@@ -225,8 +222,8 @@ DEVICES: tuple[Device, ...] = (
             ),
         ),
         reached=(
-            Reached("bf16", 794.5, _MAMF, (2048, 13312, 2048)),
-            Reached("fp8", 1402.6, _MAMF, (1024, 14336, 9216)),
+            Reached("bf16", 794.5, MAMF, (2048, 13312, 2048)),
+            Reached("fp8", 1402.6, MAMF, (1024, 14336, 9216)),
         ),
     ),
     Device(
@@ -282,8 +279,8 @@ DEVICES: tuple[Device, ...] = (
         clock_implied=True,
         link_gb_s=_NVLINK4,
         reached=(
-            Reached("bf16", 794.5, _MAMF, (2048, 13312, 2048), of="H100 SXM"),
-            Reached("fp8", 1453.4, _MAMF, (1280, 12032, 4096)),
+            Reached("bf16", 794.5, MAMF, (2048, 13312, 2048), of="H100 SXM"),
+            Reached("fp8", 1453.4, MAMF, (1280, 12032, 4096)),
         ),
     ),
     Device(
@@ -305,7 +302,7 @@ DEVICES: tuple[Device, ...] = (
             Other(
                 "bf16",
                 989.0,
-                f"{_TITAN} and others",
+                f"{TITAN} and others",
                 "taken for an H200 SXM by part of its name",
                 valid=False,
             ),
@@ -346,7 +343,7 @@ DEVICES: tuple[Device, ...] = (
             Other("bandwidth_tb_s", 7.672, _TORCHAO, "from the bus width of 7680 bits that CUDA 13 reports"),
             Other("bf16", 4500.0, "an early entry of torchtitan", "with sparsity", valid=False),
         ),
-        reached=(Reached("bf16", 1745.0, _MAMF), Reached("fp8", 3432.5, _MAMF)),
+        reached=(Reached("bf16", 1745.0, MAMF), Reached("fp8", 3432.5, MAMF)),
     ),
     Device(
         key="GB200",
@@ -367,80 +364,8 @@ DEVICES: tuple[Device, ...] = (
             Other("bf16", 2250.0, _TORCHAO, "the figure of a B200: 148 SMs and 1000 W"),
             Other("fp8", 4500.0, _TORCHAO, "the figure of a B200: 148 SMs and 1000 W"),
         ),
-        reached=(Reached("fp8", 3615.6, _MAMF),),
+        reached=(Reached("fp8", 3615.6, MAMF),),
         remark="one of the two GPUs of a superchip, or of the 72 of an NVL72",
     ),
-    Device(
-        key="MI300X",
-        names=("AMD Instinct MI300X", "AMD Instinct MI300X OAM"),
-        memory_gib=192.0,
-        max_power_w=750,
-        sm_count=304,
-        clock_mhz=2100,
-        flop_per_clock_sm=_CDNA3,
-        tflops={"bf16": 1307.4, "fp8": 2614.9},
-        bandwidth_tb_s=5.3,
-        source=f"{_AMD}mi300/mi300x.html",
-        capability="gfx942",
-        max_clock_mhz=2100,
-        link_gb_s=448.0,
-        others=(
-            Other("bf16", 1300.0, f"ml-engineering; {_TITAN}", "rounded"),
-            Other("fp8", 2610.0, "ml-engineering", "rounded"),
-        ),
-        reached=(Reached("bf16", 668.4, f"{_MAMF}, with tunable operators"),),
-    ),
-    Device(
-        key="MI325X",
-        names=("AMD Instinct MI325X", "AMD Instinct MI325X OAM"),
-        memory_gib=256.0,
-        max_power_w=1000,
-        sm_count=304,
-        clock_mhz=2100,
-        flop_per_clock_sm=_CDNA3,
-        tflops={"bf16": 1307.4, "fp8": 2614.9},
-        bandwidth_tb_s=6.0,
-        source=f"{_AMD}mi300/mi325x.html",
-        capability="gfx942",
-        max_clock_mhz=2100,
-        link_gb_s=448.0,
-        others=(Other("bf16", 1300.0, _TITAN, "rounded"),),
-    ),
-    Device(
-        key="MI350X",
-        names=("AMD Instinct MI350X", "AMD Instinct MI350X OAM"),
-        memory_gib=288.0,
-        max_power_w=1000,
-        sm_count=256,
-        clock_mhz=2200,
-        flop_per_clock_sm=_CDNA4,
-        tflops={"bf16": 2300.0, "fp8": 4600.0},
-        bandwidth_tb_s=8.0,
-        source=f"{_AMD}mi350/mi350x.html",
-        capability="gfx950",
-        max_clock_mhz=2200,
-        link_gb_s=537.6,
-        others=(
-            Other(
-                "bf16", 312.0, "torchtitan before pull request 4779", "an A100's, by fallback", valid=False
-            ),
-        ),
-        date="2026-11",
-    ),
-    Device(
-        key="MI355X",
-        names=("AMD Instinct MI355X", "AMD Instinct MI355X OAM"),
-        memory_gib=288.0,
-        max_power_w=1400,
-        sm_count=256,
-        clock_mhz=2400,
-        flop_per_clock_sm=_CDNA4,
-        tflops={"bf16": 2500.0, "fp8": 5000.0},
-        bandwidth_tb_s=8.0,
-        source=f"{_AMD}mi350/mi355x.html",
-        capability="gfx950",
-        max_clock_mhz=2400,
-        link_gb_s=537.6,
-        others=(Other("fp8", 10100.0, "press material", "with sparsity", valid=False),),
-    ),
+    *AMD,
 )

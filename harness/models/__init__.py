@@ -195,8 +195,21 @@ MODELS: Mapping[str, ModelSpec] = {
             "KempnerInstitute/KempnerForge, configs/train/7b_16gpu_fp8.toml",
             _llama3(32, 4096, 32, 14336, max_seq=4096),
         ),
+        ModelSpec(
+            "llama_13b",
+            "KempnerForge's 13B, Llama 3's architecture",
+            "KempnerInstitute/KempnerForge, benchmarks/weak_scaling_160gpu/README.md",
+            _llama3(40, 5120, 40, 17920),
+        ),
         ModelSpec("llama3_8b", "Llama 3 8B", _LLAMA3 + "8B", _llama3(32, 4096, 32, 14336), 8_030_261_248),
         ModelSpec("llama3_70b", "Llama 3 70B", _LLAMA3 + "70B", _llama3(80, 8192, 64, 28672), 70_553_706_496),
+        ModelSpec(
+            "llama3_405b",
+            "Llama 3.1 405B",
+            "arXiv:2407.21783 table 3; config.json of meta-llama/Llama-3.1-405B",
+            _llama3(126, 16384, 128, 53248, max_seq=131072, rope_scaling=RopeScaling(8.0)),
+            405_853_388_800,
+        ),
         ModelSpec(
             "llama_moe_tiny",
             "llama_tiny with 4 experts, 2 a token",

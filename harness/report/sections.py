@@ -11,6 +11,7 @@ from harness.report import (
     numerics,
     paying,
     roofline,
+    scaling,
     steps,
     tables,
     text,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
     from harness.report.table import Grid, Table
 
-PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence")
+PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,13 @@ def _suites(machine: Machine) -> list[Section]:
             "Times are the emulation's.",
             tradeoff.outliers(machine),
             numeric=True,
+        ),
+        Section(
+            f"scale-{key}",
+            "Beyond this machine",
+            "Predicted, not measured: bytes from the shapes of the parameters, time by published or measured rates "
+            "(docs/scale.md says how far they are off where others published theirs).",
+            tables=[scaling.scale_table(machine)] if "scale" in machine.suites else [],
         ),
         *(suite(name, name.capitalize(), "") for name in machine.suites if name not in PLACED),
     ]

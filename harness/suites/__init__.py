@@ -14,6 +14,7 @@ from harness.suites import (
     linear,
     outliers,
     recipes,
+    scale,
     train,
 )
 
@@ -32,5 +33,6 @@ SUITES: Mapping[str, Suite | TrialSuite] = {
     "linear": linear,
     "outliers": outliers,
     "recipes": recipes,
+    "scale": scale,
     "train": train,
 }

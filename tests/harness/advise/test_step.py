@@ -139,11 +139,11 @@ def test_accumulation_repeats_all_but_the_update() -> None:
 def test_sharding_hides_behind_computation_but_for_its_ends() -> None:
     """FSDP on 8 GPUs of 1 GB of weights: 2 gathers of bf16 and one float32 reduction; one block of 11 is not hidden."""
     big = replace(model(("x", 16384, 16384), tokens=65536), parameters=500_000_000, blocks=10)
-    plan = Plan(dp=8, update_bytes=0.0)
+    plan = Plan(dp=8, update_bytes=0.0, copied=False)
     link = RATES["link"]
     gather, reduce = 1e9 * 7 / 8 / link, 2e9 * 7 / 8 / link
     ends = step_cost(big, RATES, plan, None).communication
-    hops = 7 * 3.4e-6  # NCCL's own estimate of a step of the ring, of which each collective has seven
+    hops = 8.4e-6 + 7 * 3.4e-6  # NCCL's own estimate of a ring's start and of a step, of which it has seven
     assert ends == pytest.approx((gather + reduce) / 11 + 2 * hops, rel=1e-6)
     few = big.with_tokens(256)
     exposed = step_cost(few, RATES, plan, None)
@@ -154,9 +154,10 @@ def test_sharding_hides_behind_computation_but_for_its_ends() -> None:
 def test_weights_gathered_in_fp8_take_half_as_long() -> None:
     few = replace(model(("x", 16384, 16384), tokens=64), blocks=10)
     sends = replace(SIX, gathered_weight=SIX.casts["weight"])
-    bf16 = step_cost(few, RATES, Plan(dp=8), SIX, ["x"]).communication
-    fp8 = step_cost(few, RATES, Plan(dp=8), sends, ["x"]).communication
-    kept = step_cost(few, RATES, Plan(dp=8, gather_fp8=False), sends, ["x"]).communication
+    plan = Plan(dp=8, copied=False)
+    bf16 = step_cost(few, RATES, plan, SIX, ["x"]).communication
+    fp8 = step_cost(few, RATES, plan, sends, ["x"]).communication
+    kept = step_cost(few, RATES, replace(plan, gather_fp8=False), sends, ["x"]).communication
     assert kept == bf16
     sent = 2 * 16384**2 * 7 / 8 / RATES["link"]
     assert bf16 - fp8 == pytest.approx(sent, rel=0.05), "half of two gathers"
@@ -167,7 +168,7 @@ def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     one = model(("x", 4096, 4096))
     exchange = Exchange(1e9, ("x",), True)
     plan = replace(BARE, tp=2, exchanges=(exchange,))
-    each = 1e9 / 2 / RATES["link"]
+    each = 1e9 / 2 / RATES["link"] + 8.4e-6 + 3.4e-6
     assert step_cost(one, RATES, plan, None).communication == pytest.approx(2 * each)
     halved = replace(plan, tp_gather_fp8=True)
     sent = step_cost(one, RATES, halved, SIX, ["x"]).communication
@@ -175,6 +176,62 @@ def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     times = layer_cost(one.layers[0], SIX, RATES).bf16
     overlapped = step_cost(one, RATES, replace(plan, tp_overlap=True), None).communication
     assert overlapped == pytest.approx(2 * each - times["output"] - times["grad_input"])
+    blind = replace(SIX, fuses_gathers=False)
+    fp8 = layer_cost(one.layers[0], blind, RATES).fp8
+    some = step_cost(one, RATES, replace(plan, tp_overlap=True), blind, ["x"]).communication
+    assert some == pytest.approx(2 * each - fp8["grad_input"], rel=0.05), (
+        "only the scatter hides; and two amaxes"
+    )
+
+
+def test_fsdp2_copies_what_it_gathers_and_reduces() -> None:
+    """500M weights: twice 1 GB read and written, gradients read in bf16 and written in float32; nothing hides them."""
+    big = replace(model(("x", 16384, 16384), tokens=65536), parameters=500_000_000, blocks=10)
+    plan = Plan(dp=8, update_bytes=0.0)
+
+    def added(recipe: Recipe | None, plan: Plan) -> float:
+        copied, not_copied = (
+            step_cost(big, RATES, replace(plan, copied=c), recipe, ["x"]).communication for c in (True, False)
+        )
+        return (copied - not_copied) * RATES["bandwidth"]
+
+    assert added(None, plan) == pytest.approx(4e9 + 1e9 + 2e9)
+    assert added(None, replace(plan, accumulation=3)) == pytest.approx(3 * 4e9 + 3e9)
+    assert added(None, replace(plan, accumulation=3, reduce_each=True)) == pytest.approx(3 * 4e9 + 3 * 3e9)
+    sends = replace(SIX, gathered_weight=SIX.casts["weight"])
+    assert added(sends, plan) == pytest.approx(7e9 - 4 * 16384**2), (
+        "a byte less of each weight that is sent in FP8"
+    )
+
+
+def test_copies_of_the_weights_reduce_among_themselves() -> None:
+    """16 GPUs on two nodes: a copy a node gathers by NVLink; its shard of gradients goes between nodes."""
+    few = replace(model(("x", 16384, 16384), tokens=256), parameters=500_000_000, blocks=10)
+    plan = Plan(dp=16, update_bytes=0.0, copied=False)
+    one, two = (step_cost(few, RATES, replace(plan, replicas=n), None) for n in (1, 2))
+    start, hop = 8.4e-6, 3.4e-6
+    sharded = (2e9 + 2e9) * 7 / 8 / RATES["link"] + 33 * (start + 7 * hop)
+    among = 2 * (2e9 / 8) / 2 / RATES["network"] + 11 * (start + 2 * 14e-6)
+    compute = two.total - two.communication
+    assert two.communication == pytest.approx(sharded + among - compute, rel=1e-6)
+    assert one.communication != two.communication
+    held = replace(plan, update_bytes=16.0)
+    assert step_cost(few, RATES, replace(held, replicas=2), None).optimizer == pytest.approx(
+        2 * step_cost(few, RATES, held, None).optimizer
+    ), "each GPU updates twice as many weights"
+
+
+def test_scales_that_are_applied_afterwards_take_a_pass_of_their_own() -> None:
+    after = replace(SIX, rescaled=4.0)
+    one = model(("x", 4096, 1024))
+    before = step_cost(one, RATES, BARE, SIX, ["x"])
+    found = step_cost(one, RATES, replace(BARE, again=Again(1.0)), after, ["x"])
+    again = step_cost(one, RATES, replace(BARE, again=Again(1.0)), SIX, ["x"])
+    once = 4 * 16384 * 4096 / RATES["bandwidth"]
+    assert found.casts - again.casts == pytest.approx(once), "backward runs once"
+    assert step_cost(one, RATES, BARE, after, ["x"]).casts - before.casts == pytest.approx(once)
+    kept = replace(after, fp8_gemms=("output", "grad_weight"))
+    assert "grad_input" not in layer_cost(one.layers[0], kept, RATES).casts
 
 
 def test_what_a_measured_step_has_beyond_its_parts_is_kept() -> None:

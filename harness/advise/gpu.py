@@ -1,0 +1,78 @@
+"""Which GPU a question is about, and what stored runs hold of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness import environment, store
+from harness.errors import UsageError
+from harness.hardware import lookup, named
+from harness.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+
+    from harness.hardware import Device
+
+
+def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | None]:
+    """The GPU that is named, that the runs are of, or that is here; and the rows of it, None where no run is named.
+
+    Args:
+        gpu: of the peak table; "": not named.
+        runs: ids or folders of stored runs.
+
+    Raises:
+        UsageError: an unknown GPU or run, runs of other GPUs, or neither named and none here.
+    """
+    frame = _rows(runs) if runs else None
+    device = named(gpu) if gpu else None
+    if frame is not None:
+        envs = {text: json.loads(text or "{}") for text in frame["env"].dropna().unique()}
+        found = {text: _known(env) for text, env in envs.items()}
+        if device is None:
+            device = next((d for d in found.values() if d is not None), None)
+            if device is None:
+                seen = (
+                    ", ".join(sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()}))
+                    or "none"
+                )
+                raise UsageError(
+                    f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
+                    "name one with gpu=, or add a literal to harness/hardware/table.py"
+                )
+        names = sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()})
+        frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
+        if frame.empty:
+            raise UsageError(
+                f"runs={','.join(runs)}: no row is of the {device.key} (found: "
+                f"{printable(', '.join(names)) or 'no row'}); leave runs= out, or name a run of that GPU"
+            )
+    elif device is None:
+        if not torch.cuda.is_available():
+            raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
+        here = environment.fingerprint("cuda")
+        device = _known(here)
+        if device is None:
+            raise UsageError(
+                f"the peak of {here['gpu']!r} is not known; name the nearest relative with gpu=, or add a literal to "
+                "harness/hardware/table.py"
+            )
+    return device, frame
+
+
+def _rows(runs: Sequence[str]) -> pd.DataFrame:
+    frame, _ = store.read_quietly([store.find_run(run) for run in runs])
+    if frame.attrs["problems"]:
+        raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
+    return frame
+
+
+def _known(env: Mapping[str, Any]) -> Device | None:
+    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+    return lookup(name, memory, env.get("power_limit_w")) if name and memory else None

@@ -1,0 +1,105 @@
+"""Scaling: what a step is predicted to send, hold and take on GPUs that are not here (suite `scale`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness.compare import rows_of
+from harness.report import text
+from harness.report.table import (
+    Cell,
+    Spec,
+    Table,
+    count_cell,
+    make_table,
+    number_cell,
+    resolved_of,
+    share_cell,
+)
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
+    from harness.report.table import Record
+
+_GB = 1e9
+_SENT = {  # parts of `wire_bytes` -> heading
+    "weights_forward": "weights forward",
+    "weights_backward": "weights backward",
+    "gradients": "gradients",
+    "gradients_copies": "among copies",
+    "activations_gathered": "activations gathered",
+    "activations_scattered": "activations scattered",
+}
+
+
+def scale_table(machine: Machine) -> Table:
+    """A row for each predicted step: what a GPU sends for what, its memory, its tokens/s and MFU."""
+    records = _records(machine)
+    if not records:
+        return Table("scale", (), ())
+    without = machine.constant_axes("scale")
+    specs = [
+        Spec("job", lambda r: _job_cell(r, without), numeric=False),
+        Spec("GPUs", lambda r: count_cell(r["world"])),
+        Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
+        Spec("step (ms)", lambda r: number_cell(r.get("predicted_step_ms"), 4), "predicted"),
+        Spec("exposed (ms)", lambda r: number_cell(r.get("exposed"), 3), "communication that nothing hides"),
+        Spec("tokens/s/GPU", lambda r: number_cell(r["resolved_"].get("tokens_per_s"), 4), "predicted"),
+        Spec("mixed MFU", lambda r: share_cell(r["resolved_"].get("mfu_mixed")), "FLOPs as PaLM counts them"),
+        Spec("memory (GB)", _memory_cell, "of one GPU, predicted; 1e9 bytes"),
+        *(
+            Spec(f"{heading} (GB)", _sent(part), "sent by a GPU in a step; 1e9 bytes", needs=part)
+            for part, heading in _SENT.items()
+            if any(part in r for r in records)
+        ),
+    ]
+    shared = text.axes_said(text.axes_of(records[0]["axes"]), sorted(without))
+    caption = f"Predictions, all with {shared}." if shared else "Predictions."
+    return make_table("scale", specs, sorted(records, key=lambda r: _order(r, without)), caption)
+
+
+def _records(machine: Machine) -> list[dict[str, Any]]:
+    """One for each case and arm of the newest run that has it."""
+    frame = machine.frame
+    own = frame[(frame["suite"] == "scale") & (frame["status"] == "ok")]
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows_of(own):
+        key = row["case_id"], row["arm"]
+        record = found.get(key)
+        if record is None or row["run_id"] > record["run_id"]:
+            axes = text.axes_of(row["axes"])
+            record = {name: row[name] for name in ("run_id", "case_id", "arm", "axes")}
+            record |= {"world": axes.get("world"), "resolved_": resolved_of(row)}
+            found[key] = record
+        elif row["run_id"] < record["run_id"]:
+            continue
+        if row["metric"] == "wire_bytes" and row["part"]:
+            record[row["part"]] = row["value"] / _GB
+        elif row["metric"] == "predicted_step_ms" and row["part"] == "communication":
+            record["exposed"] = row["value"]
+        elif not row["part"]:
+            record[row["metric"]] = row["value"]
+    return list(found.values())
+
+
+def _order(record: Record, without: frozenset[str]) -> tuple[str, int, str]:
+    """By job, then by size; runs at once end in any order."""
+    return _job_cell(record, without).text, record["world"] or 0, record["arm"]
+
+
+def _job_cell(record: Record, without: frozenset[str]) -> Cell:
+    axes = {name: value for name, value in text.axes_of(record["axes"]).items() if name != "world"}
+    label = text.case_label(axes, without)
+    return Cell(label, label)
+
+
+def _memory_cell(record: Record) -> Cell:
+    size = record.get("predicted_memory_bytes")
+    if size is None:
+        return Cell("", None)
+    fits = record["resolved_"].get("fits", True)
+    return Cell(text.number(size / _GB, 3), size, "" if fits else "bad", "" if fits else "more than it has")
+
+
+def _sent(part: str) -> Any:
+    return lambda record: number_cell(record.get(part), 3)

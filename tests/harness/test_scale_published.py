@@ -1,0 +1,61 @@
+"""The prediction against published throughputs. Oracle: docs/scale.md, which says what it is worth, recomputed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.hardware import named
+from harness.scale.cases import LEFT_OUT, PUBLISHED
+from harness.scale.job import Job
+from harness.scale.published import Outcome, left_out, outcome, table
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return [outcome(case) for case in PUBLISHED]
+
+
+def documented(name: str) -> list[str]:
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1).strip().splitlines()
+
+
+def test_the_page_lists_every_figure_with_its_error(outcomes: list[Outcome]) -> None:
+    """Words exactly; figures to 2 % or one unit, since another torch may trace a norm as more or fewer operators."""
+    lines, expected = documented("published"), table(outcomes)
+    assert len(lines) == len(expected)
+    number = re.compile(r"[+-]?\d+\.?\d*")
+    for line, due in zip(lines, expected, strict=True):
+        assert number.sub("#", line) == number.sub("#", due)
+        for shown, true in zip(number.findall(line), number.findall(due), strict=True):
+            assert float(shown) == pytest.approx(float(true), rel=0.02, abs=1.01)
+
+
+def test_the_page_says_what_is_not_predicted() -> None:
+    assert documented("left out") == left_out()
+    assert all(LEFT_OUT.values())
+
+
+def test_what_it_is_worth(outcomes: list[Outcome]) -> None:
+    """One GPU within 5 %, FSDP within a node of H200s within 15 %; it is too fast nearly everywhere else."""
+    by_key = {one.case.key: one for one in outcomes}
+    assert abs(by_key["7B, 1 H200"].error) < 0.05
+    assert abs(by_key["7B, 4 H200, FSDP4"].error) < 0.15
+    assert abs(by_key["7B, 2 H200, FSDP2"].error) < 0.15
+    assert sum(one.error > 0 for one in outcomes) > 0.9 * len(outcomes)
+
+
+def test_figures_are_complete() -> None:
+    assert len({case.key + case.source for case in PUBLISHED}) == len(PUBLISHED)
+    for case in PUBLISHED:
+        assert case.source
+        assert case.tokens_per_s > 0
+        if isinstance(case.step, Job):
+            assert named(case.step.gpu).key == "H200 SXM"
+            assert case.memory_gb is not None

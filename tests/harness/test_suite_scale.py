@@ -1,0 +1,161 @@
+"""Suite `scale`. Oracle: the prediction itself, and FSDP2 on fake tensors for the proof."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_fixtures import gpu_run
+
+from harness.__main__ import main
+from harness.case import Case
+from harness.compare import rows_of
+from harness.errors import UsageError
+from harness.plan import make_plan
+from harness.scale import counts
+from harness.store import read
+from harness.suites import SUITES, scale
+from harness.workload import TrialSuite
+
+SMALL = {"model": "llama_tiny", "gpu": "h100", "world": 8, "batch": 2, "seq": 64}
+
+
+def case(**axes: Any) -> Case:
+    given = {**SMALL, **axes}
+    [fixed] = scale.points([], {name: [value] for name, value in given.items()}, None)
+    return Case.of("scale", {**fixed, **given})
+
+
+def trial(arm: str = "bf16", **axes: Any) -> Any:
+    return scale.trial(case(**axes), arm, "cpu", Path("unused"), lambda done, total: None)
+
+
+def values(found: Any, metric: str) -> dict[str, float]:
+    return {s.part: s.samples[0] for s in found.series if s.metric == metric}
+
+
+def test_it_is_a_suite_of_runs() -> None:
+    assert isinstance(scale, TrialSuite)
+    assert SUITES["scale"] is scale
+
+
+@pytest.mark.parametrize("arm", scale.ARMS)
+def test_parts_add_up(arm: str) -> None:
+    found = trial(arm, accumulation=2, replicas=2)
+    assert not found.failure
+    for metric in ("wire_bytes", "predicted_memory_bytes", "predicted_step_ms", "collective_calls"):
+        parts = values(found, metric)
+        assert parts.pop("") == pytest.approx(sum(parts.values()))
+    assert found.resolved["timed"] == "nothing: a prediction"
+    assert found.resolved["tokens_per_step"] == 2 * 2 * 64
+    assert found.resolved["fits"] is True
+    assert ("scales" in values(found, "wire_bytes")) == (arm == "tensorwise")
+
+
+def test_a_byte_an_element_goes_around() -> None:
+    """All weights of blocks are Linear but the norms: of 8 GPUs each sends 7 parts in 8."""
+    fp8, bf16 = (values(trial(arm), "wire_bytes")["weights_backward"] for arm in ("tensorwise", "bf16"))
+    norms = 2 * 2 * 64 * 2 * 7 / 8
+    assert fp8 - norms == (bf16 - norms) / 2
+
+
+@pytest.mark.parametrize("arm", ["bf16", "tensorwise", "rowwise"])
+def test_the_proof_runs_fsdp2(arm: str) -> None:
+    found = trial(arm, proof=True)
+    assert not found.failure
+    assert found.resolved["proof"] == "FSDP2 on fake tensors, 2 blocks, 8 fake ranks"
+
+
+def test_a_count_that_is_wrong_fails_and_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = counts.reduced_bytes
+    monkeypatch.setattr(counts, "reduced_bytes", lambda weights, job: honest(weights, job) + 4)
+    found = trial(proof=True)
+    assert not found.series
+    assert "FSDP2 called and sent" in found.failure
+    assert "counted were" in found.failure
+
+
+def test_named_runs_replace_published_rates(tmp_path: Path) -> None:
+    """Products and bandwidths of a stored run of that GPU; runs of another GPU are refused."""
+    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
+    published, measured = trial(gpu="h200"), trial(gpu="h200", runs=str(run))
+    assert published.resolved["rates"]["bf16"]["kind"] != "measured"
+    assert {measured.resolved["rates"][name]["kind"] for name in ("bf16", "bandwidth")} == {"measured"}
+    assert values(measured, "wire_bytes") == values(published, "wire_bytes")
+    with pytest.raises(UsageError, match="no row is of the H100 SXM"):
+        case(runs=str(run))
+
+
+def test_gpus_without_fp8_have_the_control_alone() -> None:
+    on_a100 = case(gpu="a100")
+    assert scale.unsupported(on_a100, "bf16", "cpu") is None
+    why = scale.unsupported(on_a100, "tensorwise", "cpu")
+    assert why is not None
+    assert "A100" in why.reason
+    ada = scale.unsupported(case(gpu="rtx_4090"), "rowwise", "cpu")
+    assert ada is not None
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"model": "llama9"}, "unknown model 'llama9'"),
+        ({"world": 12, "tp": 8}, "world=12 is no multiple"),
+        ({"seq": 4096}, "reads at most 256 tokens"),
+        ({"gpu": "abacus"}, "unknown gpu 'abacus'"),
+        ({"runs": "20200101T000000Z-none"}, "no run '20200101T000000Z-none'"),
+    ],
+)
+def test_slips_are_one_line(axes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        case(**axes)
+
+
+def test_shapes_mean_nothing_here() -> None:
+    with pytest.raises(ValueError, match="takes whole models"):
+        scale.points(["llama3_8b"], {}, None)
+
+
+def test_a_sweep_stores_it_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the command line to the page: the rows, and the section with its table."""
+    words = [
+        "sweep=reference_7b",
+        "axes.model=[llama_tiny]",
+        "axes.seq=[64]",
+        "axes.batch=[2]",
+        "arms=[tensorwise]",
+    ]
+    folders = [f"results_dir={tmp_path / 'results'}", f"reports_dir={tmp_path / 'reports'}"]
+    assert main([*words, *folders]) == 0
+    frame = read([tmp_path / "results"])
+    assert set(frame["status"]) == {"ok"}
+    assert set(frame["arm"]) == {"tensorwise"}
+    resolved = json.loads(rows_of(frame)[0]["resolved"])
+    assert resolved["proof"].startswith("FSDP2")
+    [page] = (tmp_path / "reports").glob("*.md")
+    text = page.read_text()
+    assert "Beyond this machine" in text
+    assert "weights backward (GB)" in text
+    capsys.readouterr()
+
+
+def test_the_reference_recipe_is_the_guides() -> None:
+    from harness.config import load
+
+    plan = make_plan(load(["sweep=reference_7b"], lambda asked: "cpu").config, SUITES)
+    first = plan.cases[0].case
+    asked = {
+        "world": 16,
+        "batch": 8,
+        "accumulation": 2,
+        "checkpointing": "full",
+        "tp": 1,
+        "node": 4,
+        "weights": "bf16",
+    }
+    assert {name: first[name] for name in asked} == asked
+    assert set(plan.cases[0].runnable) == {"bf16", "tensorwise", "tensorwise_bf16_gather"}
+    assert replace(plan.cases[0], part="").unsupported == {}
