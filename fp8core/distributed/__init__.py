@@ -1,0 +1,1 @@
+"""Parallel training in FP8, over several processes."""
