@@ -108,7 +108,7 @@ class Moe(nn.Module):
         weights, chosen = self.router(tokens).topk(self.top_k, dim=1)  # [N, top_k]
         weights = weights / weights.sum(1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)  # places of [N, top_k], by expert
-        numbers = torch.arange(self.experts.gate.shape[0], device=x.device)
+        numbers = torch.arange(self.router.out_features, device=x.device)
         ends = (chosen.flatten()[:, None] == numbers).sum(0).cumsum(0).to(torch.int32)
         # Each token is repeated first and then permuted: then every gradient has one place, and no order of addition.
         repeated = tokens[:, None].expand(-1, self.top_k, -1).flatten(0, 1)
