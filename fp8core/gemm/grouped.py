@@ -180,8 +180,7 @@ def _operator_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     """`grouped_mm_hp`; bfloat16 on a GPU through PyTorch's own, which leaves rows of no group as they are."""
     by_rows = b.dim() == 3
     if a.is_cuda and a.dtype == torch.bfloat16 and 0 not in (*a.shape, *b.shape):
-        last = torch.full_like(offsets[:1], a.shape[0 if by_rows else 1])
-        return torch._grouped_mm(a, b, offs=torch.cat((offsets[:-1], last)))
+        return torch._grouped_mm(a, b, offs=_up_to(offsets, a.shape[0 if by_rows else 1]))
     result = a.new_zeros(_result_shape(a, b, offsets))
     ends = check_offsets(offsets, a.shape[0 if by_rows else 1], exact=False)
     for group, (first, end) in enumerate(itertools.pairwise([0, *ends])):
@@ -200,6 +199,16 @@ def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return a.new_empty(_result_shape(a, b, offsets))
 
 
+def _copied(t: torch.Tensor) -> torch.Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _up_to(offsets: torch.Tensor, rows: int) -> torch.Tensor:
+    """The offsets with the rows of padding in the last group; without a wait for the device."""
+    count = offsets.shape[0] - 1
+    return torch.cat((offsets.narrow(0, 0, count), torch.full_like(offsets.narrow(0, count, 1), rows)))
+
+
 def arguments_of_one_call(
     a: Operand, b: Operand, offsets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -209,20 +218,20 @@ def arguments_of_one_call(
     """
     by_rows = b.qdata.dim() == 3
     groups = offsets.shape[0]
-    a_codes = a.qdata if layout.is_row_major(a.qdata) else a.qdata.contiguous()
+    a_codes = a.qdata if layout.is_row_major(a.qdata) else _copied(a.qdata)
     b_codes = b.qdata
     if b_codes.stride(-2) != 1:
-        b_codes = b_codes.transpose(-2, -1).contiguous().transpose(-2, -1)
-    of_a = (a_codes.shape[0], 1) if by_rows else (groups, a_codes.shape[0], 1)
-    scale_a = a.scale_inv.expand(of_a).reshape(-1).contiguous()
-    scale_b = b.scale_inv
+        b_codes = _copied(b_codes.transpose(-2, -1)).transpose(-2, -1)
+    M, N = a_codes.shape[0], b_codes.shape[-1]
     if by_rows:
-        scale_b = scale_b.reshape(groups, -1).expand(groups, b_codes.shape[2]).contiguous()
+        scale_a = _copied(a.scale_inv.expand(M, 1)).view(M)
+        per_group = b.scale_inv if b.scale_inv.dim() == 3 else b.scale_inv.unsqueeze(1).unsqueeze(2)
+        scale_b = _copied(per_group.expand(groups, 1, N)).view(groups, N)
     else:
-        scale_b = scale_b.expand(groups, 1, b_codes.shape[1]).reshape(-1).contiguous()
+        scale_a = _copied(a.scale_inv.expand(groups, M, 1)).view(-1)
+        scale_b = _copied(b.scale_inv.expand(groups, 1, N)).view(-1)
     rows = a_codes.shape[0 if by_rows else 1]
-    last = torch.full_like(offsets[:1], rows)
-    return a_codes, b_codes, scale_a, scale_b, torch.cat((offsets[:-1], last))
+    return a_codes, b_codes, scale_a, scale_b, _up_to(offsets, rows)
 
 
 def _in_one_call(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from fp8core import RECIPES, convert_experts_to_float8, quantize
 from fp8core.distributed.expert_parallel import (
+    PAYLOADS,
     ExpertParallel,
     check_divides,
     expert_parameters,
@@ -62,7 +65,10 @@ def alone(
     parts = [tokens_of(rank) for rank in range(world)]
     experts = made(recipe)
     per_expert = [
-        [(x[(int(o[e - 1]) if e else 0) : int(o[e])], g[(int(o[e - 1]) if e else 0) : int(o[e])]) for x, o, g in parts]
+        [
+            (x[(int(o[e - 1]) if e else 0) : int(o[e])], g[(int(o[e - 1]) if e else 0) : int(o[e])])
+            for x, o, g in parts
+        ]
         for e in range(EXPERTS)
     ]
     x = torch.cat([a for group in per_expert for a, _ in group])
@@ -87,7 +93,11 @@ def alone(
     output.backward(grad)
     assert x.grad is not None
     grad_x = rounded(x.grad, torch.float8_e5m2) if gradient == "fp8" else x.grad
-    return output.detach(), grad_x, {name: p.grad for name, p in experts.named_parameters() if p.grad is not None}
+    return (
+        output.detach(),
+        grad_x,
+        {name: p.grad for name, p in experts.named_parameters() if p.grad is not None},
+    )
 
 
 def of_rank(together: Tensor, rank: int, world: int) -> Tensor:
@@ -161,20 +171,23 @@ def sent_by(dispatch: str, gradient: str) -> list[tuple[str, int]]:
         sent.append((str(input.dtype).removeprefix("torch."), input.numel() * input.element_size()))
         return plain(output, input, *args, **kwargs)
 
-    dist.all_to_all_single = counting
     x, offsets, grad = tokens_of(dist.get_rank(), torch.bfloat16)
     sharded = parallelize_experts(made("rowwise", torch.bfloat16), dispatch=dispatch, gradient=gradient)
-    sharded(x.requires_grad_(), offsets).backward(grad)
+    with mock.patch.object(dist, "all_to_all_single", counting):
+        sharded(x.requires_grad_(), offsets).backward(grad)
     return sent
 
 
-@pytest.mark.parametrize("dispatch", ["high_precision", "fp8"])
-@pytest.mark.parametrize("gradient", ["high_precision", "fp8"])
+@pytest.mark.parametrize("dispatch", PAYLOADS)
+@pytest.mark.parametrize("gradient", PAYLOADS)
 def test_bytes_on_the_wire(dispatch: str, gradient: str) -> None:
     """Oracle: counted at the collective. FP8 is half of bfloat16 and a scale of 4 bytes a row; counts are int32."""
-    for rank, sent in enumerate(ranks.run(sent_by, 2, dispatch, gradient)):
+    for rank, facts in enumerate(of_two_ranks()):
+        sent = facts["sent"][dispatch, gradient]
         mine = sum(sizes_of(rank))  # rows that this rank sends and gets back
-        held = sum(sizes_of(r)[e] for r in range(2) for e in range(2 * rank, 2 * rank + 2))  # rows of its experts
+        held = sum(
+            sizes_of(r)[e] for r in range(2) for e in range(2 * rank, 2 * rank + 2)
+        )  # rows of its experts
         hp, fp8 = ("bfloat16", 2 * WIDTH), ("uint8", WIDTH + 4)
         steps = [
             (mine, fp8 if dispatch == "fp8" else hp),  # tokens go
@@ -224,7 +237,7 @@ def test_a_model_with_a_router(recipe: str) -> None:
     """Oracle: one process. Loss and the router's gradient are sums in another order, and the experts' gradients are
     divided by the number of ranks after the product instead of before it: 1e-6 for float32.
     """
-    for facts in ranks.run(mixture_step, 2, recipe):
+    for facts in (both["steps"][recipe] for both in of_two_ranks()):
         assert facts.keys() >= {"loss", "router.weight", "experts.experts.gate", "experts.experts.down"}
         assert {name: value for name, value in facts.items() if not value <= 1e-6} == {}
 
@@ -246,6 +259,20 @@ def refusals() -> list[str]:
     return messages
 
 
+def everything() -> Facts:
+    """Of one of two ranks: all that the tests below look at, in one launch."""
+    return {
+        "sent": {pair: sent_by(*pair) for pair in itertools.product(PAYLOADS, PAYLOADS)},
+        "steps": {recipe: mixture_step(recipe) for recipe in ("", "rowwise")},
+        "refusals": refusals(),
+    }
+
+
+@functools.cache
+def of_two_ranks() -> list[Facts]:
+    return ranks.run(everything, 2)
+
+
 def test_bad_input() -> None:
     """Oracle: the message names the value and what is expected; each rank refuses, none waits for another."""
     wanted = [
@@ -257,7 +284,7 @@ def test_bad_input() -> None:
         "offsets end at 2, but there are 5 rows",
         "5 experts",
     ]
-    for messages in ranks.run(refusals, 2):
+    for messages in (facts["refusals"] for facts in of_two_ranks()):
         for message, part in zip(messages, wanted, strict=True):
             assert part in message
     with pytest.raises(ValueError, match="the offsets: 4 experts can't be shared out evenly over 3"):
