@@ -124,8 +124,8 @@ def parallelize_experts(
     Before or after `fp8core.convert_experts_to_float8`, which changes no parameter. The optimizer is made afterwards.
 
     Args:
-        model: with the same values on all ranks of the group; changed in place. Experts are modules that hold
-            parameters of three dimensions, [E, ., .] each, and are called as `ExpertParallel` is.
+        model: with the same values on all ranks of the group; changed in place. Experts are modules, not PyTorch's own,
+            that hold parameters of three dimensions, [E, ., .] each, and are called as `ExpertParallel` is.
         group: whose ranks share them out; None: all ranks.
         dispatch: see `ExpertParallel`.
         gradient: likewise.
@@ -143,16 +143,18 @@ def parallelize_experts(
     found = [
         (fqn, module)
         for fqn, module in model.named_modules()
-        if any(p.dim() == 3 for p in module.parameters(recurse=False))
+        if _stacked(module)
+        and not type(module).__module__.startswith(
+            "torch.nn."
+        )  # a convolution's weight has three dimensions too
         and (module_filter_fn is None or module_filter_fn(module, fqn))
     ]
     if not found:
         raise ValueError("the model has no experts: no module holds parameters of three dimensions [E, ., .]")
     world = dist.get_world_size(group)
     for fqn, module in found:
-        for name, weight in module.named_parameters(recurse=False):
-            if weight.dim() == 3:
-                check_divides(weight.shape[0], world, f"{fqn}.{name}" if fqn else name)
+        for name, weight in _stacked(module).items():
+            check_divides(weight.shape[0], world, f"{fqn}.{name}" if fqn else name)
     wrapped = {}
     for _, module in found:
         share_of_experts(module, group)
@@ -168,7 +170,9 @@ def parallelize_experts(
 
 
 def share_of_experts(experts: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Replaces stacked weights [E, ., .] by the rank's own E / ranks of them; the rest of the memory is freed.
+    """Replaces what is stacked by expert by the rank's own E / ranks of it; the rest of the memory is freed.
+
+    That is weights [E, ., .], and biases [E, .] beside them.
 
     Raises:
         ValueError: E is not a multiple of the number of ranks.
@@ -208,11 +212,11 @@ def gather_experts(model: nn.Module) -> dict[str, torch.Tensor]:
         if not isinstance(module, ExpertParallel):
             continue
         prefix = f"{fqn}." if fqn else ""
-        world = dist.get_world_size(module.group)
+        world, stacked = dist.get_world_size(module.group), _stacked(module.experts)
         for name in list(state):
             if name.startswith(f"{prefix}experts."):
                 value = state.pop(name)
-                if value.dim() == 3:
+                if name.removeprefix(f"{prefix}experts.") in stacked:
                     shares = [torch.empty_like(value) for _ in range(world)]
                     dist.all_gather(shares, value.contiguous(), group=module.group)
                     value = torch.cat(shares)
@@ -229,7 +233,10 @@ def check_divides(experts: int, world: int, what: str = "the offsets") -> None:
 
 
 def _stacked(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module.named_parameters(recurse=False) if p.dim() == 3}
+    """Parameters [E, ., .] and [E, .] of a module of experts; none of another module."""
+    own = dict(module.named_parameters(recurse=False))
+    counts = {p.shape[0] for p in own.values() if p.dim() == 3}
+    return {name: p for name, p in own.items() if p.dim() in (2, 3) and p.shape[0] in counts}
 
 
 class _Route(NamedTuple):

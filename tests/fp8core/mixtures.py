@@ -50,7 +50,7 @@ class Mixture(nn.Module):
         offsets = (chosen.flatten()[:, None] == numbers).sum(0).cumsum(0).to(torch.int32)
         repeated = x[:, None].expand(-1, 2, -1).flatten(0, 1)
         results = self.experts(repeated.index_select(0, order), offsets).index_select(0, order.argsort())
-        return x + (results.unflatten(0, (-1, 2)) * weights[..., None]).sum(1)
+        return self.head(x + (results.unflatten(0, (-1, 2)) * weights[..., None]).sum(1))
 
 
 def ends(*sizes: int) -> Tensor:
