@@ -76,3 +76,9 @@ def by_expert(
         grads.append(mine.grad[: last - first])
         weight_grads.append(layer.weight.grad)
     return torch.cat(outputs), torch.cat(grads), torch.stack(weight_grads)
+
+
+def operands(sizes: tuple[int, ...], N: int = 128, K: int = 256) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, K] with outlier tokens, weight [E, N, K], gradient [T, N]."""
+    x = torch.randn(sum(sizes), K) * torch.logspace(-2, 2, sum(sizes))[:, None]
+    return x.requires_grad_(), torch.randn(len(sizes), N, K, requires_grad=True), torch.randn(sum(sizes), N)
