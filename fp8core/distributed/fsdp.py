@@ -137,7 +137,9 @@ class WeightShard(torch.Tensor):
         """What this rank sends, of the length that all ranks send; called by FSDP2."""
         dtype = mp_policy.param_dtype or self.dtype
         local = self.hp.to(dtype)
-        if not isinstance(module, Float8Linear) or high_precision_reason(module):
+        in_codes = isinstance(module, Float8Linear) and not high_precision_reason(module)
+        _check_not_switched(module, in_codes)
+        if not isinstance(module, Float8Linear) or not in_codes:
             return (_filled(local, outer_size, mesh),), _Travel(None, outer_size, None)
         cast = weight_cast(module)
         assert cast is not None
@@ -156,11 +158,6 @@ class WeightShard(torch.Tensor):
         """The gathered weight; `out`, if it is there already and only its memory was filled anew; called by FSDP2."""
         (data,) = all_gather_outputs
         if out is not None:
-            if isinstance(out, Float8Tensor) != (metadata.cast is not None):
-                raise RuntimeError(
-                    "a weight goes from an all-gather in FP8 to one in high precision, or back; switch recipes by "
-                    "fp8core.PrecisionSchedule.apply, or call fp8core.distributed.fsdp.switch_gathers after it"
-                )
             if isinstance(out, Float8Tensor) and metadata.scale_inv is not None:
                 out.scale_inv = metadata.scale_inv
             return None
@@ -258,7 +255,28 @@ def switch_gathers(model: nn.Module, change: Callable[[], int]) -> int:
     switched = {layer for layer, was in zip(layers, before, strict=True) if gathered_as(layer) != was}
     if switched:
         forget_gathered(model, switched)
+    for layer in switched:
+        known = known_of(layer)
+        assert known is not None
+        known.in_codes = None
     return changed
+
+
+def _check_not_switched(module: nn.Module, in_codes: bool) -> None:
+    """FSDP2 would fill the memory of the gathered weight that it has with another kind of data.
+
+    Raises:
+        RuntimeError: the layer's recipe was changed in another way than by `switch_gathers`.
+    """
+    known = known_of(module)
+    if known is None:
+        return
+    if known.in_codes not in (None, in_codes):
+        raise RuntimeError(
+            f"{module} goes from an all-gather in FP8 to one in high precision, or back; switch recipes by "
+            "fp8core.PrecisionSchedule.apply, or inside of fp8core.distributed.fsdp.switch_gathers"
+        )
+    known.in_codes = in_codes
 
 
 def _codes(

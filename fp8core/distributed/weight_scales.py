@@ -101,6 +101,7 @@ class WeightScale:
         seen: the tensors that it was found from, and their versions: which of them an update changes depends on its way in.
         leads: this layer asks whether any shard of the model has changed.
         scales: those made from it, by dtype of the weight.
+        in_codes: whether FSDP2's gathered weight holds codes; None before the first all-gather.
     """
 
     root: weakref.ref[nn.Module]
@@ -110,6 +111,7 @@ class WeightScale:
     seen: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
     leads: bool = False
     scales: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    in_codes: bool | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightScale:
         """Of a copied model: nothing is known yet; the copy belongs to the copied root."""
