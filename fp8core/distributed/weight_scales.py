@@ -239,7 +239,7 @@ def shard_of(weight: Any) -> Shard | None:
 
 def is_tensor_parallel(weight: Any) -> bool:
     """Whether a weight that FSDP2 has sharded is a part of a larger one: FSDP2's own dimension is then not the last."""
-    return any(placement.is_shard() for placement in getattr(weight, "placements", ())[:-1])
+    return any(not placement.is_replicate() for placement in getattr(weight, "placements", ())[:-1])
 
 
 def _members(root: nn.Module) -> list[Float8Linear]:
