@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from parallel_models import Collectives, Config, Mlp, gradients, mlp, relative
 from torch import nn
+from torch.autograd.profiler import profile
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -82,22 +83,25 @@ def data(dim: int, step: int = 0, spread: float = 1.0) -> torch.Tensor:
 
 
 def trained(
-    model: nn.Module, steps: int, style: str, dim: int, dtype: torch.dtype = torch.float32, spread: float = 1.0
+    model: nn.Module, steps: int, style: str, dim: int, spread: float = 1.0
 ) -> dict[str, torch.Tensor]:
     """Output, gradients of input and of parameters of the last step; the earlier ones move delayed scales on."""
-    part, rank = dist.get_world_size(), dist.get_rank()
     found: dict[str, torch.Tensor] = {}
     for step in range(steps):
         model.zero_grad()
-        x = data(dim, step, spread).to(dtype)
-        x = x.chunk(part, 1)[rank] if "sp" in style else x.clone()
-        x.requires_grad_()
-        y = model(x)
-        (y.float().square().sum() / TOKENS[0] / TOKENS[1]).backward()
+        found = passes(model, data(dim, step, spread), style)
         update_scales(model)
-        assert x.grad is not None
-        found = {"output": y.detach(), "input": x.grad} | gradients(model)
-    return found
+    return found | gradients(model)
+
+
+def passes(model: nn.Module, x: torch.Tensor, style: str) -> dict[str, torch.Tensor]:
+    """One forward and one backward pass: output and gradient of the input, of this rank's tokens if the style cuts them."""
+    x = x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if "sp" in style else x
+    x = x.clone().requires_grad_()
+    y = model(x)
+    (y.float().square().sum() / TOKENS[0] / TOKENS[1]).backward()
+    assert x.grad is not None
+    return {"output": y.detach(), "input": x.grad}
 
 
 def parallel(config: Config, style: str, shape: Shape) -> nn.Module:
@@ -108,13 +112,19 @@ def parallel(config: Config, style: str, shape: Shape) -> nn.Module:
 
 
 def errors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], style: str) -> dict[str, float]:
-    """Relative, of everything; the reference's output and input gradient are cut as the plan cuts them."""
+    """Relative, of everything; output and input gradient are compared in this rank's part, where the plan cuts them."""
     found = {}
     for name, value in want.items():
+        ours = got[name]
         if "sp" in style and name in ("output", "input"):
-            value = value.chunk(dist.get_world_size(), 1)[dist.get_rank()]
-        found[name] = relative(got[name], value)
+            value, ours = (of_this_rank(t) for t in (value, ours))
+        found[name] = relative(ours, value)
     return found
+
+
+def of_this_rank(x: torch.Tensor) -> torch.Tensor:
+    """Its tokens, if x holds them all."""
+    return x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if x.shape[1] == TOKENS[1] else x
 
 
 def against_one_process(
@@ -188,7 +198,7 @@ def rowwise_scales(config: Config, spread: float) -> dict[str, dict[str, float]]
         found[style] = errors(got, per_shard, style)
         found[f"{style}: against global scales"] = errors(got, one, style)
         found[f"{style}: against float32"] = errors(got, exact, style)
-        found[f"{style}: one process against float32"] = errors(one, exact, "")
+        found[f"{style}: one process against float32"] = errors(one, exact, style)
     return found
 
 
@@ -201,7 +211,7 @@ def collectives(config: Config, dtype: torch.dtype) -> dict[str, tuple[dict[str,
         except ValueError:
             continue
         with Collectives() as seen:
-            trained(model, 1, style, 32, dtype)
+            passes(model, data(32).to(dtype), style)
         found[style] = (dict(seen.calls), dict(seen.bytes))
     return found
 
@@ -241,12 +251,13 @@ def beside_torchao() -> dict[str, Any]:
         peer = convert(mlp(None), config=TheirConfig(emulate=True))
         parallelize_module(peer, mesh(), their_plan)
         ours = parallel(RECIPES["tensorwise"].emulated(), style, (32, 64, True))
-        with Collectives() as their_calls:
-            want = trained(peer, 1, style, 32)
-        with Collectives() as our_calls:
-            got = trained(ours, 1, style, 32)
-        calls = {"ours": dict(our_calls.calls), "torchao": dict(their_calls.calls)}
-        found[style] = {"errors": errors(got, want, style), "calls": calls}
+        runs, reduced = [], []
+        for model in (ours, peer):
+            with profile(use_kineto=False) as profiler:  # a dispatch mode doesn't see inside of torchao's tensors
+                run = passes(model, data(32), style)
+            reduced.append(sum(event.name == "gloo:all_reduce" for event in profiler.function_events or []))
+            runs.append(run | gradients(model))
+        found[style] = {"errors": errors(*runs, style), "all_reduces": reduced}
     return found
 
 

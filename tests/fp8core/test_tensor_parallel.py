@@ -101,16 +101,18 @@ def test_what_is_not_sound_is_refused_with_the_way_out(found: list[Errors]) -> N
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("power_of_two", [True, False])
 def test_rowwise_scales_its_parts(world: int, power_of_two: bool) -> None:
-    """<= 1e-6 against one scale for each part of a row; further from one process's scales for whole rows, and as near to
-    float32 as these are. Features of very different magnitudes, so that the two do differ."""
+    """<= 1e-6 against one scale for each part of a row; further from one process's scales for whole rows (2e-6 by the
+    recipe's powers of two, 5e-2 without), and as near to float32 as these are. Features of very different magnitudes."""
     for rank in ranks.run(worker.rowwise_scales, world, worker.custom(power_of_two), 3.0):
         for style in ("float8", "float8 sp", "float8 sp shared"):
             assert max(rank[style].values()) <= BOUND, rank[style]
-            globally = rank[f"{style}: against global scales"]
-            assert max(globally.values()) > BOUND
-            for name, error in rank[f"{style}: against float32"].items():
-                # two independent roundings of the same values: within a tenth of each other
-                assert error <= 1.1 * rank[f"{style}: one process against float32"][name] + BOUND
+            globally = max(rank[f"{style}: against global scales"].values())
+            assert globally > BOUND
+            # Powers of two move a code only where it is subnormal; other scales round each element anew
+            assert (globally < 1e-5) if power_of_two else (0.01 < globally < 0.1)
+        for name, error in rank["float8: against float32"].items():
+            # Of whole tensors: two roundings of the same 2048 or more elements, so about as far
+            assert error <= 1.1 * rank["float8: one process against float32"][name] + BOUND
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -149,14 +151,15 @@ def test_a_nan_on_one_rank_reaches_all() -> None:
 
 
 def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Same losses and gradients as torchao's layers and styles, without more collectives."""
+    """Same outputs and gradients as torchao's layers and styles, with fewer all-reduces."""
     pytest.importorskip("torchao")
     monkeypatch.setenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
     for rank in ranks.run(worker.beside_torchao, 2):
         for style in ("torch", "float8"):
             assert max(rank[style]["errors"].values()) <= BOUND, rank[style]
-            calls = rank[style]["calls"]
-            assert sum(calls["ours"].values()) <= sum(calls["torchao"].values())
+            # Ours: the output, gradients of two inputs, and 5 amaxes; torchao takes one for each tensor, cut or not
+            ours, theirs = rank[style]["all_reduces"]
+            assert ours == 3 + 5 < theirs
 
 
 def test_never_asks_whether_a_dtensor_is_pinned() -> None:
@@ -171,7 +174,7 @@ def test_bad_plans_are_refused() -> None:
     """Each says what is at fault and the way out; no rank waits for another."""
     wanted = {
         "not converted": "up: Float8ColwiseParallel: Linear is no Float8Linear (left out by module_filter_fn)",
-        "multiple of 16": "up: Float8ColwiseParallel, cut column-wise over 2 ranks: N = 24",
+        "multiple of 16": "up: Float8ColwiseParallel, cut column-wise over 2 ranks: N=24",
         "uneven": "out_features=33 cannot be cut column-wise over 2 ranks: 33 / 2 is no whole number",
         "uneven, torch": "in_features=33 cannot be cut row-wise over 2 ranks",
         "block": "would cut a block; expected a multiple of 128",
