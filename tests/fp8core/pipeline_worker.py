@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
 
-from fp8core import Float8ColwiseParallel, Float8RowwiseParallel, Recipe, check_plan, update_scales
+from fp8core import RECIPES, Float8ColwiseParallel, Float8RowwiseParallel, Recipe, check_plan, update_scales
 from fp8core.history import AmaxMemory
 
 DIM, TOKENS, MICROBATCHES = 32, 16, 4
@@ -77,6 +77,17 @@ def own_blocks(recipe: Recipe | None, count: int, stage: int, stages: int) -> nn
     return kept
 
 
+def stage_of(
+    model: nn.Module, index: int, stages: int, group: dist.ProcessGroup | None = None
+) -> PipelineStage:
+    """With shapes given: torch would find them by passes over uninitialised memory, whose amaxes delayed scaling would
+    remember."""
+    given = torch.empty(2, TOKENS, DIM, device="meta", requires_grad=index > 0)
+    made = torch.empty(2, TOKENS, DIM, device="meta", requires_grad=True)
+    cpu = torch.device("cpu")
+    return PipelineStage(model, index, stages, cpu, input_args=given, output_args=made, group=group)
+
+
 def scheduled(
     schedule: str, stage: PipelineStage, model: nn.Module, steps: int, replica: int, group: dist.ProcessGroup
 ) -> dict[str, Any]:
@@ -100,7 +111,7 @@ def pipeline(recipe: Recipe | None, schedule: str, steps: int) -> dict[str, Any]
     """One stage a rank: what the stage found, and of the references what belongs to it."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     model = own_blocks(recipe, 4, rank, stages)
-    stage = PipelineStage(model, rank, stages, torch.device("cpu"))
+    stage = stage_of(model, rank, stages)
     found = scheduled(schedule, stage, model, steps, 0, alone())
     want = one_process(recipe, 4, steps)
     return judged(found, want, stage, 0) | {
@@ -139,7 +150,7 @@ def three_dimensions(
     for block in model:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
-    stage = PipelineStage(model, index, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+    stage = stage_of(model, index, 2, mesh["pp"].get_group())
     together = mesh["dp", "tp"]._flatten("stage").get_group()
     found = scheduled(schedule, stage, model, steps, replica, together)
     return judged(found, one_process(recipe, 4, steps, replicas=2), stage, replica)
@@ -165,3 +176,19 @@ def two_dimensions(recipe: Recipe) -> dict[str, Any]:
     for name, grad in gradients(model).items():
         found[name] = float((grad - want["gradients"][name]).norm() / want["gradients"][name].norm())
     return found
+
+
+def pipelines(jobs: list[tuple[Recipe | None, str, int]]) -> list[dict[str, Any]]:
+    """One launch for all of them."""
+    return [pipeline(*job) for job in jobs]
+
+
+def shared_by_stages() -> str:
+    """What update_scales says of stages that share no layer."""
+    model = own_blocks(RECIPES["delayed"], 2, dist.get_rank(), dist.get_world_size())
+    model(batch(0)[0]).sum().backward()
+    try:
+        update_scales(model)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
