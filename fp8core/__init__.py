@@ -9,7 +9,7 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, sharded, shared_input, linear, producers, convert, schedule, distributed, verify.
+microbatch, sharded, shared_input, linear, distributed, producers, convert, schedule, verify.
 """
 
 from fp8core.config import (
@@ -28,6 +28,7 @@ from fp8core.distributed.tensor_parallel import (
     async_tp_reason,
     check_plan,
 )
+from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.history import update_scales
@@ -78,6 +79,7 @@ __all__ = [
     "check_plan",
     "convert_to_float8_training",
     "microbatches",
+    "precompute_float8_dynamic_scale_for_fsdp",
     "quantize",
     "scaled_mm",
     "update_scales",

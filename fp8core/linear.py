@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast, Gemm, Recipe
     from fp8core.sharded import Cut
 
+WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
+
 
 class Float8Linear(nn.Linear):
     """Drop-in nn.Linear in FP8.
@@ -134,7 +136,7 @@ class Float8Linear(nn.Linear):
         bias = None if self.bias_deferred else self.bias
         if cut is None:
             return self._run(input, self.weight, bias, None)
-        self._check_cut(cut)
+        self._check_cut(cut, input)
         if isinstance(input, CastInput):
             input = input._replace(hp=cut.local_input(input.hp, str(self)))
         else:
@@ -184,15 +186,20 @@ class Float8Linear(nn.Linear):
         cache = None if torch.compiler.is_compiling() or cut is not None else self.weight_cache
         plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled(), cut)
         output = _ScaledLinear.apply(flat, weight, *given, plan)
-        output = output.reshape(*input.shape[:-1], N)
+        if (
+            input.dim() != 2
+        ):  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
+            output = output.reshape(*input.shape[:-1], N)
         return output if bias is None else output + bias.to(output.dtype)
 
-    def _check_cut(self, cut: Cut) -> None:
+    def _check_cut(self, cut: Cut, input: torch.Tensor | CastInput) -> None:
         """Refuses what tensor parallelism, or a wrong order of conversions, has made of this layer."""
-        if cut.mesh.ndim > 1:
+        x = input.hp if isinstance(input, CastInput) else input
+        by_plan = isinstance(x, DTensor) or hasattr(self, "_distribute_module_applied")
+        if cut.mesh.ndim > 1 or not by_plan:
             raise ValueError(
-                f"the weight of {self} is cut over {cut.mesh.ndim} dimensions of devices: FSDP has not gathered it. Call "
-                f"the module that fully_shard wraps; and {ORDER}"
+                f"the weight of {self} is a part of one, on {cut.mesh}: FSDP has not gathered it. Call the module that "
+                f"fully_shard wraps. Or the layer was cut by other means than a plan: {ORDER}"
             )
         if self.amaxes is not None and isinstance(self.amaxes.in_use, DTensor):
             raise ValueError(
@@ -366,7 +373,9 @@ def _weight_operands(
     first, second = recipe.output.b, recipe.grad_input.b
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
-        lp, lp_again = plan.cache.operands(weight, lambda: plan.cast_both(weight, first, second, "weight", amax))
+        lp, lp_again = plan.cache.operands(
+            weight, lambda: plan.cast_both(weight, first, second, "weight", amax)
+        )
         return lp, lp_again if again else None
     if again and made_together(weight, first, second, recipe.kernels):
         return plan.cast_both(weight, first, second, "weight", amax)

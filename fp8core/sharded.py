@@ -20,14 +20,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from fp8core.history import max_over_ranks
 from fp8core.operands import expected_amax, find_amax
 from fp8core.scaling import BLOCK, MX_BLOCK
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
@@ -176,25 +177,8 @@ def shared_amaxes(
             for seen, need in zip(tensors, needed, strict=True)
             if need and seen.x is not None
         ]
-        together = iter(largest(torch.stack(parts), cut.group).unbind())
-    return tuple(
-        next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True)
-    )
-
-
-def largest(amaxes: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The largest of all ranks, elementwise; a NaN on any rank gives NaN, as in one process.
-
-    Compared as the integers that the bits of a non-negative float32 are: they order alike, with NaN above Inf, which
-    a maximum of floats may drop.
-
-    Args:
-        amaxes: non-negative float32 or NaN, any shape.
-        group: of the ranks.
-    """
-    bits = amaxes.detach().contiguous().view(torch.int32) & 0x7FFF_FFFF
-    dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
-    return bits.view(torch.float32)
+        together = iter(max_over_ranks(torch.stack(parts), cut.group).unbind())
+    return tuple(next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True))
 
 
 def _by_own_amax(cast: Cast, memory: AmaxMemory | None, role: str) -> bool:

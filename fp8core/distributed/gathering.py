@@ -19,9 +19,10 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fp8core.cast import scale_and_cast
+from fp8core.history import max_over_ranks
 from fp8core.operands import cast_one, serves_both
 from fp8core.scaling import amax as amax_of
-from fp8core.sharded import Cut, Seen, largest, shared_amaxes
+from fp8core.sharded import Cut, Seen, shared_amaxes
 from fp8core.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
 from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
@@ -102,7 +103,9 @@ def _gathered_cast(
     with torch.no_grad():
         part = x.to_local()
         flat = part.reshape(-1, part.shape[-1])
-        cut = Cut(x.device_mesh, 1 if role == "input" else 0)  # by tokens, so its parts share a scale in any layer
+        cut = Cut(
+            x.device_mesh, 1 if role == "input" else 0
+        )  # by tokens, so its parts share a scale in any layer
         (amax,) = shared_amaxes(cut, recipe, memory, Seen(flat, role, (cast,)))
         lp = cast_one(flat, cast, 1, memory, role, kernels=recipe.kernels, amax=amax)
         assert isinstance(lp, Float8Tensor)
@@ -118,7 +121,7 @@ def _gathered_by_feature(x: DTensor, cast: Cast) -> Float8Tensor:
     with torch.no_grad():
         part = x.to_local()
         flat = part.reshape(-1, part.shape[-1])
-        whole = largest(amax_of(flat, "rowwise", 0), x.device_mesh.get_group())
+        whole = max_over_ranks(amax_of(flat, "rowwise", 0), x.device_mesh.get_group())
         codes, scale_inv = scale_and_cast(
             flat, cast.format, "rowwise", dim=0, power_of_two=cast.power_of_two, known_amax=whole
         )

@@ -31,10 +31,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
-from fp8core.convert import why_not_converted
 from fp8core.distributed.gathering import gather_input, gather_module_input, gather_reason, scatter_output
 from fp8core.gemm import backend_named
-from fp8core.linear import Float8Linear
+from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.operands import serves_both
 from fp8core.sharded import ORDER, Cut
 from fp8core.shared_input import CastInput, after_autocast, input_casts
@@ -149,7 +148,9 @@ class Float8RowwiseParallel(RowwiseParallel):
         else:
             outputs = outputs.redistribute(placements=output_layouts)
         if mod.bias_deferred and isinstance(mod.bias, DTensor):
-            bias = mod.bias.redistribute(placements=(Replicate(),))  # whose gradient is summed over the ranks' tokens
+            bias = mod.bias.redistribute(
+                placements=(Replicate(),)
+            )  # whose gradient is summed over the ranks' tokens
             outputs = outputs + bias.to(outputs.dtype)
         return outputs.to_local() if use_local_output else outputs
 
@@ -313,7 +314,7 @@ def _checked(module: nn.Module, cut: Cut, what: str) -> Float8Linear:
         ValueError: why not, and the way out.
     """
     if not isinstance(module, Float8Linear):
-        note = why_not_converted(module)
+        note = getattr(module, WHY_NOT, "")
         raise ValueError(
             f"{what}: {type(module).__name__} is no Float8Linear"
             + (f" ({note})" if note else "")
@@ -356,7 +357,9 @@ def _tokens_cut(x: DTensor, what: str) -> DTensor:
             "[batch, tokens, features]"
         )
     if isinstance(x.to_local(), Float8Tensor):
-        raise ValueError(f"input of {what} is FP8 already and still cut by tokens; gather it once, as a module's input")
+        raise ValueError(
+            f"input of {what} is FP8 already and still cut by tokens; gather it once, as a module's input"
+        )
     local = after_autocast(x)
     assert isinstance(local, DTensor)
     return local

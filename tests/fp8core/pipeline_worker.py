@@ -136,9 +136,7 @@ def judged(found: dict[str, Any], want: dict[str, Any], stage: PipelineStage, re
     }
 
 
-def three_dimensions(
-    recipe: Recipe | None, schedule: str, steps: int
-) -> dict[str, Any]:
+def three_dimensions(recipe: Recipe | None, schedule: str, steps: int) -> dict[str, Any]:
     """FSDP2 x TP x PP on 2 x 2 x 2 ranks, converted in the order that composes."""
     mesh: DeviceMesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
     index, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()

@@ -253,7 +253,9 @@ def beside_torchao() -> dict[str, Any]:
         ours = parallel(RECIPES["tensorwise"].emulated(), style, (32, 64, True))
         runs, reduced = [], []
         for model in (ours, peer):
-            with profile(use_kineto=False) as profiler:  # a dispatch mode doesn't see inside of torchao's tensors
+            with profile(
+                use_kineto=False
+            ) as profiler:  # a dispatch mode doesn't see inside of torchao's tensors
                 run = passes(model, data(32), style)
             reduced.append(sum(event.name == "gloo:all_reduce" for event in profiler.function_events or []))
             runs.append(run | gradients(model))

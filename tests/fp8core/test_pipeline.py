@@ -27,7 +27,9 @@ RECIPE: dict[str, Recipe | None] = {
 def found(request: pytest.FixtureRequest) -> dict[str, Found]:
     """By recipe and schedule; two steps, delayed scaling three."""
     jobs = [(name, schedule) for name in RECIPE for schedule in worker.SCHEDULES]
-    answers = ranks.run(worker.pipelines, request.param, [(RECIPE[n], s, 3 if n == "delayed" else 2) for n, s in jobs])
+    answers = ranks.run(
+        worker.pipelines, request.param, [(RECIPE[n], s, 3 if n == "delayed" else 2) for n, s in jobs]
+    )
     return {f"{n} {s}": [rank[i] for rank in answers] for i, (n, s) in enumerate(jobs)}
 
 

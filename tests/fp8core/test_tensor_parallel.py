@@ -181,7 +181,7 @@ def test_bad_plans_are_refused() -> None:
         "no such name": "no module is named like 'upp'",
         "twice": "the weight is a DTensor already",
         "convert late": "convert_to_float8_training first, then parallelize_module, then fully_shard",
-        "convert after fsdp": "convert_to_float8_training first, then parallelize_module, then fully_shard",
+        "convert after fsdp": "fully_shard came first",
         "tp after fsdp": "is sharded by FSDP already; convert_to_float8_training first",
         "style after fsdp": "the weight is a DTensor already",
         "wrong layout": "it is cut column-wise, so it takes (R,)",

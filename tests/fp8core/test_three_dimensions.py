@@ -25,7 +25,8 @@ def test_fsdp_and_tp(recipe: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "schedule", "steps"), [("tensorwise", "1f1b", 2), ("tensorwise", "gpipe", 1), ("delayed", "1f1b", 3)]
+    ("recipe", "schedule", "steps"),
+    [("tensorwise", "1f1b", 2), ("tensorwise", "gpipe", 1), ("delayed", "1f1b", 3)],
 )
 def test_fsdp_tp_and_pp(recipe: str, schedule: str, steps: int) -> None:
     """2 x 2 x 2, converted, then cut, then sharded, then staged."""
