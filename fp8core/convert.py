@@ -154,6 +154,7 @@ def convert_to_float8_training(
     """
     recipe = as_recipe(config)
     swapped: dict[nn.Module, nn.Module] = {}
+    already_sharded = is_sharded_by_fsdp(module)
     for fqn, linear in _linears(module):
         wanted = module_filter_fn is None or module_filter_fn(linear, fqn)
         if isinstance(linear, Float8Linear):
@@ -163,19 +164,20 @@ def convert_to_float8_training(
                     "model, or leave the layer out by module_filter_fn"
                 )
             continue
-        if wanted and isinstance(linear.weight, DTensor) and not is_sharded_by_fsdp(module):
+        if wanted and isinstance(linear.weight, DTensor) and not already_sharded:
             raise ValueError(
                 f"{fqn or 'the model'}: parallelize_module came first, and a new layer would not have its hooks; {ORDER}"
             )
         reason = _reason_against(linear, recipe) if wanted else _FILTERED
         if reason:
             setattr(linear, WHY_NOT, reason)
+        elif already_sharded:
+            raise ValueError(
+                f"{fqn or 'the model'}: fully_shard came first, and FSDP2 would not know the new layer; convert, then "
+                "fully_shard"
+            )
         else:
             swapped[linear] = Float8Linear.from_float(linear, recipe)
-    if swapped and is_sharded_by_fsdp(module):
-        raise ValueError(
-            "fully_shard came first: FSDP2 would not know the new layers; convert, then fully_shard"
-        )
     result = _replace(module, swapped)
     gather_in_fp8(result)
     report = audit(result)

@@ -7,7 +7,6 @@ scales. It advertises shape and dtype of the tensor that it stands for; Float8Li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,8 @@ import torch
 from fp8core.shared_input import CastInput, Casts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fp8core.tensor import Float8Tensor
 
 aten = torch.ops.aten

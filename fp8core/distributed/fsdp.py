@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from fp8core.cast import cast_saturating, times
-from fp8core.distributed.fsdp_state import forget_gathered
+from fp8core.distributed.fsdp_state import forget_gathered, local_of
 from fp8core.distributed.weight_scales import join, known_of, scale_for_gather, shard_of, weight_cast
 from fp8core.kernels import ops
 from fp8core.linear import Float8Linear
@@ -156,6 +157,7 @@ class WeightShard(torch.Tensor):
         """The gathered weight; `out`, if it is there already and only its memory was filled anew; called by FSDP2."""
         (data,) = all_gather_outputs
         if out is not None:
+            out = local_of(out) if isinstance(out, DTensor) else out  # a DTensor: tensor parallelism's
             if isinstance(out, Float8Tensor) != (metadata.cast is not None):
                 raise RuntimeError(
                     "a weight goes from an all-gather in FP8 to one in high precision, or back; switch recipes by "
@@ -227,7 +229,7 @@ def high_precision_reason(layer: Float8Linear) -> str:
     placements = getattr(weight, "placements", ())
     if any(placement.is_shard() for placement in placements[:-1]):
         return "its weight is tensor-parallel"
-    if placements and shard_of(weight) is None and not isinstance(weight.to_local(), Float8Tensor):
+    if placements and shard_of(weight) is None and not isinstance(local_of(weight), Float8Tensor):
         return "its weight was replaced after conversion"
     return ""
 
@@ -294,7 +296,7 @@ def _plain(weight: Any) -> torch.Tensor | None:
     """A weight without its WeightShard, sharing its memory; None if it has none."""
     if isinstance(weight, WeightShard):
         return weight.hp.detach()
-    local = weight.to_local() if hasattr(weight, "device_mesh") else None
+    local = local_of(weight)
     return _with_local(weight, local.hp.detach()) if isinstance(local, WeightShard) else None
 
 
@@ -312,10 +314,9 @@ def _with_local(weight: Any, local: torch.Tensor) -> Any:
 
 @torch.no_grad()
 def _plain_state(layer: nn.Module, state: dict[str, Any], prefix: str, _: object) -> None:
-    """State dicts hold plain tensors and DTensors of plain tensors."""
-    weight = state.get(f"{prefix}weight")
-    plain = None if weight is None else _plain(weight)
-    if plain is not None:
+    """State dicts hold plain tensors and DTensors of plain tensors. Writing to them counts as writing to the weight."""
+    plain = _plain(layer.weight)
+    if plain is not None and f"{prefix}weight" in state:
         state[f"{prefix}weight"] = plain
 
 
@@ -325,10 +326,8 @@ def _wrapped_again(layer: nn.Module, _: object) -> None:
     weight: Any = layer.weight
     if _plain(weight) is not None or isinstance(weight, Float8Tensor):
         return
-    if hasattr(weight, "device_mesh"):
-        wrapped = _with_local(weight, WeightShard(weight.to_local()))
-    else:
-        wrapped = WeightShard(weight.detach())
+    local = local_of(weight)
+    wrapped = WeightShard(weight.detach()) if local is None else _with_local(weight, WeightShard(local))
     layer.weight = nn.Parameter(wrapped, requires_grad=weight.requires_grad)
 
 

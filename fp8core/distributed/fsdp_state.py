@@ -1,4 +1,4 @@
-"""The few things of FSDP2's that are not in its public interface; nothing else in fp8core touches them.
+"""The few things of FSDP2's and DTensor's that are not in their public interface; nothing else in fp8core touches them.
 
 FSDP2 makes a gathered parameter once and fills it anew at each all-gather. Where a layer goes from gathering in high
 precision to gathering codes, or back, the parameter must be made anew: `forget_gathered`.
@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    import torch
     from torch import nn
+
+
+def local_of(weight: Any) -> torch.Tensor | None:
+    """A DTensor's part on this rank, the object itself: `to_local` makes a new one of a parameter. None of other tensors."""
+    return weight._local_tensor if hasattr(weight, "device_mesh") else None
 
 
 def is_sharded_by_fsdp(model: nn.Module) -> bool:

@@ -34,7 +34,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fp8core.arguments import check_type
-from fp8core.distributed.fsdp_state import refuse_partial_reshard
+from fp8core.distributed.fsdp_state import local_of, refuse_partial_reshard
 from fp8core.distributed.wire import note_scale_reduction
 from fp8core.history import max_over_ranks
 from fp8core.linear import Float8Linear
@@ -74,6 +74,7 @@ class Shard:
 
     Attributes:
         local: plain tensor [n, k], a part of [N, K]; may be empty.
+        wrapper: the `fp8core.distributed.fsdp.WeightShard` that holds it.
         size: (N, K).
         first: row and column of [N, K] where it begins.
         groups: of the ranks that hold the other parts.
@@ -81,6 +82,7 @@ class Shard:
     """
 
     local: torch.Tensor
+    wrapper: torch.Tensor
     size: torch.Size
     first: tuple[int, int]
     groups: tuple[dist.ProcessGroup, ...]
@@ -96,7 +98,7 @@ class WeightScale:
         amax: float32, 0-dimensional or one for each block; None before the first.
         sharers: layers that use the same parameter.
         steps: `_STEPS.count` when it was found.
-        seen: the shard that it was found from, and the shard's version.
+        seen: the tensors that it was found from, and their versions: which of them an update changes depends on its way in.
         leads: this layer asks whether any shard of the model has changed.
         scales: those made from it, by dtype of the weight.
     """
@@ -105,7 +107,7 @@ class WeightScale:
     amax: torch.Tensor | None = None
     sharers: tuple[Float8Linear, ...] = ()
     steps: int = -1
-    seen: tuple[weakref.ref[torch.Tensor], int] | None = None
+    seen: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
     leads: bool = False
     scales: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
@@ -118,9 +120,10 @@ class WeightScale:
         """The weight was replaced."""
         self.amax = None
 
-    def changed(self, local: torch.Tensor) -> bool:
-        """Whether this very shard was written to. Another tensor in its place is FSDP2's own doing: it pads."""
-        return self.seen is not None and self.seen[0]() is local and self.seen[1] != local._version
+    def changed(self) -> bool:
+        """Whether a tensor was written to. Another one in its place is FSDP2's own doing, on ranks where it pads."""
+        found = ((ref(), version) for ref, version in self.seen)
+        return any(tensor is not None and tensor._version != version for tensor, version in found)
 
 
 def known_of(layer: nn.Module) -> WeightScale | None:
@@ -206,12 +209,10 @@ def scale_for_gather(
 
 def shard_of(weight: Any) -> Shard | None:
     """This rank's part of a weight that `fully_shard` has sharded and not gathered at the moment; else None."""
-    mesh = getattr(weight, "device_mesh", None)
-    if mesh is None:
-        return None
-    local = weight.to_local()
+    local: Any = local_of(weight)
     if not hasattr(local, "fsdp_pre_all_gather"):
         return None
+    mesh = weight.device_mesh
     first, groups = [0, 0], []
     for axis, placement in enumerate(weight.placements):
         if placement.is_shard():
@@ -221,7 +222,7 @@ def shard_of(weight: Any) -> Shard | None:
             if ranks > 1:
                 groups.append(mesh.get_group(axis))
     device = torch.device(mesh.device_type)
-    return Shard(local.hp, weight.shape, (first[0], first[1]), tuple(groups), device)
+    return Shard(local.hp, local, weight.shape, (first[0], first[1]), tuple(groups), device)
 
 
 def _members(root: nn.Module) -> list[Float8Linear]:
@@ -234,11 +235,8 @@ def _stale(layer: Float8Linear, known: WeightScale) -> bool:
     if not known.leads:
         return False
     root = known.root()
-    for member in [layer] if root is None else _members(root):
-        of_member, shard = known_of(member), shard_of(member.weight)
-        if of_member is not None and shard is not None and of_member.changed(shard.local):
-            return True
-    return False
+    members = [layer] if root is None else _members(root)
+    return any(of_member.changed() for member in members if (of_member := known_of(member)) is not None)
 
 
 @torch.no_grad()
@@ -264,11 +262,12 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
         for (same, shard), piece, values in zip(
             members, pieces, together.split([piece.numel() for piece in pieces]), strict=True
         ):
+            seen = same[0].weight, shard.wrapper, shard.local
             for layer in same:
                 known = known_of(layer)
                 assert known is not None
                 known.amax, known.sharers, known.steps = values.view(piece.shape), tuple(same), _STEPS.count
-                known.seen = weakref.ref(shard.local), shard.local._version
+                known.seen = tuple((weakref.ref(tensor), tensor._version) for tensor in seen)
                 known.leads = False
                 known.scales.clear()
 

@@ -184,12 +184,15 @@ def batches_of(setting: Setting, step: int, rank: int) -> torch.Tensor:
 
 
 def alone(setting: Setting, world: int) -> list[torch.Tensor]:
-    """Gradients of the first step of one process that sees the data of all ranks, batch by batch."""
+    """Gradients of the first step of one process that sees the data of all ranks, batch by batch.
+
+    Divided at the end, as FSDP2 does: a loss divided by 3 would have gradients of other codes.
+    """
     model = built(replace(setting, recompute=False), fp8=False)
     for rank in range(world):
         for x in batches_of(setting, 0, rank):
-            (model(x).float().square().mean() / world).backward()
-    return [p.grad for p in model.parameters() if p.grad is not None]
+            model(x).float().square().mean().backward()
+    return [p.grad / world for p in model.parameters() if p.grad is not None]
 
 
 def compare(settings: list[Setting]) -> list[dict[str, Any]]:
