@@ -213,12 +213,17 @@ def shard_of(weight: Any) -> Shard | None:
     if not hasattr(local, "fsdp_pre_all_gather"):
         return None
     mesh = weight.device_mesh
-    first, groups = [0, 0], []
-    for axis, placement in enumerate(weight.placements):
-        if placement.is_shard():
+    size, first, groups = list(weight.shape), [0, 0], []
+    # From the last dimension of the mesh, which tensor parallelism has cut before FSDP2 cut the parts. What FSDP2 then
+    # calls `_StridedShard` is none by `is_shard`.
+    for axis in reversed(range(mesh.ndim)):
+        dim = getattr(weight.placements[axis], "dim", None)
+        if dim is not None:
             ranks = mesh.size(axis)
-            chunk = -(-weight.shape[placement.dim] // ranks)
-            first[placement.dim] = min(chunk * mesh.get_local_rank(axis), weight.shape[placement.dim])
+            chunk = -(-size[dim] // ranks)
+            before = min(chunk * mesh.get_local_rank(axis), size[dim])
+            first[dim] += before
+            size[dim] = min(chunk, size[dim] - before)
             if ranks > 1:
                 groups.append(mesh.get_group(axis))
     device = torch.device(mesh.device_type)

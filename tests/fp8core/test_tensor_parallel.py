@@ -111,8 +111,8 @@ def test_rowwise_scales_its_parts(world: int, power_of_two: bool) -> None:
             # Powers of two move a code only where it is subnormal; other scales round each element anew
             assert (globally < 1e-5) if power_of_two else (0.01 < globally < 0.1)
         for name, error in rank["float8: against float32"].items():
-            # Of whole tensors: two roundings of the same 2048 or more elements, so about as far
-            assert error <= 1.1 * rank["float8: one process against float32"][name] + BOUND
+            # Two roundings of the same 2048 or more elements, so about as far; biases have 32 to 128
+            assert name.endswith("bias") or error <= 1.1 * rank["float8: one process against float32"][name] + BOUND
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -156,7 +156,9 @@ def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
     for rank in ranks.run(worker.beside_torchao, 2):
         for style in ("torch", "float8"):
-            assert max(rank[style]["errors"].values()) <= BOUND, rank[style]
+            # torchao's styles cast gradients before the bias is summed, so its gradient is that of FP8 codes; ours is not
+            rounded = {name for name, error in rank[style]["errors"].items() if error > BOUND}
+            assert rounded == ({"gate.bias", "up.bias", "down.bias"} if style == "float8" else set())
             # Ours: the output, gradients of two inputs, and 5 amaxes; torchao takes one for each tensor, cut or not
             ours, theirs = rank[style]["all_reduces"]
             assert ours == 3 + 5 < theirs
@@ -189,7 +191,7 @@ def test_bad_plans_are_refused() -> None:
         "float8_dtype": "pass float8_dtype=torch.float8_e4m3fn",
         "no reader": "holds no Float8Linear",
         "readers differ": "cast their inputs differently",
-        "cast for another layer": "expected [..., 64]",
+        "cast for another layer": "input has shape [16, 128]; expected [..., 32]",
     }
     for rank in ranks.run(worker.refusals, 2):
         assert rank.keys() == wanted.keys()
