@@ -12,21 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.gather_reasons import NOT_ASKED, NOT_CONVERTED, gathered_as
 from fp8core.gemm import backend_named
-from fp8core.linear import Float8Linear
+from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.operands import casts_route
+from fp8core.sharded import ORDER
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
 
 ModuleFilter = Callable[[nn.Module, str], bool]  # (module, fully qualified name) -> convert it?
 
-_NOTE = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 _FILTERED = "left out by module_filter_fn"
 _UNTOUCHED = "never offered to convert_to_float8_training"
 
@@ -149,7 +150,7 @@ def convert_to_float8_training(
 
     Raises:
         ValueError: nothing was converted; a layer already has another recipe; a layer lies on a device
-            without FP8 matmul; a layer has hooks; `fully_shard` was applied before.
+            without FP8 matmul; a layer has hooks; `parallelize_module` or `fully_shard` was applied before.
         TypeError: config is of another type.
     """
     recipe = as_recipe(config)
@@ -164,9 +165,13 @@ def convert_to_float8_training(
                     "model, or leave the layer out by module_filter_fn"
                 )
             continue
+        if wanted and isinstance(linear.weight, DTensor) and not already_sharded:
+            raise ValueError(
+                f"{fqn or 'the model'}: parallelize_module came first, and a new layer would not have its hooks; {ORDER}"
+            )
         reason = _reason_against(linear, recipe) if wanted else _FILTERED
         if reason:
-            setattr(linear, _NOTE, reason)
+            setattr(linear, WHY_NOT, reason)
         elif already_sharded:
             raise ValueError(
                 f"{fqn or 'the model'}: fully_shard came first, and FSDP2 would not know the new layer; convert, then "
@@ -174,10 +179,6 @@ def convert_to_float8_training(
             )
         else:
             swapped[linear] = Float8Linear.from_float(linear, recipe)
-    if swapped and is_sharded_by_fsdp(module):
-        raise ValueError(
-            "fully_shard came first: FSDP2 would not know the new layers; convert, then fully_shard"
-        )
     result = _replace(module, swapped)
     gather_in_fp8(result)
     report = audit(result)
@@ -252,7 +253,7 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         out_features=linear.out_features,
         converted=converted,
         recipe=str(linear.recipe) if isinstance(linear, Float8Linear) else "",
-        reason="" if converted else getattr(linear, _NOTE, _UNTOUCHED),
+        reason="" if converted else getattr(linear, WHY_NOT, _UNTOUCHED),
         gemms=len(names),
         fp8_gemms=fp8_gemms,
         casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",

@@ -5,6 +5,8 @@
     gather_reasons  why a weight is gathered in high precision
     weight_scales   the scales of all sharded weights of a model, by one fused amax and one all-reduce
     fsdp_state      the few things of FSDP2's that are not in its public interface
+    gathering       sequence parallelism gathers activations and gradients as FP8 codes
+    tensor_parallel the styles of `torch.distributed.tensor.parallel` for Float8Linear
     wire            counts what collectives are given, by dtype
 
 Nothing here is needed to train on one device.

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from fp8core.distributed.fsdp_state import forget_gathered, local_of
-from fp8core.distributed.gather_reasons import NOTE, TENSOR_PARALLEL, gathered_as, recipe_reason
+from fp8core.distributed.gather_reasons import NOTE, gathered_as, recipe_reason
 from fp8core.distributed.weight_scales import join, known_of
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.linear import Float8Linear
@@ -57,9 +57,6 @@ def gather_in_fp8(root: nn.Module) -> None:
         others = [fqn for fqn, module in readers[id(weight)] if module not in wanted]
         if others:
             setattr(layer, NOTE, f"its weight is shared with {', '.join(others)}, which can't read codes")
-            continue
-        if local_of(weight) is not None:
-            setattr(layer, NOTE, TENSOR_PARALLEL)
             continue
         if id(weight) not in made:
             made[id(weight)] = nn.Parameter(WeightShard(weight.detach()), requires_grad=weight.requires_grad)

@@ -153,9 +153,11 @@ def _loaded(layer: nn.Module, _: object) -> None:
 
 
 def weight_cast(layer: Float8Linear) -> Cast | None:
-    """The cast that makes the weight's operand of both GEMMs that read it; None where no such cast is."""
+    """The cast that makes the weight's operand of both GEMMs that read it; None where no such cast is, or not from shards."""
     first, second = layer.recipe.output.b, layer.recipe.grad_input.b
-    return first if serves_both(first, second) else None
+    if first is None or not serves_both(first, second):
+        return None
+    return None if first.granularity != "tensorwise" and is_tensor_parallel(layer.weight) else first
 
 
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
@@ -220,17 +222,22 @@ def _scales(amaxes: torch.Tensor, cast: Cast, dtype: torch.dtype) -> Scales:
 
 
 def shard_of(weight: Any) -> Shard | None:
-    """This rank's part of a weight that `fully_shard` alone has sharded, and not gathered at the moment; else None."""
+    """This rank's part of a weight that `fully_shard` has sharded and not gathered at the moment; else None."""
     local: Any = local_of(weight)
-    if not hasattr(local, "fsdp_pre_all_gather") or is_tensor_parallel(weight):
+    if not hasattr(local, "fsdp_pre_all_gather"):
         return None
     mesh = weight.device_mesh
-    first, groups = [0, 0], []
-    for axis, placement in enumerate(weight.placements):
-        if placement.is_shard():
+    size, first, groups = list(weight.shape), [0, 0], []
+    # From the last dimension of the mesh, which tensor parallelism has cut before FSDP2 cut the parts. What FSDP2 then
+    # calls `_StridedShard` is none by `is_shard`.
+    for axis in reversed(range(mesh.ndim)):
+        dim = getattr(weight.placements[axis], "dim", None)
+        if dim is not None:
             ranks = mesh.size(axis)
-            chunk = -(-weight.shape[placement.dim] // ranks)
-            first[placement.dim] = min(chunk * mesh.get_local_rank(axis), weight.shape[placement.dim])
+            chunk = -(-size[dim] // ranks)
+            before = min(chunk * mesh.get_local_rank(axis), size[dim])
+            first[dim] += before
+            size[dim] = min(chunk, size[dim] - before)
             if ranks > 1:
                 groups.append(mesh.get_group(axis))
     device = torch.device(mesh.device_type)

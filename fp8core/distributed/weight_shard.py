@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from fp8core.cast import cast_saturating, times
+from fp8core.distributed.fsdp_state import local_of
 from fp8core.distributed.gather_reasons import high_precision_reason
 from fp8core.distributed.weight_scales import known_of, scale_for_gather, shard_of, weight_cast
 from fp8core.kernels import ops
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# What FSDP2, `Module.to` and `Module.to_empty` make a parameter's new memory with: it must stay what it is. Anything
+# What FSDP2, tensor parallelism, `Module.to` and `Module.to_empty` make a parameter's new memory with: it must stay what it is. Anything
 # else, an optimizer's `zeros_like` among it, gives plain tensors.
 _STAYS = frozenset(
     {
-        aten.detach.default, aten.alias.default, aten.split.Tensor, aten.slice.Tensor, aten.view.default,
+        aten.clone.default, aten.detach.default, aten.alias.default, aten.split.Tensor, aten.slice.Tensor, aten.view.default,
         aten.as_strided.default, aten.new_zeros.default, aten.empty_like.default, aten._to_copy.default,
         aten._pin_memory.default,
     }
@@ -140,6 +141,7 @@ class WeightShard(torch.Tensor):
         """The gathered weight; `out`, if it is there already and only its memory was filled anew; called by FSDP2."""
         (data,) = all_gather_outputs
         if out is not None:
+            out = out if local_of(out) is None else local_of(out)  # a DTensor: tensor parallelism's
             if isinstance(out, Float8Tensor) and metadata.scale_inv is not None:
                 out.scale_inv = metadata.scale_inv
             return None

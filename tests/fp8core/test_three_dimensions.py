@@ -1,0 +1,44 @@
+"""FSDP2 x TP, and FSDP2 x TP x PP on eight processes of gloo.
+
+Oracle: one process that takes the microbatches of all replicas one after the other. Bound 1e-6, relative, for losses and
+the gradient of every parameter: codes are equal, sums of float32 are in another order (TP adds parts, FSDP replicas).
+"""
+
+from __future__ import annotations
+
+import pipeline_worker as worker
+import pytest
+
+from fp8core import RECIPES
+from harness import ranks
+
+BOUND = 1e-6
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+def test_fsdp_and_tp(recipe: str) -> None:
+    """2 x 2; the first step, in which delayed scales are dynamic."""
+    for rank in ranks.run(worker.two_dimensions, 4, RECIPES[recipe]):
+        assert len(rank) == 1 + 2 * 8
+        assert max(rank.values()) <= BOUND, rank
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "schedule", "steps"),
+    [("tensorwise", "1f1b", 2), ("tensorwise", "gpipe", 1), ("delayed", "1f1b", 3)],
+)
+def test_fsdp_tp_and_pp(recipe: str, schedule: str, steps: int) -> None:
+    """2 x 2 x 2, converted, then cut, then sharded, then staged."""
+    ends = 0
+    for rank in ranks.run(worker.three_dimensions, 8, RECIPES[recipe], schedule, steps):
+        assert len(rank["gradients"]) == 2 * 8
+        assert max(rank["gradients"].values()) <= BOUND, rank["gradients"]
+        for got, want in zip(rank["losses"], rank["wanted"], strict=True):
+            assert got == pytest.approx(want, rel=BOUND)
+            ends += len(got)
+        for (x, w, g), (x1, w1, g1) in zip(*rank["amaxes"], strict=True):
+            assert [x, w] == pytest.approx([x1, w1], rel=BOUND)
+            # divided by microbatches and by replicas after the backward passes, which the reference does before
+            assert g == pytest.approx(worker.MICROBATCHES * 2 * g1, rel=BOUND)
+    assert ends == 4 * steps * worker.MICROBATCHES
