@@ -15,8 +15,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.distributed.fsdp import NOT_ASKED, NOT_CONVERTED, gather_in_fp8, gathered_as
+from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
+from fp8core.distributed.gather_reasons import NOT_ASKED, NOT_CONVERTED, gathered_as
 from fp8core.gemm import backend_named
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.operands import casts_route

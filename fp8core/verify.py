@@ -30,7 +30,7 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
-from fp8core.distributed.fsdp import gathered_as
+from fp8core.distributed.gather_reasons import gathered_as
 from fp8core.distributed.wire import count_collectives
 from fp8core.gemm import backend_named
 from fp8core.watching import LayerProof, Watch, profiled
