@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp8core.distributed.fsdp_state import local_of
-from fp8core.distributed.weight_scales import is_tensor_parallel, known_of
+from fp8core.distributed.weight_scales import known_of
 from fp8core.linear import Float8Linear
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NOT_ASKED = "high precision: enable_fsdp_float8_all_gather is off"
 NOT_CONVERTED = "high precision: the layer is not converted"
 NOTE = "_fp8core_not_gathered_in_fp8"  # attribute of a Float8Linear whose weight can't be: the reason
-TENSOR_PARALLEL = "its weight is tensor-parallel"
+TENSOR_PARALLEL = "its weight was cut by tensor parallelism before the conversion"
 
 
 def recipe_reason(recipe: Recipe) -> str:
@@ -42,8 +42,6 @@ def high_precision_reason(layer: Float8Linear) -> str:
         return str(noted)
     if known_of(layer) is None:
         return "it was not made by convert_to_float8_training"
-    if is_tensor_parallel(layer.weight):
-        return TENSOR_PARALLEL
     local = local_of(layer.weight)
     if local is not None and not hasattr(local, "fsdp_pre_all_gather"):
         return "its weight was replaced after conversion"

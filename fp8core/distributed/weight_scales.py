@@ -220,9 +220,9 @@ def _scales(amaxes: torch.Tensor, cast: Cast, dtype: torch.dtype) -> Scales:
 
 
 def shard_of(weight: Any) -> Shard | None:
-    """This rank's part of a weight that `fully_shard` alone has sharded, and not gathered at the moment; else None."""
+    """This rank's part of a weight that `fully_shard` has sharded, and not gathered at the moment; else None."""
     local: Any = local_of(weight)
-    if not hasattr(local, "fsdp_pre_all_gather") or is_tensor_parallel(weight):
+    if not hasattr(local, "fsdp_pre_all_gather"):
         return None
     mesh = weight.device_mesh
     size, first, groups = list(weight.shape), [0, 0], []
@@ -240,11 +240,6 @@ def shard_of(weight: Any) -> Shard | None:
                 groups.append(mesh.get_group(axis))
     device = torch.device(mesh.device_type)
     return Shard(local.hp, local, weight.shape, (first[0], first[1]), tuple(groups), device)
-
-
-def is_tensor_parallel(weight: Any) -> bool:
-    """Whether a weight that FSDP2 has sharded is a part of a larger one: FSDP2's own dimension is then not the last."""
-    return any(placement.is_shard() for placement in getattr(weight, "placements", ())[:-1])
 
 
 def _members(root: nn.Module) -> list[Float8Linear]:

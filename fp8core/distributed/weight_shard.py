@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from fp8core.cast import cast_saturating, times
+from fp8core.distributed.fsdp_state import local_of
 from fp8core.distributed.gather_reasons import high_precision_reason
 from fp8core.distributed.weight_scales import known_of, scale_for_gather, shard_of, weight_cast
 from fp8core.kernels import ops
@@ -140,6 +142,7 @@ class WeightShard(torch.Tensor):
         """The gathered weight; `out`, if it is there already and only its memory was filled anew; called by FSDP2."""
         (data,) = all_gather_outputs
         if out is not None:
+            out = local_of(out) if isinstance(out, DTensor) else out  # a DTensor: tensor parallelism's
             if isinstance(out, Float8Tensor) and metadata.scale_inv is not None:
                 out.scale_inv = metadata.scale_inv
             return None
