@@ -31,7 +31,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
+from fp8core.distributed.fsdp import wrapped_again
 from fp8core.distributed.gathering import gather_input, gather_module_input, gather_reason, scatter_output
+from fp8core.distributed.weight_scales import known_of
+from fp8core.distributed.weight_shard import WeightShard
 from fp8core.gemm import backend_named
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.operands import serves_both
@@ -334,13 +337,20 @@ def _checked(module: nn.Module, cut: Cut, what: str) -> Float8Linear:
 
 
 def _taken_out(layer: Float8Linear) -> nn.Module | None:
-    """The layer's amaxes, which torch would distribute as if they were parameters; each rank keeps its own."""
+    """The layer's amaxes, which torch would distribute as if they were parameters; each rank keeps its own.
+
+    A weight that FSDP2 is to gather in FP8 is distributed as the plain tensor that it is otherwise.
+    """
+    if isinstance(layer.weight, WeightShard):
+        layer.weight = nn.Parameter(layer.weight.hp.detach(), requires_grad=layer.weight.requires_grad)
     return layer._modules.pop("amaxes", None)
 
 
 def _put_back(layer: Float8Linear, amaxes: nn.Module | None) -> Float8Linear:
     if amaxes is not None:
         layer._modules["amaxes"] = amaxes
+    if known_of(layer) is not None:
+        wrapped_again(layer)
     return layer
 
 

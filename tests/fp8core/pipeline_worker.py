@@ -14,7 +14,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
 
-from fp8core import RECIPES, Float8ColwiseParallel, Float8RowwiseParallel, Recipe, check_plan, update_scales
+from fp8core import (
+    RECIPES,
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    Recipe,
+    audit,
+    check_plan,
+    update_scales,
+)
 from fp8core.history import AmaxMemory
 
 DIM, TOKENS, MICROBATCHES = 32, 16, 4
@@ -154,8 +162,8 @@ def three_dimensions(recipe: Recipe | None, schedule: str, steps: int) -> dict[s
     return judged(found, one_process(recipe, 4, steps, replicas=2), stage, replica)
 
 
-def two_dimensions(recipe: Recipe) -> dict[str, Any]:
-    """FSDP2 x TP on 2 x 2 ranks, without a pipeline: the errors of a step's loss and gradients."""
+def two_dimensions(recipe: Recipe) -> tuple[dict[str, float], set[str]]:
+    """FSDP2 x TP on 2 x 2 ranks, without a pipeline: the errors of a step's loss and gradients, and how weights came."""
     mesh: DeviceMesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     replica = mesh["dp"].get_local_rank()
     model = blocks(2, recipe)
@@ -173,7 +181,7 @@ def two_dimensions(recipe: Recipe) -> dict[str, Any]:
     found = {"loss": abs(loss.item() - wanted) / wanted}
     for name, grad in gradients(model).items():
         found[name] = float((grad - want["gradients"][name]).norm() / want["gradients"][name].norm())
-    return found
+    return found, {layer.all_gather for layer in audit(model).layers}
 
 
 def pipelines(jobs: list[tuple[Recipe | None, str, int]]) -> list[dict[str, Any]]:

@@ -112,7 +112,10 @@ def test_rowwise_scales_its_parts(world: int, power_of_two: bool) -> None:
             assert (globally < 1e-5) if power_of_two else (0.01 < globally < 0.1)
         for name, error in rank["float8: against float32"].items():
             # Two roundings of the same 2048 or more elements, so about as far; biases have 32 to 128
-            assert name.endswith("bias") or error <= 1.1 * rank["float8: one process against float32"][name] + BOUND
+            assert (
+                name.endswith("bias")
+                or error <= 1.1 * rank["float8: one process against float32"][name] + BOUND
+            )
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -6,21 +6,28 @@ the gradient of every parameter: codes are equal, sums of float32 are in another
 
 from __future__ import annotations
 
+import dataclasses
+
 import pipeline_worker as worker
 import pytest
 
 from fp8core import RECIPES
+from fp8core.distributed.gather_reasons import NOT_ASKED
 from harness import ranks
 
 BOUND = 1e-6
 
 
+@pytest.mark.parametrize("fp8_all_gather", [False, True])
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
-def test_fsdp_and_tp(recipe: str) -> None:
-    """2 x 2; the first step, in which delayed scales are dynamic."""
-    for rank in ranks.run(worker.two_dimensions, 4, RECIPES[recipe]):
-        assert len(rank) == 1 + 2 * 8
-        assert max(rank.values()) <= BOUND, rank
+def test_fsdp_and_tp(recipe: str, fp8_all_gather: bool) -> None:
+    """2 x 2; the first step, in which delayed scales are dynamic. A part of a weight is gathered as FP8 codes too, by the
+    scale of the whole weight."""
+    given = dataclasses.replace(RECIPES[recipe], fp8_all_gather=fp8_all_gather)
+    for errors, gathered in ranks.run(worker.two_dimensions, 4, given):
+        assert len(errors) == 1 + 2 * 8
+        assert max(errors.values()) <= BOUND, errors
+        assert gathered == {"fp8" if fp8_all_gather else NOT_ASKED}
 
 
 @pytest.mark.slow
