@@ -62,7 +62,7 @@ def gather_in_fp8(root: nn.Module) -> None:
             made[id(weight)] = nn.Parameter(WeightShard(weight.detach()), requires_grad=weight.requires_grad)
         layer.weight = made[id(weight)]
         layer.register_state_dict_post_hook(_plain_state)
-        layer.register_load_state_dict_post_hook(_wrapped_again)
+        layer.register_load_state_dict_post_hook(wrapped_again)
         chosen.append(layer)
     join(root, chosen)
 
@@ -119,8 +119,8 @@ def _plain_state(layer: nn.Module, state: dict[str, Any], prefix: str, _: object
 
 
 @torch.no_grad()
-def _wrapped_again(layer: nn.Module, _: object) -> None:
-    """`load_state_dict(assign=True)` puts plain tensors in place."""
+def wrapped_again(layer: nn.Module, _: object = None) -> None:
+    """`load_state_dict(assign=True)` puts plain tensors in place, and so does tensor parallelism."""
     weight: Any = layer.weight
     if _plain(weight) is not None or isinstance(weight, Float8Tensor):
         return
