@@ -12,19 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
+from fp8core.distributed.fsdp import gather_in_fp8
+from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
+from fp8core.distributed.gather_reasons import NOT_ASKED, NOT_CONVERTED, gathered_as
 from fp8core.gemm import backend_named
-from fp8core.linear import Float8Linear
+from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.moe import ExpertsAudit, audit_experts
 from fp8core.operands import casts_route
+from fp8core.sharded import ORDER
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
 
 ModuleFilter = Callable[[nn.Module, str], bool]  # (module, fully qualified name) -> convert it?
 
-_NOTE = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 _FILTERED = "left out by module_filter_fn"
 _UNTOUCHED = "never offered to convert_to_float8_training"
 
@@ -42,6 +46,7 @@ class LayerAudit:
         reason: why it was not converted; "" if it was.
         gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient.
         fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
+        all_gather: how FSDP2 gathers its weight where it shards it: "fp8", or "high precision: " and why.
         casts: "kernels", or "plain PyTorch: " and the reason, of eager mode where the weight lies; "" if not converted.
     """
 
@@ -55,6 +60,7 @@ class LayerAudit:
     gemms: int
     fp8_gemms: int
     casts: str
+    all_gather: str = ""
 
     @property
     def flops_per_token(self) -> int:
@@ -103,7 +109,12 @@ class Audit:
                 layer.fqn or "(model)",
                 f"{layer.in_features} x {layer.out_features}",
                 f"{layer.fp8_gemms}/{layer.gemms}",
-                layer.recipe or layer.reason,
+                (layer.recipe or layer.reason)
+                + (
+                    ""
+                    if layer.all_gather in ("", NOT_ASKED, NOT_CONVERTED)
+                    else f"; all-gather: {layer.all_gather}"
+                ),
             )
             for layer in self.layers
         ]
@@ -156,11 +167,12 @@ def convert_to_float8_training(
 
     Raises:
         ValueError: nothing was converted; a layer already has another recipe; a layer lies on a device
-            without FP8 matmul; a layer has hooks.
+            without FP8 matmul; a layer has hooks; `parallelize_module` or `fully_shard` was applied before.
         TypeError: config is of another type.
     """
     recipe = as_recipe(config)
     swapped: dict[nn.Module, nn.Module] = {}
+    already_sharded = is_sharded_by_fsdp(module)
     for fqn, linear in _linears(module):
         wanted = module_filter_fn is None or module_filter_fn(linear, fqn)
         if isinstance(linear, Float8Linear):
@@ -170,12 +182,22 @@ def convert_to_float8_training(
                     "model, or leave the layer out by module_filter_fn"
                 )
             continue
+        if wanted and isinstance(linear.weight, DTensor) and not already_sharded:
+            raise ValueError(
+                f"{fqn or 'the model'}: parallelize_module came first, and a new layer would not have its hooks; {ORDER}"
+            )
         reason = _reason_against(linear, recipe) if wanted else _FILTERED
         if reason:
-            setattr(linear, _NOTE, reason)
+            setattr(linear, WHY_NOT, reason)
+        elif already_sharded:
+            raise ValueError(
+                f"{fqn or 'the model'}: fully_shard came first, and FSDP2 would not know the new layer; convert, then "
+                "fully_shard"
+            )
         else:
             swapped[linear] = Float8Linear.from_float(linear, recipe)
     result = _replace(module, swapped)
+    gather_in_fp8(result)
     report = audit(result)
     if not report.converted and not allow_no_conversion:
         raise ValueError(
@@ -249,8 +271,9 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         out_features=linear.out_features,
         converted=converted,
         recipe=str(linear.recipe) if isinstance(linear, Float8Linear) else "",
-        reason="" if converted else getattr(linear, _NOTE, _UNTOUCHED),
+        reason="" if converted else getattr(linear, WHY_NOT, _UNTOUCHED),
         gemms=len(names),
         fp8_gemms=fp8_gemms,
         casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",
+        all_gather=gathered_as(linear),
     )

@@ -14,6 +14,7 @@ An amax of 0, Inf or NaN never enters the history; `in_use` then stays as it is.
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from fp8core.recipe import Recipe
 
+_MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
 
 
@@ -37,6 +39,7 @@ class AmaxMemory(nn.Module):
         pending: float32 [3], the largest since the last `advance`; not saved.
         ready: roles for which `in_use` holds. Known to Python, so that no cast waits for the device.
         updates: calls of `advance` that changed what is in use.
+        compared: it was found that all ranks hold the same layers.
     """
 
     history: torch.Tensor
@@ -50,6 +53,7 @@ class AmaxMemory(nn.Module):
         self.settings = recipe.history
         self.ready: frozenset[str] = frozenset()
         self.updates = 0
+        self.compared = False
         length = self.settings.length if self.delayed else 0
         self.register_buffer("history", torch.zeros(3, length, device=device))
         self.register_buffer("in_use", torch.zeros(3, device=device))
@@ -118,6 +122,39 @@ def look(*memories: AmaxMemory) -> None:
             memory.ready = frozenset(role for role, there in zip(ROLES, roles, strict=True) if there)
 
 
+def max_over_ranks(amaxes: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The largest of all ranks, by one all-reduce; NaN on one rank is NaN on all.
+
+    The bits are compared as integers: the order of non-negative floats is that of their bits, Inf above all numbers and
+    NaN above Inf. As floats, a maximum with NaN is what the backend makes of it, and need not be the same on all ranks.
+
+    Args:
+        amaxes: float32, non-negative or NaN, any shape.
+        group: None: all ranks.
+
+    Returns:
+        float32 of the same shape.
+    """
+    bits = amaxes.view(torch.int32) & _MAGNITUDE_BITS
+    dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
+    return bits.view(torch.float32)
+
+
+def _compare_names(named: dict[str, AmaxMemory], group: dist.ProcessGroup | None) -> None:
+    """Refuses to take the largest of what belongs to different layers; once for a model, by one small all-reduce."""
+    digest = zlib.crc32("\n".join(named).encode())
+    device = next(iter(named.values())).pending.device
+    bounds = torch.tensor([digest, -digest], device=device)
+    dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
+    if bounds.tolist() != [digest, -digest]:
+        raise ValueError(
+            f"update_scales: not the same layers on all ranks of the group remember amaxes (here {len(named)}, the first "
+            f"is {next(iter(named))!r}); with pipeline parallelism pass group=, the ranks of one stage"
+        )
+    for memory in named.values():
+        memory.compared = True
+
+
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
     """Call once after each optimizer step: delayed scaling moves on, static scaling is fixed at the first call.
 
@@ -128,15 +165,21 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Args:
         model: any module.
         group: whose ranks share scales; None: all ranks if torch.distributed runs. One all-reduce for the
-            whole model takes the largest amax of all ranks, so that their scales stay equal.
+            whole model takes the largest amax of all ranks, so that their scales stay equal. With pipeline
+            parallelism the ranks of one stage, since stages hold different layers.
 
     Returns:
         How many layers remember amaxes.
+
+    Raises:
+        ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    memories = [m for m in model.modules() if isinstance(m, AmaxMemory)]
+    named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
+    memories = list(named.values())
     if memories and dist.is_available() and dist.is_initialized():
-        together = torch.stack([m.pending for m in memories])
-        dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
+        if not memories[0].compared:
+            _compare_names(named, group)
+        together = max_over_ranks(torch.stack([m.pending for m in memories]), group)
         for memory, pending in zip(memories, together, strict=True):
             memory.pending.copy_(pending)
     for memory in memories:

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +30,10 @@ from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
+from fp8core.distributed.gather_reasons import gathered_as
+from fp8core.distributed.wire import count_collectives
 from fp8core.gemm import backend_named
-from fp8core.watching import Gathers, LayerProof, Watch, profiled
+from fp8core.watching import LayerProof, Watch, profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,8 @@ class Proof:
         predicted, counted: FP8 GEMMs of one step.
         device: of the first converted layer, "" if there is none.
         fp8_kernel_share: of the GEMM kernels' time, in kernels of an FP8 type by their names; None off CUDA.
-        all_gathers: dtype -> bytes gathered by one step; empty where nothing is sharded.
+        all_gathers: dtype -> bytes that this rank gave to the all-gathers of one step; FP8 codes travel as uint8, and so
+            does whatever shares an all-gather with them. Empty where nothing is sharded.
         emulated_in: the precision in which the device multiplies FP8 codes, where it has no FP8 matrix units (a CPU,
             with any backend); "" on others.
     """
@@ -91,11 +92,16 @@ class Proof:
         converted = [layer for layer in self.layers if layer.recipe]
         experts = f" and {len(self.experts)} modules of experts" if self.experts else ""
         recipes = ", ".join(sorted({layer.recipe for layer in (*converted, *self.experts)}))
+        gathered = (
+            sum(layer.all_gather == "fp8" for layer in converted) if self.all_gathers.get("uint8") else 0
+        )
         share = "" if self.fp8_kernel_share is None else f", {100 * self.fp8_kernel_share:.0f} % of GEMM time"
         line = (
             f"FP8 verified: {len(converted)} of {len(self.layers)} Linear layers{experts}, {self.counted} FP8 GEMMs a "
             f"step as predicted, recipe {recipes}, on {self.device}{share}"
         )
+        if gathered:
+            line += f", {gathered} weights gathered in FP8"
         if self.emulated_in:
             line += (
                 f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "
@@ -128,7 +134,7 @@ def verify(
         model: that it trains; compiled or not.
         recipe: what every converted Linear must run (as for `convert_to_float8_training`); None: whatever it runs.
             Experts run what they were converted to.
-        fp8_all_gather: sharded weights must be gathered in one byte an element.
+        fp8_all_gather: the sharded weights of all converted layers must be gathered in one byte an element.
         announce: write `Proof.line` to stdout.
 
     Returns:
@@ -148,13 +154,14 @@ def verify(
     layers = [layer for _, layer in watch.layers]
     experts = [product for _, product in watch.products]
     updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in layers]
-    gathers: Counter[str] = Counter()
-    with ExitStack() as stack:
-        stack.enter_context(watch)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+    gathers: dict[str, int] = {}
+    with watch, torch.compiler.set_stance("force_eager"):
         if dist.is_available() and dist.is_initialized():
-            stack.enter_context(Gathers(gathers))
-        step_fn()
+            with count_collectives() as counts:
+                step_fn()
+            gathers = counts.of("all_gather")
+        else:
+            step_fn()
     device = layers[0].weight.device if layers else None
     if device is None and experts:
         device = next(model.parameters()).device
@@ -175,19 +182,18 @@ def verify(
             problems.append(
                 f"{fqn}: delayed scales never moved; call fp8core.update_scales(model) in each step"
             )
-    high = {dtype: size for dtype, size in gathers.items() if "float8" not in dtype and "int8" not in dtype}
-    if fp8_all_gather and (high or not gathers):
-        problems.append(f"the all-gather is not in FP8: gathered {dict(gathers) or 'nothing'}")
+    if fp8_all_gather:
+        problems += _gather_problems(layers, proofs, gathers)
     proof = Proof(
         ok=not problems,
         problems=tuple(problems),
-        warnings=tuple(_warnings(proofs)),
+        warnings=tuple(_warnings(proofs) + _gather_warnings(watch.layers)),
         layers=tuple(proof for proof in proofs if not proof.of_experts),
         predicted=predicted,
         counted=counted,
         device=str(device or ""),
         fp8_kernel_share=share,
-        all_gathers=dict(gathers),
+        all_gathers=gathers,
         # `torch._scaled_mm` there, as the plain twin of `fp8core::matmul`: see `fp8core.gemm.torch_mm`, `.triton_mm`
         emulated_in="float32" if device is not None and device.type == "cpu" else "",
         experts=tuple(proof for proof in proofs if proof.of_experts),
@@ -229,6 +235,26 @@ def _structural(
                 f"{AGREEMENT_DB:g} expected"
             )
     return problems
+
+
+def _gather_problems(
+    layers: list[Float8Linear], proofs: list[LayerProof], gathers: dict[str, int]
+) -> list[str]:
+    """Why the weights of the converted layers are not all gathered in FP8; empty if they are."""
+    high: dict[str, list[str]] = {}
+    for proof in proofs:
+        if proof.recipe and proof.all_gather != "fp8":
+            high.setdefault(proof.all_gather, []).append(proof.fqn)
+    found = [f"the all-gather is not in FP8: {', '.join(fqns)}: {reason}" for reason, fqns in high.items()]
+    if layers and not high and not gathers.get("uint8"):
+        found.append(f"the all-gather is not in FP8: gathered {gathers or 'nothing'}")
+    return found
+
+
+def _gather_warnings(layers: list[tuple[str, Float8Linear]]) -> list[str]:
+    """Layers that were to be gathered in FP8 and are not."""
+    asked = ((fqn, gathered_as(layer)) for fqn, layer in layers if layer.recipe.fp8_all_gather)
+    return [f"{fqn}: FP8 all-gather was asked for; {how}" for fqn, how in asked if how != "fp8"]
 
 
 def _warnings(proofs: list[LayerProof]) -> list[str]:

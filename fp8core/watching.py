@@ -1,4 +1,4 @@
-"""Observers of a training step, for `fp8core.verify`: hooks on layers, a profiler, a count of all-gathers.
+"""Observers of a training step, for `fp8core.verify`: hooks on layers, and a profiler.
 
 A TorchDispatchMode would not do as a counter of FP8 GEMMs: it sees `aten.mm` on wrapper subclasses whether they
 emulate or not. The profiler counts the operators that really ran.
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core.convert import audit
 from fp8core.gemm import backend_named
@@ -51,17 +50,19 @@ class LayerProof:
     """One Linear, or the product of one module of experts.
 
     Attributes:
-        fqn, recipe, reason: as `fp8core.convert.LayerAudit`; of experts, the name of their `GroupedMatmul`.
+        fqn, recipe, reason, all_gather: as `fp8core.convert.LayerAudit`; of experts, the name of their `GroupedMatmul`.
         calls: forward passes of one step, and how many of them recomputed.
         predicted: FP8 GEMMs of one step.
         agreement_db: lowest agreement of its output with its emulated recipe; None before it is called.
-        saturated, underflowed: of each operand, the largest share of elements in any call; not looked at of experts.
+        saturated, underflowed: of each operand, the largest share of elements in any call; not of a weight that FSDP2
+            gathered in FP8, as it arrives in codes; not of experts.
         of_experts: it is such a product, not a Linear.
     """
 
     fqn: str
     recipe: str
     reason: str
+    all_gather: str = ""
     calls: int = 0
     recomputed: int = 0
     predicted: int = 0
@@ -76,7 +77,8 @@ class Watch:
 
     def __init__(self, model: nn.Module) -> None:
         self.found = {
-            layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason) for layer in audit(model).layers
+            layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason, layer.all_gather)
+            for layer in audit(model).layers
         }
         self.layers = [(fqn, m) for fqn, m in model.named_modules() if isinstance(m, Float8Linear)]
         self.products = [
@@ -198,7 +200,7 @@ class Watch:
 
     @staticmethod
     def _lost(proof: LayerProof, role: str, x: torch.Tensor, cast: Cast | None, layer: Float8Linear) -> None:
-        if cast is None or not x.numel():
+        if cast is None or not x.numel() or isinstance(x, Float8Tensor):
             return
         q = cast_one(x, cast, 1, layer.amaxes, role, kernels=layer.recipe.kernels)
         assert isinstance(q, Float8Tensor)
@@ -209,28 +211,6 @@ class Watch:
         underflowed = float(zero.float().mean())
         proof.saturated[role] = max(saturated, proof.saturated.get(role, 0.0))
         proof.underflowed[role] = max(underflowed, proof.underflowed.get(role, 0.0))
-
-
-class Gathers(TorchDispatchMode):
-    """Counts the bytes of all-gathers by dtype."""
-
-    def __init__(self, into: Counter[str]) -> None:
-        super().__init__()
-        self.into = into
-
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = str(op).lower()
-        if "all_gather" in name or "allgather" in name:
-            source = next(
-                (a for a in reversed(args[:2]) if isinstance(a, torch.Tensor)),
-                None,
-            )
-            if source is not None:
-                dtype = str(source.dtype).removeprefix("torch.")
-                self.into[dtype] += source.numel() * source.element_size()
-        return op(*args, **(kwargs or {}))
 
 
 def profiled(step_fn: Callable[[], object], on_gpu: bool) -> tuple[int, float | None]:

@@ -102,8 +102,6 @@ def test_bad_values_name_the_value_and_the_way_out() -> None:
         Float8LinearConfig.from_recipe_name("rowise")
     with pytest.raises(ValueError, match=r"recipe 'blockwise' can't be written.*config='blockwise'"):
         Float8LinearConfig.from_recipe_name("blockwise")
-    with pytest.raises(ValueError, match=r"comes with FSDP2 support.*use False"):
-        Float8LinearConfig(enable_fsdp_float8_all_gather=True)
     with pytest.raises(ValueError, match="is no FP8 format"):
         CastConfig(target_dtype=torch.bfloat16)
     with pytest.raises(TypeError, match="config is a dict; expected Float8LinearConfig, Recipe"):

@@ -208,8 +208,9 @@ def test_delayed_scales_that_never_move() -> None:
 
 
 def test_an_all_gather_in_bfloat16() -> None:
-    """A real collective of one rank; nothing gathered at all fails too."""
-    model = convert_to_float8_training(Block())
+    """A real collective of one rank; nothing gathered at all fails too, and layers that do not ask for it."""
+    model = convert_to_float8_training(Block(), config=RECIPES["tensorwise"].with_fp8_all_gather())
+    not_asked = convert_to_float8_training(Block())
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed by torch 2.13
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -225,6 +226,10 @@ def test_an_all_gather_in_bfloat16() -> None:
             assert proof.ok == ok
             if dtype is not None:
                 assert proof.all_gathers == {str(dtype).removeprefix("torch."): 8 * dtype.itemsize}
+        disproved(
+            proof_of(not_asked, training(not_asked), fp8_all_gather=True),
+            "the all-gather is not in FP8: up, down: high precision: enable_fsdp_float8_all_gather is off",
+        )
     finally:
         dist.destroy_process_group()
 

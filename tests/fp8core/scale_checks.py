@@ -1,0 +1,196 @@
+"""What the tests of the scales of sharded weights run in each rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import sharding
+import torch
+import torch.distributed as dist
+from sharding import Setting, whole
+from torch import nn
+
+from fp8core import Float8Tensor, precompute_float8_dynamic_scale_for_fsdp, quantize, verify
+from fp8core.distributed.weight_scales import known_of
+from fp8core.distributed.wire import count_collectives
+
+UNEVEN = (48, 50, 7, 33)
+SQUARES = (300, 260, 140)  # blocks across the borders of shards
+
+
+def codes_and_scales(recipes: list[str]) -> list[bool]:
+    """Whether codes and scale of each gathered weight are those of the whole weight."""
+    warnings.simplefilter("ignore")
+    same = []
+    for recipe in recipes:
+        for dtype in (None, "bfloat16"):
+            setting = Setting(recipe, SQUARES, param_dtype=dtype)
+            model = sharding.sharded(setting, fp8=True)
+            cast = sharding.recipe_of(setting).output.b
+            assert cast is not None
+            for layer in model.layers:
+                high = whole(layer.weight).to(getattr(torch, dtype or "float32"))
+                want = quantize(high, cast.format, cast.granularity, power_of_two=cast.power_of_two)
+                layer.unshard()
+                got = layer.weight
+                assert isinstance(got, Float8Tensor)
+                same.append(torch.equal(got.qdata.view(torch.uint8), want.qdata.view(torch.uint8)))
+                same.append(torch.equal(got.scale_inv, want.scale_inv) and got.dtype == high.dtype)
+                layer.reshard()
+    return same
+
+
+def _in_place(model: sharding.Stack) -> None:
+    with torch.no_grad():
+        model.layers[1].weight.mul_(3)
+
+
+def _own_rows(model: sharding.Stack) -> None:
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.weight.to_local().add_(1)
+
+
+def _loaded(model: sharding.Stack) -> None:
+    model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
+
+
+def _assigned(model: sharding.Stack) -> None:
+    state = {name: value * 2 for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def _through_state_dict(model: sharding.Stack) -> None:
+    for value in model.state_dict().values():
+        value.to_local().mul_(2)
+
+
+def _stepped(model: sharding.Stack) -> None:
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def _precomputed(model: sharding.Stack) -> None:
+    for p in model.parameters():
+        p.data.to_local().mul_(2)
+    precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+def _nothing(model: sharding.Stack) -> None:
+    pass
+
+
+CHANGES: dict[str, tuple[Callable[[sharding.Stack], None], int]] = {
+    "an optimizer": (_stepped, 1),
+    "an update in place": (_in_place, 1),
+    "an update of shards, some of them empty": (_own_rows, 1),
+    "a state dict": (_loaded, 1),
+    "a state dict, assigned": (_assigned, 1),
+    "a write through the state dict": (_through_state_dict, 1),
+    "a write through data, and precompute": (_precomputed, 0),
+    "nothing": (_nothing, 0),
+}
+
+
+def all_reduces_after_changes() -> dict[str, tuple[int, bool]]:
+    """All-reduces of the forward pass after each change, and whether its weights have the right scales."""
+    warnings.simplefilter("ignore")
+    found = {}
+    for name, (change, _) in CHANGES.items():
+        setting = Setting(sizes=UNEVEN)
+        model = sharding.sharded(setting, fp8=True)
+        x = sharding.batches_of(setting, 0, dist.get_rank())[0]
+        model(x).square().mean().backward()
+        change(model)
+        with count_collectives() as counts:
+            model(x).square().mean().backward()
+        right = [
+            torch.equal(known.amax, whole(layer.weight).abs().amax())
+            for layer in model.layers
+            if (known := known_of(layer)) is not None and known.amax is not None
+        ]
+        found[name] = counts.scale_reductions, right == [True] * len(model.layers)
+    return found
+
+
+def nan_on_one_rank(recipes: list[str]) -> list[bool]:
+    """Whether each gathered weight and scale is NaN throughout on this rank."""
+    warnings.simplefilter("ignore")
+    found = []
+    for recipe in recipes:
+        for value in (torch.nan, -torch.nan, torch.inf):
+            model = sharding.sharded(Setting(recipe, sizes=(32, 64, 32)), fp8=True)
+            layer = model.layers[0]
+            if dist.get_rank() == dist.get_world_size() - 1:
+                with torch.no_grad():
+                    layer.weight.to_local()[-1, 5] = value
+            loss = model(torch.randn(16, 32)).square().mean()
+            layer.unshard()
+            weight = layer.weight
+            assert isinstance(weight, Float8Tensor)
+            found += [bool(weight.dequantize().isnan().all()), bool(loss.isnan())]
+            layer.reshard()
+    return found
+
+
+def replicas_do_not_ask() -> list[int]:
+    """Scale all-reduces, and the ranks of the group that took part."""
+    warnings.simplefilter("ignore")
+    model = sharding.sharded(Setting(replicas=2), fp8=True)
+    with count_collectives() as counts:
+        precompute_float8_dynamic_scale_for_fsdp(model)
+    return [counts.scale_reductions, counts.bytes["all_reduce", "int32"]]
+
+
+def refusals() -> dict[str, str]:
+    """What is said to each mistake."""
+    warnings.simplefilter("ignore")
+    found = {}
+
+    def told(name: str, mistake: Callable[[], Any]) -> None:
+        try:
+            mistake()
+        except (ValueError, TypeError, RuntimeError) as error:
+            found[name] = str(error)
+
+    part: Any = sharding.sharded(Setting(reshard=2), fp8=True)
+    told("part of the ranks", lambda: part(torch.randn(16, 64)))
+    plain = nn.Sequential(nn.Linear(32, 32))
+    from torch.distributed.fsdp import fully_shard
+
+    from fp8core import RECIPES, convert_to_float8_training
+
+    fully_shard(plain)
+    told("order", lambda: convert_to_float8_training(plain))
+    told("no module", lambda: precompute_float8_dynamic_scale_for_fsdp([plain]))  # type: ignore[arg-type]
+    model: Any = sharding.sharded(Setting(), fp8=True)
+    model(torch.randn(16, 64)).sum().backward()
+    for layer in model.layers:
+        layer.recipe = RECIPES["rowwise"].emulated().with_fp8_all_gather()
+    told("switched by hand", lambda: model(torch.randn(16, 64)))
+    return found
+
+
+def proofs() -> dict[str, Any]:
+    """`verify` of models that ask for FP8 all-gathers, and get them or not."""
+    warnings.simplefilter("ignore")
+    found = {}
+    for recipe in ("tensorwise", "rowwise"):
+        model = sharding.sharded(Setting(recipe, emulate=False), fp8=True)
+        x = torch.randn(16, 64, requires_grad=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model: Any = model, x: torch.Tensor = x, optimizer: Any = optimizer) -> None:
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        proof = verify(step, model, fp8_all_gather=True, announce=False)
+        found[recipe] = {
+            "ok": proof.ok,
+            "line": proof.line,
+            "warnings": proof.warnings,
+            "gathered": proof.all_gathers,
+            "layers": [layer.all_gather for layer in proof.layers],
+        }
+    return found

@@ -1,0 +1,99 @@
+"""Scales of sharded weights. Oracle: `quantize` of the whole weight; what each rank runs is in `scale_checks.py`."""
+
+from __future__ import annotations
+
+import pytest
+import scale_checks
+import torch
+from torch import nn
+
+from fp8core import (
+    Float8LinearConfig,
+    audit,
+    convert_to_float8_training,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
+from harness import ranks
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_gathered_codes_and_scales_are_those_of_the_whole_weight(world: int) -> None:
+    """Blocks of 128 lie across the borders of the shards of 300 and 260 rows."""
+    for same in ranks.run(scale_checks.codes_and_scales, world, ["tensorwise", "blockwise", "delayed"]):
+        assert same == [True] * 24
+
+
+@pytest.mark.parametrize("world", [2, 8])
+def test_scales_are_found_anew_after_each_change_and_only_then(world: int) -> None:
+    """On all ranks at once, or this would hang; 8 ranks share 7 rows."""
+    wanted = {name: (calls, True) for name, (_, calls) in scale_checks.CHANGES.items()}
+    assert ranks.run(scale_checks.all_reduces_after_changes, world) == [wanted] * world
+
+
+def test_nan_on_one_rank_is_nan_on_all() -> None:
+    """As in one process, where a weight with one NaN or Inf is NaN throughout."""
+    for found in ranks.run(scale_checks.nan_on_one_rank, 2, ["tensorwise", "delayed"]):
+        assert found == [True] * 12
+
+
+def test_replicas_do_not_ask_each_other() -> None:
+    """Two weights, four bytes each, among the two ranks of a shard."""
+    assert ranks.run(scale_checks.replicas_do_not_ask, 4) == [[1, 8]] * 4
+
+
+def test_mistakes_are_named_with_the_way_out() -> None:
+    for found in ranks.run(scale_checks.refusals, 4):
+        assert found["part of the ranks"].startswith("reshard_after_forward=2 of 4 ranks: FSDP2 does not")
+        assert found["order"].endswith("convert, then fully_shard")
+        assert found["no module"].startswith("module is a list; expected Module")
+        assert "switch recipes by fp8core.PrecisionSchedule.apply" in found["switched by hand"]
+
+
+def test_verify_says_how_each_weight_is_gathered() -> None:
+    for proofs in ranks.run(scale_checks.proofs, 2):
+        fp8, high = proofs["tensorwise"], proofs["rowwise"]
+        assert fp8["ok"], fp8["line"]
+        assert "2 weights gathered in FP8" in fp8["line"]
+        assert (fp8["layers"], list(fp8["gathered"]), fp8["warnings"]) == (["fp8"] * 2, ["uint8"], ())
+        reason = "high precision: rowwise codes differ along the two axes over which the weight is contracted"
+        assert not high["ok"]
+        assert f"the all-gather is not in FP8: layers.0, layers.1: {reason}" in high["line"]
+        assert high["layers"] == [reason] * 2
+        assert high["warnings"][0] == f"layers.0: FP8 all-gather was asked for; {reason}"
+        assert list(high["gathered"]) == ["float32"]
+
+
+def test_audit_says_how_each_weight_is_gathered() -> None:
+    """Without any process group: before anything is sharded."""
+    model = nn.ModuleDict({"embed": nn.Embedding(32, 16), "head": nn.Linear(16, 32), "up": nn.Linear(16, 64)})
+    model["head"].weight = model["embed"].weight
+    convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
+    found = {layer.fqn: layer.all_gather for layer in audit(model).layers}
+    assert found == {
+        "head": "high precision: its weight is shared with embed, which can't read codes",
+        "up": "fp8",
+    }
+    assert "; all-gather: fp8" in str(audit(model))
+    assert model["head"].weight is model["embed"].weight
+    precompute_float8_dynamic_scale_for_fsdp(model)  # nothing is sharded: nothing to do
+
+
+def test_a_model_that_is_not_sharded_trains_as_without_the_option() -> None:
+    """Oracle: the same model without it, bitwise; its copy too."""
+    import copy
+
+    results = []
+    for wanted in (False, True):
+        torch.manual_seed(0)
+        model = convert_to_float8_training(
+            nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32)),
+            config=Float8LinearConfig(enable_fsdp_float8_all_gather=wanted),
+        )
+        for each in (model, copy.deepcopy(model), copy.deepcopy(model).to(torch.bfloat16).float()):
+            optimizer = torch.optim.AdamW(each.parameters(), lr=0.1)
+            each(torch.ones(16, 32)).square().mean().backward()
+            optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+        assert {type(value) for value in model.state_dict().values()} == {torch.Tensor}
+    for without, with_option in zip(*results, strict=True):
+        assert torch.equal(without, with_option)
