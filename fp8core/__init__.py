@@ -9,7 +9,7 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, shared_input, linear, distributed, producers, convert, schedule, verify.
+microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, convert, schedule, verify.
 """
 
 from fp8core.config import (
@@ -21,12 +21,21 @@ from fp8core.config import (
     ScalingType,
 )
 from fp8core.convert import Audit, LayerAudit, audit, convert_to_float8_training
+from fp8core.distributed.tensor_parallel import (
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    PrepareFloat8ModuleInput,
+    async_tp_reason,
+    check_plan,
+)
 from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
+from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
 from fp8core.history import update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
+from fp8core.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
@@ -48,25 +57,37 @@ __all__ = [
     "Cast",
     "CastConfig",
     "CastInput",
+    "ExpertsAudit",
+    "Float8ColwiseParallel",
     "Float8GemmConfig",
     "Float8Linear",
     "Float8LinearConfig",
     "Float8LinearRecipeName",
+    "Float8RowwiseParallel",
     "Float8Tensor",
     "Format",
     "Gemm",
+    "GroupedMatmul",
     "LayerAudit",
+    "PaddedGroups",
     "PrecisionSchedule",
+    "PrepareFloat8ModuleInput",
     "Proof",
     "RMSNorm",
     "Recipe",
     "ScalingGranularity",
     "ScalingType",
     "SwiGLU",
+    "async_tp_reason",
     "audit",
     "cast_input",
+    "check_plan",
+    "convert_experts_to_float8",
     "convert_to_float8_training",
+    "dense_layers_only",
+    "grouped_mm",
     "microbatches",
+    "pad_groups",
     "precompute_float8_dynamic_scale_for_fsdp",
     "quantize",
     "scaled_mm",

@@ -14,6 +14,7 @@ An amax of 0, Inf or NaN never enters the history; `in_use` then stays as it is.
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,7 @@ class AmaxMemory(nn.Module):
         pending: float32 [3], the largest since the last `advance`; not saved.
         ready: roles for which `in_use` holds. Known to Python, so that no cast waits for the device.
         updates: calls of `advance` that changed what is in use.
+        compared: it was found that all ranks hold the same layers.
     """
 
     history: torch.Tensor
@@ -51,6 +53,7 @@ class AmaxMemory(nn.Module):
         self.settings = recipe.history
         self.ready: frozenset[str] = frozenset()
         self.updates = 0
+        self.compared = False
         length = self.settings.length if self.delayed else 0
         self.register_buffer("history", torch.zeros(3, length, device=device))
         self.register_buffer("in_use", torch.zeros(3, device=device))
@@ -137,6 +140,21 @@ def max_over_ranks(amaxes: torch.Tensor, group: dist.ProcessGroup | None = None)
     return bits.view(torch.float32)
 
 
+def _compare_names(named: dict[str, AmaxMemory], group: dist.ProcessGroup | None) -> None:
+    """Refuses to take the largest of what belongs to different layers; once for a model, by one small all-reduce."""
+    digest = zlib.crc32("\n".join(named).encode())
+    device = next(iter(named.values())).pending.device
+    bounds = torch.tensor([digest, -digest], device=device)
+    dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
+    if bounds.tolist() != [digest, -digest]:
+        raise ValueError(
+            f"update_scales: not the same layers on all ranks of the group remember amaxes (here {len(named)}, the first "
+            f"is {next(iter(named))!r}); with pipeline parallelism pass group=, the ranks of one stage"
+        )
+    for memory in named.values():
+        memory.compared = True
+
+
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
     """Call once after each optimizer step: delayed scaling moves on, static scaling is fixed at the first call.
 
@@ -147,13 +165,20 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Args:
         model: any module.
         group: whose ranks share scales; None: all ranks if torch.distributed runs. One all-reduce for the
-            whole model takes the largest amax of all ranks, so that their scales stay equal.
+            whole model takes the largest amax of all ranks, so that their scales stay equal. With pipeline
+            parallelism the ranks of one stage, since stages hold different layers.
 
     Returns:
         How many layers remember amaxes.
+
+    Raises:
+        ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    memories = [m for m in model.modules() if isinstance(m, AmaxMemory)]
+    named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
+    memories = list(named.values())
     if memories and dist.is_available() and dist.is_initialized():
+        if not memories[0].compared:
+            _compare_names(named, group)
         together = max_over_ranks(torch.stack([m.pending for m in memories]), group)
         for memory, pending in zip(memories, together, strict=True):
             memory.pending.copy_(pending)

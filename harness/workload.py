@@ -93,6 +93,7 @@ class Axis:
     kind: Literal["int", "float", "str"] = "int"  # a suite's `points` judges what a text says
     words: tuple[str, ...] = ()  # taken beside the numbers
     default: Scalar = None  # where the sweep leaves the axis open; None: the first of `choices`, if any
+    optional: bool = False  # left open it is no part of a case, whose identity it then leaves alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,153 +21,20 @@ Optimizers, state dicts and checkpoints see high-precision tensors.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
-from fp8core.cast import cast_saturating, times
 from fp8core.distributed.fsdp_state import forget_gathered, local_of
-from fp8core.distributed.weight_scales import join, known_of, scale_for_gather, shard_of, weight_cast
-from fp8core.kernels import ops
+from fp8core.distributed.gather_reasons import NOTE, gathered_as, recipe_reason
+from fp8core.distributed.weight_scales import join, known_of
+from fp8core.distributed.weight_shard import WeightShard
 from fp8core.linear import Float8Linear
-from fp8core.operands import plain_reason
-from fp8core.scaling import BLOCK
-from fp8core.tensor import Float8Tensor, implements
+from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from fp8core.recipe import Cast, Recipe
-
-aten = torch.ops.aten
-
-# What FSDP2, `Module.to` and `Module.to_empty` make a parameter's new memory with: it must stay what it is. Anything
-# else, an optimizer's `zeros_like` among it, gives plain tensors.
-_STAYS = frozenset(
-    {
-        aten.detach.default, aten.alias.default, aten.split.Tensor, aten.slice.Tensor, aten.view.default,
-        aten.as_strided.default, aten.new_zeros.default, aten.empty_like.default, aten._to_copy.default,
-        aten._pin_memory.default,
-    }
-)  # fmt: skip
-NOT_ASKED = "high precision: enable_fsdp_float8_all_gather is off"
-NOT_CONVERTED = "high precision: the layer is not converted"
-_SHARED = "_fp8core_weight_shared_with"  # attribute of a Float8Linear: who else reads its weight, and can't read codes
-
-
-class _Travel(NamedTuple):
-    """What the sender knows of a gathered weight and the receiver needs; cast None: it comes in high precision."""
-
-    cast: Cast | None
-    size: torch.Size
-    scale_inv: torch.Tensor | None
-
-
-class WeightShard(torch.Tensor):
-    """A weight, or a shard of one, that FSDP2 gathers in FP8. Otherwise it is the tensor that it holds.
-
-    Attributes:
-        hp: that tensor; float32, bfloat16 or float16.
-    """
-
-    hp: torch.Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own idiom
-
-    @staticmethod
-    def __new__(cls: type, hp: torch.Tensor) -> WeightShard:
-        """Wraps without copying."""
-        self: WeightShard = torch.Tensor._make_wrapper_subclass(
-            cls,
-            hp.shape,
-            strides=hp.stride(),
-            storage_offset=hp.storage_offset(),
-            dtype=hp.dtype,
-            device=hp.device,
-            requires_grad=hp.requires_grad,
-        )
-        self.hp = hp
-        return self
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["hp"], None
-
-    @staticmethod
-    def __tensor_unflatten__(parts: dict[str, torch.Tensor], *_: Any) -> WeightShard:
-        return WeightShard(parts["hp"])
-
-    def __repr__(self) -> str:  # type: ignore[override]  # torch's takes contents to print
-        return f"WeightShard({self.hp})"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled, it is the plain tensor: a checkpoint needs no fp8core to be read, `weights_only=True` included."""
-        return self.hp.detach().__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> WeightShard:
-        copied = WeightShard(self.hp.detach().clone())
-        copied.requires_grad_(self.requires_grad)
-        memo[id(self)] = copied
-        return copied
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # torch's stub lacks the operator
-        cls, op: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        held: dict[int, WeightShard] = {}
-
-        def inside(shard: WeightShard) -> torch.Tensor:
-            held[id(shard.hp)] = shard
-            return shard.hp
-
-        args, kwargs = tree_map_only(WeightShard, inside, (args, kwargs or {}))
-        result = op(*args, **kwargs)
-        if op in _STAYS:
-            return tree_map_only(torch.Tensor, WeightShard, result)
-        return held.get(id(result), result)  # an in-place operator returns what it was given
-
-    def fsdp_pre_all_gather(
-        self,
-        mesh: Any,
-        outer_size: torch.Size,
-        outer_stride: tuple[int, ...],
-        module: nn.Module,
-        mp_policy: Any,
-    ) -> tuple[tuple[torch.Tensor], _Travel]:
-        """What this rank sends, of the length that all ranks send; called by FSDP2."""
-        dtype = mp_policy.param_dtype or self.dtype
-        local = self.hp.to(dtype)
-        if not isinstance(module, Float8Linear) or high_precision_reason(module):
-            return (_filled(local, outer_size, mesh),), _Travel(None, outer_size, None)
-        cast = weight_cast(module)
-        assert cast is not None
-        scale, scale_inv, amax = scale_for_gather(module, dtype)
-        codes = _codes(local, module, cast, scale, amax)
-        return (_filled(codes.view(torch.uint8), outer_size, mesh),), _Travel(cast, outer_size, scale_inv)
-
-    def fsdp_post_all_gather(
-        self,
-        all_gather_outputs: tuple[torch.Tensor],
-        metadata: _Travel,
-        param_dtype: torch.dtype,
-        *,
-        out: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
-        """The gathered weight; `out`, if it is there already and only its memory was filled anew; called by FSDP2."""
-        (data,) = all_gather_outputs
-        if out is not None:
-            if isinstance(out, Float8Tensor) != (metadata.cast is not None):
-                raise RuntimeError(
-                    "a weight goes from an all-gather in FP8 to one in high precision, or back; switch recipes by "
-                    "fp8core.PrecisionSchedule.apply, or call fp8core.distributed.fsdp.switch_gathers after it"
-                )
-            if isinstance(out, Float8Tensor) and metadata.scale_inv is not None:
-                out.scale_inv = metadata.scale_inv
-            return None
-        if metadata.cast is None or metadata.scale_inv is None:
-            return data, ()
-        codes = data.view(-1)[: metadata.size.numel()].view(metadata.size).view(metadata.cast.format.dtype)
-        return Float8Tensor(codes, metadata.scale_inv, param_dtype, metadata.cast.granularity), ()
+    from collections.abc import Callable
 
 
 def gather_in_fp8(root: nn.Module) -> None:
@@ -187,59 +54,17 @@ def gather_in_fp8(root: nn.Module) -> None:
     chosen = []
     for layer in wanted:
         weight = layer.weight
-        others = [fqn for fqn, module in readers.get(id(weight), []) if module not in wanted]
-        if others and id(weight) not in made:
-            setattr(layer, _SHARED, ", ".join(others))
+        others = [fqn for fqn, module in readers[id(weight)] if module not in wanted]
+        if others:
+            setattr(layer, NOTE, f"its weight is shared with {', '.join(others)}, which can't read codes")
             continue
         if id(weight) not in made:
             made[id(weight)] = nn.Parameter(WeightShard(weight.detach()), requires_grad=weight.requires_grad)
         layer.weight = made[id(weight)]
         layer.register_state_dict_post_hook(_plain_state)
-        layer.register_load_state_dict_post_hook(_wrapped_again)
+        layer.register_load_state_dict_post_hook(wrapped_again)
         chosen.append(layer)
     join(root, chosen)
-
-
-def recipe_reason(recipe: Recipe) -> str:
-    """Why a recipe's weights can't be gathered as FP8 codes; "" if they can."""
-    first, second = recipe.output.b, recipe.grad_input.b
-    if first is None or second is None:
-        held = [name for name in ("output", "grad_input") if not recipe.gemms[name].is_fp8]
-        return f"GEMM {' and '.join(held)} reads the weight in high precision"
-    if first != second:
-        return f"the output GEMM reads the weight as {first}, the grad_input GEMM as {second}"
-    if not first.axis_free:
-        return f"{first.granularity} codes differ along the two axes over which the weight is contracted"
-    return ""
-
-
-def high_precision_reason(layer: Float8Linear) -> str:
-    """Why FSDP2 gathers a layer's weight in high precision; "" if it gathers codes."""
-    if not layer.recipe.fp8_all_gather:
-        return NOT_ASKED
-    if reason := recipe_reason(layer.recipe):
-        return reason
-    if shared := getattr(layer, _SHARED, ""):
-        return f"its weight is shared with {shared}, which can't read codes"
-    if known_of(layer) is None:
-        return "it was not made by convert_to_float8_training"
-    weight: Any = layer.weight
-    placements = getattr(weight, "placements", ())
-    if any(placement.is_shard() for placement in placements[:-1]):
-        return "its weight is tensor-parallel"
-    if placements and shard_of(weight) is None and not isinstance(local_of(weight), Float8Tensor):
-        return "its weight was replaced after conversion"
-    return ""
-
-
-def gathered_as(layer: nn.Module) -> str:
-    """ "fp8", or "high precision: " and why: how FSDP2 gathers the weight of a Linear where it shards it."""
-    if not isinstance(layer, Float8Linear):
-        return NOT_CONVERTED
-    if not layer.recipe.fp8_all_gather:
-        return NOT_ASKED
-    reason = high_precision_reason(layer)
-    return f"high precision: {reason}" if reason else "fp8"
 
 
 def switch_gathers(model: nn.Module, change: Callable[[], int]) -> int:
@@ -258,36 +83,11 @@ def switch_gathers(model: nn.Module, change: Callable[[], int]) -> int:
     switched = {layer for layer, was in zip(layers, before, strict=True) if gathered_as(layer) != was}
     if switched:
         forget_gathered(model, switched)
+    for layer in switched:
+        known = known_of(layer)
+        assert known is not None
+        known.in_codes = None
     return changed
-
-
-def _codes(
-    local: torch.Tensor, layer: Float8Linear, cast: Cast, scale: torch.Tensor, amax: torch.Tensor
-) -> torch.Tensor:
-    """FP8 codes of a shard [n, k] with scales of the whole weight."""
-    fmt = cast.format
-    if cast.granularity == "tensorwise":
-        if plain_reason(local, layer.recipe.kernels, cast) is None:
-            return ops.cast(local, amax, fmt.dtype, cast.power_of_two)[0]
-        return cast_saturating(times(local, scale), fmt, overwrite=True)
-    shard = shard_of(layer.weight)
-    assert shard is not None
-    row, column = shard.first
-    rows = torch.arange(row, row + local.shape[0], device=scale.device) // BLOCK
-    columns = torch.arange(column, column + local.shape[1], device=scale.device) // BLOCK
-    return cast_saturating(times(local, scale[rows][:, columns]), fmt, overwrite=True)
-
-
-def _filled(local: torch.Tensor, size: torch.Size, mesh: Any) -> torch.Tensor:
-    """A shard with rows of zeros behind it up to the length of the longest one."""
-    if local.shape[1:] != size[1:]:
-        return local  # sharded along another dimension, where FSDP2 wants equal shards
-    rows = -(-size[0] // mesh.size())
-    if local.shape[0] == rows:
-        return local
-    filled = local.new_zeros((rows, *size[1:]))
-    filled[: local.shape[0]] = local
-    return filled
 
 
 def _plain(weight: Any) -> torch.Tensor | None:
@@ -319,29 +119,11 @@ def _plain_state(layer: nn.Module, state: dict[str, Any], prefix: str, _: object
 
 
 @torch.no_grad()
-def _wrapped_again(layer: nn.Module, _: object) -> None:
-    """`load_state_dict(assign=True)` puts plain tensors in place."""
+def wrapped_again(layer: nn.Module, _: object = None) -> None:
+    """`load_state_dict(assign=True)` puts plain tensors in place, and so does tensor parallelism."""
     weight: Any = layer.weight
     if _plain(weight) is not None or isinstance(weight, Float8Tensor):
         return
     local = local_of(weight)
     wrapped = WeightShard(weight.detach()) if local is None else _with_local(weight, WeightShard(local))
     layer.weight = nn.Parameter(wrapped, requires_grad=weight.requires_grad)
-
-
-@implements(aten.as_strided.default)
-def _as_strided(
-    op: Any, x: Float8Tensor, size: Iterable[int], stride: Iterable[int], storage_offset: int | None = None
-) -> Float8Tensor:
-    """FSDP2 asks each gathered parameter for the view that it already is."""
-    if tuple(size) != tuple(x.shape) or tuple(stride) != x.stride() or storage_offset != x.storage_offset():
-        raise NotImplementedError(
-            "as_strided of a Float8Tensor is defined for its own shape and strides only"
-        )
-    return Float8Tensor(x.qdata, x.scale_inv, x.dtype, x.granularity)
-
-
-@implements(aten.zeros_like.default)
-def _zeros_like(op: Any, x: Float8Tensor, **kwargs: Any) -> torch.Tensor:
-    """The gradient of a gathered weight that took no part: plain, in high precision."""
-    return torch.zeros(x.shape, dtype=kwargs.get("dtype") or x.dtype, device=x.device)

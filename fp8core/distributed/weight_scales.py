@@ -44,8 +44,10 @@ from fp8core.scaling import BLOCK, amax, compute_scale
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fp8core.formats import Format
     from fp8core.recipe import Cast
 
+Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _KNOWN = "_fp8core_weight_scale"  # attribute of a Float8Linear whose weight may be gathered in FP8
 
 
@@ -100,7 +102,9 @@ class WeightScale:
         steps: `_STEPS.count` when it was found.
         seen: the tensors that it was found from, and their versions: which of them an update changes depends on its way in.
         leads: this layer asks whether any shard of the model has changed.
-        scales: those made from it, by dtype of the weight.
+        dtype: in which the weight was last gathered, or would have been in high precision; None before.
+        scales: (scale, scale_inv, amax) by that dtype, where the weight is scaled by its own amax.
+        in_codes: whether FSDP2's gathered weight holds codes; None before the first all-gather.
     """
 
     root: weakref.ref[nn.Module]
@@ -109,7 +113,9 @@ class WeightScale:
     steps: int = -1
     seen: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
     leads: bool = False
-    scales: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+    scales: dict[torch.dtype, Scales] = field(default_factory=dict)
+    in_codes: bool | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightScale:
         """Of a copied model: nothing is known yet; the copy belongs to the copied root."""
@@ -147,9 +153,11 @@ def _loaded(layer: nn.Module, _: object) -> None:
 
 
 def weight_cast(layer: Float8Linear) -> Cast | None:
-    """The cast that makes the weight's operand of both GEMMs that read it; None where no such cast is."""
+    """The cast that makes the weight's operand of both GEMMs that read it; None where no such cast is, or not from shards."""
     first, second = layer.recipe.output.b, layer.recipe.grad_input.b
-    return first if serves_both(first, second) else None
+    if first is None or not serves_both(first, second):
+        return None
+    return None if first.granularity != "tensorwise" and is_tensor_parallel(layer.weight) else first
 
 
 def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
@@ -170,9 +178,7 @@ def precompute_float8_dynamic_scale_for_fsdp(module: nn.Module) -> None:
     _find(module, _members(module))
 
 
-def scale_for_gather(
-    layer: Float8Linear, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def scale_for_gather(layer: Float8Linear, dtype: torch.dtype) -> Scales:
     """Scales for the codes of a weight that is about to be gathered.
 
     Args:
@@ -189,22 +195,30 @@ def scale_for_gather(
     if _stale(layer, known):
         root = known.root()
         members = [] if root is None else _members(root)
-        _find(layer if layer not in members else root, members if layer in members else [layer])
+        _find(*((root, members) if layer in members else (layer, [layer])))
         known.leads = True
     assert known.amax is not None
+    known.dtype = dtype
+    if cast.scaling == "dynamic":
+        if dtype not in known.scales:
+            known.scales[dtype] = _scales(known.amax, cast, dtype)
+        return known.scales[dtype]
     seen = known.amax.to(dtype).float()
+    for sharer in known.sharers:
+        assert sharer.amaxes is not None
+        sharer.amaxes.record("weight", seen)
     expected = expected_amax(cast, layer.amaxes, "weight")
-    if cast.scaling != "dynamic":
-        for sharer in known.sharers:
-            assert sharer.amaxes is not None
-            sharer.amaxes.record("weight", seen)
-    if expected is not None and layer.amaxes is not None:
-        expected = expected * 2.0**layer.amaxes.settings.margin
-        scale, scale_inv = compute_scale(expected, cast.format, cast.power_of_two)
-        return scale, torch.where(seen.isfinite(), scale_inv, torch.nan), expected
-    if dtype not in known.scales:
-        known.scales[dtype] = compute_scale(seen, cast.format, cast.power_of_two)
-    return *known.scales[dtype], seen
+    if expected is None or layer.amaxes is None:
+        return _scales(known.amax, cast, dtype)
+    expected = expected * 2.0**layer.amaxes.settings.margin
+    scale, scale_inv = compute_scale(expected, cast.format, cast.power_of_two)
+    return scale, torch.where(seen.isfinite(), scale_inv, torch.nan), expected
+
+
+def _scales(amaxes: torch.Tensor, cast: Cast, dtype: torch.dtype) -> Scales:
+    """Of weights that are scaled by their own amaxes; element by element."""
+    rounded = amaxes.to(dtype).float()
+    return *compute_scale(rounded, cast.format, cast.power_of_two), rounded
 
 
 def shard_of(weight: Any) -> Shard | None:
@@ -213,16 +227,26 @@ def shard_of(weight: Any) -> Shard | None:
     if not hasattr(local, "fsdp_pre_all_gather"):
         return None
     mesh = weight.device_mesh
-    first, groups = [0, 0], []
-    for axis, placement in enumerate(weight.placements):
-        if placement.is_shard():
+    size, first, groups = list(weight.shape), [0, 0], []
+    # From the last dimension of the mesh, which tensor parallelism has cut before FSDP2 cut the parts. What FSDP2 then
+    # calls `_StridedShard` is none by `is_shard`.
+    for axis in reversed(range(mesh.ndim)):
+        dim = getattr(weight.placements[axis], "dim", None)
+        if dim is not None:
             ranks = mesh.size(axis)
-            chunk = -(-weight.shape[placement.dim] // ranks)
-            first[placement.dim] = min(chunk * mesh.get_local_rank(axis), weight.shape[placement.dim])
+            chunk = -(-size[dim] // ranks)
+            before = min(chunk * mesh.get_local_rank(axis), size[dim])
+            first[dim] += before
+            size[dim] = min(chunk, size[dim] - before)
             if ranks > 1:
                 groups.append(mesh.get_group(axis))
     device = torch.device(mesh.device_type)
     return Shard(local.hp, local, weight.shape, (first[0], first[1]), tuple(groups), device)
+
+
+def is_tensor_parallel(weight: Any) -> bool:
+    """Whether a weight that FSDP2 has sharded is a part of a larger one: FSDP2's own dimension is then not the last."""
+    return any(not placement.is_replicate() for placement in getattr(weight, "placements", ())[:-1])
 
 
 def _members(root: nn.Module) -> list[Float8Linear]:
@@ -259,17 +283,32 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
         for group in groups:
             together = max_over_ranks(together, group)
             note_scale_reduction()
-        for (same, shard), piece, values in zip(
-            members, pieces, together.split([piece.numel() for piece in pieces]), strict=True
-        ):
-            seen = same[0].weight, shard.wrapper, shard.local
+        made: dict[
+            tuple[Format, bool, torch.dtype], Scales
+        ] = {}  # of all weights at once; most models have one kind
+        start = 0
+        for (same, shard), piece in zip(members, pieces, strict=True):
+            part = slice(start, start := start + piece.numel())
             for layer in same:
-                known = known_of(layer)
+                known, cast = known_of(layer), weight_cast(layer)
                 assert known is not None
-                known.amax, known.sharers, known.steps = values.view(piece.shape), tuple(same), _STEPS.count
-                known.seen = tuple((weakref.ref(tensor), tensor._version) for tensor in seen)
-                known.leads = False
+                assert cast is not None
+                known.amax, known.sharers, known.steps = (
+                    together[part].view(piece.shape),
+                    tuple(same),
+                    _STEPS.count,
+                )
+                known.seen = tuple(
+                    (weakref.ref(t), t._version) for t in (layer.weight, shard.wrapper, shard.local)
+                )
+                known.leads = layer is members[0][0][0]
                 known.scales.clear()
+                if cast.scaling == "dynamic" and known.dtype is not None:
+                    key = cast.format, cast.power_of_two, known.dtype
+                    if key not in made:
+                        made[key] = _scales(together, cast, known.dtype)
+                    scale, scale_inv, seen = (all_of[part].view(piece.shape) for all_of in made[key])
+                    known.scales[known.dtype] = scale, scale_inv, seen
 
 
 def _local_amaxes(wanted: list[tuple[Cast | None, Shard]]) -> list[torch.Tensor]:

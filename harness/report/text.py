@@ -19,6 +19,7 @@ NONE = "N/A"  # not known; never a stand-in value
 USUAL: Mapping[str, object] = {
     "accumulation": 1,
     "checkpointing": "none",
+    "experts": "hp",
     "layers": 0,
     "profile": False,
     "profile_end": 3,

@@ -226,7 +226,10 @@ def with_defaults(
     open_axes = {
         name: axis.choices[0] if axis.default is None else axis.default
         for name, axis in known.items()
-        if not axis.linked and name not in axes and (axis.choices or axis.default is not None)
+        if not axis.linked
+        and not axis.optional
+        and name not in axes
+        and (axis.choices or axis.default is not None)
     }
     return [{**open_axes, **point} for point in points]
 

@@ -29,7 +29,7 @@ from harness.errors import UsageError
 from harness.suites.common import recipe_unsupported, with_defaults
 from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
-from harness.training.setup import CHECKPOINTING, COMPUTE, Setup, Trainee
+from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 from harness.workload import ArmInfo, Axis, Trial, Unsupported
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ AXES: Mapping[str, Axis] = {
     "grad_clip": Axis("largest norm of the gradients; 0: not clipped", kind="float", minimum=0, default=1.0),
     "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
     "checkpointing": Axis("of activations", CHECKPOINTING),
+    "experts": Axis(
+        "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
+    ),
     "eval_every": Axis("steps between two held-out losses; 0: at both ends", minimum=0, default=50),
     "eval_batches": Axis("batches of the fixed held-out set", minimum=0, default=16),
     "diagnose_every": Axis("steps between two diagnoses of the layers; 0: none", minimum=0, default=50),
@@ -129,6 +132,10 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
     why = why or on_paper.unsupported(setup, device, free_bytes(device))
     schedule = schedule_of(case, arm)
+    if setup.experts == "fp8" and schedule.rules:
+        return Unsupported(
+            "shape", "a precision schedule holds nn.Linear layers back, not experts; take experts=hp"
+        )
     if why is None and schedule.rules:
         try:
             schedule.check_patterns(on_paper.fp8_layers(setup))
@@ -193,6 +200,7 @@ def setup_of(case: Case, arm: str) -> Setup:
         seq=case.integer("seq"),
         compute=case.text("compute"),
         recipe=recipe_of(arm),
+        experts=str(dict(case.axes).get("experts", "hp")) if ARMS[arm].recipe in RECIPES else "hp",
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
         layers=case.integer("layers") or None,

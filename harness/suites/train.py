@@ -30,7 +30,7 @@ from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
 from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
 from harness.training import batches, on_paper
-from harness.training.setup import CHECKPOINTING, COMPUTE, Setup
+from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
 from harness.workload import ArmInfo, Axis, Unsupported, Workload
 
@@ -54,6 +54,9 @@ AXES: Mapping[str, Axis] = {
     "accumulation": Axis("forward passes of a step", default=1),
     "compute": Axis("precision of everything that is not FP8", COMPUTE, default="bf16_autocast"),
     "checkpointing": Axis("of activations", CHECKPOINTING),
+    "experts": Axis(
+        "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
+    ),
     "profile": Axis("write a trace, and take a step apart by kernels", (False, True)),
     "profile_start": Axis("first step of the trace, after a warm-up", minimum=0, default=2),
     "profile_end": Axis("its last step", minimum=0, default=3),
@@ -107,6 +110,8 @@ def points(
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """The peer, a compiler, kernels and token counts of the recipe, or memory that is predicted not to be there."""
+    if _peer_of(arm) and dict(case.axes).get("experts") == "fp8":
+        return Unsupported("shape", f"peer {_peer_of(arm)!r} has layers for nn.Linear, none for experts")
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
@@ -174,17 +179,22 @@ def _timed(case: Case, arm: str, batch: int, device: str) -> TimedArm:
     return TimedArm(_setup(case, arm, batch), source, device, profile)
 
 
+def _peer_of(arm: str) -> str:
+    return next((key for key in MODEL_PEERS if arm.startswith(f"{PEERS[key].arm}_")), "")
+
+
 def _setup(case: Case, arm: str, batch: int) -> Setup:
-    name, _, mode = arm.rpartition("_")
-    peer = next((key for key in MODEL_PEERS if name.startswith(f"{PEERS[key].arm}_")), "")
+    mode = arm.rpartition("_")[2]
+    recipe = RECIPES[ARMS[arm].recipe] if ARMS[arm].recipe else None
     text = batches.text_of(case)
     return Setup(
         model=case.text("model"),
         batch=batch,
         seq=case.integer("seq"),
         compute=case.text("compute"),
-        recipe=RECIPES[ARMS[arm].recipe] if ARMS[arm].recipe else None,
-        peer=peer,
+        recipe=recipe,
+        peer=_peer_of(arm),
+        experts=str(dict(case.axes).get("experts", "hp")) if recipe is not None else "hp",
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
         fused_modules=arm.endswith(FUSED),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.convert import audit, convert_to_float8_training
+from fp8core.moe import convert_experts_to_float8
 from harness.errors import OUT_OF_MEMORY, UsageError
 from harness.models import ModelSpec, resolve
 from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
@@ -47,6 +48,8 @@ def skeleton(setup: Setup) -> nn.Module:
         named = f"{type(model).__name__}: no layer can be converted to recipe {setup.recipe}"
         reasons = dict.fromkeys(f"{layer.fqn or 'the model'}: {layer.reason}" for layer in report.layers)
         raise ValueError(f"{named}; {'; '.join(list(reasons)[:3]) or 'it has no nn.Linear'}")
+    if setup.experts == "fp8":
+        convert_experts_to_float8(model, config=setup.recipe)
     return model
 
 

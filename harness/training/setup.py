@@ -25,6 +25,7 @@ from fp8core.convert import Audit, audit, convert_to_float8_training
 from fp8core.history import update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
+from fp8core.moe import convert_experts_to_float8
 from fp8core.recipe import RECIPES, Recipe
 from harness.compiling import fresh_compile
 from harness.errors import UsageError, unknown
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 COMPUTE = ("fp32", "bf16_autocast", "bf16")
 CHECKPOINTING = ("none", "selective", "full")
+EXPERTS = (
+    "hp",
+    "fp8",
+)  # what grouped experts multiply in: high precision, or the recipe of the Linear layers
 _PRECISIONS = {"bf16": False, "bfloat16": False, "fp8": True, "float8": True}
 # Fused AdamW exists on both devices that the harness knows; elsewhere it would be refused by the optimizer.
 _FUSED_ON = ("cpu", "cuda")
@@ -72,6 +77,7 @@ class Setup:
         compute: one of `COMPUTE`.
         recipe: FP8 recipe of the Linear layers; None leaves them as they are.
         peer: whose FP8 layers ("" for fp8core's): a name of `harness.peers.PEERS`.
+        experts: of a mixture: one of `EXPERTS`.
         checkpointing: activations that are recomputed: one of `CHECKPOINTING`.
         accumulation: microbatches of a step.
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.models.fused`).
@@ -90,6 +96,7 @@ class Setup:
     compute: str = "bf16_autocast"
     recipe: Recipe | None = None
     peer: str = ""
+    experts: str = "hp"
     checkpointing: str = "none"
     accumulation: int = 1
     fused_modules: bool = False
@@ -104,7 +111,12 @@ class Setup:
     grad_clip: float | None = 1.0
 
     def __post_init__(self) -> None:
-        for name, choices in (("compute", COMPUTE), ("checkpointing", CHECKPOINTING), ("peer", ("", *PEERS))):
+        for name, choices in (
+            ("compute", COMPUTE),
+            ("checkpointing", CHECKPOINTING),
+            ("experts", EXPERTS),
+            ("peer", ("", *PEERS)),
+        ):
             if getattr(self, name) not in choices:
                 raise unknown(name, str(getattr(self, name)), filter(None, choices))
         for name in ("batch", "seq", "accumulation", "layers", "vocab_size"):
@@ -123,6 +135,8 @@ class Setup:
             offered = ", ".join(peer.recipes) if peer.linear is not None else "no layer"
             wanted = self.recipe.name if self.recipe else "no recipe"
             raise UsageError(f"peer {self.peer!r} offers {offered}, not {wanted}")
+        if self.experts != "hp":
+            raise UsageError(f"peer {self.peer!r} has no experts={self.experts}; its layers are nn.Linear's")
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -240,6 +254,8 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Traine
         )
     if setup.recipe is not None:
         model = convert_to_float8_training(model, config=setup.recipe)
+        if setup.experts == "fp8":
+            convert_experts_to_float8(model, config=setup.recipe)
     if setup.fused_modules:
         from harness.models.fused import fuse
 

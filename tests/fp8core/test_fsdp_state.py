@@ -6,6 +6,7 @@ Other systems failed to resume because their checkpoints held a tensor subclass 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ def test_the_whole_state_loads_into_an_unconverted_bfloat16_model(saved: tuple[s
     folder, run = saved
     state = torch.load(Path(folder) / "full.pt", weights_only=True)
     sizes = state_checks.SETTING.sizes
-    model = nn.ModuleDict(
-        {"layers": nn.ModuleList(nn.Linear(i, o) for i, o in zip(sizes, sizes[1:], strict=False))}
-    ).to(torch.bfloat16)
+    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))}).to(
+        torch.bfloat16
+    )
     model.load_state_dict(state)
     for p, weight in zip(model.parameters(), run["weights"], strict=True):
         assert torch.equal(p, torch.tensor(weight).bfloat16())

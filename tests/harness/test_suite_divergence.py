@@ -12,7 +12,7 @@ import pytest
 import torch
 from model_for_training import BATCH, build
 
-from fp8core import Float8Linear, Float8Tensor, PrecisionSchedule, operands
+from fp8core import Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule, operands
 from harness import store
 from harness.__main__ import main
 from harness.case import Case
@@ -436,3 +436,23 @@ def test_what_cannot_be_bisected_is_refused(
 def test_bisect_needs_the_sweep_that_trains(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep=cast", "device=cpu", "bisect=eager"]) == 2
     assert "which only sweep=divergence has" in capsys.readouterr().err
+
+
+def test_experts_in_fp8() -> None:
+    """Oracle: the converted modules: of the recipes' arms alone, emulated in the golden ones; no schedule holds them."""
+    moe = case(model="llama_moe_tiny", experts="fp8")
+    found = {}
+    for arm in ("base", "rowwise", "rowwise_golden", "negative_control"):
+        assert divergence.unsupported(moe, arm, "cpu") is None
+        model = prepare(divergence.setup_of(moe, arm), "cpu").model
+        found[arm] = {str(m.recipe) for m in model.modules() if isinstance(m, GroupedMatmul)}
+    golden = "rowwise, backend=reference_bf16"
+    assert found == {
+        "base": {"None"},
+        "rowwise": {"rowwise"},
+        "rowwise_golden": {golden},
+        "negative_control": {"None"},
+    }
+    why = divergence.unsupported(moe, "base_to_rowwise", "cpu")
+    assert why is not None
+    assert "holds nn.Linear layers back, not experts" in why.reason

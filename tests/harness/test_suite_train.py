@@ -178,6 +178,27 @@ def test_fused_arms_take_the_control_s_step_with_fused_modules(tmp_path: Path) -
     assert "no RMSNorm and no SwiGLU" in why.reason
 
 
+def test_experts_in_fp8() -> None:
+    """Oracle: `verify` within the check, and the FLOPs of the same case with experts in high precision."""
+    mixture = case(model="llama_moe_tiny")
+    assert "experts" not in dict(mixture.axes)  # left open it changes no case
+    converted = case(model="llama_moe_tiny", experts="fp8")
+    for arm, more in (("rowwise_eager", True), ("bf16_eager", False)):
+        left, work = train.build(mixture, arm, "cpu"), train.build(converted, arm, "cpu")
+        numerics = work.check()
+        assert numerics.ok, numerics.reason
+        assert (work.flops.get("e4m3", 0) > left.flops.get("e4m3", 0)) == more
+        assert sum(work.flops.values()) == sum(left.flops.values())
+    for axes, arm, part in (
+        ({"model": "llama_moe_tiny"}, "torchao_rowwise_eager", "none for experts"),
+        ({"model": "llama_moe_tiny"}, "delayed_eager", "not defined for groups"),
+        ({"model": "nano"}, "rowwise_eager", "no module with a GroupedMatmul"),
+    ):
+        why = train.unsupported(case(**axes, experts="fp8"), arm, "cpu")
+        assert why is not None
+        assert part in why.reason
+
+
 def test_all_arms_train_on_the_same_batches() -> None:
     arms = [train._timed(case(), arm, 2, "cpu") for arm in ("bf16_eager", "rowwise_eager")]
     for a, b in zip(arms[0].batches, arms[1].batches, strict=True):

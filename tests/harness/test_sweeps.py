@@ -90,7 +90,11 @@ def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
     cases = plan(path.stem, "cuda").cases
     for part in {p.part for p in cases}:
         largest = max((p for p in cases if p.part == part), key=lambda p: p.suite.work(p.case))
-        if largest.case.suite in {"accumulation", "codes", PREDICTED}:  # a tile, all patterns: a GPU gets no more
+        if largest.case.suite in {
+            "accumulation",
+            "codes",
+            PREDICTED,
+        }:  # a tile, all patterns: a GPU gets no more
             continue
         if largest.case.suite in TRAINING:
             assert largest.case.integer("batch") * largest.case.integer("seq") >= 4096

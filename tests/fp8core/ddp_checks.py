@@ -1,0 +1,117 @@
+"""What the tests of FP8 under DDP, and of torchao beside fp8core, run in each rank."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import sharding
+import torch
+import torch.distributed as dist
+from sharding import Setting
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fp8core import Float8Linear, Float8LinearConfig, convert_to_float8_training, update_scales
+from fp8core.distributed.wire import count_collectives
+
+STEPS = 3
+
+
+def ddp(settings: list[Setting]) -> list[dict[str, Any]]:
+    """`_ddp` of each."""
+    return [_ddp(setting) for setting in settings]
+
+
+def _ddp(setting: Setting) -> dict[str, Any]:
+    """Losses and averaged gradients of each step, and the amaxes in use at the end."""
+    warnings.simplefilter("ignore")
+    inner = sharding.built(setting, fp8=False)
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, gradients = [], []
+    for step in range(STEPS):
+        (x,) = sharding.batches_of(setting, step, dist.get_rank())
+        loss = model(x).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([p.grad.tolist() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+        update_scales(model)
+    layers = [m for m in inner.modules() if isinstance(m, Float8Linear)]
+    amaxes = [layer.amaxes.in_use.tolist() for layer in layers if layer.amaxes is not None]
+    return {"losses": losses, "gradients": gradients, "amaxes": amaxes}
+
+
+def one_process(setting: Setting, world: int) -> dict[str, Any]:
+    """The same by one process without torch.distributed, which takes the ranks' batches in turn and averages."""
+    model = sharding.built(setting, fp8=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[list[float]] = [[] for _ in range(world)]
+    gradients = []
+    for step in range(STEPS):
+        for rank in range(world):
+            (x,) = sharding.batches_of(setting, step, rank)
+            loss = model(x).square().mean()
+            loss.backward()
+            losses[rank].append(loss.item())
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad /= world
+        gradients.append([p.grad.tolist() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+        update_scales(model)
+    layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
+    amaxes = [layer.amaxes.in_use.tolist() for layer in layers if layer.amaxes is not None]
+    return {"losses": losses, "gradients": gradients, "amaxes": amaxes}
+
+
+def with_both(sizes: tuple[int, ...], libraries: tuple[str, ...]) -> dict[tuple[str, bool], dict[str, Any]]:
+    """`_fsdp` by (library, precompute)."""
+    return {
+        (library, precompute): _fsdp(library, sizes, precompute)
+        for library in libraries
+        for precompute in (False, True)
+    }
+
+
+def _fsdp(library: str, sizes: tuple[int, ...], precompute: bool) -> dict[str, Any]:
+    """Losses, bytes gathered and all-reduces of each step, with FP8 all-gather by fp8core or torchao; emulated GEMMs.
+
+    With biases: torchao's all-gather of FP8 alone fails on gloo, and shared with float32 it is sent as uint8.
+    """
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(i, o) for i, o in pairwise(sizes)))
+    if library == "torchao":
+        from torchao import float8
+
+        config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
+        float8.convert_to_float8_training(model, config=config)
+        prepare = float8.precompute_float8_dynamic_scale_for_fsdp
+    else:
+        from fp8core import precompute_float8_dynamic_scale_for_fsdp as prepare
+
+        own = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
+        convert_to_float8_training(model, config=own)
+    for layer in [*model, model]:
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    losses, gathered, all_reduces = [], [], []
+    for _ in range(STEPS):
+        with count_collectives() as counts:
+            loss = model(torch.randn(16, sizes[0], generator=data)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if precompute:
+                prepare(model)
+        losses.append(loss.item())
+        gathered.append(counts.of("all_gather"))
+        all_reduces.append(sum(sent.collective == "all_reduce" for sent in counts.sent))
+    return {"losses": losses, "gathered": gathered, "all_reduces": all_reduces}

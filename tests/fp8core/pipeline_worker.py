@@ -1,0 +1,200 @@
+"""What the ranks of `test_pipeline.py` and `test_three_dimensions.py` run: stages of blocks, and their references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from parallel_models import blocks, gradients
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor.parallel import parallelize_module
+
+from fp8core import (
+    RECIPES,
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    Recipe,
+    audit,
+    check_plan,
+    update_scales,
+)
+from fp8core.history import AmaxMemory
+
+DIM, TOKENS, MICROBATCHES = 32, 16, 4
+SCHEDULES: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+PLAN: dict[str, Any] = {
+    "*.mlp.gate": Float8ColwiseParallel,
+    "*.mlp.up": Float8ColwiseParallel,
+    "*.mlp.down": Float8RowwiseParallel,
+}
+
+
+def batch(step: int, replica: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and target [MICROBATCHES * 2, TOKENS, DIM]; the microbatches' magnitudes differ, so their amaxes do."""
+    generator = torch.Generator().manual_seed(100 + 10 * step + replica)
+    shape = (MICROBATCHES * 2, TOKENS, DIM)
+    grow = torch.arange(1.0, MICROBATCHES + 1).repeat_interleave(2)[:, None, None]
+    return torch.randn(shape, generator=generator) * grow, torch.randn(shape, generator=generator)
+
+
+def one_process(
+    recipe: Recipe | None, count: int, steps: int, *, replicas: int = 1, microbatches: int = MICROBATCHES
+) -> dict[str, Any]:
+    """Losses [step][replica][microbatch], and the last step's gradients, of the model that no one has cut."""
+    model = blocks(count, recipe)
+    losses: list[list[list[float]]] = []
+    for step in range(steps):
+        model.zero_grad()
+        losses.append([])
+        for replica in range(replicas):
+            x, target = batch(step, replica)
+            parts = zip(x.chunk(microbatches), target.chunk(microbatches), strict=True)
+            found = []
+            for part, wanted in parts:
+                loss = F.mse_loss(model(part), wanted)
+                (loss / microbatches / replicas).backward()
+                found.append(loss.item())
+            losses[-1].append(found)
+        update_scales(model, alone())
+    return {"losses": losses, "gradients": gradients(model), "amaxes": amaxes(model)}
+
+
+def alone() -> dist.ProcessGroup:
+    """This rank only, for a reference that each rank computes; called by all ranks together."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    return groups[dist.get_rank()]
+
+
+def amaxes(model: nn.Module) -> list[list[float]]:
+    """In use, a row a layer; none for dynamic recipes."""
+    return [m.in_use.tolist() for m in model.modules() if isinstance(m, AmaxMemory)]
+
+
+def own_blocks(recipe: Recipe | None, count: int, stage: int, stages: int) -> nn.Sequential:
+    """A stage's share, under the names of the whole model."""
+    model = blocks(count, recipe)
+    per = count // stages
+    kept = nn.Sequential()
+    for index in range(stage * per, (stage + 1) * per):
+        kept.add_module(str(index), model[index])
+    return kept
+
+
+def stage_of(
+    model: nn.Module, index: int, stages: int, group: dist.ProcessGroup | None = None
+) -> PipelineStage:
+    """With shapes given: torch would find them by passes over uninitialised memory, whose amaxes delayed scaling would
+    remember."""
+    given = torch.empty(2, TOKENS, DIM, device="meta", requires_grad=index > 0)
+    made = torch.empty(2, TOKENS, DIM, device="meta", requires_grad=True)
+    cpu = torch.device("cpu")
+    return PipelineStage(model, index, stages, cpu, input_args=given, output_args=made, group=group)
+
+
+def scheduled(
+    schedule: str, stage: PipelineStage, model: nn.Module, steps: int, replica: int, group: dist.ProcessGroup
+) -> dict[str, Any]:
+    """Trains for some steps; losses of the microbatches, on the last stage."""
+    run = SCHEDULES[schedule](stage, MICROBATCHES, loss_fn=F.mse_loss)
+    losses: list[list[float]] = []
+    for step in range(steps):
+        model.zero_grad()
+        x, target = batch(step, replica)
+        found: list[torch.Tensor] = []
+        if stage.is_last:
+            run.step(*((x,) if stage.is_first else ()), target=target, losses=found)
+        else:
+            run.step(*((x,) if stage.is_first else ()))
+        losses.append([loss.item() for loss in found])
+        update_scales(model, group)
+    return {"losses": losses, "gradients": gradients(model), "amaxes": amaxes(model)}
+
+
+def pipeline(recipe: Recipe | None, schedule: str, steps: int) -> dict[str, Any]:
+    """One stage a rank: what the stage found, and of the references what belongs to it."""
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    model = own_blocks(recipe, 4, rank, stages)
+    stage = stage_of(model, rank, stages)
+    found = scheduled(schedule, stage, model, steps, 0, alone())
+    want = one_process(recipe, 4, steps)
+    return judged(found, want, stage, 0) | {
+        "full batch": one_process(recipe, 4, 1, microbatches=1)["losses"][0][0][0],
+        "microbatched": sum(want["losses"][0][0]) / MICROBATCHES,
+    }
+
+
+def judged(found: dict[str, Any], want: dict[str, Any], stage: PipelineStage, replica: int) -> dict[str, Any]:
+    """Differences, as numbers that travel."""
+    per = len(want["amaxes"]) // stage.num_stages
+    own = want["amaxes"][stage.stage_index * per : (stage.stage_index + 1) * per]
+    losses = [step[replica] for step in want["losses"]]
+    return {
+        "losses": found["losses"],
+        "wanted": losses if stage.is_last else [[] for _ in losses],
+        "gradients": {
+            name: float((grad - want["gradients"][name]).norm() / want["gradients"][name].norm())
+            for name, grad in found["gradients"].items()
+        },
+        "amaxes": (found["amaxes"], own),
+    }
+
+
+def three_dimensions(recipe: Recipe | None, schedule: str, steps: int) -> dict[str, Any]:
+    """FSDP2 x TP x PP on 2 x 2 x 2 ranks, converted in the order that composes."""
+    mesh: DeviceMesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    index, replica = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    model = own_blocks(recipe, 4, index, 2)
+    if recipe is not None:
+        plan = {name: style() for name, style in PLAN.items()}
+        check_plan(model, mesh["tp"], plan)
+        parallelize_module(model, mesh["tp"], plan)
+    for block in model:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    stage = stage_of(model, index, 2, mesh["pp"].get_group())
+    together = mesh["dp", "tp"]._flatten("stage").get_group()
+    found = scheduled(schedule, stage, model, steps, replica, together)
+    return judged(found, one_process(recipe, 4, steps, replicas=2), stage, replica)
+
+
+def two_dimensions(recipe: Recipe) -> tuple[dict[str, float], set[str]]:
+    """FSDP2 x TP on 2 x 2 ranks, without a pipeline: the errors of a step's loss and gradients, and how weights came."""
+    mesh: DeviceMesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    replica = mesh["dp"].get_local_rank()
+    model = blocks(2, recipe)
+    plan = {name: style() for name, style in PLAN.items()}
+    check_plan(model, mesh["tp"], plan)
+    parallelize_module(model, mesh["tp"], plan)
+    for block in model:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    x, target = batch(0, replica)
+    loss = F.mse_loss(model(x), target)
+    loss.backward()
+    want = one_process(recipe, 2, 1, replicas=2, microbatches=1)
+    wanted = want["losses"][0][replica][0]
+    found = {"loss": abs(loss.item() - wanted) / wanted}
+    for name, grad in gradients(model).items():
+        found[name] = float((grad - want["gradients"][name]).norm() / want["gradients"][name].norm())
+    return found, {layer.all_gather for layer in audit(model).layers}
+
+
+def pipelines(jobs: list[tuple[Recipe | None, str, int]]) -> list[dict[str, Any]]:
+    """One launch for all of them."""
+    return [pipeline(*job) for job in jobs]
+
+
+def shared_by_stages() -> str:
+    """What update_scales says of stages that share no layer."""
+    model = own_blocks(RECIPES["delayed"], 2, dist.get_rank(), dist.get_world_size())
+    model(batch(0)[0]).sum().backward()
+    try:
+        update_scales(model)
+    except ValueError as error:
+        return str(error)
+    return "nothing"

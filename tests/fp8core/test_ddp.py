@@ -1,0 +1,55 @@
+"""FP8 under DDP, and torchao's FSDP2 beside fp8core's. What each rank runs is in `ddp_checks.py`."""
+
+from __future__ import annotations
+
+import ddp_checks
+import pytest
+import torch
+from sharding import Setting
+
+from harness import ranks
+
+
+def test_ddp_equals_one_process_that_averages() -> None:
+    """Bitwise on two ranks, where a sum has no order. Delayed scaling: the same amaxes on both ranks, those of all data."""
+    settings = [
+        Setting(recipe, sizes=(32, 64, 32), bias=True) for recipe in ("tensorwise", "rowwise", "delayed")
+    ]
+    for rank, results in enumerate(ranks.run(ddp_checks.ddp, 2, settings)):
+        for setting, found in zip(settings, results, strict=True):
+            oracle = ddp_checks.one_process(setting, 2)
+            assert found["losses"] == oracle["losses"][rank], setting
+            assert found["gradients"] == oracle["gradients"], setting
+            assert found["amaxes"] == oracle["amaxes"], setting
+            assert bool(found["amaxes"]) == (setting.recipe == "delayed")
+
+
+@pytest.mark.slow
+def test_torchao_beside_fp8core() -> None:
+    """The same losses and bytes. torchao makes an all-reduce for each weight and gather (2 x 2), or one if it is told to, after
+    a first step that makes both; fp8core one in any case."""
+    pytest.importorskip("torchao")
+    found = ranks.run(ddp_checks.with_both, 2, (64, 128, 64), ("torchao", "fp8core"))[0]
+    first = found["fp8core", False]
+    for key, each in found.items():
+        torch.testing.assert_close(
+            torch.tensor(each["losses"]), torch.tensor(first["losses"]), rtol=1e-5, atol=0
+        )
+        assert each["gathered"] == first["gathered"], key
+    assert first["gathered"] == [{"uint8": 2 * (64 * 128 * 2 // 2 + (128 + 64) // 2 * 4)}] * 3
+    counts = {key: each["all_reduces"] for key, each in found.items()}
+    assert counts["torchao", False] == [4, 4, 4]
+    assert counts["torchao", True] == [5, 1, 1]
+    assert counts["fp8core", False] == [1, 1, 1]
+    assert counts["fp8core", True] == [2, 1, 1]  # the first step, and for the second one
+
+
+@pytest.mark.slow
+def test_torchao_fails_on_uneven_shards() -> None:
+    """48 x 50 x 7 x 33 over two ranks, where fp8core is tested to change no bit (`test_fsdp.py`)."""
+    pytest.importorskip("torchao")
+    uneven = (48, 50, 7, 33)
+    own = ranks.run(ddp_checks.with_both, 2, uneven, ("fp8core",))[0]
+    assert len(set(own["fp8core", False]["losses"])) == 3
+    with pytest.raises(ranks.RanksError, match=r"rank \d"):
+        ranks.run(ddp_checks.with_both, 2, uneven, ("torchao",), timeout_s=30)

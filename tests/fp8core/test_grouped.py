@@ -1,0 +1,244 @@
+"""Grouped products against a Float8Linear for each expert, bit for bit, and against float64; padding of groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mixtures import by_expert, ends, operands
+from recipes import on_cpu
+from torch import Tensor
+
+from fp8core import (
+    RECIPES,
+    grouped_mm,
+    pad_groups,
+)
+from fp8core.grouped import HIGH_PRECISION, aligned_grouped_mm, alignment, group_of_row
+
+EXACT = (
+    "rowwise",
+    "rowwise_with_gw_hp",
+    "blockwise",
+    "mxfp8",
+)  # one expert's scales know nothing of another's
+SIZES = {
+    "uneven": (16, 48, 32),
+    "not multiples of 16": (5, 17, 30),
+    "an expert without tokens": (20, 0, 12),
+    "all on one": (0, 40, 0),
+    "more experts than tokens": (1, 0, 1, 0, 0, 0),
+    "no tokens": (0, 0),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
+@pytest.mark.parametrize("name", EXACT)
+def test_each_expert_is_a_float8linear(name: str, sizes: tuple[int, ...]) -> None:
+    """Oracle: `Float8Linear` on each expert's tokens, filled up with zeros; the same bits of output and gradients."""
+    recipe = on_cpu(name)
+    x, weight, grad = operands(sizes)
+    output = grouped_mm(x, weight, ends(*sizes), config=recipe)
+    grads = torch.autograd.grad(output, [x, weight], grad)
+    want = by_expert(x, weight, ends(*sizes), grad, recipe, alignment(recipe))
+    for got, expected in zip((output, *grads), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise"])
+def test_weights_may_lie_either_way(name: str) -> None:
+    """Oracle: the contiguous weight; the same bits from one that lies as [E, K, N]."""
+    x, weight, grad = operands((16, 32))
+    offsets = ends(16, 32)
+    turned = weight.detach().transpose(1, 2).contiguous().requires_grad_()
+    one = grouped_mm(x, weight, offsets, config=on_cpu(name))
+    other = grouped_mm(x, turned.transpose(1, 2), offsets, config=on_cpu(name))
+    assert torch.equal(one, other)
+    (grad_one,) = torch.autograd.grad(one, [weight], grad)
+    (grad_other,) = torch.autograd.grad(other, [turned], grad)
+    assert torch.equal(grad_one, grad_other.transpose(1, 2))
+
+
+def test_tensorwise_has_one_scale_for_tokens_and_one_for_each_expert() -> None:
+    """Oracle: Float8Linear where every expert sees the same largest token and gradient, so that its scale is all's.
+
+    The experts' weights differ by a factor of 2**10: with one scale for all, the smaller would lose bits.
+    """
+    sizes, recipe = (16, 32, 16), RECIPES["tensorwise"]
+    x, weight, grad = operands(sizes)
+    weight = (weight.detach() * torch.tensor([1.0, 2.0**-10, 1.0])[:, None, None]).requires_grad_()
+    with torch.no_grad():
+        for first in itertools.accumulate((0, *sizes[:-1])):
+            x[first, 0], grad[first, 0] = 1000.0, 50.0
+    output = grouped_mm(x, weight, ends(*sizes), config=recipe)
+    grads = torch.autograd.grad(output, [x, weight], grad)
+    for got, expected in zip(
+        (output, *grads), by_expert(x, weight, ends(*sizes), grad, recipe, 16), strict=True
+    ):
+        assert torch.equal(got, expected)
+    with torch.no_grad():
+        x[0, 0] = 1e6
+    alone = by_expert(x, weight, ends(*sizes), grad, recipe, 16)[0]
+    assert not torch.equal(grouped_mm(x, weight, ends(*sizes), config=recipe)[16:], alone[16:])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tensorwise", (28.53, 24.58, 24.58)),
+        ("rowwise", (28.48, 28.48, 28.48)),
+        ("blockwise", (28.48, 28.48, 28.48)),
+        ("rowwise_with_gw_hp", (28.48, 28.48, None)),
+    ],
+)
+def test_sqnr(
+    name: str,
+    expected: tuple[float, float, float | None],
+    sqnr_db: Callable[[Tensor, Tensor], float],
+) -> None:
+    """Oracle: float64 products of the same operands; the table of test_gemm (bars of +-0.2 dB, mean of three seeds)."""
+    sizes, recipe, found = (256, 0, 512), on_cpu(name), []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, grad = torch.randn(768, 256, requires_grad=True), torch.randn(768, 256)
+        weight = (0.02 * torch.randn(3, 256, 256)).requires_grad_()
+        output = grouped_mm(x, weight, ends(*sizes), config=recipe)
+        got = (output, *torch.autograd.grad(output, [x, weight], grad))
+        x64, w64 = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+        want = torch.cat([x64[:256] @ w64[0].t(), x64[256:] @ w64[2].t()])
+        reference = (want, *torch.autograd.grad(want, [x64, w64], grad.double()))
+        found.append([sqnr_db(a.detach(), b.detach()) for a, b in zip(reference, got, strict=True)])
+    for value, bar in zip(torch.tensor(found).mean(0).tolist(), expected, strict=True):
+        assert value == pytest.approx(bar, abs=0.2) if bar is not None else value > 100
+
+
+def test_high_precision_is_grouped_mm() -> None:
+    """Oracle: torch's bfloat16 grouped product, forward; float64, with gradients, of float32."""
+    x, weight, grad = operands((16, 48, 0))
+    offsets = ends(16, 48, 0)
+    low, low_weight = x.detach().bfloat16(), weight.detach().bfloat16()
+    got = aligned_grouped_mm(low, low_weight, offsets, HIGH_PRECISION)
+    torch.testing.assert_close(got, torch._grouped_mm(low, low_weight.transpose(1, 2), offs=offsets))
+    output = aligned_grouped_mm(x, weight, offsets, HIGH_PRECISION)
+    grads = torch.autograd.grad(output, [x, weight], grad)
+    x64, w64 = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    want = torch.cat([x64[:16] @ w64[0].t(), x64[16:] @ w64[1].t()])
+    for one, other in zip(
+        (output, *grads), (want, *torch.autograd.grad(want, [x64, w64], grad.double())), strict=True
+    ):
+        assert (one.double() - other).norm() < 1e-6 * other.norm()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.sampled_from([2, 16, 32, 128]))
+def test_padding(sizes: list[int], multiple: int) -> None:
+    """Oracle: a loop over groups. Each is filled with zeros; nothing is lost, and gradients come back to their rows."""
+    x = torch.randn(sum(sizes), 3, requires_grad=True)
+    rows = pad_groups(x, ends(*sizes), multiple)
+    want = [-(-size // multiple) * multiple for size in sizes]
+    assert rows.offsets.tolist() == list(itertools.accumulate(want))
+    assert rows.offsets.dtype == torch.int32
+    assert rows.x.shape[0] % multiple == 0
+    first = 0
+    for group, end in zip(x.detach().split(sizes), rows.offsets.tolist(), strict=True):
+        assert torch.equal(rows.x[first : first + len(group)], group)
+        assert not rows.x[first + len(group) : end].any()
+        first = end
+    assert not rows.x[first:].any()
+    assert torch.equal(rows.restore(rows.x), x)
+    grad = torch.randn_like(x)
+    assert torch.equal(torch.autograd.grad(rows.restore(rows.x * 2), [x], grad)[0], 2 * grad)
+
+
+def test_groups_of_rows() -> None:
+    """Oracle: counted by hand; rows after the last group belong to it."""
+    assert group_of_row(ends(2, 0, 1), 5).tolist() == [0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_tokens_stay_with_their_expert(bad: float) -> None:
+    """Oracle: the finite tokens alone. Rowwise, a bad token spoils its row, and its expert's grad_weight; no more."""
+    sizes = (16, 16)
+    x, weight, grad = operands(sizes)
+    with torch.no_grad():
+        x[3, 5] = bad
+    output = grouped_mm(x, weight, ends(*sizes))
+    (grad_weight,) = torch.autograd.grad(output, [weight], grad)
+    assert output[3].isnan().all()
+    assert output[torch.arange(32) != 3].isfinite().all()
+    assert grad_weight[0, :, 5].isnan().all()
+    assert grad_weight[1].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("tensorwise", "aot_eager"),
+        ("rowwise", "aot_eager"),
+        ("blockwise", "aot_eager"),
+        pytest.param("rowwise", "inductor", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled(name: str, backend: str) -> None:
+    """Oracle: eager. One graph: padding, casts and products have sizes that depend on no data; other offsets reuse it."""
+    x, weight, grad = operands((16, 16, 16))
+    torch._dynamo.reset()
+    compiled = torch.compile(grouped_mm, fullgraph=True, backend=backend, dynamic=False)
+    for sizes in ((5, 27, 16), (48, 0, 0)):
+        with torch._dynamo.config.patch(error_on_recompile=sizes[0] == 48):
+            output = compiled(x, weight, ends(*sizes), config=on_cpu(name))
+        want = grouped_mm(x, weight, ends(*sizes), config=on_cpu(name))
+        grads = torch.autograd.grad(output, [x, weight], grad)
+        assert torch.equal(output, want)
+        for got, expected in zip(grads, torch.autograd.grad(want, [x, weight], grad), strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_autocast() -> None:
+    """Oracle: the same call on bfloat16 tokens; weights are cast from float32."""
+    x, weight, _ = operands((16, 16), 32, 48)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = grouped_mm(x, weight, ends(16, 16))
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(mixed, grouped_mm(x.bfloat16(), weight, ends(16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "error", "part"),
+    [
+        (torch.tensor([16, 31], dtype=torch.int32), ValueError, "end at 31, but there are 32 rows"),
+        (torch.tensor([16, 48], dtype=torch.int32), ValueError, "end at 48, but there are 32 rows"),
+        (torch.tensor([-16, 32], dtype=torch.int32), ValueError, "lies before 0"),
+        (torch.tensor([32, 16], dtype=torch.int32), ValueError, "lies before 32"),
+        (torch.tensor([16, 32]), TypeError, "int64; expected int32"),
+        (torch.tensor([[16, 32]], dtype=torch.int32), ValueError, "expected \\[E\\]"),
+        (torch.tensor([], dtype=torch.int32), ValueError, "expected \\[E\\]"),
+        (torch.tensor([32], dtype=torch.int32), ValueError, "expected \\[E, N, K\\] = \\[1, N, 32\\]"),
+        ([16, 32], TypeError, "offsets is a list"),
+    ],
+)
+def test_bad_offsets(offsets: Tensor, error: type[Exception], part: str) -> None:
+    """Oracle: the message names the offset and what is expected."""
+    with pytest.raises(error, match=part):
+        grouped_mm(torch.randn(32, 32), torch.randn(2, 16, 32), offsets)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "error", "part"),
+    [
+        (torch.zeros(32, 48), torch.zeros(2, 16, 32), ValueError, "expected \\[E, N, K\\] = \\[2, N, 48\\]"),
+        (torch.zeros(32, 32), torch.zeros(16, 32), ValueError, "weight has shape"),
+        (torch.zeros(2, 16, 32), torch.zeros(2, 16, 32), ValueError, "expected \\[T, K\\]"),
+        (torch.zeros(32, 32).double(), torch.zeros(2, 16, 32), TypeError, "x has dtype torch.float64"),
+        (torch.zeros(32, 32), torch.zeros(2, 16, 32).double(), TypeError, "weight has dtype torch.float64"),
+        (torch.zeros(32, 32), torch.zeros(2, 16, 32).int(), TypeError, "weight has dtype"),
+    ],
+)
+def test_bad_operands(x: Tensor, weight: Tensor, error: type[Exception], part: str) -> None:
+    """Oracle: the message names the operand and what is expected."""
+    with pytest.raises(error, match=part):
+        grouped_mm(x, weight, ends(16, 16))

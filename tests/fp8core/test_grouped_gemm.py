@@ -1,0 +1,169 @@
+"""The grouped kernel's arguments and meaning, against torch's own checks and the loop over experts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from mixtures import ends, operands
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fp8core import (
+    RECIPES,
+    grouped_mm,
+    quantize,
+)
+from fp8core.gemm.grouped import (
+    Operand,
+    arguments_of_one_call,
+    check_offsets,
+    one_call_reason,
+    scaled_grouped_mm,
+)
+from fp8core.grouped import aligned_grouped_mm
+
+
+def test_one_call_takes_these_arguments() -> None:
+    """Oracle: torch's own checks of `_scaled_grouped_mm`, run on fake CUDA tensors, for all three GEMMs of "rowwise".
+
+    They refuse the arguments if a layout, a dtype or a scale is not arranged, as the last lines show.
+    """
+    T, E, N, K = 64, 3, 32, 48
+    e4m3 = torch.float8_e4m3fn
+    with FakeTensorMode(), torch.device("cuda"):
+        offsets = torch.empty(E, dtype=torch.int32)
+        x, g = torch.empty(T, K, dtype=e4m3), torch.empty(T, N, dtype=e4m3)
+        w = torch.empty(E, N, K, dtype=e4m3)
+        row = torch.empty(T, 1)
+        cases = {
+            (T, N): (Operand(x, row), Operand(w.transpose(1, 2), torch.empty(E, N, 1).transpose(1, 2))),
+            (T, K): (Operand(g, row), Operand(w, torch.empty(E, K, 1).transpose(1, 2))),
+            (E, N, K): (
+                Operand(g.t(), torch.empty(E, 1, N).transpose(1, 2)),
+                Operand(x, torch.empty(E, 1, K)),
+            ),
+            (T, N, 0): (
+                Operand(x, torch.empty(())),
+                Operand(w.transpose(1, 2), torch.empty(E)),
+            ),  # tensorwise
+        }
+        for shape, (a, b) in cases.items():
+            left, right, scale_a, scale_b, offs = arguments_of_one_call(a, b, offsets)
+            result = torch._scaled_grouped_mm(left, right, scale_a, scale_b, offs, out_dtype=torch.bfloat16)
+            assert tuple(result.shape) == tuple(size for size in shape if size)
+        a, b = cases[T, K]
+        with pytest.raises(RuntimeError, match="column major"):
+            torch._scaled_grouped_mm(a.qdata, b.qdata, row.flatten(), torch.empty(E, K), offsets)
+
+
+def kernel(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    offs: Tensor,
+    *,
+    out_dtype: torch.dtype,
+    **_: object,
+) -> Tensor:
+    """`torch._scaled_grouped_mm` as torch's test_scaled_matmul_cuda.py describes it: scales group by group in one row."""
+    bounds = list(itertools.pairwise([0, *offs.tolist()]))
+    if b.dim() == 3:
+        rows = [
+            (a[i:j].double() * scale_a[i:j, None]) @ (b[e].double() * scale_b[e])
+            for e, (i, j) in enumerate(bounds)
+        ]
+        assert offs[-1] == len(a)
+        return torch.cat(rows).to(out_dtype)
+    of_a, of_b = scale_a.view(len(offs), -1), scale_b.view(len(offs), -1)
+    groups = [
+        (a[:, i:j].double() * of_a[e][:, None]) @ (b[i:j].double() * of_b[e])
+        for e, (i, j) in enumerate(bounds)
+    ]
+    result = torch.stack(groups).to(out_dtype)
+    result[[i == j for i, j in bounds]] = float("nan")  # what a kernel may leave in memory
+    return result
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_one_call_means_what_the_loop_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the loop over experts. The kernel is stood in for by its description, in float64, rounded to bfloat16."""
+    recipe, sizes = RECIPES[name], (20, 0, 12, 5)
+    x, weight, grad = operands(sizes)
+    want = grouped_mm(x, weight, ends(*sizes), config=recipe)
+    want = (want, *torch.autograd.grad(want, [x, weight], grad))
+    real = one_call_reason
+
+    def as_on_a_gpu(device: torch.device, *args: object) -> str | None:
+        e4m3 = args[2:] == (torch.float8_e4m3fn, torch.float8_e4m3fn)
+        return None if e4m3 else real(device, *args)
+
+    monkeypatch.setattr("fp8core.gemm.grouped.one_call_reason", as_on_a_gpu)
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", kernel)
+    got = grouped_mm(x, weight, ends(*sizes), config=recipe)
+    got = (got, *torch.autograd.grad(got, [x, weight], grad))
+    for one, other in zip(got, want, strict=True):
+        assert (one - other).norm() < 2**-8 * other.norm()
+
+
+def test_when_one_call_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: ATen's conditions, as the module lists them, with a device that pretends to be a GPU."""
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu = torch.device("cuda")
+    assert one_call_reason(gpu, "torch", "rowwise", e4m3, e4m3) is None
+    assert one_call_reason(gpu, "torch", "tensorwise", e4m3, e4m3) is None
+    for backend, granularity, a, b, part in (
+        ("triton", "rowwise", e4m3, e4m3, "backend"),
+        ("torch", "128x128", e4m3, e4m3, "a scale for each row"),
+        ("torch", "tensorwise", e5m2, e4m3, "e5m2"),
+    ):
+        assert part in str(one_call_reason(gpu, backend, granularity, a, b))
+    assert "cpu" in str(one_call_reason(torch.device("cpu"), "torch", "rowwise", e4m3, e4m3))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    assert "10.0" in str(one_call_reason(gpu, "torch", "rowwise", e4m3, e4m3))
+    monkeypatch.delattr(torch, "_scaled_grouped_mm")
+    assert "has no _scaled_grouped_mm" in str(one_call_reason(gpu, "torch", "rowwise", e4m3, e4m3))
+
+
+@pytest.mark.gpu
+def test_one_call_equals_the_loop() -> None:
+    """Oracle: backend "reference_bf16" on the same codes; bfloat16 results of sums in another order."""
+    sizes = (32, 0, 96)
+    x, weight, grad = (t.detach().bfloat16().cuda() for t in operands(sizes))
+    results = []
+    for recipe in (RECIPES["rowwise"], RECIPES["rowwise"].with_backend("reference_bf16")):
+        x_, w_ = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        output = grouped_mm(x_, w_, ends(*sizes).cuda(), config=recipe)
+        results.append((output, *torch.autograd.grad(output, [x_, w_], grad)))
+    for one, other in zip(*results, strict=True):
+        assert (one.float() - other.float()).norm() < 2**-8 * other.float().norm()
+
+
+def test_operators() -> None:
+    """Oracle: torch.library.opcheck: shapes of the fake; of FP8 inputs torch can't compare before and after."""
+    x, w = quantize(torch.randn(32, 16), "e4m3fn", "rowwise", dim=1), torch.randn(2, 16, 32)
+    codes = w.to(torch.float8_e4m3fn)
+    rows = (x.qdata, codes, x.scale_inv, torch.ones(2), ends(16, 16))
+    over = (x.qdata.t(), x.qdata, torch.ones(()), torch.ones(()), ends(16, 16))
+    for arguments in (rows, over):
+        torch.library.opcheck(
+            torch.ops.fp8core.scaled_grouped_mm.default,
+            (*arguments, "rowwise" if arguments is rows else "tensorwise", torch.float32, False, "reference"),
+            test_utils="test_faketensor",
+        )
+    torch.library.opcheck(torch.ops.fp8core.grouped_mm.default, (torch.randn(32, 16), w, ends(16, 16)))
+
+
+def test_unaligned_groups_are_refused_by_the_product_itself() -> None:
+    """Oracle: the rule of 16; in eager mode by the check, compiled by the operator."""
+    with pytest.raises(ValueError, match="offsets\\[0\\] = 5 is not a multiple of 16"):
+        aligned_grouped_mm(torch.randn(32, 32), torch.randn(2, 16, 32), ends(5, 27), RECIPES["rowwise"])
+    with pytest.raises(ValueError, match="end at 48"):
+        check_offsets(ends(16, 32), 40, exact=False)
+    one = Operand(torch.zeros(32, 16, dtype=torch.float8_e4m3fn), torch.ones(()))
+    other = Operand(torch.zeros(2, 16, 16, dtype=torch.float8_e4m3fn), torch.ones(2))
+    with pytest.raises(ValueError, match="lies before 0"):
+        scaled_grouped_mm(one, other, torch.tensor([-16, 32], dtype=torch.int32), "tensorwise")
