@@ -132,16 +132,18 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        cut = cut_of(self.weight)
+        weight: torch.Tensor = self.weight
+        cut = cut_of(weight)
         bias = None if self.bias_deferred else self.bias
         if cut is None:
-            return self._run(input, self.weight, bias, None)
+            return self._run(input, weight, bias, None)
         self._check_cut(cut, input)
         if isinstance(input, CastInput):
             input = input._replace(hp=cut.local_input(input.hp, str(self)))
         else:
             input = cut.local_input(input, str(self))
-        weight: torch.Tensor = self.weight.to_local()
+        assert isinstance(weight, DTensor)
+        weight = weight.to_local()
         bias = cut.local_bias(bias) if isinstance(bias, DTensor) else bias
         return cut.whole_output(self._run(input, weight, bias, cut))
 

@@ -202,6 +202,18 @@ def test_bad_plans_are_refused() -> None:
             assert text in rank[case], (case, rank[case])
 
 
+def test_verify_sees_through_the_plan() -> None:
+    """Nine GEMMs of three layers on each rank, whose part of each output is that of the emulated layer."""
+    for rank in ranks.run(worker.verified, 2):
+        assert len(rank) == 4 + 4 + 2  # tensorwise, rowwise, delayed
+        for case, (line, problems, counted) in rank.items():
+            assert not problems, (case, problems)
+            assert line.startswith("FP8 verified: 3 of 3 Linear layers, 9 FP8 GEMMs a step as predicted"), (
+                case
+            )
+            assert counted == 9
+
+
 def test_plan_wants_a_flat_mesh() -> None:
     """Before any process group is needed."""
 
