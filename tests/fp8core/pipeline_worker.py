@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import mse_loss
 from parallel_models import blocks, gradients
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.functional import mse_loss
 
 from fp8core import (
     RECIPES,
