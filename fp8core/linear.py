@@ -34,7 +34,7 @@ from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.history import AmaxMemory
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.scaling import check_hp
-from fp8core.sharded import ORDER, Seen, cut_of, shared_amaxes
+from fp8core.sharded import Seen, check_layer, cut_of, shared_amaxes
 from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
@@ -132,16 +132,18 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        cut = cut_of(self.weight)
+        weight: torch.Tensor = self.weight
+        cut = cut_of(weight)
         bias = None if self.bias_deferred else self.bias
         if cut is None:
-            return self._run(input, self.weight, bias, None)
-        self._check_cut(cut, input)
+            return self._run(input, weight, bias, None)
+        check_layer(self, cut, input.hp if isinstance(input, CastInput) else input)
         if isinstance(input, CastInput):
             input = input._replace(hp=cut.local_input(input.hp, str(self)))
         else:
             input = cut.local_input(input, str(self))
-        weight: torch.Tensor = self.weight.to_local()
+        assert isinstance(weight, DTensor)
+        weight = weight.to_local()
         bias = cut.local_bias(bias) if isinstance(bias, DTensor) else bias
         return cut.whole_output(self._run(input, weight, bias, cut))
 
@@ -191,22 +193,6 @@ class Float8Linear(nn.Linear):
         ):  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
             output = output.reshape(*input.shape[:-1], N)
         return output if bias is None else output + bias.to(output.dtype)
-
-    def _check_cut(self, cut: Cut, input: torch.Tensor | CastInput) -> None:
-        """Refuses what tensor parallelism, or a wrong order of conversions, has made of this layer."""
-        x = input.hp if isinstance(input, CastInput) else input
-        by_plan = isinstance(x, DTensor) or hasattr(self, "_distribute_module_applied")
-        if cut.mesh.ndim > 1 or not by_plan:
-            raise ValueError(
-                f"the weight of {self} is a part of one, on {cut.mesh}: FSDP has not gathered it. Call the module that "
-                f"fully_shard wraps. Or the layer was cut by other means than a plan: {ORDER}"
-            )
-        if self.amaxes is not None and isinstance(self.amaxes.in_use, DTensor):
-            raise ValueError(
-                f"the style that cut {self} has made DTensors of its amaxes too, which recipe {self.recipe} can't use; "
-                "take fp8core.Float8ColwiseParallel and Float8RowwiseParallel"
-            )
-        cut.check(self.in_features, self.out_features, self.recipe)
 
     def _held_back(
         self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None

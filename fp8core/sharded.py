@@ -144,6 +144,31 @@ def cut_of(weight: torch.Tensor) -> Cut | None:
     return Cut(weight.device_mesh, placement.dim if isinstance(placement, Shard) else -1)
 
 
+def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
+    """Refuses what tensor parallelism, or a wrong order of conversions, has made of a Float8Linear.
+
+    Args:
+        layer: the Float8Linear, whose weight is a DTensor.
+        cut: of that weight.
+        x: its input.
+
+    Raises:
+        ValueError: the weight is FSDP's and not gathered, amaxes are DTensors, or as `Cut.check`.
+    """
+    by_plan = isinstance(x, DTensor) or hasattr(layer, "_distribute_module_applied")
+    if cut.mesh.ndim > 1 or not by_plan:
+        raise ValueError(
+            f"the weight of {layer} is a part of one, on {cut.mesh}: FSDP has not gathered it. Call the module that "
+            f"fully_shard wraps. Or the layer was cut by other means than a plan: {ORDER}"
+        )
+    if layer.amaxes is not None and isinstance(layer.amaxes.in_use, DTensor):
+        raise ValueError(
+            f"the style that cut {layer} has made DTensors of its amaxes too, which recipe {layer.recipe} can't use; "
+            "take fp8core.Float8ColwiseParallel and Float8RowwiseParallel"
+        )
+    cut.check(layer.in_features, layer.out_features, layer.recipe)
+
+
 class Seen(NamedTuple):
     """A tensor about to be cast, and all its casts; `amax` of the rank's part if it is known already."""
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
+from torch.distributed.tensor import DTensor
 
 from fp8core.convert import audit
 from fp8core.gemm import backend_named
@@ -25,6 +26,7 @@ from fp8core.operands import cast_one
 from fp8core.scaling import spread
 from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
+from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,7 +83,8 @@ class Watch:
         for fqn, layer in self.layers:
             # Before the call, since a recomputation stops inside of it once it has what it needs
             self.hooks.append(layer.register_forward_pre_hook(partial(self._called, fqn)))
-            self.hooks.append(layer.register_forward_hook(partial(self._returned, fqn)))
+            # Before hooks of tensor parallelism, which lay the output out anew
+            self.hooks.append(layer.register_forward_hook(partial(self._returned, fqn), prepend=True))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,7 +126,7 @@ class Watch:
         x = given.hp if isinstance(given, CastInput) else given
         known = isinstance(x, Float8Tensor) or (isinstance(given, CastInput) and given.codes_only)
         if not known:
-            self._lost(proof, "input", x.reshape(-1, layer.in_features), recipe.output.a, layer)
+            self._lost(proof, "input", x, recipe.output.a, layer)
         self._lost(proof, "weight", layer.weight, recipe.output.b, layer)
 
     def _returned(self, fqn: str, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -142,15 +145,16 @@ class Watch:
 
             def look_at_gradient(grad: torch.Tensor) -> None:
                 with torch.no_grad():
-                    flat = grad.reshape(-1, layer.out_features)
-                    self._lost(proof, "grad_output", flat, recipe.grad_input.a, layer)
+                    self._lost(proof, "grad_output", grad, recipe.grad_input.a, layer)
 
             output.register_hook(look_at_gradient)
 
     @staticmethod
     def _lost(proof: LayerProof, role: str, x: torch.Tensor, cast: Cast | None, layer: Float8Linear) -> None:
-        if cast is None or not x.numel() or isinstance(x, Float8Tensor):
+        x = _part(x)
+        if cast is None or not x.numel() or isinstance(x, Float8Tensor | TwoCasts):
             return
+        x = x.reshape(-1, x.shape[-1])
         q = cast_one(x, cast, 1, layer.amaxes, role, kernels=layer.recipe.kernels)
         assert isinstance(q, Float8Tensor)
         magnitude = x.abs().float()
@@ -195,8 +199,14 @@ def count_fp8_gemms(events: Iterable[Any]) -> int:
     return count
 
 
+def _part(x: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it, where it is a DTensor of tensor parallelism."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 def _sqnr_db(want: torch.Tensor, got: torch.Tensor) -> float:
-    """20 log10(|want| / |want - got|); Inf where both are equal, NaN where only one is finite."""
+    """20 log10(|want| / |want - got|), of this rank's parts; Inf where both are equal, NaN where only one is finite."""
+    want, got = _part(want), _part(got)
     if torch.equal(want, got) or (want.isnan() & got.isnan() | (want == got)).all():
         return float("inf")
     want, got = want.double(), got.double()

@@ -151,10 +151,11 @@ class Float8RowwiseParallel(RowwiseParallel):
         else:
             outputs = outputs.redistribute(placements=output_layouts)
         if mod.bias_deferred and isinstance(mod.bias, DTensor):
-            bias = mod.bias.redistribute(
-                placements=(Replicate(),)
-            )  # whose gradient is summed over the ranks' tokens
-            outputs = outputs + bias.to(outputs.dtype)
+            # Nothing moves forward; backward its gradient is summed over the ranks' tokens
+            bias = mod.bias.redistribute(placements=(Replicate(),))
+            total = outputs + bias.to(outputs.dtype)
+            assert isinstance(total, DTensor)
+            outputs = total
         return outputs.to_local() if use_local_output else outputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,7 +25,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from parallel_models import blocks, gradients
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.functional import mse_loss
 
 from fp8core import (
     RECIPES,
@@ -56,7 +56,7 @@ def one_process(
             parts = zip(x.chunk(microbatches), target.chunk(microbatches), strict=True)
             found = []
             for part, wanted in parts:
-                loss = F.mse_loss(model(part), wanted)
+                loss = mse_loss(model(part), wanted)
                 (loss / microbatches / replicas).backward()
                 found.append(loss.item())
             losses[-1].append(found)
@@ -100,7 +100,7 @@ def scheduled(
     schedule: str, stage: PipelineStage, model: nn.Module, steps: int, replica: int, group: dist.ProcessGroup
 ) -> dict[str, Any]:
     """Trains for some steps; losses of the microbatches, on the last stage."""
-    run = SCHEDULES[schedule](stage, MICROBATCHES, loss_fn=F.mse_loss)
+    run = SCHEDULES[schedule](stage, MICROBATCHES, loss_fn=mse_loss)
     losses: list[list[float]] = []
     for step in range(steps):
         model.zero_grad()
@@ -174,7 +174,7 @@ def two_dimensions(recipe: Recipe) -> tuple[dict[str, float], set[str]]:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     x, target = batch(0, replica)
-    loss = F.mse_loss(model(x), target)
+    loss = mse_loss(model(x), target)
     loss.backward()
     want = one_process(recipe, 2, 1, replicas=2, microbatches=1)
     wanted = want["losses"][0][replica][0]

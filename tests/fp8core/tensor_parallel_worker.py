@@ -34,6 +34,7 @@ from fp8core import (
     check_plan,
     convert_to_float8_training,
     update_scales,
+    verify,
 )
 
 Shape = tuple[int, int, bool]  # dim, hidden, bias
@@ -359,3 +360,22 @@ def refusals() -> dict[str, str]:
         else:
             told[name] = "nothing"
     return told
+
+
+def verified() -> dict[str, tuple[str, list[str], int]]:
+    """The line, problems and FP8 GEMMs of a step, by style and recipe."""
+    found = {}
+    for name in ("tensorwise", "rowwise", "delayed"):
+        for style in ("torch", "float8", "float8 sp", "float8 sp shared"):
+            try:
+                model = parallel(RECIPES[name], style, (32, 64, True))
+            except ValueError:
+                continue
+
+            def step(model: nn.Module = model, style: str = style) -> None:
+                passes(model, data(32), style)
+                update_scales(model)
+
+            proof = verify(step, model, announce=False)
+            found[f"{name} {style}"] = (proof.line, list(proof.problems), proof.counted)
+    return found
