@@ -52,8 +52,7 @@ def refuse_partial_reshard(model: nn.Module, layers: Collection[nn.Module]) -> N
         after = group.post_forward_mesh_info
         if after is None or after is group.mesh_info or after.mesh == group.mesh_info.mesh:
             continue
-        names = [p._module_info.module for p in group.fsdp_params if p._module_info.module in layers]
-        if names:
+        if any(p._module_info.module in layers for p in group.fsdp_params):
             raise ValueError(
                 f"reshard_after_forward={after.shard_mesh_size} of {group.mesh_info.shard_mesh_size} ranks: FSDP2 does not "
                 "reshard an FP8 all-gather to a part of the ranks; use True or False, or leave out "

@@ -7,7 +7,7 @@ few numbers more, and may therefore lie across the border of two shards.
     amax of a weight = max over its shards         each rank of its own, then `fp8core.history.max_over_ranks`
 
 Only ranks that hold different shards take part: with a 2-D mesh (HSDP) replicas hold equal weights and need not ask each
-other.
+other. Weights that tensor parallelism has cut too take one more all-reduce, over its dimension of the mesh.
 
 The all-reduce happens by itself, before the first all-gather after weights have changed, for all weights of the model that
 was given to `convert_to_float8_training`; or when `precompute_float8_dynamic_scale_for_fsdp` is called. All ranks must

@@ -17,7 +17,7 @@ from sharding import Setting
 
 from harness import ranks
 
-WORLDS = (1, 2, 3, 4, 8)
+WORLDS = (1, 2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow))
 UNEVEN = (48, 50, 7, 33)  # no dimension that 2, 3 or 8 divides, and fewer rows than 8 ranks
 OPTIONS = {
     "gathered weights stay after the forward pass": Setting(reshard=False),
@@ -36,7 +36,6 @@ OPTIONS = {
     "bfloat16 masters": Setting(sizes=UNEVEN, dtype="bfloat16"),
     "mixed precision": Setting(sizes=UNEVEN, param_dtype="bfloat16", bias=True),
     "fused optimizer": Setting(fused=True),
-    "compiled blocks": Setting(compiled=True),
     "schedule": Setting(sizes=UNEVEN, schedule="warmup_bf16:1,cooldown_bf16:1", steps=4),
     "schedule of one GEMM": Setting(schedule="warmup_bf16:1@grad_input"),
 }
@@ -74,7 +73,7 @@ def test_losses_gradients_and_weights_are_the_same_bits(world: int) -> None:
             assert len(set(result["losses"])) == len(result["losses"]) > 1
 
 
-@pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
+@pytest.mark.parametrize("world", WORLDS[1:])
 def test_bytes_are_a_quarter_and_scales_take_one_all_reduce(world: int) -> None:
     """Counted at the collective; without biases, which are gathered as they are."""
     for results in trained(world):
@@ -106,6 +105,14 @@ def test_gradients_are_those_of_one_process(world: int) -> None:
         for index, expected in enumerate(oracle):
             got = torch.tensor(result["gradients"][index])
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6, msg=str(setting))
+
+
+@pytest.mark.slow
+def test_compiled_blocks_give_the_same_bits() -> None:
+    """Each layer one whole graph, which takes the gathered codes as input."""
+    for (result,) in ranks.run(sharding.compare, 2, [Setting(compiled=True)]):
+        assert not result["differs"]
+        assert list(result["gathered"][1]) == ["uint8"]
 
 
 def test_a_schedule_gathers_in_high_precision_while_it_holds_back() -> None:

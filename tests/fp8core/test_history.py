@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 
 import pytest
 import torch
@@ -195,13 +196,19 @@ def test_update_scales_leaves_dynamic_models_alone() -> None:
     assert update_scales(convert_to_float8_training(nn.Sequential(nn.Linear(32, 48)))) == 0
 
 
-def test_all_ranks_take_the_largest_amax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the maximum by hand; the collective is replaced by what a second rank would contribute."""
+@pytest.mark.parametrize(
+    "theirs", [[9.0, 0.5, 0.5], [float("inf"), 0.5, float("nan")], [-float("nan"), 0.0, 2.0]]
+)
+def test_all_ranks_take_the_largest_amax(monkeypatch: pytest.MonkeyPatch, theirs: list[float]) -> None:
+    """Oracle: the maximum by hand; the collective is replaced by what a second rank would contribute. Inf and NaN of one
+    rank are seen by all, and so stay out of every history; the others of the same layer do not."""
     calls = []
+    other = torch.tensor([theirs])
 
     def all_reduce(tensor: torch.Tensor, op: object, group: object = None) -> None:
-        calls.append(op)
-        torch.maximum(tensor, torch.tensor([[9.0, 0.5, 0.5]]), out=tensor)
+        if tensor.dtype == torch.int32:  # amaxes, as bits; another one compares the names of layers
+            calls.append(op)
+            torch.maximum(tensor, other.view(torch.int32) & 0x7FFF_FFFF, out=tensor)
 
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
@@ -211,7 +218,8 @@ def test_all_ranks_take_the_largest_amax(monkeypatch: pytest.MonkeyPatch) -> Non
             layer.amaxes.record(role, torch.tensor(1.0))
     update_scales(layers)
     assert calls == [torch.distributed.ReduceOp.MAX]
-    assert [layer.amaxes.in_use.tolist() for layer in layers] == [[9, 1, 1]] * 3
+    wanted = [max(1.0, abs(value)) if math.isfinite(value) else 0.0 for value in theirs]
+    assert [layer.amaxes.in_use.tolist() for layer in layers] == [wanted] * 3
 
 
 def test_bad_settings() -> None:

@@ -23,7 +23,7 @@ def test_gathered_codes_and_scales_are_those_of_the_whole_weight(world: int) -> 
         assert same == [True] * 24
 
 
-@pytest.mark.parametrize("world", [2, 8])
+@pytest.mark.parametrize("world", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_scales_are_found_anew_after_each_change_and_only_then(world: int) -> None:
     """On all ranks at once, or this would hang; 8 ranks share 7 rows."""
     wanted = {name: (calls, True) for name, (_, calls) in scale_checks.CHANGES.items()}
