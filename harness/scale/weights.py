@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fp8core.convert import audit, convert_to_float8_training
-from fp8core.distributed.fsdp import recipe_reason
+from fp8core.distributed.gather_reasons import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.tensor_parallel import COLUMNS, ROWS
 from harness.models import MODELS
