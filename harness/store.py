@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_FILL = {"part": ""}  # what stands in a column that an older schema_version lacks; elsewhere null
+_FILL = {"part": "", "tries": 1}  # what stands in a column that an older schema_version lacks; elsewhere null
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 
 SCHEMA = pa.schema(
@@ -62,10 +62,8 @@ SCHEMA = pa.schema(
         ("flops", pa.string()),
         ("bytes_moved", pa.float64()),
         ("timing", pa.string()),
-        (
-            "attempt",
-            pa.int64(),
-        ),  # start of the writer in ns since 1970: of a case that was run again, the latest wins
+        ("tries", pa.int32()),
+        ("attempt", pa.int64()),  # of a case that was run again, the largest wins; see RunWriter
         ("env_id", pa.string()),
         ("env", pa.string()),
         ("created_at", pa.string()),
@@ -120,12 +118,19 @@ class RunWriter:
                 f"cannot write to {folder} ({error.strerror}); choose another folder with results_dir=DIR"
             ) from error
 
-    def append(self, measurements: Iterable[Measurement]) -> None:
-        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over)."""
-        rows = [
-            {**m.as_row(), **self._constant, "attempt": self._attempt, "created_at": _now()}
-            for m in measurements
-        ]
+    def append(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over).
+
+        Args:
+            measurements: the rows.
+            env: env_id and environment of these rows where they are not the writer's own (another GPU).
+        """
+        own = {**self._constant, "attempt": self._attempt, "created_at": _now()}
+        if env is not None:
+            own |= {"env_id": env[0], "env": to_json(env[1])}
+        rows = [{**m.as_row(), **own} for m in measurements]
         if rows:
             self._write(pa.Table.from_pylist(rows, schema=SCHEMA))
 

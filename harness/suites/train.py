@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from harness.case import Case, Scalar
 
+ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
 MODES = ("eager", "compile")
 MODEL_PEERS = ("torchao", "torchao_nocompile")  # whose layers take activations of any shape, and biases

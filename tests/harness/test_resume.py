@@ -47,7 +47,7 @@ def stored(folder: Path, plan: Plan, sha256: str) -> Path:
 def test_the_same_text_at_another_place_is_the_same_case(tmp_path: Path) -> None:
     here, there = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT))
     run = stored(tmp_path, here, hashlib.sha256(TEXT).hexdigest())
-    assert stored_cases(run, "e", None, there) == {there.cases[0].case.case_id}
+    assert stored_cases(run, there) == {there.cases[0].case.case_id}
     assert stored_arms(run, there, set()) == {(there.cases[0].case.case_id, "base")}
     assert str(tmp_path) not in "".join(store.read(run)["axes"])
 
@@ -60,7 +60,7 @@ def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:
     other = written(tmp_path / "b", TEXT[::-1])
     message = rf"read a text with sha256 {first[:16]}\.\.\., data=bytes is now one with .* resume= out"
     with pytest.raises(UsageError, match=message):
-        stored_cases(run, "e", None, planned(other))
+        stored_cases(run, planned(other))
 
 
 def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:
