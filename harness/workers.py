@@ -83,12 +83,14 @@ class Conditions:
         folder: the working folder.
         threads: of torch.
         memory_bytes: that it may ask for beyond what it starts with; None: no limit.
+        leak_bytes: of resident memory above what its first job left, after which another process takes its place.
     """
 
     environ: Mapping[str, str]
     folder: str
     threads: int
     memory_bytes: int | None = None
+    leak_bytes: int = LEAK_BYTES
 
     @classmethod
     def here(cls, memory_bytes: int | None = None, variables: Mapping[str, str] | None = None) -> Conditions:
@@ -231,8 +233,9 @@ class _Worker:
         self._noise, noise = context.Pipe(duplex=False)
         os.set_blocking(self._noise.fileno(), False)
         # Not a daemon: a job may start processes of its own.
-        self._process = context.Process(target=_serve, args=(theirs, noise, self._conditions), daemon=False)
-        self._process.start()
+        process = context.Process(target=_serve, args=(theirs, noise, self._conditions), daemon=False)
+        process.start()
+        self._process = process
         theirs.close()
         noise.close()
 
@@ -363,7 +366,7 @@ def _serve(parent: Connection, noise: Connection, conditions: Conditions) -> Non
         sys.stdout.flush()
         resident = memory_of_this_process("VmRSS")
         settled = settled or resident
-        answer = _Answer(result, spoiled or resident - settled > LEAK_BYTES)
+        answer = _Answer(result, spoiled or resident - settled > conditions.leak_bytes)
         try:
             parent.send(answer)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
