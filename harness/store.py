@@ -302,10 +302,10 @@ def _last_attempt(folder: Path) -> int:
     last = 0
     for path in folder.glob("*.parquet"):
         try:
-            found = pq.read_table(path, columns=["attempt"])["attempt"].to_pylist()
-        except (OSError, pa.ArrowException):  # read() says so
+            found = _read_part(path).rows["attempt"].drop_null()
+        except (OSError, pa.ArrowException, ValueError):  # read() says so
             continue
-        last = max([last, *(attempt for attempt in found if attempt is not None)])
+        last = max([last, *found.to_pylist()])
     return last
 
 
