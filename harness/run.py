@@ -56,12 +56,11 @@ def run_sweep(overrides: Sequence[str]) -> int:
         sys.stdout.write("\n".join(said) + "\n")
         return 0
 
-    if config["bisect"] is not None:
-        for line in culprits.find(plan, config["bisect"], config["device"], console.print):
-            sys.stdout.write(line + "\n")
-        return 0
-
     with device_lock.held([gpu.uuid for gpu in gpus]):
+        if config["bisect"] is not None:
+            for line in culprits.find(plan, config["bisect"], config["device"], console.print):
+                sys.stdout.write(line + "\n")
+            return 0
         return _run(request, plan, gpus, console)
 
 

@@ -17,6 +17,7 @@ a second pipe, of which the last lines are kept for the reason of a failure.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
@@ -343,6 +344,7 @@ def _serve(parent: Connection, noise: Connection, conditions: Conditions) -> Non
         os.dup2(noise.fileno(), descriptor)
     noise.close()
     faulthandler.enable()
+    gc.freeze()  # what the server made is never garbage; looking through it would copy its pages
     os.environ.clear()
     os.environ.update(conditions.environ)
     os.chdir(conditions.folder)
