@@ -77,7 +77,7 @@ def places(
         config: of the command line.
         chosen_gpus: of `chosen`; empty on a CPU.
         facts: the environment of the run.
-        lanes: runs of training at once.
+        lanes: workers at once.
     """
     if not config["isolate"]:
         return []

@@ -123,7 +123,7 @@ class _Work:
     def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu]) -> _Work:
         """Reads the machine and, with resume=, what a run holds."""
         facts = environment.fingerprint(config["device"])
-        lanes = _lanes(config, len(gpus))
+        lanes = _lanes(config, plan, len(gpus))
         where = places.places(config, gpus, facts, lanes)
         own = environment.env_id(facts), facts
         conditions: list[tuple[str, Mapping[str, Any]]]
@@ -186,13 +186,13 @@ def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
     )
 
 
-def _lanes(config: dict[str, Any], gpus: int) -> int:
-    """Training runs at once; each computes on one core of a CPU, and a GPU is not shared."""
+def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
+    """Training runs at once, no more than there are; each computes on one core of a CPU, and a GPU is not shared."""
     if not config["isolate"]:
         return 1
-    if config["workers"] is not None:
-        return int(config["workers"])
-    return len(os.sched_getaffinity(0)) if config["device"] == "cpu" else gpus
+    cores = len(os.sched_getaffinity(0)) if config["device"] == "cpu" else gpus
+    wanted = cores if config["workers"] is None else int(config["workers"])
+    return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
 def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: float) -> int:

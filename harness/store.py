@@ -302,10 +302,13 @@ def _last_attempt(folder: Path) -> int:
     last = 0
     for path in folder.glob("*.parquet"):
         try:
-            found = _read_part(path).rows["attempt"].drop_null()
-        except (OSError, pa.ArrowException, ValueError):  # read() says so
+            with pq.ParquetFile(path) as file:
+                found = file.read(columns=["attempt"]).columns  # none where the file is not ours
+            last = max(
+                [last, *(n for column in found for n in column.cast(pa.int64()).drop_null().to_pylist())]
+            )
+        except (OSError, pa.ArrowException):  # read() says so
             continue
-        last = max([last, *found.to_pylist()])
     return last
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 from fakes import FakeNvml
 from toy import ToySuite
+from toy_trials import ToyTrials
 
 from harness import device_lock, environment, places, run
 from harness.__main__ import main
 from harness.errors import UsageError
 from harness.gpu_monitor import GpuMonitor
 from harness.places import Gpu, chosen, gpus
+from harness.plan import make_plan
 from harness.workers import Conditions, Pool, Tell
 
 GPUS = [Gpu(i, f"uuid-{i}") for i in range(4)]
@@ -97,6 +100,20 @@ def test_workers_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
     (place,) = places.places(cpu | {"case_memory_gib": 0.5}, (), {}, 3)
     assert place.conditions.memory_bytes == 2**29
     assert places.places(cpu | {"isolate": False}, (), {}, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("suite", "workers", "lanes"),
+    [(ToySuite(), 8, 1), (ToyTrials(), 1, 1), (ToyTrials(), 3, 3), (ToyTrials(), 100, 8)],
+)
+def test_there_are_no_more_workers_than_runs(suite: Any, workers: int, lanes: int) -> None:
+    """Each would take its share of the memory from those that work; a case that is timed has it all."""
+    axes = {"n": [1, 2, 3]} if isinstance(suite, ToySuite) else {"seed": [0, 1]}
+    config: dict[str, Any] = {
+        "name": "toy", "suite": "toy", "axes": axes, "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
+    }  # fmt: skip
+    config |= CONFIG | {"device": "cpu", "workers": workers}
+    assert run._lanes(config, make_plan(config, {"toy": suite}), 0) == lanes
 
 
 def test_a_limit_on_host_memory_is_no_limit_of_a_gpu() -> None:
@@ -185,8 +202,6 @@ def contended(pids: list[int], tell: Tell) -> tuple[Any, bool]:
 
 def test_the_sweep_is_no_stranger_to_its_workers_and_anyone_else_is() -> None:
     """What the monitor says marks the rows: `contended` of their timing."""
-    from functools import partial
-
     assert multiprocessing.parent_process() is None
     with Pool([Conditions.here()], 60) as pool:
         jobs = [partial(contended, pids) for pids in ([], [os.getpid()], [os.getpid(), 1])]
