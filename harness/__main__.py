@@ -28,7 +28,8 @@ sweeps
 
 keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
       cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
-      results_dir=DIR   reports_dir=DIR
+      resume_anyway=true   results_dir=DIR   reports_dir=DIR
+      processes  isolate=true|false   case_timeout_s=SECONDS   case_memory_gib=GIB   devices=all|0,1
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from harness.case import Case
     from harness.plan import PlannedCase
-    from harness.trials import Task
+    from harness.tasks import Task
 
 LOG_S = 30.0  # between two lines about runs under way
 

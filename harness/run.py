@@ -8,27 +8,29 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import culprits, diagnosis, environment, report, store, verdict
+from harness import culprits, device_lock, diagnosis, environment, places, report, store, verdict, workers
 from harness.config import Request, command_line, load
 from harness.diagnosis.finding import few
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome
+from harness.executor import Executor, Outcome, Place
 from harness.plan import Plan, describe, make_plan
 from harness.progress import Progress
-from harness.resume import stored_arms, stored_cases
+from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import is_trial
 from harness.suites import SUITES
-from harness.timing import timer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
+
+    from harness.places import Gpu
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
@@ -42,89 +44,137 @@ def run_sweep(overrides: Sequence[str]) -> int:
     request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
-    lanes = _lanes(config)
+    places.check(config)
+    gpus = places.chosen(
+        config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()
+    )
     console = Console(stderr=True)
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        said = [*describe(plan), *(_left_to_run(config, plan) if config["resume"] else ())]
+        said = [*describe(plan), *(_left_to_run(config, plan, gpus) if config["resume"] else ())]
         sys.stdout.write("\n".join(said) + "\n")
         return 0
 
-    if config["bisect"] is not None:
-        for line in culprits.find(plan, config["bisect"], config["device"], console.print):
-            sys.stdout.write(line + "\n")
-        return 0
+    with device_lock.held([gpu.uuid for gpu in gpus]):
+        if config["bisect"] is not None:
+            for line in culprits.find(plan, config["bisect"], config["device"], console.print):
+                sys.stdout.write(line + "\n")
+            return 0
+        return _run(request, plan, gpus, console)
 
-    fingerprint = environment.fingerprint(config["device"])
-    env_id = environment.env_id(fingerprint)
-    run_id, folder = _folder(config, fingerprint)
-    done, done_arms = _stored(config, plan, folder, fingerprint)
+
+def _run(request: Request, plan: Plan, gpus: Sequence[Gpu], console: Console) -> int:
+    """The part of a sweep that has the devices to itself."""
+    config = request.config
+    if config["isolate"]:
+        workers.start_server()
+    work = _Work.of(config, plan, gpus)
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
+    env_id, env = work.conditions[0]
     writer = store.RunWriter(
-        folder,
-        run_id=run_id,
+        work.folder,
+        run_id=work.run_id,
         sweep=config["name"],
         env_id=env_id,
-        env=fingerprint,
-        about={"command": command_line(request.overrides), "config": config, "question": config["question"]},
+        env=env,
+        about={
+            "command": command_line(request.overrides),
+            "config": config,
+            "question": config["question"],
+            "resumed_despite": work.changed,
+        },
     )
+    for change in work.changed:
+        console.print(f"resumed although changed: {change}", highlight=False, markup=False)
     started = time.perf_counter()
     with _interruptible():
-        outcome = _measure(request, plan, writer, done, done_arms, lanes, console)
+        outcome = _measure(request, plan, writer, work, console)
         writer.close(outcome.state)
-        html = Path(config["reports_dir"]) / f"{run_id}.html"
-        return _finish(outcome, plan, folder, html, time.perf_counter() - started)
+        html = Path(config["reports_dir"]) / f"{work.run_id}.html"
+        return _finish(outcome, plan, work.folder, html, time.perf_counter() - started)
 
 
-def _stored(
-    config: dict[str, Any], plan: Plan, folder: Path, fingerprint: dict[str, Any]
-) -> tuple[set[str], set[tuple[str, str]]]:
-    """What resume= finds in a run: ids of whole cases, and (case id, arm) of runs of others."""
-    if not config["resume"]:
-        return set(), set()
-    done = stored_cases(folder, environment.env_id(fingerprint), fingerprint.get("git_commit"), plan)
-    return done, stored_arms(folder, plan, done)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a command line comes to on this machine.
+
+    Attributes:
+        run_id: of the run; `folder` is its own.
+        places: where workers compute; none: here.
+        lanes: training runs at once.
+        conditions: (env_id, environment) of each place.
+        changed: what resume_anyway=true passes over.
+        done: ids of whole cases that need nothing.
+        done_arms: (case id, arm) of runs of others that need nothing.
+    """
+
+    run_id: str
+    folder: Path
+    places: list[Place]
+    lanes: int
+    conditions: list[tuple[str, Mapping[str, Any]]]
+    changed: list[str]
+    done: set[str]
+    done_arms: set[tuple[str, str]]
+
+    @classmethod
+    def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu]) -> _Work:
+        """Reads the machine and, with resume=, what a run holds."""
+        facts = environment.fingerprint(config["device"])
+        lanes = _lanes(config, plan, len(gpus))
+        where = places.places(config, gpus, facts, lanes)
+        own = environment.env_id(facts), facts
+        conditions: list[tuple[str, Mapping[str, Any]]]
+        conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
+        run_id, folder = _folder(config, facts)
+        if not config["resume"]:
+            return cls(run_id, folder, where, lanes, conditions, [], set(), set())
+        changed = changes(folder, conditions)
+        if not config["resume_anyway"]:
+            refuse(run_id, changed)
+        done = stored_cases(folder, plan)
+        # The arms of a case are compared with one another: under other conditions all of them are run again.
+        arms = set() if changed else stored_arms(folder, plan, done)
+        return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
 
 
-def _left_to_run(config: dict[str, Any], plan: Plan) -> Iterator[str]:
+def _left_to_run(config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
-    fingerprint = environment.fingerprint(config["device"])
-    run_id, folder = _folder(config, fingerprint)
-    done, done_arms = _stored(config, plan, folder, fingerprint)
-    left = _units(plan, done, done_arms)
-    yield f"{run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
+    work = _Work.of(config, plan, gpus)
+    left = _units(plan, work.done, work.done_arms)
+    yield f"{work.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
 
 
 def _measure(
     request: Request,
     plan: Plan,
     writer: store.RunWriter,
-    done: set[str],
-    done_arms: set[tuple[str, str]],
-    lanes: int,
+    work: _Work,
     console: Console,
 ) -> Outcome:
     config = request.config
     with (
-        environment.monitor_for(config["device"]) as monitor,
-        Progress.on(console, _units(plan, done, done_arms)) as progress,
+        # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
+        nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
+        Progress.on(console, _units(plan, work.done, work.done_arms)) as progress,
     ):
         executor = Executor(
             device=config["device"],
-            timer=timer_for(config["device"]),
             timing=request.timing,
             seed=config["seed"],
             control=config["control"],
             monitor=monitor,
             budget_s=config["budget_s"],
-            folder=writer.folder,
-            lanes=lanes,
+            folder=writer.folder.absolute(),
+            places=work.places,
+            lanes=work.lanes,
+            case_timeout_s=config["case_timeout_s"],
             on_case=progress.case,
             on_step=progress.step,
         )
-        return executor.run(plan, writer, done, done_arms)
+        return executor.run(plan, writer, work.done, work.done_arms)
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
@@ -136,13 +186,13 @@ def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
     )
 
 
-def _lanes(config: dict[str, Any]) -> int:
-    """Training runs at once; each computes on one core of a CPU, and a GPU is not shared."""
-    if config["workers"] is not None:
-        if config["workers"] < 1:
-            raise UsageError(f"workers={config['workers']}: expected an integer of at least 1")
-        return int(config["workers"])
-    return len(os.sched_getaffinity(0)) if config["device"] == "cpu" else 1
+def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
+    """Training runs at once, no more than there are; each computes on one core of a CPU, and a GPU is not shared."""
+    if not config["isolate"]:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if config["device"] == "cpu" else gpus
+    wanted = cores if config["workers"] is None else int(config["workers"])
+    return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
 def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: float) -> int:
@@ -152,7 +202,7 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: flo
     )
     out = sys.stdout
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
-    for reason in outcome.reasons[:TOLD]:
+    for reason in list(outcome.reasons)[:TOLD]:
         out.write(f"  failed: {reason}\n")
     for arms, reason in _unsupported(plan)[:TOLD]:
         out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")

@@ -1,7 +1,7 @@
 """Store: append-only Parquet, one folder a run.
 
     results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
-    results/<sweep>/<run_id>/rows-*.parquet    the same rows in one file, once the run has closed
+    results/<sweep>/<run_id>/rows-*.parquet    the same rows, some hundreds of parts in one file
     results/<sweep>/<run_id>/run.json          command, configuration, state of the run
 
 A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_FILL = {"part": ""}  # what stands in a column that an older schema_version lacks; elsewhere null
+_FILL = {"part": "", "tries": 1}  # what stands in a column that an older schema_version lacks; elsewhere null
+GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 
 SCHEMA = pa.schema(
@@ -62,10 +63,8 @@ SCHEMA = pa.schema(
         ("flops", pa.string()),
         ("bytes_moved", pa.float64()),
         ("timing", pa.string()),
-        (
-            "attempt",
-            pa.int64(),
-        ),  # start of the writer in ns since 1970: of a case that was run again, the latest wins
+        ("tries", pa.int32()),
+        ("attempt", pa.int64()),  # of a case that was run again, the largest wins; see RunWriter
         ("env_id", pa.string()),
         ("env", pa.string()),
         ("created_at", pa.string()),
@@ -108,9 +107,10 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
         self._parts: list[str] = []
-        self._attempt = time.time_ns()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # The clock of a machine may be set back between two attempts: the later one still wins.
+            self._attempt = max(time.time_ns(), 1 + _last_attempt(folder))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -120,12 +120,19 @@ class RunWriter:
                 f"cannot write to {folder} ({error.strerror}); choose another folder with results_dir=DIR"
             ) from error
 
-    def append(self, measurements: Iterable[Measurement]) -> None:
-        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over)."""
-        rows = [
-            {**m.as_row(), **self._constant, "attempt": self._attempt, "created_at": _now()}
-            for m in measurements
-        ]
+    def append(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over).
+
+        Args:
+            measurements: the rows.
+            env: env_id and environment of these rows where they are not the writer's own (another GPU).
+        """
+        own = {**self._constant, "attempt": self._attempt, "created_at": _now()}
+        if env is not None:
+            own |= {"env_id": env[0], "env": to_json(env[1])}
+        rows = [{**m.as_row(), **own} for m in measurements]
         if rows:
             self._write(pa.Table.from_pylist(rows, schema=SCHEMA))
 
@@ -133,6 +140,8 @@ class RunWriter:
         name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
         _write_durably(rows, self.folder / name)
         self._parts.append(name)
+        if len(self._parts) >= GATHERED:
+            self._compact()
 
     def carry_over(self, arms: Collection[tuple[str, str]]) -> None:
         """Takes rows of earlier attempts of this run into the present one, so that what is added to their cases
@@ -149,7 +158,7 @@ class RunWriter:
         self._write(pa.Table.from_pandas(kept, schema=SCHEMA, preserve_index=False))
 
     def close(self, state: str) -> None:
-        """Gathers this writer's parts into one file and records how the run ended.
+        """Gathers the parts that this writer has left into one file, and records how the run ended.
 
         Args:
             state: "finished", "interrupted", or "failed" (with what is stored so far intact).
@@ -170,6 +179,7 @@ class RunWriter:
         _write_durably(table, self.folder / f"rows-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet")
         for name in self._parts:
             (self.folder / name).unlink()
+        self._parts.clear()
 
     def _write_about(self) -> None:
         target = self.folder / "run.json"
@@ -285,6 +295,21 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
         return found[0]
     recent = sorted((p.parent.name for p in Path(results_dir).glob("*/*/run.json")), reverse=True)[:3]
     raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
+
+
+def _last_attempt(folder: Path) -> int:
+    """The largest attempt in a run; 0 where it has none, or none that can be read."""
+    last = 0
+    for path in folder.glob("*.parquet"):
+        try:
+            with pq.ParquetFile(path) as file:
+                found = file.read(columns=["attempt"]).columns  # none where the file is not ours
+            last = max(
+                [last, *(n for column in found for n in column.cast(pa.int64()).drop_null().to_pylist())]
+            )
+        except (OSError, pa.ArrowException):  # read() says so
+            continue
+    return last
 
 
 def _files(path: Path) -> list[Path]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from harness.case import Case, Scalar
 
+ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
 MODES = ("eager", "compile")
 FUSED = "_fused_eager"
