@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
+       python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
+       python -m harness watch RUN                     how far a running sweep is, from another terminal
+       python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate-selftest                 how often the gate is wrong: false alarms, detection
@@ -28,6 +31,7 @@ sweeps
 
 keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
       cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
+      shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of run.log)
       results_dir=DIR   reports_dir=DIR
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM
@@ -52,6 +56,10 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "--help": _help,
         "-h": _help,
         "--version": _version,
+        "-m": _multirun,
+        "--multirun": _multirun,
+        "watch": _watch,
+        "--watch": _watch,
         "report": _report,
         "gate": _gate,
         "gate-selftest": _gate_selftest,
@@ -87,7 +95,24 @@ def _sweep(words: list[str]) -> int:
         raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
     from harness.run import run_sweep
 
-    return run_sweep(words)
+    return run_sweep(_quietly(words))
+
+
+def _multirun(words: list[str]) -> int:
+    from harness.launch import main as launch
+
+    return launch(_quietly(words))
+
+
+def _quietly(words: list[str]) -> list[str]:
+    """`--quiet`, anywhere among the words, as the key that it is short for."""
+    return [word for word in words if word != "--quiet"] + ["quiet=true"] * ("--quiet" in words)
+
+
+def _watch(words: list[str]) -> int:
+    from harness.watch import main as watch
+
+    return watch(words)
 
 
 def _report(words: list[str]) -> int:

@@ -42,14 +42,15 @@ class PlannedCase:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All cases of a command line, and the product of axes behind each part."""
+    """All cases of a command line, and the product of axes behind each part; of a shard, its own and those elsewhere."""
 
     cases: tuple[PlannedCase, ...]
     products: Mapping[str, str]
+    elsewhere: tuple[PlannedCase, ...] = ()
 
     def headline(self, most: int) -> set[str]:
         """Ids of the cases with the most work: those measured under sustained load as well."""
-        runnable = [c for c in self.cases if c.runnable]
+        runnable = [c for c in (*self.cases, *self.elsewhere) if c.runnable]
         ranked = sorted(runnable, key=lambda c: c.suite.work(c.case), reverse=True)
         return {c.case.case_id for c in ranked[:most]}
 
@@ -300,4 +301,5 @@ def describe(plan: Plan) -> Iterator[str]:
         yield f"  {planned.case.case_id} {planned.case} arms={','.join(planned.runnable)}" + "".join(
             f"\n      {line}" for line in skipped
         )
-    yield f"{len(plan.cases)} cases in all; nothing was measured (dry_run=true)"
+    others = f", {len(plan.elsewhere)} in other shards" if plan.elsewhere else ""
+    yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import culprits, diagnosis, environment, report, store, verdict
+from harness import culprits, diagnosis, environment, report, runlog, shards, store, verdict
 from harness.config import Request, command_line, load
 from harness.diagnosis.finding import few
 from harness.errors import UsageError
@@ -42,12 +44,16 @@ def run_sweep(overrides: Sequence[str]) -> int:
     request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
-    lanes = _lanes(config)
+    shard = None
+    if config["shard"] is not None:
+        shard = shards.parse(config["shard"])
+        plan = shards.share(plan, shard)
+    lanes, log_level = _lanes(config), runlog.level(config["log_level"])
     console = Console(stderr=True)
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        said = [*describe(plan), *(_left_to_run(config, plan) if config["resume"] else ())]
+        said = [*describe(plan), *(_left_to_run(config, plan, shard) if config["resume"] else ())]
         sys.stdout.write("\n".join(said) + "\n")
         return 0
 
@@ -58,58 +64,84 @@ def run_sweep(overrides: Sequence[str]) -> int:
 
     fingerprint = environment.fingerprint(config["device"])
     env_id = environment.env_id(fingerprint)
-    run_id, folder = _folder(config, fingerprint)
-    done, done_arms = _stored(config, plan, folder, fingerprint)
+    place = _place(config, fingerprint, shard)
+    done, done_arms = _stored(plan, place, fingerprint)
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
-    writer = store.RunWriter(
-        folder,
-        run_id=run_id,
+    writer = runlog.TellingWriter(
+        place.folder,
+        run_id=place.run_id,
         sweep=config["name"],
         env_id=env_id,
         env=fingerprint,
-        about={"command": command_line(request.overrides), "config": config, "question": config["question"]},
+        about={"command": command_line(_of_all_shards(request.overrides)), "config": config, "question": config["question"]},
     )
     started = time.perf_counter()
-    with _interruptible():
-        outcome = _measure(request, plan, writer, done, done_arms, lanes, console)
+    note = runlog.Note(writer)
+    with _interruptible(), runlog.log_to(place.folder, log_level):
+        outcome = _measure(request, plan, writer, done, done_arms, lanes, console, note)
         writer.close(outcome.state)
-        html = Path(config["reports_dir"]) / f"{run_id}.html"
-        return _finish(outcome, plan, folder, html, time.perf_counter() - started)
+        note.write(
+            state=outcome.state,
+            message=outcome.message,
+            **({"share": 1.0} if outcome.state == "finished" else {}),
+        )
+        if shard is not None:
+            return _finish_shard(outcome, shard, place, time.perf_counter() - started)
+        html = Path(config["reports_dir"]) / f"{place.run_id}.html"
+        return _finish(outcome, plan, place.folder, html, time.perf_counter() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run lies.
+
+    Attributes:
+        run_id: of the run.
+        folder: where its rows go, of a shard one within the run's.
+        kept: folder whose rows count as measured already; None for a run that begins.
+    """
+
+    run_id: str
+    folder: Path
+    kept: Path | None
 
 
 def _stored(
-    config: dict[str, Any], plan: Plan, folder: Path, fingerprint: dict[str, Any]
+    plan: Plan, place: _Place, fingerprint: dict[str, Any]
 ) -> tuple[set[str], set[tuple[str, str]]]:
-    """What resume= finds in a run: ids of whole cases, and (case id, arm) of runs of others."""
-    if not config["resume"]:
+    """What a run holds already: ids of whole cases, and (case id, arm) of runs of others."""
+    if place.kept is None:
         return set(), set()
-    done = stored_cases(folder, environment.env_id(fingerprint), fingerprint.get("git_commit"), plan)
-    return done, stored_arms(folder, plan, done)
+    done = stored_cases(place.kept, environment.env_id(fingerprint), fingerprint.get("git_commit"), plan)
+    # Arms are carried over within one folder: a shard makes those again that another folder holds.
+    return done, stored_arms(place.folder, plan, done) if place.folder.exists() else set()
 
 
-def _left_to_run(config: dict[str, Any], plan: Plan) -> Iterator[str]:
+def _left_to_run(config: dict[str, Any], plan: Plan, shard: shards.Shard | None) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
     fingerprint = environment.fingerprint(config["device"])
-    run_id, folder = _folder(config, fingerprint)
-    done, done_arms = _stored(config, plan, folder, fingerprint)
+    place = _place(config, fingerprint, shard)
+    done, done_arms = _stored(plan, place, fingerprint)
     left = _units(plan, done, done_arms)
-    yield f"{run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
+    yield f"{place.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
 
 
 def _measure(
     request: Request,
     plan: Plan,
-    writer: store.RunWriter,
+    writer: runlog.TellingWriter,
     done: set[str],
     done_arms: set[tuple[str, str]],
     lanes: int,
     console: Console,
+    note: runlog.Note,
 ) -> Outcome:
-    config = request.config
+    config, units = request.config, _units(plan, done, done_arms)
+    note.write(state="running", total=units, share=0.0 if units else 1.0)
     with (
         environment.monitor_for(config["device"]) as monitor,
-        Progress.on(console, _units(plan, done, done_arms)) as progress,
+        Progress.on(console, units, note, config["quiet"]) as progress,
     ):
         executor = Executor(
             device=config["device"],
@@ -176,6 +208,18 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: flo
     return 1 if outcome.statuses["failed"] else 0
 
 
+def _finish_shard(outcome: Outcome, shard: shards.Shard, place: _Place, seconds: float) -> int:
+    """Prints where the rows of a shard lie; the report is made of all shards together."""
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
+    sys.stdout.write(f"shard {shard} {outcome.state} in {seconds:.0f} s: {counts or 'nothing new'}\n")
+    sys.stdout.write(f"results  {place.folder}\n")
+    sys.stdout.write(f"report   python -m harness report {place.folder.parent}, once all shards have ended\n")
+    if outcome.message:
+        sys.stderr.write(f"error: {outcome.message}\n")
+        return 2
+    return 1 if outcome.statuses["failed"] else 0
+
+
 def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     """What this device or these shapes left out: arms by reason."""
     arms: dict[str, dict[str, None]] = {}
@@ -193,17 +237,35 @@ def _tell(folder: Path) -> None:
         sys.stdout.write(line + "\n")
 
 
-def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:
+def _place(config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Shard | None) -> _Place:
+    """The run that a command goes on with, or the one that it begins; a shard's folder lies within the run's."""
     results = Path(config["results_dir"])
-    if not config["resume"]:
-        run_id = store.new_run_id(fingerprint.get("git_commit"))
-        return run_id, results / config["name"] / run_id
-    folder = store.find_run(config["resume"], results)
-    about = store.read_about(folder)
-    if about.get("sweep", config["name"]) != config["name"]:
-        raise UsageError(f"run {config['resume']} is of sweep {about['sweep']!r}, not {config['name']!r}")
-    _refuse_other_settings(folder.name, about, config)
-    return folder.name, folder
+    if config["resume"] and config["run_id"]:
+        raise UsageError("resume= names the run already: leave run_id= out")
+    if config["resume"]:
+        whole = store.find_run(config["resume"], results)
+    else:
+        whole = results / config["name"] / checked_run_id(config["run_id"] or store.new_run_id(fingerprint.get("git_commit")))
+    for about in map(store.read_about, sorted({whole, *(p.parent for p in whole.glob("shard-*/run.json"))})):
+        if about.get("sweep", config["name"]) != config["name"]:
+            raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")
+        _refuse_other_settings(whole.name, about, config)
+    folder = whole if shard is None else whole / shard.folder
+    # A command with run_id= that is given again, as schedulers do after a node failed, goes on with its own rows.
+    again = folder if config["run_id"] and (folder / "run.json").exists() else None
+    return _Place(whole.name, folder, whole if config["resume"] else again)
+
+
+def _of_all_shards(words: Sequence[str]) -> list[str]:
+    """The command of a whole sweep, which any machine can repeat."""
+    return [word for word in words if word.partition("=")[0] not in ("shard", "run_id")]
+
+
+def checked_run_id(name: str) -> str:
+    """A run id that can name a folder; refused otherwise."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(f"run_id={name}: expected letters, digits, '.', '_' and '-': it names a folder")
+    return name
 
 
 # What decides which cases and arms there are, and how they train

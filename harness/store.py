@@ -3,6 +3,7 @@
     results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
     results/<sweep>/<run_id>/rows-*.parquet    the same rows in one file, once the run has closed
     results/<sweep>/<run_id>/run.json          command, configuration, state of the run
+    results/<sweep>/<run_id>/shard-0-of-4/     the same, of one shard of a sweep that was spread (harness.shards)
 
 A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
 killed run loses at most the case under way. The compacted file names the parts that it replaces, so a kill
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 import warnings
@@ -285,6 +287,15 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
         return found[0]
     recent = sorted((p.parent.name for p in Path(results_dir).glob("*/*/run.json")), reverse=True)[:3]
     raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
+
+
+def run_folder(file: Path) -> Path:
+    """The folder of the run that a file of rows belongs to: the one it lies in, or of a shard the one above.
+
+    >>> run_folder(Path("results/gemm/r1/shard-0-of-2/rows-1.parquet")).name
+    'r1'
+    """
+    return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
 
 
 def _files(path: Path) -> list[Path]:
