@@ -67,6 +67,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "doctor": _doctor,
         "advise": _advise,
         "diff": _diff,
+        "fleet": _fleet,
         "gpu": _gpu,
         "verdict-selftest": _verdict_selftest,
     }
@@ -155,6 +156,12 @@ def _diff(words: list[str]) -> int:
     from harness.diff import main as diff
 
     return diff(words)
+
+
+def _fleet(words: list[str]) -> int:
+    from harness.fleet import main as fleet
+
+    return fleet(words)
 
 
 def _gpu(words: list[str]) -> int:

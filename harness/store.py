@@ -261,7 +261,9 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def read_quietly(source: str | Path | Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+def read_quietly(
+    source: str | Path | Sequence[str | Path], *, all_attempts: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
     """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
 
     Returns:
@@ -269,7 +271,7 @@ def read_quietly(source: str | Path | Sequence[str | Path]) -> tuple[pd.DataFram
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = read(source)
+        frame = read(source, all_attempts=all_attempts)
     said = [str(w.message) for w in caught]
     return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, train
+from harness.suites import cast, ceilings, checksum, divergence, gemm, linear, outliers, recipes, train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 SUITES: Mapping[str, Suite | TrialSuite] = {
     "cast": cast,
     "ceilings": ceilings,
+    "checksum": checksum,
     "divergence": divergence,
     "gemm": gemm,
     "linear": linear,
