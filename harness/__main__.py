@@ -29,7 +29,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
 sweeps
 {sweeps}
 
-keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
+keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
       cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
       shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of run.log)
       results_dir=DIR   reports_dir=DIR

@@ -68,6 +68,7 @@ class SweepConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
+    peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)
     model: Any = None  # a name of harness.models, or `model._target_=my.module.build` with its arguments

@@ -69,6 +69,7 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     parts = _parts(config)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
+    _choose_peers(config.get("peers"), parts, suites)
     recipe = _choose_arms(config.get("train") or {}, parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
@@ -163,6 +164,21 @@ def _spread_keys(
                 json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
             )
             part["axes"] = {**part["axes"], axis: named}
+
+
+def _choose_peers(
+    names: Sequence[str] | None, parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Leaves out the arms of the peers that are not named; None names all."""
+    if names is None:
+        return
+    known = {info.peer for suite in suites.values() for info in suite.ARMS.values() if info.peer}
+    for name in names:
+        if name not in known:
+            raise unknown("peer", name, known)
+    for part in parts.values():
+        arms = suites[part["suite"]].ARMS
+        part["arms"] = [a for a in part["arms"] or arms if a not in arms or arms[a].peer in ("", *names)]
 
 
 def _choose_arms(

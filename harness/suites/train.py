@@ -5,7 +5,8 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
 
     bf16_MODE            the control: no FP8, everything else alike, in the case's `compute` (which may be fp32)
     RECIPE_MODE          fp8core's layers
-    torchao_RECIPE_MODE  torchao's layers in the same places; nocompile_... its prototype for eager mode
+    torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
+                         its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
 Before an arm is timed its first step must agree with the control's and its precision is proved
 (`harness.training.steps`). With `batch: max` each arm takes the largest power of two that fits it; tokens a step then
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 MAX = "max"
 MODES = ("eager", "compile")
-MODEL_PEERS = ("torchao", "torchao_nocompile")  # whose layers take activations of any shape, and biases
+LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not
+MODEL_PEERS = ("torchao", "torchao_nocompile", "torchao_mx", "transformer_engine")  # whose layers take activations of any shape, and biases
 
 AXES: Mapping[str, Axis] = {
     "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),
@@ -65,11 +67,15 @@ def _arms() -> dict[str, ArmInfo]:
     for name in RECIPES:
         for mode in MODES:
             arms[f"{name}_{mode}"] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
-    for peer in map(PEERS.__getitem__, MODEL_PEERS):
+    for owner, peer in ((owner, PEERS[owner]) for owner in MODEL_PEERS):
         for name in peer.recipes:
             for mode in peer.modes:
                 about = f"{peer.doc}, recipe {name}, {mode}"
-                arms[f"{peer.arm}_{name}_{mode}"] = ArmInfo(about, f"bf16_{mode}", name)
+                arms[f"{peer.arm}_{name}_{mode}"] = ArmInfo(about, f"bf16_{mode}", name, owner)
+    torchao = PEERS["torchao"]
+    for name in torchao.recipes:
+        about = f"{torchao.doc}, recipe {name}, nothing but its Linears compiled"
+        arms[f"{torchao.arm}_{name}_{LINEARS}"] = ArmInfo(about, "bf16_eager", name, "torchao")
     return arms
 
 
@@ -106,11 +112,13 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
         reason = peer.missing(device)
-        if reason is None and autocast and setup.recipe is not None:
-            reason = peer.fails_under_autocast(setup.recipe.name)
+        if reason is None and setup.recipe is not None:
+            reason = peer.unfit(setup.recipe.name, device)
+            if reason is None and autocast:
+                reason = peer.fails_under_autocast(setup.recipe.name)
         if reason:
             return Unsupported("device", reason)
-    why = compile_missing(device) if setup.compiled else None
+    why = compile_missing(device) if setup.compiled or setup.compiled_linears else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
     why = why or recipe_unsupported(setup.recipe, tokens, device)
@@ -183,6 +191,7 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
         compiled=mode == "compile",
+        compiled_linears=mode == LINEARS,
         layers=case.integer("layers") or None,
         vocab_size=text.vocab_size if text is not None else None,
         seed=case.seed,
