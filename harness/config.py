@@ -85,7 +85,9 @@ class SweepConfig:
     control: bool = True  # time each baseline twice (A/A): the noise floor of each case
     budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
     resume: str | None = None  # run id: run only what that run lacks
-    run_id: str | None = None  # the run to start, or to go on with: what shards that start apart have in common
+    run_id: str | None = (
+        None  # the run to start, or to go on with: what shards that start apart have in common
+    )
     shard: str | None = None  # i/n: this share of the cases, see harness.shards
     quiet: bool = False  # no progress; errors and the last lines remain
     log_level: str = "INFO"  # of run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
@@ -245,7 +247,9 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    if root in {"results_dir", "reports_dir", "resume", "run_id", "data_path", "schedule"} and value[:1] not in {
+    if root in {"results_dir", "reports_dir", "resume", "run_id", "data_path", "schedule"} and value[
+        :1
+    ] not in {
         "'",
         '"',
     }:

@@ -49,7 +49,9 @@ LAUNCHERS = {
     "basic": Launcher("hydra", "", here=True),
     "joblib": Launcher("hydra_plugins.hydra_joblib_launcher", "joblib", here=True),
     "submitit_local": Launcher("hydra_plugins.hydra_submitit_launcher", "slurm", here=True),
-    "submitit_slurm": Launcher("hydra_plugins.hydra_submitit_launcher", "slurm", here=False, program="sbatch"),
+    "submitit_slurm": Launcher(
+        "hydra_plugins.hydra_submitit_launcher", "slurm", here=False, program="sbatch"
+    ),
     "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False),
 }
 LOOK_S = 1.0  # between two looks at the shards
@@ -123,7 +125,9 @@ def main(argv: Sequence[str]) -> int:
     )
     began = time.time()
     with _watched(folder, chosen, began, request.config["quiet"]):
-        trouble = _launch(job, [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"], to_hydra, folder)
+        trouble = _launch(
+            job, [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"], to_hydra, folder
+        )
     return _finish(request, writer, chosen, trouble, time.time() - began)
 
 
@@ -138,7 +142,11 @@ def run_shard(config: DictConfig) -> int:
         shards.pin(shards.cores_of(shard, list(config.cores)))
     from harness.run import run_sweep
 
-    words = [*json.loads(config.words), f"shard={shard}", *([f"run_id={config.run_id}"] if config.run_id else [])]
+    words = [
+        *json.loads(config.words),
+        f"shard={shard}",
+        *([f"run_id={config.run_id}"] if config.run_id else []),
+    ]
     try:
         return run_sweep(words)
     except UsageError as error:
@@ -213,7 +221,9 @@ def _finish(
     rows, _ = store.read_quietly(folder)
     counts = rows["status"].value_counts()
     said = ", ".join(f"{counts[status]} {status}" for status in sorted(counts.index)) or "no rows"
-    sys.stdout.write(f"{len(chosen) - len(unfinished)} of {len(chosen)} shards finished in {seconds:.0f} s: {said}\n")
+    sys.stdout.write(
+        f"{len(chosen) - len(unfinished)} of {len(chosen)} shards finished in {seconds:.0f} s: {said}\n"
+    )
     sys.stdout.write(f"results  {folder}\n")
     if len(rows):
         html = Path(request.config["reports_dir"]) / f"{folder.name}.html"

@@ -74,7 +74,11 @@ def run_sweep(overrides: Sequence[str]) -> int:
         sweep=config["name"],
         env_id=env_id,
         env=fingerprint,
-        about={"command": command_line(_of_all_shards(request.overrides)), "config": config, "question": config["question"]},
+        about={
+            "command": command_line(_of_all_shards(request.overrides)),
+            "config": config,
+            "question": config["question"],
+        },
     )
     started = time.perf_counter()
     note = runlog.Note(writer)
@@ -107,9 +111,7 @@ class _Place:
     kept: Path | None
 
 
-def _stored(
-    plan: Plan, place: _Place, fingerprint: dict[str, Any]
-) -> tuple[set[str], set[tuple[str, str]]]:
+def _stored(plan: Plan, place: _Place, fingerprint: dict[str, Any]) -> tuple[set[str], set[tuple[str, str]]]:
     """What a run holds already: ids of whole cases, and (case id, arm) of runs of others."""
     if place.kept is None:
         return set(), set()
@@ -245,7 +247,11 @@ def _place(config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Sh
     if config["resume"]:
         whole = store.find_run(config["resume"], results)
     else:
-        whole = results / config["name"] / checked_run_id(config["run_id"] or store.new_run_id(fingerprint.get("git_commit")))
+        whole = (
+            results
+            / config["name"]
+            / checked_run_id(config["run_id"] or store.new_run_id(fingerprint.get("git_commit")))
+        )
     for about in map(store.read_about, sorted({whole, *(p.parent for p in whole.glob("shard-*/run.json"))})):
         if about.get("sweep", config["name"]) != config["name"]:
             raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")

@@ -123,7 +123,9 @@ def log_to(folder: Path, lowest: int) -> Iterator[None]:
     except OSError:
         yield
         return
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(process)d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(process)d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
     formatter.converter = lambda seconds: datetime.fromtimestamp(seconds or 0, UTC).timetuple()
     handler.setFormatter(formatter)
     before = whole.level

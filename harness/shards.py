@@ -49,9 +49,7 @@ def parse(text: str) -> Shard:
     """
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
     if found is None:
-        raise UsageError(
-            f"shard={text}: expected i/n, the shard and how many there are, such as shard=0/4"
-        )
+        raise UsageError(f"shard={text}: expected i/n, the shard and how many there are, such as shard=0/4")
     shard = Shard(int(found[1]), int(found[2]))
     if shard.index >= shard.count:
         last = f"0/{shard.count} to {shard.count - 1}/{shard.count}" if shard.count else "none"
@@ -68,7 +66,9 @@ def of_command(text: str) -> list[Shard]:
     found = [parse(word) for word in text.strip("[] ").split(",")]
     counts = sorted({shard.count for shard in found})
     if len(counts) > 1:
-        raise UsageError(f"shard={text}: shards of {' and of '.join(map(str, counts))}; one sweep has one number")
+        raise UsageError(
+            f"shard={text}: shards of {' and of '.join(map(str, counts))}; one sweep has one number"
+        )
     twice = next((shard for shard in found if found.count(shard) > 1), None)
     if twice is not None:
         raise UsageError(f"shard={text}: {twice} stands there twice")

@@ -89,7 +89,9 @@ def look(folder: Path, alive: Callable[[int], bool] = psutil.pid_exists) -> list
         return [whole]
     if not shards:
         return []
-    count = max(shards, key=lambda key: shards[key].written)[0]  # spread again in another way: the latest counts
+    count = max(shards, key=lambda key: shards[key].written)[
+        0
+    ]  # spread again in another way: the latest counts
     return [shards.get((count, i), Part(f"{i}/{count}", "waiting")) for i in range(count)]
 
 
@@ -135,7 +137,9 @@ def summary(parts: Sequence[Part], now: float) -> str:
     if not all(part.state in ENDED for part in parts):
         times = [seconds for seconds in left if seconds is not None]
         bound = "at least " if None in left else ""
-        said.append(f"{bound}{duration(max(times))} left" if times and max(times) > 0 else "time left unknown")
+        said.append(
+            f"{bound}{duration(max(times))} left" if times and max(times) > 0 else "time left unknown"
+        )
     rows = sum((Counter(part.statuses) for part in parts), Counter())
     if rows:
         said.append(", ".join(f"{rows[status]} {status}" for status in sorted(rows)))
@@ -177,9 +181,13 @@ def main(argv: Sequence[str]) -> int:
     """Shows a run until it has ended; exit code 0, also where it ended badly: that is the run's own."""
     parser = _Parser(prog="python -m harness watch", description="How far a running sweep is.")
     parser.add_argument("run", metavar="RUN", help="run folder or run id")
-    parser.add_argument("--results-dir", default="results", help="where run ids are looked up (default: results)")
+    parser.add_argument(
+        "--results-dir", default="results", help="where run ids are looked up (default: results)"
+    )
     parser.add_argument("--once", action="store_true", help="show it once")
-    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)"
+    )
     options = parser.parse_args(argv)
     if not 0.1 <= options.every <= 3600:
         raise UsageError(f"--every {options.every:g}: expected seconds from 0.1 to 3600")

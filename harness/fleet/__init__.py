@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harness import store, terminal
 from harness.errors import UsageError
 from harness.fleet.cards import cards, groups
-from harness.fleet.judge import Group, judge
+from harness.fleet.judge import Group, Spread, judge
 from harness.report.markup import markdown
 from harness.report.text import percent, plural, ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 USAGE = """\
 usage: python -m harness fleet RUN... [tolerance=5] [json=true] [markdown=true] [results_dir=DIR]
@@ -25,7 +26,7 @@ exit 0 no card is out of line; 1 one is; 2 the request could not be carried out
 """
 KEYS = ("tolerance", "json", "markdown", "results_dir")
 # A table: its title, the names of its columns and its rows
-_Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+_Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def main(words: Sequence[str]) -> int:
@@ -41,7 +42,9 @@ def main(words: Sequence[str]) -> int:
     options = dict(word.split("=", 1) for word in words if "=" in word)
     wrong = [w for w in words if w.startswith("-")] + [key for key in options if key not in KEYS]
     if wrong:
-        raise UsageError(f"unknown word {terminal.printable(wrong[0])!r}; fleet takes RUN... and {', '.join(KEYS)}")
+        raise UsageError(
+            f"unknown word {terminal.printable(wrong[0])!r}; fleet takes RUN... and {', '.join(KEYS)}"
+        )
     if not runs:
         raise UsageError("fleet takes runs: folders of runs, or run ids")
     tolerance = _tolerance(options.get("tolerance", "5"))
@@ -138,23 +141,51 @@ def _lines(group: Group) -> Iterator[str]:
 
 def _tables(group: Group) -> Iterator[_Table]:
     if group.outliers:
-        rows = [(o.card, o.suite, o.kind, o.reason) for o in group.outliers]
-        yield "Out of line", ("card", "suite", "what", "why"), rows
+        yield (
+            "Out of line",
+            ("card", "suite", "what", "why"),
+            [(o.card, o.suite, o.kind, o.reason) for o in group.outliers],
+        )
     if group.spreads:
-        rows = [
-            (s.suite, s.arm, f"{s.cards}", f"{s.cases}", percent(s.low), percent(s.high), s.slowest, ratio(s.speedup),
-             ratio(s.slowest_speedup))
-            for s in group.spreads
-        ]  # fmt: skip
-        columns = ("suite", "arm", ">cards", ">cases", ">fastest", ">slowest", "slowest card", ">speedup", ">at least")
-        yield "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest", columns, rows  # fmt: skip
+        yield (
+            "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest",
+            (
+                "suite",
+                "arm",
+                ">cards",
+                ">cases",
+                ">fastest",
+                ">slowest",
+                "slowest card",
+                ">speedup",
+                ">at least",
+            ),
+            [_spread_cells(spread) for spread in group.spreads],
+        )
     if group.differences:
-        rows = [
-            (name, value, f"{len(names)}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
-            for name, values in group.differences.items()
-            for value, names in values.items()
-        ]
-        yield "Differences between these cards", ("field", "value", "cards"), rows
+        yield (
+            "Differences between these cards",
+            ("field", "value", "cards"),
+            [
+                (name, value, f"{len(names)}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
+                for name, values in group.differences.items()
+                for value, names in values.items()
+            ],
+        )
+
+
+def _spread_cells(s: Spread) -> tuple[str, ...]:
+    shares = percent(s.low), percent(s.high)
+    return (
+        s.suite,
+        s.arm,
+        f"{s.cards}",
+        f"{s.cases}",
+        *shares,
+        s.slowest,
+        ratio(s.speedup),
+        ratio(s.slowest_speedup),
+    )
 
 
 def _verdict(found: Sequence[Group]) -> str:

@@ -24,7 +24,17 @@ Key = tuple[str, str, str, str, str]  # suite, case id, arm, metric, regime
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "git_commit", "threads")
 # What may differ between cards that are
-VARIES = ("driver", "power_limit_w", "max_sm_clock_mhz", "ecc", "mig", "gpu_sm_count", "git_dirty", "os", "python")
+VARIES = (
+    "driver",
+    "power_limit_w",
+    "max_sm_clock_mhz",
+    "ecc",
+    "mig",
+    "gpu_sm_count",
+    "git_dirty",
+    "os",
+    "python",
+)
 
 
 @dataclass

@@ -96,9 +96,13 @@ def judge(alike: Sequence[Card], tolerance: float) -> Group:
         alike: at least one card.
         tolerance: deviation that is nobody's fault, 0.05 for 5 %.
     """
-    shared = {key for key in set().union(*(c.times for c in alike)) if sum(key in c.times for c in alike) >= ENOUGH}
+    shared = {
+        key for key in set().union(*(c.times for c in alike)) if sum(key in c.times for c in alike) >= ENOUGH
+    }
     off = {
-        card.name: {key: math.log(card.times[key] / _middle(alike, key)) for key in shared if key in card.times}
+        card.name: {
+            key: math.log(card.times[key] / _middle(alike, key)) for key in shared if key in card.times
+        }
         for card in alike
     }
     corrupt, checked = _corrupt(alike)
@@ -145,7 +149,11 @@ def _out_of_line(alike: Sequence[Card], off: dict[str, dict[Key, float]], tolera
                 share = float(math.expm1(score))
                 said = f"{abs(share):.1%} {'above' if share > 0 else 'below'} the middle of {len(scores)} cards, limit {math.expm1(limit):.1%}"
                 kind = "slow" if share > 0 else "fast"
-                found.append(Outlier(card.name, card.model, suite, kind, share, f"{said}; {_cause(card, alike, suite)}"))
+                found.append(
+                    Outlier(
+                        card.name, card.model, suite, kind, share, f"{said}; {_cause(card, alike, suite)}"
+                    )
+                )
     return found
 
 
@@ -159,7 +167,8 @@ def _cause(card: Card, alike: Sequence[Card], suite: str) -> str:
     shares = [
         card.clock_mhz[key] / statistics.median(clocks)
         for key in mine
-        if key in card.clock_mhz and (clocks := [c.clock_mhz[key] for c in alike if c is not card and key in c.clock_mhz])
+        if key in card.clock_mhz
+        and (clocks := [c.clock_mhz[key] for c in alike if c is not card and key in c.clock_mhz])
     ]
     if shares and statistics.median(shares) < CLOCK_SHARE:
         said.append(f"SM clock {statistics.median(shares):.0%} of the others'")
@@ -245,5 +254,7 @@ def _failing(alike: Sequence[Card]) -> list[Outlier]:
         if alone:
             (suite, case, arm, *_), reason = alone[0]
             more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
-            found.append(Outlier(card.name, card.model, suite, "fails", 0.0, f"{arm} of case {case}{more}: {reason}"))
+            found.append(
+                Outlier(card.name, card.model, suite, "fails", 0.0, f"{arm} of case {case}{more}: {reason}")
+            )
     return found

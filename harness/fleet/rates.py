@@ -1,6 +1,6 @@
 """How often the rule of `harness.fleet.judge` is wrong: the table of docs/fleet.md, by simulation.
 
-    python -m harness.fleet.rates
+python -m harness.fleet.rates
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ NVIDIA/TransformerEngine, `transformer_engine/pytorch/quantization.py`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +65,7 @@ class EngineLinear(nn.Module):
 
 
 def _modules() -> tuple[Any, Any]:
-    import transformer_engine.common.recipe as recipes
-    import transformer_engine.pytorch as engine
-
-    return engine, recipes
+    return importlib.import_module(MODULE), importlib.import_module("transformer_engine.common.recipe")
 
 
 def _autocast(recipe: Any) -> AbstractContextManager[None]:

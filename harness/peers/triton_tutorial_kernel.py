@@ -1,4 +1,5 @@
 """The kernel of `harness.peers.triton_tutorial`, apart from it because it imports triton."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def matmul(
     a = a_ptr + (m % M)[:, None] * a_row + k[None, :] * a_column
     b = b_ptr + k[:, None] * b_row + (n % N)[None, :] * b_column
     total = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
-    for step in range(0, tl.cdiv(K, TILE_K)):
+    for step in range(tl.cdiv(K, TILE_K)):
         left = K - step * TILE_K
         # The mask's other value is the code 0: FP8 has no literal of its own.
         a_tile = tl.load(a, mask=k[None, :] < left, other=0.0)

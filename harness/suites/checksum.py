@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,8 @@ from harness.suites.common import way_out, with_defaults
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from harness.case import Case, Scalar
 
 AXES: Mapping[str, Axis] = {
@@ -62,7 +63,9 @@ def points(
         raise ValueError("suite checksum needs axes.cube")
     large = [n for n in axes["cube"] if isinstance(n, int) and n > CUBE_MOST]
     if large:
-        raise ValueError(f"axes.cube={large[0]}: expected at most {CUBE_MOST}, beyond which sums are not exact")
+        raise ValueError(
+            f"axes.cube={large[0]}: expected at most {CUBE_MOST}, beyond which sums are not exact"
+        )
     return with_defaults([{}], axes, AXES)
 
 
@@ -107,7 +110,9 @@ def build(case: Case, arm: str, device: str) -> Workload:
 def operands(case: Case) -> tuple[Tensor, Tensor]:
     """A [n, n] and B^T [n, n] as FP8 codes on the host, by `case.seed`."""
     n, dtype = case.integer("cube"), native_pair()[0].dtype
-    return _codes(n, dtype, str(case["data"]), 2 * case.seed), _codes(n, dtype, str(case["data"]), 2 * case.seed + 1)
+    return _codes(n, dtype, str(case["data"]), 2 * case.seed), _codes(
+        n, dtype, str(case["data"]), 2 * case.seed + 1
+    )
 
 
 def _codes(n: int, dtype: torch.dtype, data: str, stream: int) -> Tensor:

@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 MAX = "max"
 MODES = ("eager", "compile")
 LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not
-MODEL_PEERS = ("torchao", "torchao_nocompile", "torchao_mx", "transformer_engine")  # whose layers take activations of any shape, and biases
+MODEL_PEERS = (
+    "torchao",
+    "torchao_nocompile",
+    "torchao_mx",
+    "transformer_engine",
+)  # whose layers take activations of any shape, and biases
 
 AXES: Mapping[str, Axis] = {
     "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest

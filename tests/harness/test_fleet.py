@@ -59,10 +59,17 @@ def card(folder: Path, name: str, slow: float = 1.0, slow_casts: float = 1.0, **
     cases = []
     for case in (*CASES, *CASTS):
         level = (slow_casts if case.suite == "cast" else slow) * case.integer("M") / 1024
-        cases.append([time(case, arm, ms * level * math.exp(draw.gauss(0, 0.01)), clock, throttled) for arm, ms in BASE_MS.items()])
+        cases.append(
+            [
+                time(case, arm, ms * level * math.exp(draw.gauss(0, 0.01)), clock, throttled)
+                for arm, ms in BASE_MS.items()
+            ]
+        )
     if failed:
         gone = cases[0][1]
-        cases[0][1] = replace(gone, status="failed", samples=(), rounds=(), sample_clock_mhz=(), reason=str(failed))
+        cases[0][1] = replace(
+            gone, status="failed", samples=(), rounds=(), sample_clock_mhz=(), reason=str(failed)
+        )
     cases.append([figure(CHECK, "fp8_rowwise", "mismatches", 0.0, resolved={"checksum": checksum})])
     env = H200 | {"gpu_uuid_hash": name * 3, "host_hash": "0123456789ab"} | more
     write_run(folder / name, cases, run_id=run_id, sweep="fleet", env=env)
@@ -103,7 +110,12 @@ def test_healthy_cards_are_in_line(tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_a_planted_fault_is_found_where_it_is_with_its_cause(
-    fault: dict[str, object], suite: str, kind: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: dict[str, object],
+    suite: str,
+    kind: str,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in names(5):
         card(tmp_path, name)
@@ -164,7 +176,11 @@ def test_what_differs_between_the_cards_is_listed(tmp_path: Path, capsys: pytest
 
 def test_other_models_software_and_commits_are_not_set_side_by_side(tmp_path: Path) -> None:
     card(tmp_path, "aaaa")
-    for name, more in {"bbbb": {"gpu": "NVIDIA L40S"}, "cccc": {"torch": "2.11.0"}, "dddd": {"git_commit": "f" * 40}}.items():
+    for name, more in {
+        "bbbb": {"gpu": "NVIDIA L40S"},
+        "cccc": {"torch": "2.11.0"},
+        "dddd": {"git_commit": "f" * 40},
+    }.items():
         card(tmp_path, name, slow=3.0, checksum=name, **more)
     found = judged(tmp_path)
     assert [len(group.cards) for group in found] == [1, 1, 1, 1]
@@ -200,7 +216,15 @@ def test_json_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["nothing/here"], [".", "tolerance=0"], [".", "tolerance=x"], [".", "--fast"], [".", "speed=1"], ["."]],
+    [
+        [],
+        ["nothing/here"],
+        [".", "tolerance=0"],
+        [".", "tolerance=x"],
+        [".", "--fast"],
+        [".", "speed=1"],
+        ["."],
+    ],
 )
 def test_bad_input_is_one_line_and_exit_2(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -232,13 +256,21 @@ def test_real_runs_of_three_hosts_are_compared(
     quick = ["rounds=3", "timing.min_seconds=0", "timing.min_samples=1", "timing.max_seconds=0.05"]
     for host in ("one", "two", "three"):
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)
-        words = ["sweep=fleet", "device=cpu", "timing.warmup_min_seconds=0", "parts.ceilings.axes.what=[copy]", *quick]
+        words = [
+            "sweep=fleet",
+            "device=cpu",
+            "timing.warmup_min_seconds=0",
+            "parts.ceilings.axes.what=[copy]",
+            *quick,
+        ]
         assert main([*words, f"run_id={host}", "--quiet"]) == 0
     capsys.readouterr()
     (group,) = judged(tmp_path / "results")
     assert len(group.cards) == 3
     assert group.checked == 6
-    assert not [o for o in group.outliers if o.kind != "slow" and o.kind != "fast"]  # times are a shared CPU's
+    assert not [
+        o for o in group.outliers if o.kind != "slow" and o.kind != "fast"
+    ]  # times are a shared CPU's
     assert main(["fleet", "one", "two", "three", "tolerance=99"]) in (0, 1)
     assert "6 results compared bit by bit: all cards gave the same bits" in capsys.readouterr().out
 

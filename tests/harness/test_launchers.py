@@ -34,7 +34,9 @@ timing: {min_rounds: 3, max_rounds: 100, min_samples: 1, min_seconds: 0.0, warmu
 SLOWLY = ["timing.min_seconds=0.3", "timing.max_seconds=0.3", "timing.rel_half_width=0.0001"]
 CASES = 6
 ROOT = Path(launch.__file__).parent.parent
-OVERRIDES = {"ray": ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]}
+OVERRIDES = {
+    "ray": ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]
+}
 
 
 def needs(name: str) -> pytest.MarkDecorator:
@@ -104,7 +106,9 @@ def test_a_sweep_is_spread_over_processes_and_reported_as_one(name: str, tmp_pat
     (run,) = load([Path("results/tiny/r1")], Path("reports")).runs
     assert run.state == "finished"
     assert run.command.startswith("python -m harness -m sweep=tiny")
-    pids = {json.loads(note.read_text())["pid"] for note in Path("results/tiny/r1").glob("shard-*/progress.json")}
+    pids = {
+        json.loads(note.read_text())["pid"] for note in Path("results/tiny/r1").glob("shard-*/progress.json")
+    }
     assert len(pids) == 2
     if len(os.sched_getaffinity(0)) >= 2:
         threads = {json.loads(env)["threads"] for env in store.read("results/tiny/r1")["env"]}
@@ -256,7 +260,9 @@ def test_a_launcher_that_is_not_installed_names_its_extra(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda module: None if module.startswith("hydra_plugins") else find(module)
+        importlib.util,
+        "find_spec",
+        lambda module: None if module.startswith("hydra_plugins") else find(module),
     )
     assert main(["-m", "sweep=tiny", "shard=0/2,1/2", f"hydra/launcher={name}"]) == 2
     assert f"pip install 'fp8-harness[{extra}]'" in capsys.readouterr().err
@@ -300,12 +306,20 @@ def test_the_sbatch_script_is_a_script_whose_shards_cover_the_sweep(tmp_path: Pa
     echoed.chmod(0o755)
     for index in (0, last):
         env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_COUNT": str(last + 1), "SLURM_SUBMIT_DIR": str(tmp_path)}  # fmt: skip
-        said = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            ["bash", str(script)], env=env, capture_output=True, text=True, check=True
+        ).stdout
         assert f"shard={index}/{last + 1}" in said
         assert "run_id=slurm-9" in said
 
 
 def test_the_ray_cluster_file_is_one(tmp_path: Path) -> None:
     cluster = yaml.safe_load((ROOT / "docs" / "examples" / "ray-cluster.yaml").read_text())
-    assert {"cluster_name", "provider", "auth", "head_start_ray_commands", "worker_start_ray_commands"} <= set(cluster)
+    assert {
+        "cluster_name",
+        "provider",
+        "auth",
+        "head_start_ray_commands",
+        "worker_start_ray_commands",
+    } <= set(cluster)
     assert any("fp8-harness[ray]" in command for command in cluster["setup_commands"])

@@ -58,7 +58,7 @@ def put(monkeypatch: pytest.MonkeyPatch, **modules: types.SimpleNamespace) -> No
 @pytest.mark.parametrize("name", ABSENT)
 def test_an_absent_library_names_the_pip_line_that_brings_it(name: str) -> None:
     reason = PEERS[name].missing("cpu")
-    if reason is None or "not installed" not in reason and name != "aiter":
+    if reason is None or ("not installed" not in reason and name != "aiter"):
         pytest.skip(f"{name} is installed here")
     assert ABSENT[name] in reason
 
@@ -91,7 +91,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     class Linear(nn.Linear):
-        def __init__(self, inner: int, outer: int, bias: bool, params_dtype: torch.dtype, device: str) -> None:
+        def __init__(
+            self, inner: int, outer: int, bias: bool, params_dtype: torch.dtype, device: str
+        ) -> None:
             super().__init__(inner, outer, bias=bias, dtype=params_dtype, device=device)
 
     @contextmanager
@@ -143,7 +145,9 @@ def test_the_engine_is_asked_which_recipes_it_has_here(engine: list[str]) -> Non
     assert transformer_engine.unfit("mxfp8", "cuda") is None  # a release that can't be asked
 
 
-def test_the_engine_before_its_autocast_was_renamed(engine: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_before_its_autocast_was_renamed(
+    engine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     library: Any = sys.modules["transformer_engine.pytorch"]
     new = library.autocast
     monkeypatch.delattr(library, "autocast")
@@ -155,7 +159,11 @@ def test_the_engine_before_its_autocast_was_renamed(engine: list[str], monkeypat
 
 
 def test_products_that_are_no_operators_are_counted_by_kernel_name() -> None:
-    names = ["nvjet_qqtst_128x256_128x6_2x1_v_bz_TNT", "nvjet_tst_128x256_64x4_2x1_v_bz_TNN", "void cast_fp8()"]
+    names = [
+        "nvjet_qqtst_128x256_128x6_2x1_v_bz_TNT",
+        "nvjet_tst_128x256_64x4_2x1_v_bz_TNN",
+        "void cast_fp8()",
+    ]
     events = [types.SimpleNamespace(name=n, device_type=DeviceType.CUDA) for n in names]
     events += [types.SimpleNamespace(name=names[0], device_type=DeviceType.CPU)]
     assert fp8_kernels(events) == 1
@@ -173,7 +181,9 @@ def dequantised(codes: Tensor, scale_inv: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["fp8_gemm_nt", "gemm_fp8_fp8_bf16_nt"])
 @pytest.mark.parametrize("role", ["output", "grad_input"])
-def test_deepgemm_gets_blocks_as_its_readme_asks(role: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepgemm_gets_blocks_as_its_readme_asks(
+    role: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Oracle: the suite's own check of the product, made of what the stand-in was handed."""
 
     def multiply(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor) -> None:
@@ -205,7 +215,9 @@ def test_deepgemm_is_not_asked_for_the_product_of_two_rows_of_blocks(monkeypatch
 
 
 def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    def multiply(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: None, dtype: torch.dtype) -> Tensor:
+    def multiply(
+        a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: None, dtype: torch.dtype
+    ) -> Tensor:
         assert b.is_contiguous()
         assert (tuple(a_scale.shape), tuple(b_scale.shape)) == ((256, 1), (128, 1))
         return ((a.float() * a_scale) @ (b.float() * b_scale).t()).to(dtype)
@@ -222,7 +234,9 @@ def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.M
 
 @needs_torchao
 @pytest.mark.parametrize("bias", [False, True])
-def test_torchaos_mx_layer_in_emulation_is_our_emulated_recipe(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchaos_mx_layer_in_emulation_is_our_emulated_recipe(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Casts are bit for bit the same, so outputs differ by the rounding of a bfloat16 product alone."""
     if torchao.load(torchao_mx.MODULE):
         pytest.skip(str(torchao.load(torchao_mx.MODULE)))
@@ -277,7 +291,9 @@ def test_the_tutorials_kernel_multiplies() -> None:
     """
     pytest.importorskip("triton")
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, check=False
+    )
     if "only integer scalar arrays" in done.stderr or "0-dimensional" in done.stderr:
         pytest.skip("this Triton's interpreter needs NumPy < 2.4")
     assert done.returncode == 0, done.stderr
@@ -300,7 +316,11 @@ def test_the_tutorials_kernel_compiles_to_fp8_instructions_of_hopper() -> None:
     signature = {name: "constexpr" if name in fixed else kinds[name] for name in names}
     places = [i for i, name in enumerate(names) if name not in fixed]
     source = ASTSource(function, signature, fixed, {(i,): [["tt.divisibility", 16]] for i in places})
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages, **triton_tutorial.FUSION})
+    built = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": warps, "num_stages": stages, **triton_tutorial.FUSION},
+    )
     assert "wgmma.mma_async" in built.asm["ptx"]
     assert "e4m3.e4m3" in built.asm["ptx"]
 

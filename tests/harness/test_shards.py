@@ -98,9 +98,7 @@ def test_the_largest_cases_of_the_whole_sweep_are_its_headline_in_every_shard() 
 def test_work_of_two_suites_is_not_compared_in_their_units() -> None:
     """A suite that counts in bytes and one that counts in FLOPs weigh the same, case by case of a middling size."""
     small, large = plan_of([1, 1, 4]), plan_of([1000, 1000, 4000])
-    renamed = [
-        PlannedCase("big", c.suite, Case("big", c.case.axes), c.arms) for c in large.cases
-    ]
+    renamed = [PlannedCase("big", c.suite, Case("big", c.case.axes), c.arms) for c in large.cases]
     found = [cost for _, cost in costs([*small.cases, *renamed])]
     assert found[:3] == found[3:] == [1.5, 1.5, 3.0]
 

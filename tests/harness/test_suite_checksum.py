@@ -105,7 +105,11 @@ def test_a_device_that_is_wrong_in_the_same_way_each_time_is_found_by_integers(
 
 
 def test_seeds_and_data_change_the_bits() -> None:
-    found = {str(operands(case(d, 32, s))[0].view(torch.uint8).tolist()) for d in ("integers", "codes") for s in (0, 1)}
+    found = {
+        str(operands(case(d, 32, s))[0].view(torch.uint8).tolist())
+        for d in ("integers", "codes")
+        for s in (0, 1)
+    }
     assert len(found) == 4
 
 

@@ -30,8 +30,16 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
 
 def note(folder: Path, **more: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"pid": os.getpid(), "host": this_host(), "started": 1000.0, "written": 1100.0, "statuses": {"ok": 5}}
-    (folder / PROGRESS).write_text(json.dumps(about | {"state": "running", "total": 10, "share": 0.25} | more))
+    about = {
+        "pid": os.getpid(),
+        "host": this_host(),
+        "started": 1000.0,
+        "written": 1100.0,
+        "statuses": {"ok": 5},
+    }
+    (folder / PROGRESS).write_text(
+        json.dumps(about | {"state": "running", "total": 10, "share": 0.25} | more)
+    )
 
 
 def test_the_time_left_follows_from_what_is_done() -> None:
@@ -57,7 +65,11 @@ def test_shards_take_as_long_as_the_slowest() -> None:
 def test_the_shards_of_a_run_include_those_to_come(tmp_path: Path) -> None:
     assert look(tmp_path) == []
     note(tmp_path / "shard-1-of-3")
-    assert [(p.name, p.state) for p in look(tmp_path)] == [("0/3", "waiting"), ("1/3", "running"), ("2/3", "waiting")]
+    assert [(p.name, p.state) for p in look(tmp_path)] == [
+        ("0/3", "waiting"),
+        ("1/3", "running"),
+        ("2/3", "waiting"),
+    ]
     note(tmp_path, written=900.0)  # of an earlier attempt that was whole
     assert len(look(tmp_path)) == 3
     note(tmp_path, written=2000.0, state="finished")  # resumed without shards
@@ -76,7 +88,9 @@ def test_a_process_of_this_host_that_is_gone_is_told_from_one_elsewhere(
     assert part.state == state
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"state": "running"}', '{"state": 1, "statuses": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"state": "running"}', '{"state": 1, "statuses": 3}']
+)
 def test_a_damaged_note_is_no_note(text: str, tmp_path: Path) -> None:
     (tmp_path / PROGRESS).write_text(text)
     assert look(tmp_path) == []
@@ -144,6 +158,9 @@ def test_watching_needs_no_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'hydra'} & set(sys.modules); sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "watch", str(tmp_path)], env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=False
+        [sys.executable, "-c", code, "watch", str(tmp_path)],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
