@@ -92,11 +92,15 @@ def main(argv: Sequence[str]) -> int:
     name = _chosen_launcher(to_hydra)
     launcher = LAUNCHERS[name]
     request = load(words, _device if launcher.here else _leave)
-    if launcher.here:
-        from harness.plan import make_plan
+    if launcher.here or request.config["dry_run"]:
+        from harness.plan import describe, make_plan
         from harness.suites import SUITES
 
-        make_plan(request.config, SUITES)
+        plan = make_plan(request.config, SUITES)
+        if request.config["dry_run"]:
+            for shard in chosen:
+                sys.stdout.write("\n".join([f"shard {shard}", *describe(shards.share(plan, shard))]) + "\n")
+            return 0
     folder = _folder(request)
     goes_on = request.config["resume"] is not None
     config = _absolute(request.config)

@@ -275,6 +275,16 @@ def test_the_extras_that_errors_name_exist() -> None:
     assert {launcher.extra for launcher in launch.LAUNCHERS.values()} - {""} <= set(extras)
 
 
+def test_a_dry_run_lists_the_cases_of_each_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["-m", "sweep=tiny", "device=cpu", "shard=0/2,1/2", "dry_run=true"]) == 0
+    out = capsys.readouterr().out
+    ids = [line.split()[0] for line in out.splitlines() if line.startswith("  ")]
+    assert len(ids) == len(set(ids)) == CASES
+    assert out.count("in other shards") == 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 # The examples
 
 

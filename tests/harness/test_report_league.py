@@ -67,7 +67,12 @@ def test_a_peer_is_set_against_our_arm_of_the_same_recipe_and_mode(found: list[P
     """Half our time in one case and twice in the other is as fast: geometric means, of shared cases."""
     layer = {p.arm: p for p in found if p.level == "linear layer"}
     torchao = layer["torchao_rowwise_eager"]
-    assert (torchao.ours, torchao.peer, torchao.version, torchao.cases) == ("rowwise_eager", "torchao", "1.2", 2)
+    assert (torchao.ours, torchao.peer, torchao.version, torchao.cases) == (
+        "rowwise_eager",
+        "torchao",
+        "1.2",
+        2,
+    )
     assert torchao.against_ours == pytest.approx(1.0)
     assert torchao.over_bf16 == pytest.approx(math.sqrt(3.0 * 0.75))
     assert torchao.sqnr_db == 27.0
