@@ -84,13 +84,20 @@ class SweepConfig:
     device: str = "auto"
     control: bool = True  # time each baseline twice (A/A): the noise floor of each case
     budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
-    resume: str | None = None  # run id: run only what that run lacks
-    run_id: str | None = (
-        None  # the run to start, or to go on with: what shards that start apart have in common
+    isolate: bool = True  # measure in worker processes, which a case may take with it; false: all in this one
+    devices: str | None = (
+        None  # all, or numbers of GPUs: a worker each; default: the first one that is visible
     )
+    case_timeout_s: float | None = None  # a worker may be silent for so long; default: see harness.executor
+    case_memory_gib: float | None = None  # that a case may ask for on a CPU; default: nearly all that is free
+    resume: str | None = None  # run id: run only what that run lacks
+    run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart
     shard: str | None = None  # i/n: this share of the cases, see harness.shards
     quiet: bool = False  # no progress; errors and the last lines remain
     log_level: str = "INFO"  # of run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
+    resume_anyway: bool = (
+        False  # though code or environment have changed; the new rows say what they were made with
+    )
     dry_run: bool = False
     results_dir: str = "results"
     reports_dir: str = "reports"
@@ -247,12 +254,8 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    if root in {"results_dir", "reports_dir", "resume", "run_id", "data_path", "schedule"} and value[
-        :1
-    ] not in {
-        "'",
-        '"',
-    }:
+    texts = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "schedule", "devices"}
+    if root in texts and value != "null" and value[:1] not in {"'", '"'}:
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"{key}='{quoted}'"  # a path or schedule may hold what Hydra's grammar reads otherwise
     return "++" + word.lstrip("+") if opens else word

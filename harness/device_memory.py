@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from harness.processes import memory_of_this_process
 from harness.timers import release_memory
 
 if TYPE_CHECKING:
@@ -37,7 +39,11 @@ def free_bytes(device: str) -> int:
 
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else sys.maxsize
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)  # of a worker, see harness.workers
+    if limit == resource.RLIM_INFINITY:
+        return available
+    return max(0, min(available, limit - memory_of_this_process("VmData")))
 
 
 @contextmanager

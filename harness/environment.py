@@ -7,6 +7,7 @@ person or machine is stored: host name and GPU UUID are hashed.
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -25,7 +26,16 @@ from harness.gpu_monitor import GpuMonitor, Monitor, NullMonitor, monitor_for
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENV_ID_FIELDS", "device_kind", "env_id", "fingerprint", "monitor_for", "snapshot"]
+__all__ = [
+    "ENV_ID_FIELDS",
+    "code_hash",
+    "device_kind",
+    "env_id",
+    "fingerprint",
+    "monitor_for",
+    "of_gpu",
+    "snapshot",
+]
 
 # Two runs may be compared number by number when these agree. Left out on purpose: the git commit (what a
 # gate compares), host name, GPU UUID and free memory (a fleet of one kind stays comparable; chips of one
@@ -86,6 +96,12 @@ def device_kind(device: str) -> Literal["cpu", "cuda"]:
     )
 
 
+def of_gpu(facts: Mapping[str, Any], index: int, cuda: Any = None) -> dict[str, Any]:
+    """A fingerprint as it would read on another visible GPU of this machine."""
+    with monitor_for(f"cuda:{index}") as monitor:
+        return {**facts, **_gpu(monitor, cuda, index)}
+
+
 def fingerprint(
     device: str, monitor: Monitor | None = None, cuda: Any = None, root: Path | None = None
 ) -> dict[str, Any]:
@@ -98,6 +114,7 @@ def fingerprint(
         root: folder whose git state is recorded; by default the project that the harness is run from.
     """
     facts: dict[str, Any] = {"device": device, **_versions(), **_host(), **_git(root or _project())}
+    facts["code"] = code_hash(root or Path(__file__).resolve().parent.parent)
     if device == "cpu":
         return facts
     if monitor is not None:
@@ -110,6 +127,19 @@ def env_id(facts: Mapping[str, Any]) -> str:
     """Ten hexadecimal digits over `ENV_ID_FIELDS`; a missing field counts as None."""
     relevant = json.dumps([facts.get(name) for name in ENV_ID_FIELDS], sort_keys=True)
     return hashlib.sha256(relevant.encode()).hexdigest()[:10]
+
+
+@functools.cache
+def code_hash(root: Path) -> str | None:
+    """Twelve hexadecimal digits over the sources of `harness` and `fp8core` below a folder; None where there are none.
+
+    It says what a commit can't: whether a tree with uncommitted changes, or without git, is the same code.
+    """
+    files = sorted(file for package in ("fp8core", "harness") for file in root.glob(f"{package}/**/*.py"))
+    whole = hashlib.sha256()
+    for file in files:
+        whole.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    return whole.hexdigest()[:12] if files else None
 
 
 def snapshot(monitor: Monitor | None = None) -> dict[str, Any]:
@@ -175,13 +205,13 @@ def _cpu_model(cpuinfo: Path) -> tuple[str, list[str]]:
     return name, [flag for flag in _ISA if flag in flags]
 
 
-def _gpu(monitor: Monitor, cuda: Any) -> dict[str, Any]:
-    """Facts of the current GPU: what torch says, and what NVML adds where it can be asked."""
+def _gpu(monitor: Monitor, cuda: Any, index: int | None = None) -> dict[str, Any]:
+    """Facts of a GPU, by default the current one: what torch says, and what NVML adds where it can be asked."""
     if cuda is None:
         import torch
 
         cuda = torch.cuda
-    properties = cuda.get_device_properties(cuda.current_device())
+    properties = cuda.get_device_properties(cuda.current_device() if index is None else index)
     uuid = getattr(properties, "uuid", None)
     facts: dict[str, Any] = {
         "gpu": properties.name,

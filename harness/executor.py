@@ -1,11 +1,11 @@
 """Executor: runs a plan, case by case, and turns everything that happens into rows.
 
-Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then
-time the arms that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is
-timed ends as a `failed` row with its reason; the other arms go on.
+Cases are timed one after the other, on several GPUs as many at once as there are GPUs. Where an arm is a run of its own
+(`harness.workload.TrialSuite`) the rows of each arm are stored when its run has ended, several runs may be under way at
+once, and resume= goes on with the arms that are left.
 
-Where an arm is a run of its own (`harness.workload.TrialSuite`) nothing is interleaved: the rows of each arm are
-stored when its run has ended, and resume= goes on with the arms that are left.
+With places to work at, each task is done by a worker process (`harness.workers`): a case that crashes, hangs or asks for
+too much memory takes its worker with it and ends as failed rows. Without any, all is done in this process.
 """
 
 from __future__ import annotations
@@ -13,38 +13,29 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import compiling, environment, store, trials
-from harness.errors import one_line
+from harness import tasks
+from harness.bench import Bench, Setting
 from harness.resume import BUDGET, LOST
-from harness.rows import (
-    AGAIN,
-    PreparedArm,
-    about,
-    all_arms,
-    energy_row,
-    is_trial,
-    numerics_rows,
-    row,
-    time_row,
-    trial_rows,
-)
-from harness.timers import release_memory
-from harness.timing import Timer, TimingConfig, measure, measure_sustained, timer_for
-from harness.workload import Suite, TrialSuite
+from harness.rows import is_trial, row, unfinished_rows
+from harness.tasks import Task, WorkerJob
+from harness.timing import Timer, TimingConfig, timer_for
+from harness.workers import Conditions, Ended, Pool
+from harness.workload import runs_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from harness import store
     from harness.measurement import Measurement
     from harness.plan import Plan, PlannedCase
-    from harness.workload import Workload
 
 CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
+TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
 
 
 class _DiskError(Exception):
@@ -58,39 +49,58 @@ class Outcome:
     state: str
     statuses: Counter[str] = field(default_factory=Counter)
     message: str = ""
-    reasons: list[str] = field(default_factory=list)  # distinct reasons of the failed rows, in order
+    reasons: dict[str, None] = field(default_factory=dict)  # distinct reasons of the failed rows, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where workers compute.
+
+    Attributes:
+        conditions: of their processes; those of one GPU see that one alone.
+        env_id: of the environment there; None: the run's own.
+        env: the environment there.
+    """
+
+    conditions: Conditions
+    env_id: str | None = None
+    env: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Executor:
-    """Runs the cases of a plan on one device, in this process.
+    """Runs the cases of a plan on one kind of device.
 
     Attributes:
         device: "cpu" or "cuda".
-        timer: how one block of calls is timed.
         timing: warm-up, rounds and stop rule.
+        timer: how one block of calls is timed in this process; the device's own by default.
         seed: of the order of the arms within the rounds.
         control: time each baseline twice (A/A).
-        monitor: reads clocks, power and throttling of the GPU; None on a CPU.
+        monitor: reads clocks, power and throttling of the GPU in this process; None on a CPU.
         budget_s: start no case after this many seconds.
         folder: of the run, for files that belong to rows (traces).
-        lanes: runs of trial suites at once, each in a process of its own if there are several.
+        places: where cases are timed, one at a time each; none: everything is done in this process.
+        lanes: runs of trial suites at once, over all places.
+        case_timeout_s: a worker may be silent for so long; by default `TIMEOUT_S` and what the timing may take.
         on_case: told of each case that is timed before it starts.
         on_step: told of each run of a trial suite how many steps are done, and of how many; 0 of 0 when it starts.
         clock: seconds; injectable for tests.
     """
 
     device: str
-    timer: Timer
     timing: TimingConfig
+    timer: Timer | None = None
     seed: int = 0
     control: bool = True
     monitor: Any = None
     budget_s: float | None = None
     folder: Path | None = None
+    places: Sequence[Place] = ()
     lanes: int = 1
+    case_timeout_s: float | None = None
     on_case: Callable[[PlannedCase], None] = lambda planned: None
-    on_step: Callable[[trials.Task, int, int], None] = lambda task, done, total: None
+    on_step: Callable[[Task, int, int], None] = lambda task, done, total: None
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -100,7 +110,7 @@ class Executor:
         done: Iterable[str] = (),
         done_arms: Iterable[tuple[str, str]] = (),
     ) -> Outcome:
-        """Measures every case that is not in `done`; a case's rows are durable before the next one starts.
+        """Measures every case that is not in `done`; rows are durable before the next case of that place starts.
 
         Ctrl-C and a refusing disk end the run, never with rows lost: the outcome's state says which it was.
 
@@ -110,247 +120,159 @@ class Executor:
             done: ids of the cases that need nothing.
             done_arms: (case id, arm) of the runs of trial suites that need nothing.
         """
-        outcome, started = Outcome("finished"), self.clock()
         finished = set(done)
         waiting = [c for c in plan.cases if c.case.case_id not in finished]
-
-        def in_budget() -> bool:
-            return self.budget_s is None or self.clock() - started <= self.budget_s
-
+        run = _Run(self, writer)
         try:
-            self._time_all(plan, [c for c in waiting if not is_trial(c)], writer, outcome, in_budget)
-            self._run_all([c for c in waiting if is_trial(c)], writer, outcome, in_budget, set(done_arms))
+            self._time_all(plan, [c for c in waiting if not is_trial(c)], run)
+            self._run_all([c for c in waiting if is_trial(c)], run, set(done_arms))
         except _DiskError as error:
-            outcome.state = "failed"
-            outcome.message = f"could not write to {writer.folder}: {error}; the earlier rows are intact"
+            run.outcome.state = "failed"
+            kept = "the earlier rows are intact" if writer.folder.exists() else "the folder itself is gone"
+            run.outcome.message = f"could not write to {writer.folder}: {error}; {kept}"
         except KeyboardInterrupt:
-            outcome.state = "interrupted"
-            outcome.message = "interrupted; the finished cases are stored"
-        return outcome
+            run.outcome.state = "interrupted"
+            run.outcome.message = "interrupted; the finished cases are stored"
+        return run.outcome
 
-    def _time_all(
-        self,
-        plan: Plan,
-        cases: Sequence[PlannedCase],
-        writer: store.RunWriter,
-        outcome: Outcome,
-        in_budget: Callable[[], bool],
-    ) -> None:
+    def _time_all(self, plan: Plan, cases: Sequence[PlannedCase], run: _Run) -> None:
         headline = plan.headline(self.timing.sustained_max_cases) if self.device == "cuda" else set()
-        lost = ""
-        for planned in cases:
-            self.on_case(planned)
-            if lost:
-                rows = all_arms(planned, "failed", lost)
-            elif not in_budget():
-                rows = all_arms(planned, "skipped", self._over_budget("case"))
-            else:
-                rows = self._rows_of(planned, sustained=planned.case.case_id in headline)
-                lost = self._device_lost(planned)
-            _store(rows, planned, writer, outcome)
+        timed = [Task(c, sustained=c.case.case_id in headline) for c in cases]
+        several = len(self.places) > 1
+        run.do([t for t in timed if not (several and runs_alone(t.planned.suite))], self.places)
+        run.do([t for t in timed if several and runs_alone(t.planned.suite)], self.places[:1])
 
-    def _run_all(
-        self,
-        cases: Sequence[PlannedCase],
-        writer: store.RunWriter,
-        outcome: Outcome,
-        in_budget: Callable[[], bool],
-        done: set[tuple[str, str]],
-    ) -> None:
+    def _run_all(self, cases: Sequence[PlannedCase], run: _Run, done: set[tuple[str, str]]) -> None:
         """Makes the runs of trial suites that are not done, and stores each as it ends."""
         try:
-            writer.carry_over(done)
+            run.writer.carry_over(done)
         except OSError as error:
             raise _DiskError(error.strerror) from error
-        planned_of = {planned.case: planned for planned in cases}
         for planned in cases:
             skipped = [
                 row(planned, arm, "skipped", reason=why.reason)
                 for arm, why in planned.unsupported.items()
                 if (planned.case.case_id, arm) not in done
             ]
-            _store(skipped, planned, writer, outcome)
-        tasks = [
-            trials.Task(_trial_suite(planned), planned.case, arm, _workspace(writer, planned, arm))
+            run.store(skipped, planned)
+        wanted = [
+            Task(planned, arm, _workspace(run.writer, planned, arm))
             for planned in cases
             for arm in planned.runnable
             if (planned.case.case_id, arm) not in done
         ]
-        left = {(task.case, task.arm): task for task in tasks}
-        _remove_others(writer.folder / CHECKPOINTS, {task.workspace for task in tasks})
-        lost = ""
+        workspaces = {task.workspace for task in wanted}
+        _remove_others(run.writer.folder / CHECKPOINTS, workspaces)
+        lanes = min(self.lanes, len(wanted))
+        run.do(wanted, [self.places[i % len(self.places)] for i in range(lanes)] if self.places else ())
+        _remove_others(run.writer.folder / CHECKPOINTS, workspaces)
 
-        def may_start() -> bool:
-            return not lost and in_budget()
+    def timeout_s(self, tasks: Sequence[Task]) -> float:
+        """How long a worker may be silent: while it gets one arm ready, times all, or makes one step of a run."""
+        if self.case_timeout_s is not None:
+            return self.case_timeout_s
+        t = self.timing
+        of_an_arm = t.max_seconds + t.sustained_seconds + t.sustained_rounds * t.sustained_lead_seconds
+        most_arms = 1 + max((len(task.planned.arms) for task in tasks), default=0)
+        return TIMEOUT_S + 2 * (t.warmup_max_seconds + of_an_arm * most_arms)
 
-        for ended in trials.run(tasks, self.device, self.lanes, self.on_step, may_start):
-            task = ended.task
-            del left[task.case, task.arm]
-            planned = planned_of[task.case]
-            _store(trial_rows(planned, ended), planned, writer, outcome)
-            if not ended.died:
-                shutil.rmtree(task.workspace, ignore_errors=True)
-            lost = lost or self._device_lost(planned)
-        for case, arm in left:
-            planned = planned_of[case]
-            status, why = ("failed", lost) if lost else ("skipped", self._over_budget("run"))
-            _store([row(planned, arm, status, reason=why)], planned, writer, outcome)
-        _remove_others(writer.folder / CHECKPOINTS, {task.workspace for task in tasks})
 
-    def _over_budget(self, what: str) -> str:
-        return f"{BUDGET} of {self.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
+class _Run:
+    """One run under way: what is done to each task, and what has come of all so far."""
 
-    def _rows_of(self, planned: PlannedCase, *, sustained: bool) -> list[Measurement]:
-        """The rows of a case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms."""
-        try:
-            return self.measure_case(planned, sustained=sustained)
-        except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
-            return all_arms(planned, "failed", one_line(error))
-
-    def measure_case(self, planned: PlannedCase, *, sustained: bool = False) -> list[Measurement]:
-        """All rows of one case."""
-        rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
-        compiling.reset()
-        if self.device == "cuda":
-            release_memory()
-        arms: dict[str, PreparedArm] = {}
-        for name in planned.runnable:
-            arm = self._prepare(planned, name, rows)
-            if arm is not None:
-                arms[name] = arm
-            elif self.device == "cuda":
-                release_memory()  # what this arm held is there for the next one, now that no frame holds it
-        if self.control:
-            baselines = {arm.baseline or arm.name for arm in arms.values()}
-            for name in [name for name in arms if name in baselines]:
-                arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
-        closures = {name: arm.workload.run for name, arm in arms.items()}
-        resident = {n: a.workload.resident for n, a in arms.items() if a.workload.resident is not None}
-        # Events would see a launch cost only where the device waits for the host.
-        timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self.timer
-        before = environment.snapshot(self.monitor)
-        watch = compiling.CompileWatch()
-        timings = list(
-            measure(closures, timer, self.timing, self.seed, self.monitor, resident=resident).items()
+    def __init__(self, executor: Executor, writer: store.RunWriter) -> None:
+        self.executor, self.writer = executor, writer
+        self.outcome = Outcome("finished")
+        self.setting = Setting(
+            executor.device, executor.timing, executor.seed, executor.control, executor.folder
         )
-        if sustained and not resident:  # a resident arm is timed under its own load already
-            # Listed first: making the copies takes memory and time that no timed call may spend.
-            rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
-            timings += measure_sustained(rotating, timer, self.timing, self.seed, self.monitor).items()
-        # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
-        recompiled = watch.steady_fault()
-        state = {"before": before, "after": environment.snapshot(self.monitor)}
-        rows += [time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
-        energy = [
-            energy_row(planned, arms[name], timing, self.device)
-            for name, timing in timings
-            if arms[name].workload.tokens and not timing.failure
-        ]
-        return rows + [row for row in energy if row.status == "ok" or not row.arm.endswith(AGAIN)]
+        self._started = executor.clock()
+        self._lost = ""
 
-    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
-        """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
-        info = planned.suite.ARMS[name]
-        resolved: dict[str, object] = {}
-        try:
-            workload = _timed_suite(planned).build(planned.case, name, self.device)
-            resolved.update(workload.resolved)
-            arm = PreparedArm(name, info.baseline, workload, resolved)
-            if workload.compiled:
-                rows += self._compile(planned, arm)
-                if rows[-1].status == "failed":
-                    return None
-            numerics = workload.check()
-            resolved.update(workload.resolved)  # a check may learn what really ran
-            if numerics.ok and workload.profile is not None and self.folder is not None:
-                profiled = workload.profile(self.folder)
-                resolved.update(workload.resolved)
-                rows += numerics_rows(planned, arm, profiled)
-        except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
-            rows.append(
-                row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
-            )
-            return None
-        rows += numerics_rows(planned, arm, numerics)
-        if not numerics.ok:
-            rows.append(
-                row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
-            )
-            return None
-        return arm
+    def do(self, wanted: Sequence[Task], places: Sequence[Place]) -> None:
+        """Does tasks, at some places or here, and stores the rows of each as it ends."""
+        if not wanted:
+            return
+        ended = self._by_workers(wanted, places) if places else self._here(wanted)
+        for end in ended:
+            task = end.job
+            rows = end.result
+            if end.fault:
+                again = "; resume=RUN_ID runs it again" if end.died else ""
+                rows = unfinished_rows(task.planned, task.arm, end.fault + again, end.printed)
+            place = places[end.worker] if places else None
+            self.store([replace(r, tries=end.tries) for r in rows], task.planned, place)
+            if task.workspace is not None and not end.died:
+                shutil.rmtree(task.workspace, ignore_errors=True)
 
-    def _compile(self, planned: PlannedCase, arm: PreparedArm) -> list[Measurement]:
-        """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
-        compiling.prime(self.device)
-        work = arm.workload
-        with compiling.empty_caches() if work.recompile is not None else nullcontext():
-            watch = compiling.CompileWatch()
-            seconds = self._first_call(work)
-            arm.resolved.update(watch.summary())
-            fault = watch.fault()
+    def _by_workers(self, wanted: Sequence[Task], places: Sequence[Place]) -> Iterator[Ended]:
+        def on_sign(job: WorkerJob, done: int, total: int) -> None:
+            if job.task.arm and total:
+                self.executor.on_step(job.task, done, total)
+
+        conditions = [place.conditions for place in places]
+        with Pool(conditions, self.executor.timeout_s(wanted)) as pool:
+            jobs = (WorkerJob(self.setting, task) for task in self._that_may_start(wanted))
+            for ended in pool.run(jobs, on_sign):
+                yield replace(ended, job=ended.job.task)
+
+    def _here(self, wanted: Sequence[Task]) -> Iterator[Ended]:
+        executor = self.executor
+        bench = Bench(self.setting, executor.timer or timer_for(executor.device), executor.monitor)
+        for task in self._that_may_start(wanted):
+
+            def tell(done: int, total: int, what: str, task: Task = task) -> None:
+                if task.arm:
+                    executor.on_step(task, done, total)
+
+            yield Ended(task, result=tasks.do(task, bench, tell))
+            fault = bench.lost()
             if fault:
-                return [row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
-            rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
-            if work.recompile is not None:
-                work.recompile()
-                again = row(
-                    planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
-                )
-                rows.append(replace(again, part="warm"))
-        return rows
+                self._lost = f"{LOST} in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
 
-    def _first_call(self, work: Workload) -> float:
-        """Seconds of a call that compiles."""
-        with work.held():
-            started = time.perf_counter()
-            work.run()
-            self.timer.synchronize()
-            return time.perf_counter() - started
+    def _that_may_start(self, wanted: Sequence[Task]) -> Iterator[Task]:
+        """The tasks in order; one that may not start, when its turn comes, is stored as rows that say why."""
+        for task in wanted:
+            if not task.arm:
+                self.executor.on_case(task.planned)
+            if not self._lost and self._in_budget():
+                if task.arm:
+                    self.executor.on_step(task, 0, 0)
+                yield task
+                continue
+            status, why = ("failed", self._lost) if self._lost else ("skipped", self._over_budget(task))
+            arms = [task.arm] if task.arm else task.planned.arms
+            self.store([row(task.planned, arm, status, reason=why) for arm in arms], task.planned)
 
-    def _device_lost(self, planned: PlannedCase) -> str:
-        """After a CUDA fault every later call of the process fails; says so instead of failing case by case.
+    def _over_budget(self, task: Task) -> str:
+        what = "run" if task.arm else "case"
+        return f"{BUDGET} of {self.executor.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
 
-        A device that is well gets back what the case left in its memory.
-        """
+    def _in_budget(self) -> bool:
+        budget = self.executor.budget_s
+        return budget is None or self.executor.clock() - self._started <= budget
+
+    def store(self, rows: Sequence[Measurement], planned: PlannedCase, place: Place | None = None) -> None:
+        """Makes rows durable and counts them."""
+        env_of = (place.env_id, place.env) if place is not None and place.env_id is not None else None
         try:
-            self.timer.synchronize()
-            if self.device == "cuda":
-                release_memory()
-        except RuntimeError as error:
-            return f"{LOST} in case {planned.case.case_id}: {one_line(error)}; resume=RUN_ID runs the rest"
-        return ""
-
-
-def _trial_suite(planned: PlannedCase) -> TrialSuite:
-    assert isinstance(planned.suite, TrialSuite)
-    return planned.suite
-
-
-def _timed_suite(planned: PlannedCase) -> Suite:
-    assert isinstance(planned.suite, Suite)
-    return planned.suite
+            self.writer.append(rows, env_of)
+        except OSError as error:
+            raise _DiskError(error.strerror) from error
+        self.outcome.statuses.update(r.status for r in rows)
+        failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
+        self.outcome.reasons.update(dict.fromkeys(failed))
 
 
 def _workspace(writer: store.RunWriter, planned: PlannedCase, arm: str) -> Path:
-    return writer.folder / CHECKPOINTS / f"{planned.case.case_id}-{arm}"
+    return writer.folder.absolute() / CHECKPOINTS / f"{planned.case.case_id}-{arm}"
 
 
-def _remove_others(folder: Path, wanted: set[Path]) -> None:
+def _remove_others(folder: Path, wanted: set[Path | None]) -> None:
     """Removes what is left of runs that are stored: a killed sweep may have had no time to; itself, once it is empty."""
-    left = set(folder.iterdir()) if folder.exists() else set()
+    left = {path.absolute() for path in folder.iterdir()} if folder.exists() else set()
     for workspace in left - wanted:
         shutil.rmtree(workspace, ignore_errors=True)
     if not left & wanted:
         with suppress(OSError):  # there is none; or its disk refuses, which costs no row
             folder.rmdir()
-
-
-def _store(rows: list[Measurement], planned: PlannedCase, writer: store.RunWriter, outcome: Outcome) -> None:
-    """Makes rows durable and counts them."""
-    try:
-        writer.append(rows)
-    except OSError as error:
-        raise _DiskError(error.strerror) from error
-    outcome.statuses.update(r.status for r in rows)
-    failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
-    outcome.reasons += [reason for reason in failed if reason not in outcome.reasons]

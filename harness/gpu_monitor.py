@@ -6,13 +6,14 @@ MIG slice (which has no clock of its own: board readings come from its parent), 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import TracebackType
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, NVML 13).
@@ -106,6 +107,7 @@ class GpuMonitor:
         index: NVML index, where the UUID is not known.
         nvml: the module to ask; `pynvml` by default.
         pid_exists: tells whether a process id is one of this machine's (or container's) own.
+        ours: process ids that are no strangers: by default this process, and the one that a worker works for.
 
     Attributes:
         problem: why nothing can be read; "" while all is well.
@@ -120,10 +122,13 @@ class GpuMonitor:
         index: int | None = None,
         nvml: Any = None,
         pid_exists: Callable[[int], bool] = psutil.pid_exists,
+        ours: Collection[int] | None = None,
     ) -> None:
         if (uuid is None) == (index is None):
             raise ValueError(f"GpuMonitor(uuid={uuid!r}, index={index!r}): give one of the two")
         self._uuid, self._index, self._nvml, self._pid_exists = uuid, index, nvml, pid_exists
+        parent = multiprocessing.parent_process()
+        self._ours = {os.getpid(), *([parent.pid] if parent else [])} if ours is None else set(ours)
         self._device: Any = None  # what was asked for: a GPU, or a MIG slice of one
         self._board: Any = None  # the whole GPU
         self._open = False
@@ -225,7 +230,7 @@ class GpuMonitor:
         return self._read("nvmlSystemGetDriverVersion", of_system=True)
 
     def contended(self) -> bool | None:
-        """Whether a process other than this one computes on the device.
+        """Whether a process other than our own computes on the device.
 
         NVML gives process ids of the host. Inside a container they mean nothing: one foreign id may be
         this very process (None), two can't both be.
@@ -233,7 +238,7 @@ class GpuMonitor:
         processes = self._read("nvmlDeviceGetComputeRunningProcesses", of_slice=True)
         if processes is None:
             return None
-        others = {int(process.pid) for process in processes} - {os.getpid()}
+        others = {int(process.pid) for process in processes} - self._ours
         if len(others) == len(processes) == 1 and not self._pid_exists(*others):
             return None
         return bool(others)

@@ -5,6 +5,7 @@ A failure is a status with a reason. It is never a number and never a missing ro
 Schema history
 1  first version
 2  column `part`: which part of the case the number is of (a layer and role, a kernel class); "" = the whole
+3  column `tries`: processes that had the case in this sweep, 2 where the first one died
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Status = Literal["ok", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
@@ -199,6 +200,7 @@ class Measurement:
     flops: Mapping[str, float] = field(default_factory=dict)  # by the dtype that each GEMM really ran in
     bytes_moved: float | None = None
     timing: Mapping[str, object] = field(default_factory=dict)  # method, l2, stop_reason, throttled, ...
+    tries: int = 1  # processes that had the case in this sweep; the row is of the last
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -251,6 +253,7 @@ class Measurement:
             "flops": to_json(self.flops),
             "bytes_moved": self.bytes_moved,
             "timing": to_json(self.timing),
+            "tries": self.tries,
         }
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from harness.case import Case
     from harness.plan import PlannedCase
-    from harness.trials import Task
+    from harness.tasks import Task
 
 Show = Callable[[str, float, bool], None]  # a line, the share of units that are done, whether a unit begins
 

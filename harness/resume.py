@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
 from harness.rows import is_trial
 from harness.training.batches import text_of
-from harness.trials import DIED
+from harness.workers import DIED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -22,26 +24,64 @@ BUDGET = "time budget"  # a skipped row whose reason starts with this is run by 
 LOST = "the device was lost"  # likewise a failed one
 
 
-def stored_cases(folder: Path, env_id: str, commit: str | None, plan: Plan) -> set[str]:
+def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """What is no longer as it was when the rows of a run were made, in words; empty where all is.
+
+    Args:
+        folder: of the run.
+        conditions: (env_id, environment) of every device that would go on with it.
+    """
+    rows = store.read(folder)
+    ids, (_, now) = {env_id for env_id, _ in conditions}, conditions[0]
+    found: list[str] = []
+    for env_id, text in rows[["env_id", "env"]].drop_duplicates().itertuples(index=False):
+        then = json.loads(text or "{}")
+        found += _code_changes(then, now)
+        if env_id in ids:
+            continue
+        fields = [
+            f"{name} {then.get(name)} -> {now.get(name)}"
+            for name in ENV_ID_FIELDS
+            if then.get(name) != now.get(name)
+        ]
+        found += fields or [f"environment {env_id} -> {conditions[0][0]}"]
+    return list(dict.fromkeys(found))
+
+
+def _code_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The code is its content where both know it (a commit may change no code, and code without a commit), else the commit."""
+    if then.get("code") and now.get("code"):
+        same = then["code"] == now["code"]
+    else:
+        same = then.get("git_commit") == now.get("git_commit")
+    return [] if same else [f"code of {_version(then)} -> {_version(now)}"]
+
+
+def _version(env: Mapping[str, Any]) -> str:
+    commit = str(env.get("git_commit"))[:12]
+    return f"commit {commit}{' with uncommitted changes' if env.get('git_dirty') else ''}"
+
+
+def refuse(run_id: str, changed: Sequence[str]) -> None:
+    """Ends a resume= under other conditions than the run was made under.
+
+    Raises:
+        UsageError: something has changed; says what.
+    """
+    if changed:
+        raise UsageError(
+            f"{run_id} was measured under other conditions: {'; '.join(changed)}; start a new run (leave resume= out), or "
+            "add resume_anyway=true: the new rows then say what they were made with"
+        )
+
+
+def stored_cases(folder: Path, plan: Plan) -> set[str]:
     """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
 
     Raises:
-        UsageError: the run was made in another environment, by other code or from another text; its numbers would
-            not be comparable.
+        UsageError: the run read another text; its numbers would not be comparable.
     """
     rows = store.read(folder)
-    others = set(rows["env_id"]) - {env_id}
-    if others:
-        raise UsageError(
-            f"{folder.name} was measured in environment {sorted(others)[0]}, this one is {env_id}; "
-            "start a new run (leave resume= out)"
-        )
-    commits = {json.loads(env).get("git_commit") for env in rows["env"].unique()}
-    if commits - {commit}:
-        raise UsageError(
-            f"{folder.name} was measured by commit {', '.join(map(str, commits))}, this is {commit}; "
-            "start a new run (leave resume= out)"
-        )
     _refuse_another_text(folder.name, rows, plan)
     waiting = _waiting(rows)
     stored = rows[~waiting].groupby("case_id")["arm"].agg(set)

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from harness.plan import PlannedCase
     from harness.timing import Timing
-    from harness.trials import Done
-    from harness.workload import Numerics, Workload
+    from harness.workload import Numerics, Trial, Workload
 
 AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
@@ -74,9 +73,8 @@ def all_arms(planned: PlannedCase, status: str, reason: str) -> list[Measurement
     return [row(planned, arm, status, reason=reason) for arm in planned.arms]
 
 
-def trial_rows(planned: PlannedCase, ended: Done) -> list[Measurement]:
-    """The curves of a run, and why there is none if it failed."""
-    arm, trial = ended.task.arm, ended.trial
+def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") -> list[Measurement]:
+    """The curves of a run, and why there is none if it failed (`trace`: where it raised)."""
     rows = [
         replace(
             row(planned, arm, "ok", s.metric, trial.resolved, samples=s.samples), rounds=s.steps, part=s.part
@@ -84,9 +82,27 @@ def trial_rows(planned: PlannedCase, ended: Done) -> list[Measurement]:
         for s in trial.series
     ]
     if trial.failure:
-        resolved = {**trial.resolved} | ({"traceback": ended.trace} if ended.trace else {})
+        resolved = {**trial.resolved} | ({"traceback": trace} if trace else {})
         rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure))
     return rows
+
+
+def unfinished_rows(planned: PlannedCase, arm: str, reason: str, printed: str) -> list[Measurement]:
+    """A failed row for each arm of a task that came to no end, and a skipped one for those that can't run here.
+
+    Args:
+        planned: the case.
+        arm: of a run; "" for all arms of a case that is timed.
+        reason: why.
+        printed: the last lines that were printed.
+    """
+    resolved = {"printed": printed} if printed else {}
+    if arm:
+        return [row(planned, arm, "failed", resolved=resolved, reason=reason)]
+    skipped = [row(planned, name, "skipped", reason=why.reason) for name, why in planned.unsupported.items()]
+    return skipped + [
+        row(planned, name, "failed", resolved=resolved, reason=reason) for name in planned.runnable
+    ]
 
 
 def about(error: BaseException) -> dict[str, object]:

@@ -9,28 +9,41 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import culprits, diagnosis, environment, report, runlog, shards, store, verdict
+from harness import (
+    culprits,
+    device_lock,
+    diagnosis,
+    environment,
+    places,
+    report,
+    runlog,
+    shards,
+    store,
+    verdict,
+    workers,
+)
 from harness.config import Request, command_line, load
 from harness.diagnosis.finding import few
 from harness.errors import UsageError
-from harness.executor import Executor, Outcome
+from harness.executor import Executor, Outcome, Place
 from harness.plan import Plan, describe, make_plan
 from harness.progress import Progress
-from harness.resume import stored_arms, stored_cases
+from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import is_trial
 from harness.suites import SUITES
-from harness.timing import timer_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
+
+    from harness.places import Gpu
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
@@ -48,12 +61,16 @@ def run_sweep(overrides: Sequence[str]) -> int:
     if config["shard"] is not None:
         shard = shards.parse(config["shard"])
         plan = shards.share(plan, shard)
-    lanes, log_level = _lanes(config), runlog.level(config["log_level"])
+    runlog.level(config["log_level"])
+    places.check(config)
+    gpus = places.chosen(
+        config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()
+    )
     console = Console(stderr=True)
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        said = [*describe(plan), *(_left_to_run(config, plan, shard) if config["resume"] else ())]
+        said = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
         sys.stdout.write("\n".join(said) + "\n")
         return 0
 
@@ -62,103 +79,138 @@ def run_sweep(overrides: Sequence[str]) -> int:
             sys.stdout.write(line + "\n")
         return 0
 
-    fingerprint = environment.fingerprint(config["device"])
-    env_id = environment.env_id(fingerprint)
-    place = _place(config, fingerprint, shard)
-    done, done_arms = _stored(plan, place, fingerprint)
+    with device_lock.held([gpu.uuid for gpu in gpus]):
+        return _run(request, plan, gpus, shard, console)
+
+
+def _run(
+    request: Request, plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None, console: Console
+) -> int:
+    """The part of a sweep that has the devices to itself."""
+    config = request.config
+    if config["isolate"]:
+        workers.start_server()
+    work = _Work.of(config, plan, gpus, shard)
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
+    env_id, env = work.conditions[0]
     writer = runlog.TellingWriter(
-        place.folder,
-        run_id=place.run_id,
+        work.folder,
+        run_id=work.run_id,
         sweep=config["name"],
         env_id=env_id,
-        env=fingerprint,
+        env=env,
         about={
             "command": command_line(_of_all_shards(request.overrides)),
             "config": config,
             "question": config["question"],
+            "resumed_despite": work.changed,
         },
     )
+    for change in work.changed:
+        console.print(f"resumed although changed: {change}", highlight=False, markup=False)
     started = time.perf_counter()
     note = runlog.Note(writer)
-    with _interruptible(), runlog.log_to(place.folder, log_level):
-        outcome = _measure(request, plan, writer, done, done_arms, lanes, console, note)
+    with _interruptible(), runlog.log_to(work.folder, runlog.level(config["log_level"])):
+        outcome = _measure(request, plan, writer, work, console, note)
         writer.close(outcome.state)
         note.write(
             state=outcome.state,
             message=outcome.message,
             **({"share": 1.0} if outcome.state == "finished" else {}),
         )
+        seconds = time.perf_counter() - started
         if shard is not None:
-            return _finish_shard(outcome, shard, place, time.perf_counter() - started)
-        html = Path(config["reports_dir"]) / f"{place.run_id}.html"
-        return _finish(outcome, plan, place.folder, html, time.perf_counter() - started)
+            return _finish_shard(outcome, shard, work.folder, seconds)
+        html = Path(config["reports_dir"]) / f"{work.run_id}.html"
+        return _finish(outcome, plan, work.folder, html, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a run lies.
+class _Work:
+    """What a command line comes to on this machine.
 
     Attributes:
         run_id: of the run.
         folder: where its rows go, of a shard one within the run's.
-        kept: folder whose rows count as measured already; None for a run that begins.
+        places: where workers compute; none: here.
+        lanes: training runs at once.
+        conditions: (env_id, environment) of each place.
+        changed: what resume_anyway=true passes over.
+        done: ids of whole cases that need nothing.
+        done_arms: (case id, arm) of runs of others that need nothing.
     """
 
     run_id: str
     folder: Path
-    kept: Path | None
+    places: list[Place]
+    lanes: int
+    conditions: list[tuple[str, Mapping[str, Any]]]
+    changed: list[str]
+    done: set[str]
+    done_arms: set[tuple[str, str]]
+
+    @classmethod
+    def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None) -> _Work:
+        """Reads the machine and, where a run is gone on with, what it holds."""
+        facts = environment.fingerprint(config["device"])
+        lanes = _lanes(config, len(gpus))
+        where = places.places(config, gpus, facts, lanes)
+        own = environment.env_id(facts), facts
+        conditions: list[tuple[str, Mapping[str, Any]]]
+        conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
+        run_id, folder, kept = _place(config, facts, shard)
+        if kept is None:
+            return cls(run_id, folder, where, lanes, conditions, [], set(), set())
+        changed = changes(kept, conditions)
+        if not config["resume_anyway"]:
+            refuse(run_id, changed)
+        done = stored_cases(kept, plan)
+        # The arms of a case are compared with one another: under other conditions all of them are run again. They are
+        # carried over within one folder, so that a shard makes those again that another folder holds.
+        arms = stored_arms(folder, plan, done) if folder.exists() and not changed else set()
+        return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
 
 
-def _stored(plan: Plan, place: _Place, fingerprint: dict[str, Any]) -> tuple[set[str], set[tuple[str, str]]]:
-    """What a run holds already: ids of whole cases, and (case id, arm) of runs of others."""
-    if place.kept is None:
-        return set(), set()
-    done = stored_cases(place.kept, environment.env_id(fingerprint), fingerprint.get("git_commit"), plan)
-    # Arms are carried over within one folder: a shard makes those again that another folder holds.
-    return done, stored_arms(place.folder, plan, done) if place.folder.exists() else set()
-
-
-def _left_to_run(config: dict[str, Any], plan: Plan, shard: shards.Shard | None) -> Iterator[str]:
+def _left_to_run(
+    config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None
+) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
-    fingerprint = environment.fingerprint(config["device"])
-    place = _place(config, fingerprint, shard)
-    done, done_arms = _stored(plan, place, fingerprint)
-    left = _units(plan, done, done_arms)
-    yield f"{place.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
+    work = _Work.of(config, plan, gpus, shard)
+    left = _units(plan, work.done, work.done_arms)
+    yield f"{work.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
 
 
 def _measure(
     request: Request,
     plan: Plan,
     writer: runlog.TellingWriter,
-    done: set[str],
-    done_arms: set[tuple[str, str]],
-    lanes: int,
+    work: _Work,
     console: Console,
     note: runlog.Note,
 ) -> Outcome:
-    config, units = request.config, _units(plan, done, done_arms)
+    config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=units, share=0.0 if units else 1.0)
     with (
-        environment.monitor_for(config["device"]) as monitor,
+        # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
+        nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
         Progress.on(console, units, note, config["quiet"]) as progress,
     ):
         executor = Executor(
             device=config["device"],
-            timer=timer_for(config["device"]),
             timing=request.timing,
             seed=config["seed"],
             control=config["control"],
             monitor=monitor,
             budget_s=config["budget_s"],
-            folder=writer.folder,
-            lanes=lanes,
+            folder=writer.folder.absolute(),
+            places=work.places,
+            lanes=work.lanes,
+            case_timeout_s=config["case_timeout_s"],
             on_case=progress.case,
             on_step=progress.step,
         )
-        return executor.run(plan, writer, done, done_arms)
+        return executor.run(plan, writer, work.done, work.done_arms)
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
@@ -170,13 +222,13 @@ def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
     )
 
 
-def _lanes(config: dict[str, Any]) -> int:
+def _lanes(config: dict[str, Any], gpus: int) -> int:
     """Training runs at once; each computes on one core of a CPU, and a GPU is not shared."""
+    if not config["isolate"]:
+        return 1
     if config["workers"] is not None:
-        if config["workers"] < 1:
-            raise UsageError(f"workers={config['workers']}: expected an integer of at least 1")
         return int(config["workers"])
-    return len(os.sched_getaffinity(0)) if config["device"] == "cpu" else 1
+    return len(os.sched_getaffinity(0)) if config["device"] == "cpu" else gpus
 
 
 def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: float) -> int:
@@ -186,7 +238,7 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: flo
     )
     out = sys.stdout
     out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
-    for reason in outcome.reasons[:TOLD]:
+    for reason in list(outcome.reasons)[:TOLD]:
         out.write(f"  failed: {reason}\n")
     for arms, reason in _unsupported(plan)[:TOLD]:
         out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")
@@ -210,12 +262,12 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: flo
     return 1 if outcome.statuses["failed"] else 0
 
 
-def _finish_shard(outcome: Outcome, shard: shards.Shard, place: _Place, seconds: float) -> int:
+def _finish_shard(outcome: Outcome, shard: shards.Shard, folder: Path, seconds: float) -> int:
     """Prints where the rows of a shard lie; the report is made of all shards together."""
     counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
     sys.stdout.write(f"shard {shard} {outcome.state} in {seconds:.0f} s: {counts or 'nothing new'}\n")
-    sys.stdout.write(f"results  {place.folder}\n")
-    sys.stdout.write(f"report   python -m harness report {place.folder.parent}, once all shards have ended\n")
+    sys.stdout.write(f"results  {folder}\n")
+    sys.stdout.write(f"report   python -m harness report {folder.parent}, once all shards have ended\n")
     if outcome.message:
         sys.stderr.write(f"error: {outcome.message}\n")
         return 2
@@ -239,7 +291,9 @@ def _tell(folder: Path) -> None:
         sys.stdout.write(line + "\n")
 
 
-def _place(config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Shard | None) -> _Place:
+def _place(
+    config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Shard | None
+) -> tuple[str, Path, Path | None]:
     """The run that a command goes on with, or the one that it begins; a shard's folder lies within the run's."""
     results = Path(config["results_dir"])
     if config["resume"] and config["run_id"]:
@@ -259,7 +313,7 @@ def _place(config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Sh
     folder = whole if shard is None else whole / shard.folder
     # A command with run_id= that is given again, as schedulers do after a node failed, goes on with its own rows.
     again = folder if config["run_id"] and (folder / "run.json").exists() else None
-    return _Place(whole.name, folder, whole if config["resume"] else again)
+    return whole.name, folder, whole if config["resume"] else again
 
 
 def _of_all_shards(words: Sequence[str]) -> list[str]:

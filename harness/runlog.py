@@ -20,7 +20,7 @@ from harness.errors import UsageError
 from harness.store import RunWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from harness.measurement import Measurement
@@ -50,10 +50,12 @@ class TellingWriter(RunWriter):
         super().__init__(*args, **named)  # type: ignore[arg-type]
         self.statuses: Counter[str] = Counter()
 
-    def append(self, measurements: Iterable[Measurement]) -> None:
+    def append(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
         """As `RunWriter.append`; told once the rows are durable."""
         rows = list(measurements)
-        super().append(rows)
+        super().append(rows, env)
         self.statuses.update(row.status for row in rows)
         for row in rows:
             about = f"{row.case_id} {row.suite} {row.arm} {row.metric}"

@@ -136,8 +136,10 @@ def cores_of(shard: Shard, cores: Sequence[int]) -> list[int]:
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Keeps this process on these cores, and torch to as many threads."""
+    """Keeps this process and those that it starts on these cores, and torch to as many threads."""
     import torch
 
     os.sched_setaffinity(0, cores)
-    torch.set_num_threads(min(torch.get_num_threads(), len(cores)))
+    threads = min(torch.get_num_threads(), len(cores))
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -1,7 +1,7 @@
 """Store: append-only Parquet, one folder a run.
 
     results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
-    results/<sweep>/<run_id>/rows-*.parquet    the same rows in one file, once the run has closed
+    results/<sweep>/<run_id>/rows-*.parquet    the same rows, some hundreds of parts in one file
     results/<sweep>/<run_id>/run.json          command, configuration, state of the run
     results/<sweep>/<run_id>/shard-0-of-4/     the same, of one shard of a sweep that was spread (harness.shards)
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-_FILL = {"part": ""}  # what stands in a column that an older schema_version lacks; elsewhere null
+_FILL = {"part": "", "tries": 1}  # what stands in a column that an older schema_version lacks; elsewhere null
+GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 
 SCHEMA = pa.schema(
@@ -64,10 +65,8 @@ SCHEMA = pa.schema(
         ("flops", pa.string()),
         ("bytes_moved", pa.float64()),
         ("timing", pa.string()),
-        (
-            "attempt",
-            pa.int64(),
-        ),  # start of the writer in ns since 1970: of a case that was run again, the latest wins
+        ("tries", pa.int32()),
+        ("attempt", pa.int64()),  # of a case that was run again, the largest wins; see RunWriter
         ("env_id", pa.string()),
         ("env", pa.string()),
         ("created_at", pa.string()),
@@ -110,9 +109,10 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
         self._parts: list[str] = []
-        self._attempt = time.time_ns()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # The clock of a machine may be set back between two attempts: the later one still wins.
+            self._attempt = max(time.time_ns(), 1 + _last_attempt(folder))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -122,12 +122,19 @@ class RunWriter:
                 f"cannot write to {folder} ({error.strerror}); choose another folder with results_dir=DIR"
             ) from error
 
-    def append(self, measurements: Iterable[Measurement]) -> None:
-        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over)."""
-        rows = [
-            {**m.as_row(), **self._constant, "attempt": self._attempt, "created_at": _now()}
-            for m in measurements
-        ]
+    def append(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over).
+
+        Args:
+            measurements: the rows.
+            env: env_id and environment of these rows where they are not the writer's own (another GPU).
+        """
+        own = {**self._constant, "attempt": self._attempt, "created_at": _now()}
+        if env is not None:
+            own |= {"env_id": env[0], "env": to_json(env[1])}
+        rows = [{**m.as_row(), **own} for m in measurements]
         if rows:
             self._write(pa.Table.from_pylist(rows, schema=SCHEMA))
 
@@ -135,6 +142,8 @@ class RunWriter:
         name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
         _write_durably(rows, self.folder / name)
         self._parts.append(name)
+        if len(self._parts) >= GATHERED:
+            self._compact()
 
     def carry_over(self, arms: Collection[tuple[str, str]]) -> None:
         """Takes rows of earlier attempts of this run into the present one, so that what is added to their cases
@@ -151,7 +160,7 @@ class RunWriter:
         self._write(pa.Table.from_pandas(kept, schema=SCHEMA, preserve_index=False))
 
     def close(self, state: str) -> None:
-        """Gathers this writer's parts into one file and records how the run ended.
+        """Gathers the parts that this writer has left into one file, and records how the run ended.
 
         Args:
             state: "finished", "interrupted", or "failed" (with what is stored so far intact).
@@ -172,6 +181,7 @@ class RunWriter:
         _write_durably(table, self.folder / f"rows-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet")
         for name in self._parts:
             (self.folder / name).unlink()
+        self._parts.clear()
 
     def _write_about(self) -> None:
         target = self.folder / "run.json"
@@ -298,6 +308,18 @@ def run_folder(file: Path) -> Path:
     'r1'
     """
     return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
+
+
+def _last_attempt(folder: Path) -> int:
+    """The largest attempt in a run; 0 where it has none, or none that can be read."""
+    last = 0
+    for path in folder.rglob("*.parquet"):
+        try:
+            found = _read_part(path).rows["attempt"].drop_null()
+        except (OSError, pa.ArrowException, ValueError):  # read() says so
+            continue
+        last = max([last, *found.to_pylist()])
+    return last
 
 
 def _files(path: Path) -> list[Path]:

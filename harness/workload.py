@@ -159,6 +159,14 @@ class Plannable(Protocol):
         ...
 
 
+def runs_alone(suite: Plannable) -> bool:
+    """Whether a case of the suite is timed while no other GPU of the machine works: it says so by `ALONE = True`.
+
+    For whole steps under load, whose speed is that of the power and the air that the GPUs of a machine share.
+    """
+    return bool(getattr(suite, "ALONE", False))
+
+
 @runtime_checkable
 class Suite(Plannable, Protocol):
     """A family of workloads that are timed."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from harness.case import Case, Scalar
 
+ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
 MODES = ("eager", "compile")
 LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not

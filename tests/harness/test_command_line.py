@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from toy import ToySuite
+from unruly import Unruly
 
-from harness import run, store
+from harness import environment, run, store
 from harness.__main__ import main
 from harness.workload import Numerics, Unsupported, Workload
 
@@ -57,7 +60,7 @@ def test_a_failed_case_is_exit_1_and_still_reported(
     toy: ToySuite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toy.behaviour = {"other": lambda case: Workload(run=int, check=lambda: Numerics({}, False, "wrong"))}
-    assert main(["sweep=toy", "device=cpu"]) == 1
+    assert main(["sweep=toy", "device=cpu", "isolate=false"]) == 1
     assert lines(capsys)[0][-1].startswith("report")
 
 
@@ -83,6 +86,12 @@ def test_skipped_arms_are_exit_0_and_the_end_says_why(
         ["sweep=toy", "bisect=other"],
         ["sweep=toy", "bisect=other", "dry_run=true"],
         ["sweep=toy", "budget_s=-1"],
+        ["sweep=toy", "device=cpu", "devices=all"],
+        ["sweep=toy", "device=cpu", "devices=0,1"],
+        ["sweep=toy", "case_timeout_s=0"],
+        ["sweep=toy", "case_memory_gib=-1"],
+        ["sweep=toy", "case_timeout_s=5", "isolate=false"],
+        ["sweep=toy", "workers=2", "isolate=false"],
         ["swep"],
         ["report", "no/such/run"],
         ["report"],
@@ -138,7 +147,7 @@ def test_ctrl_c_keeps_finished_cases_and_reports_them(
         return Workload(run=int, check=lambda: Numerics({}))
 
     toy.behaviour = {"other": build}
-    assert main(["sweep=toy", "device=cpu"]) == 2
+    assert main(["sweep=toy", "device=cpu", "isolate=false"]) == 2
     out, err = lines(capsys)
     assert "error: interrupted; the finished cases are stored" in err
     assert store.read(out[-2].split()[-1])["case_id"].nunique() == 1
@@ -161,6 +170,47 @@ def test_resume_runs_only_what_is_missing(toy: ToySuite, capsys: pytest.CaptureF
     assert lines(capsys)[0][-1] == f"{run_id} holds 2 of these measurements, 0 are left"
     assert main(["sweep=toy", "device=cpu", f"resume={run_id}"]) == 0
     assert "nothing new" in lines(capsys)[0][0]
+
+
+def test_a_suite_that_cannot_be_sent_to_a_worker_is_told_how_to_run(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy.behaviour = {"other": lambda case: Workload(run=int, check=lambda: Numerics({}))}
+    assert main(["sweep=toy", "device=cpu"]) == 1
+    told = [line for line in lines(capsys)[0] if line.startswith("  failed")]
+    assert "cannot be handed to a worker process" in told[0]
+    assert "isolate=false" in told[0]
+
+
+def test_resume_by_other_code_says_what_changed_and_can_be_forced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One case before a change of code and of torch, one after it; the report shows both."""
+    monkeypatch.setitem(run.SUITES, "toy", Unruly(acts={2: "die"}))
+    assert main(["sweep=toy", "device=cpu"]) == 1
+    folder = Path(lines(capsys)[0][-2].split()[-1])
+    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    real = environment.fingerprint
+    changed = {"code": "0123456789ab", "git_commit": "f" * 40, "torch": "9.9"}
+    monkeypatch.setattr(environment, "fingerprint", lambda *given: {**real(*given), **changed})
+    again = ["sweep=toy", "device=cpu", f"resume={folder.name}"]
+    assert main(again) == 2
+    (error,) = lines(capsys)[1]
+    before = real("cpu")
+    assert f"-> commit {'f' * 12}" in error
+    assert f"torch {before['torch']} -> 9.9" in error
+    assert "resume_anyway=true" in error
+    assert main([*again, "resume_anyway=true"]) == 0
+    out, err = lines(capsys)
+    assert any(line.startswith("resumed although changed: code of commit") for line in err)
+    assert len(store.read_about(folder)["resumed_despite"]) == 2
+    frame = store.read(folder)
+    assert (frame["status"] == "ok").all()
+    assert {json.loads(env)["torch"] for env in frame["env"]} == {before["torch"], "9.9"}
+    assert frame.groupby("case_id")["env_id"].nunique().tolist() == [1, 1]
+    page = Path(out[-1].split()[-1]).with_suffix(".md").read_text()
+    assert "torch 9.9" in page
+    assert f"torch {before['torch']}" in page
 
 
 def test_help_lists_every_sweep_with_its_question(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,37 +240,39 @@ def test_help_report_and_an_unknown_command_start_without_torch(words: list[str]
 
 # A sweep whose second case never ends, in a process of its own, to be stopped from outside.
 ENDLESS = """
-import signal, sys, time
+import signal, sys
 from harness import run
 from harness.__main__ import main
-from harness.workload import Numerics, Workload
-from toy import ToySuite
-
-def build(case):
-    if case["n"] == 2:
-        print("second case", flush=True)
-        time.sleep(600)
-    return Workload(run=int, check=lambda: Numerics({}))
+from unruly import Unruly
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" hands it down as ignored
-run.SUITES["toy"] = ToySuite(behaviour={"other": build})
-sys.exit(main(["sweep=toy", "device=cpu"]))
+run.SUITES["toy"] = Unruly(acts={2: "hang"})
+sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("how", "isolate"),
+    [(signal.SIGINT, "true"), (signal.SIGTERM, "true"), (signal.SIGKILL, "true"), (signal.SIGTERM, "false")],
+)
 def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
-    how: signal.Signals, tmp_path: Path
+    how: signal.Signals, isolate: str, tmp_path: Path
 ) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-c", ENDLESS, f"isolate={isolate}"], cwd=tmp_path, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
     ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stdout.readline() == "second case\n"
+        deadline = time.monotonic() + 90
+        while not (tmp_path / "hanging").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(how)
         out, err = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
     assert store.read(tmp_path / "results")["case_id"].nunique() == 1
     if how == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL

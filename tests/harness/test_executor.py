@@ -16,10 +16,8 @@ import pytest
 import torch
 from toy import ToySuite, nothing
 
-from harness import compiling, store, timing_session
-from harness import executor as executor_module
+from harness import bench, compiling, store, timing_session
 from harness.case import Case
-from harness.errors import UsageError
 from harness.executor import Executor, Outcome
 from harness.gpu_monitor import NullMonitor
 from harness.plan import Plan, make_plan
@@ -169,17 +167,11 @@ def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tm
     outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3], budget_s=15, clock=lambda: float(next(ticks)))
     assert outcome.statuses["skipped"] == 4
     assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
-    done = stored_cases(tmp_path, "e", None, plan(ToySuite(), [1, 2, 3]))
+    done = stored_cases(tmp_path, plan(ToySuite(), [1, 2, 3]))
     assert len(done) == 1
     _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
     assert (frame["status"] == "ok").all()
     assert frame["case_id"].nunique() == 3
-
-
-def test_resume_refuses_another_environment(tmp_path: Path) -> None:
-    execute(tmp_path, ToySuite())
-    with pytest.raises(UsageError, match="measured in environment e, this one is f"):
-        stored_cases(tmp_path, "f", None, plan(ToySuite()))
 
 
 def test_memory_is_released_when_no_frame_of_a_failed_arm_holds_any(
@@ -200,7 +192,7 @@ def test_memory_is_released_when_no_frame_of_a_failed_arm_holds_any(
             raise MemoryError("second") from None
 
     monkeypatch.setattr(
-        executor_module, "release_memory", lambda: seen.append(all(r() is None for r in held) and bool(held))
+        bench, "release_memory", lambda: seen.append(all(r() is None for r in held) and bool(held))
     )
     monkeypatch.setattr(compiling, "prime", lambda device: None)
     execute(tmp_path, ToySuite(behaviour={"other": build}), device="cuda")
@@ -221,14 +213,12 @@ class LostDevice:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_resume_refuses_other_code_and_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
+def test_resume_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
     execute(tmp_path, ToySuite())
-    with pytest.raises(UsageError, match=r"measured by commit None, this is abc"):
-        stored_cases(tmp_path, "e", "abc", plan(ToySuite()))
     more = ToySuite()
     more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
-    assert stored_cases(tmp_path, "e", None, plan(more)) == set()
-    assert len(stored_cases(tmp_path, "e", None, plan(ToySuite()))) == 1
+    assert stored_cases(tmp_path, plan(more)) == set()
+    assert len(stored_cases(tmp_path, plan(ToySuite()))) == 1
 
 
 def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path) -> None:
@@ -253,7 +243,7 @@ def test_a_lost_device_is_named_and_not_blamed_on_the_later_cases(tmp_path: Path
         .all()
     )
     assert outcome.statuses["failed"] == 4
-    assert len(stored_cases(tmp_path, "e", None, made)) == 2
+    assert len(stored_cases(tmp_path, made)) == 2
 
 
 def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:

@@ -10,9 +10,11 @@ import pytest
 
 from harness import store
 from harness.__main__ import main
+from harness.environment import env_id
 from harness.errors import UsageError
+from harness.measurement import Measurement
 from harness.plan import Plan, make_plan
-from harness.resume import stored_arms, stored_cases
+from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import row
 from harness.suites import divergence
 
@@ -47,7 +49,7 @@ def stored(folder: Path, plan: Plan, sha256: str) -> Path:
 def test_the_same_text_at_another_place_is_the_same_case(tmp_path: Path) -> None:
     here, there = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT))
     run = stored(tmp_path, here, hashlib.sha256(TEXT).hexdigest())
-    assert stored_cases(run, "e", None, there) == {there.cases[0].case.case_id}
+    assert stored_cases(run, there) == {there.cases[0].case.case_id}
     assert stored_arms(run, there, set()) == {(there.cases[0].case.case_id, "base")}
     assert str(tmp_path) not in "".join(store.read(run)["axes"])
 
@@ -60,7 +62,7 @@ def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:
     other = written(tmp_path / "b", TEXT[::-1])
     message = rf"read a text with sha256 {first[:16]}\.\.\., data=bytes is now one with .* resume= out"
     with pytest.raises(UsageError, match=message):
-        stored_cases(run, "e", None, planned(other))
+        stored_cases(run, planned(other))
 
 
 def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:
@@ -104,3 +106,49 @@ def test_resume_with_other_settings_is_refused_and_leaves_the_run_as_it_was(
     assert "was made with another axes; repeat its command" in capsys.readouterr().err
     assert about.read_text() == before
     assert main([*words, resumed, *folders]) == 0
+
+
+def conditions(**env: Any) -> list[tuple[str, dict[str, Any]]]:
+    facts = {"device": "cpu", "torch": "2.11", "git_commit": "a" * 40, "git_dirty": False, "code": "c1"} | env
+    return [(env_id(facts), facts)]
+
+
+@pytest.mark.parametrize(
+    ("now", "changed"),
+    [
+        ({}, []),
+        ({"torch": "2.13"}, ["torch 2.11 -> 2.13"]),
+        ({"driver": "580"}, ["driver None -> 580"]),
+        ({"host_hash": "x"}, []),  # a time does not depend on it
+        ({"git_commit": "b" * 40}, []),  # a commit that changed no code
+        ({"code": "c2", "git_dirty": True}, [f"code of commit {'a' * 12} -> commit {'a' * 12} with uncommitted changes"]),
+        ({"code": None, "git_commit": "b" * 40}, [f"code of commit {'a' * 12} -> commit {'b' * 12}"]),
+        ({"code": None}, []),
+        (
+            {"code": "c2", "git_commit": "b" * 40, "torch": "2.13"},
+            [f"code of commit {'a' * 12} -> commit {'b' * 12}", "torch 2.11 -> 2.13"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_has_changed_since_a_run_is_named(
+    now: dict[str, Any], changed: list[str], tmp_path: Path
+) -> None:
+    ((before, facts),) = conditions()
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="w", env_id=before, env=facts, about={})
+    writer.append([Measurement("s", "c", "a", "{}", "time_ms", "ok", samples=(1.0,))])
+    found = changes(tmp_path / "r", conditions(**now))
+    assert found == changed
+    if not changed:
+        return refuse("r", found)
+    with pytest.raises(UsageError, match=r"under other conditions: .*; start a new run .*resume_anyway=true"):
+        refuse("r", found)
+    return None
+
+
+def test_a_run_of_several_devices_goes_on_with_any_of_them(tmp_path: Path) -> None:
+    both = conditions() + conditions(power_limit_w=500)
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="w", env_id="-", env={}, about={})
+    rows = [Measurement("s", "c", "a", "{}", "time_ms", "ok", samples=(1.0,))]
+    writer.append(rows, both[1])
+    assert changes(tmp_path / "r", both) == []
+    assert changes(tmp_path / "r", both[:1]) == ["power_limit_w 500 -> None"]

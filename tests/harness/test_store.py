@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,52 @@ def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -
         ("c1", "a", 9.0), ("c2", "a", 2.0),
     ]  # fmt: skip
     assert len(store.read(folder, all_attempts=True)) == 4
+
+
+def test_the_later_attempt_wins_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "r1"
+    writer(folder).append(rows("c1", 1.0))
+    real = time.time_ns
+    monkeypatch.setattr(store.time, "time_ns", lambda: real() - 3600 * 10**9)
+    writer(folder).append(rows("c1", 2.0))
+    writer(folder).append(rows("c1", 3.0))
+    assert store.read(folder)["value"].tolist() == [3.0]
+    assert len(store.read(folder, all_attempts=True)) == 3
+
+
+def test_a_duplicate_shard_counts_once(tmp_path: Path) -> None:
+    """The same cases, measured by two writers of one run in two folders that are then copied together."""
+    for name, value in (("shard", 1.0), ("again", 2.0)):
+        writer(tmp_path / name / "r1", run_id="r1").append(rows("c1", value) + rows("c1", value, arm="b"))
+    assert store.read(tmp_path)["value"].tolist() == [2.0, 2.0]
+
+
+def test_a_long_run_is_gathered_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "GATHERED", 4)
+    run = writer(tmp_path / "r1")
+    for i in range(10):
+        run.append(rows(f"c{i}", float(i)))
+        assert len(list((tmp_path / "r1").glob("part-*"))) < 4
+    run.close("finished")
+    assert len(list((tmp_path / "r1").glob("*.parquet"))) == 3
+    assert sorted(store.read(tmp_path)["value"]) == [float(i) for i in range(10)]
+
+
+def test_rows_of_another_device_say_so(tmp_path: Path) -> None:
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"), ("e2", {"gpu": "other"}))
+    frame = store.read(tmp_path).set_index("case_id")
+    assert frame["env_id"].to_dict() == {"c1": "e1", "c2": "e2"}
+    assert frame.loc["c2", "env"] == '{"gpu":"other"}'
+
+
+def test_rows_of_an_older_harness_were_tried_once(tmp_path: Path) -> None:
+    old = pa.table({"schema_version": [2], "case_id": ["c1"], "value": [3.0]})
+    pq.write_table(old, tmp_path / "part-old.parquet")
+    assert store.read(tmp_path)["tries"].tolist() == [1]
 
 
 def test_two_machines_merge_by_copying_folders(tmp_path: Path) -> None:

@@ -18,15 +18,15 @@ import pytest
 import toy_trials
 from toy_trials import STEPS, ToyTrials
 
-from harness import executor as executor_module
-from harness import run, store, trials
+from harness import bench, run, store
 from harness.__main__ import main
-from harness.executor import Executor, Outcome
+from harness.executor import Executor, Outcome, Place
 from harness.plan import Plan, make_plan
 from harness.progress import _Log
 from harness.resume import stored_arms, stored_cases
+from harness.tasks import Task
 from harness.timing import TimingConfig, timer_for
-from harness.trials import Task
+from harness.workers import Conditions
 from harness.workload import Suite, TrialSuite, Unsupported
 
 ARMS = ("base", "tensorwise", "rowwise", "broken")
@@ -45,13 +45,14 @@ def writer(folder: Path) -> store.RunWriter:
 
 
 def execute(
-    folder: Path, suite: ToyTrials, *, seeds: int = 2, resume: bool = False, **changes: Any
+    folder: Path, suite: ToyTrials, *, seeds: int = 2, resume: bool = False, lanes: int = 0, **changes: Any
 ) -> tuple[Outcome, pd.DataFrame]:
     made = plan(suite, seeds)
-    done = stored_cases(folder, "e", None, made) if resume else set()
+    done = stored_cases(folder, made) if resume else set()
     done_arms = stored_arms(folder, made, done) if resume else set()
     into = writer(folder)
-    given = {"device": "cpu", "timer": timer_for("cpu")} | changes
+    places = [Place(Conditions.here())] if lanes else []  # none: all in this process
+    given = {"device": "cpu", "timer": timer_for("cpu"), "places": places, "lanes": lanes} | changes
     executor = Executor(timing=TimingConfig(), **given)
     outcome = executor.run(made, into, done, done_arms)
     into.close(outcome.state)
@@ -77,7 +78,7 @@ def test_the_suites_of_the_two_kinds_are_told_apart() -> None:
     assert not any(kinds.values())
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [0, 2])
 def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
     outcome, frame = execute(tmp_path, ToyTrials(), lanes=lanes)
     assert outcome.state == "finished"
@@ -89,7 +90,7 @@ def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [0, 2])
 def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
     outcome, frame = execute(tmp_path, ToyTrials({"tensorwise": "raise"}), lanes=lanes)
     assert curves(frame) == {key: values for key, values in WHOLE.items() if key[1] != "tensorwise"}
@@ -114,7 +115,7 @@ def test_a_lost_device_is_named_and_resume_makes_the_runs_that_it_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toy_trials, "fault", [])
-    monkeypatch.setattr(trials, "device_works", trials.device_works)
+    monkeypatch.setattr(bench.Bench, "lost", bench.Bench.lost)
     suite = ToyTrials({"tensorwise": "lose"})
     _, frame = execute(tmp_path, suite, seeds=1, timer=LostDevice())
     assert curves(frame) == {(0, "base"): [0.0] * STEPS}
@@ -133,7 +134,7 @@ def test_memory_that_cannot_be_released_is_a_lost_device(
     def refuse() -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(executor_module, "release_memory", refuse)
+    monkeypatch.setattr(bench, "release_memory", refuse)
     outcome, frame = execute(tmp_path, ToyTrials(), seeds=1, device="cuda")
     assert outcome.state == "finished"
     assert curves(frame) == {(0, "base"): [0.0] * STEPS}
@@ -153,12 +154,23 @@ def test_a_curve_that_ends_early_is_a_result_and_one_that_never_began_a_failure(
     assert reason == "nothing was trained: loss is nan at step 0"
 
 
-def test_a_process_that_dies_takes_its_own_run_only_and_resume_goes_on_from_its_file(tmp_path: Path) -> None:
-    suite = ToyTrials({"tensorwise": "die"})
+def test_a_process_that_dies_takes_its_own_run_only_which_goes_on_from_its_file(tmp_path: Path) -> None:
+    outcome, frame = execute(tmp_path, ToyTrials({"tensorwise": "die"}), lanes=2)
+    assert curves(frame) == WHOLE
+    assert set(outcome.statuses) == {"ok"}
+    tries = frame.groupby("arm")["tries"].agg(set).to_dict()
+    assert tries == {arm: {2} if arm == "tensorwise" else {1} for arm in ARMS}
+    begun = {json.loads(r)["begun"] for r in frame[frame["arm"] == "tensorwise"]["resolved"]}
+    assert begun == {3}
+
+
+def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_file(tmp_path: Path) -> None:
+    suite = ToyTrials({"tensorwise": "die 2"})
     outcome, frame = execute(tmp_path, suite, lanes=2)
     assert curves(frame) == {key: values for key, values in WHOLE.items() if key[1] != "tensorwise"}
-    reasons = set(frame[frame["status"] == "failed"]["reason"])
-    assert reasons == {"the process of this run died (signal 9); resume=RUN_ID runs it again"}
+    (reason,) = set(frame[frame["status"] == "failed"]["reason"])
+    assert reason.startswith("its process died twice (signal 9, SIGKILL) after ")
+    assert reason.endswith("; resume=RUN_ID runs it again")
     assert outcome.statuses["failed"] == 2
     outcome, frame = execute(tmp_path, suite, resume=True, lanes=2)
     assert curves(frame) == WHOLE
@@ -225,7 +237,7 @@ def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(
     assert len(curves(frame)) == 2
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", [0, 2])
 def test_runs_past_the_time_budget_are_rows_that_say_so_and_resume_makes_them(
     lanes: int, tmp_path: Path
 ) -> None:

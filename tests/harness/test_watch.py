@@ -22,6 +22,7 @@ ROOT = Path(watch.__file__).parent.parent
 SWEEP = """\
 # Does the toy pay?
 suite: toy
+isolate: false
 axes: {n: [1, 2, 3]}
 timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
          warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import trials
+from harness.bench import Bench
 from harness.case import Case, Scalar
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
@@ -24,7 +24,8 @@ class ToyTrials:
 
     raise    a RuntimeError
     lose     likewise, and so does every later run of the process, as after a CUDA fault
-    die      the process kills itself, once: not where its file shows that it has been there
+    die      the process kills itself, once: a file shows that it has been there
+    die N    likewise, N times over
     stop     Ctrl-C
     wait     sleeps for a tenth of a second a step
     hang     says nothing for ten minutes
@@ -73,13 +74,17 @@ class ToyTrials:
         for step in range(begun, STEPS):
             if step == 3 and act == "lose":
                 fault.append("CUDA error: an illegal memory access was encountered")
-                trials.device_works = lambda device: not fault
+                Bench.lost = lambda self: fault[0] if fault else ""
             if fault:
                 raise RuntimeError(fault[0])
             if step == 3 and act == "raise":
                 raise RuntimeError("boom")
-            if step == 3 and act == "die" and begun == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 3 and act.startswith("die"):
+                deaths = workspace / "deaths"
+                died = len(deaths.read_text()) if deaths.exists() else 0
+                if died < int(act.partition(" ")[2] or 1):
+                    deaths.write_text("x" * (died + 1))
+                    os.kill(os.getpid(), signal.SIGKILL)
             if step == 3 and act == "stop":
                 raise KeyboardInterrupt
             if step == 3 and act == "nan":

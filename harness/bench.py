@@ -1,0 +1,204 @@
+"""Bench: measures one case in this process, all its arms, and turns what happens into rows.
+
+Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then time the arms
+that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is timed ends as a `failed` row
+with its reason; the other arms go on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from harness import compiling, environment
+from harness.errors import one_line
+from harness.rows import (
+    AGAIN,
+    PreparedArm,
+    about,
+    all_arms,
+    energy_row,
+    numerics_rows,
+    row,
+    time_row,
+)
+from harness.timers import release_memory
+from harness.timing import Timer, TimingConfig, measure, measure_sustained, timer_for
+from harness.workload import Suite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from harness.measurement import Measurement
+    from harness.plan import PlannedCase
+    from harness.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How cases are measured, wherever that is.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        timing: warm-up, rounds and stop rule.
+        seed: of the order of the arms within the rounds.
+        control: time each baseline twice (A/A).
+        folder: of the run, for files that belong to rows (traces).
+    """
+
+    device: str
+    timing: TimingConfig
+    seed: int = 0
+    control: bool = True
+    folder: Path | None = None
+
+
+class Bench:
+    """Measures cases on one device, in this process.
+
+    Args:
+        setting: how.
+        timer: how one block of calls is timed.
+        monitor: reads clocks, power and throttling of the GPU; None on a CPU.
+    """
+
+    def __init__(self, setting: Setting, timer: Timer, monitor: Any = None) -> None:
+        self.setting, self._timer, self._monitor = setting, timer, monitor
+
+    def measure(
+        self, planned: PlannedCase, *, sustained: bool = False, on_stage: Callable[[str], None] | None = None
+    ) -> list[Measurement]:
+        """All rows of one case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms.
+
+        Args:
+            planned: the case.
+            sustained: under sustained load as well.
+            on_stage: told of each stage that is done.
+        """
+        try:
+            return self._measure(planned, sustained, on_stage or (lambda stage: None))
+        except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
+            return all_arms(planned, "failed", one_line(error))
+
+    def lost(self) -> str:
+        """Why this process can use its device no more; "" where it can. After a CUDA fault every later call fails.
+
+        A device that is well gets back what a case left in its memory.
+        """
+        try:
+            self._timer.synchronize()
+            if self.setting.device == "cuda":
+                release_memory()
+        except RuntimeError as error:
+            return one_line(error)
+        return ""
+
+    def _measure(
+        self, planned: PlannedCase, sustained: bool, on_stage: Callable[[str], None]
+    ) -> list[Measurement]:
+        device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
+        rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
+        compiling.reset()
+        if device == "cuda":
+            release_memory()
+        arms: dict[str, PreparedArm] = {}
+        for name in planned.runnable:
+            arm = self._prepare(planned, name, rows)
+            if arm is not None:
+                arms[name] = arm
+            elif device == "cuda":
+                release_memory()  # what this arm held is there for the next one, now that no frame holds it
+            on_stage(f"arm {name} was made ready")
+        if self.setting.control:
+            baselines = {arm.baseline or arm.name for arm in arms.values()}
+            for name in [name for name in arms if name in baselines]:
+                arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
+        closures = {name: arm.workload.run for name, arm in arms.items()}
+        resident = {n: a.workload.resident for n, a in arms.items() if a.workload.resident is not None}
+        # Events would see a launch cost only where the device waits for the host.
+        timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self._timer
+        before = environment.snapshot(self._monitor)
+        watch = compiling.CompileWatch()
+        timings = list(measure(closures, timer, timing, seed, self._monitor, resident=resident).items())
+        if sustained and not resident:  # a resident arm is timed under its own load already
+            on_stage("it was timed")
+            # Listed first: making the copies takes memory and time that no timed call may spend.
+            rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
+            timings += measure_sustained(rotating, timer, timing, seed, self._monitor).items()
+        # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
+        recompiled = watch.steady_fault()
+        state = {"before": before, "after": environment.snapshot(self._monitor)}
+        rows += [time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
+        energy = [
+            energy_row(planned, arms[name], timing, device)
+            for name, timing in timings
+            if arms[name].workload.tokens and not timing.failure
+        ]
+        return rows + [row for row in energy if row.status == "ok" or not row.arm.endswith(AGAIN)]
+
+    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
+        """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
+        info = planned.suite.ARMS[name]
+        resolved: dict[str, object] = {}
+        try:
+            workload = _timed_suite(planned).build(planned.case, name, self.setting.device)
+            resolved.update(workload.resolved)
+            arm = PreparedArm(name, info.baseline, workload, resolved)
+            if workload.compiled:
+                rows += self._compile(planned, arm)
+                if rows[-1].status == "failed":
+                    return None
+            numerics = workload.check()
+            resolved.update(workload.resolved)  # a check may learn what really ran
+            if numerics.ok and workload.profile is not None and self.setting.folder is not None:
+                profiled = workload.profile(self.setting.folder)
+                resolved.update(workload.resolved)
+                rows += numerics_rows(planned, arm, profiled)
+        except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
+            rows.append(
+                row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
+            )
+            return None
+        rows += numerics_rows(planned, arm, numerics)
+        if not numerics.ok:
+            rows.append(
+                row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
+            )
+            return None
+        return arm
+
+    def _compile(self, planned: PlannedCase, arm: PreparedArm) -> list[Measurement]:
+        """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
+        compiling.prime(self.setting.device)
+        work = arm.workload
+        with compiling.empty_caches() if work.recompile is not None else nullcontext():
+            watch = compiling.CompileWatch()
+            seconds = self._first_call(work)
+            arm.resolved.update(watch.summary())
+            fault = watch.fault()
+            if fault:
+                return [row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
+            rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
+            if work.recompile is not None:
+                work.recompile()
+                again = row(
+                    planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
+                )
+                rows.append(replace(again, part="warm"))
+        return rows
+
+    def _first_call(self, work: Workload) -> float:
+        """Seconds of a call that compiles."""
+        with work.held():
+            started = time.perf_counter()
+            work.run()
+            self._timer.synchronize()
+            return time.perf_counter() - started
+
+
+def _timed_suite(planned: PlannedCase) -> Suite:
+    assert isinstance(planned.suite, Suite)
+    return planned.suite

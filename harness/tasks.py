@@ -1,0 +1,110 @@
+"""Tasks: what a sweep is made of, done here or by a worker: a case whose arms are timed, or one run of a trial suite.
+
+A run depends on nothing but its case and arm, so on a CPU its result is the same bit for bit wherever and beside
+whatever it runs; on a GPU as far as its kernels are deterministic (`harness.training.loop`).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness import environment
+from harness.bench import Bench, Setting
+from harness.errors import OUT_OF_MEMORY, one_line
+from harness.rows import trial_rows
+from harness.timing import timer_for
+from harness.workload import Trial, TrialSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from harness.case import Case
+    from harness.measurement import Measurement
+    from harness.plan import PlannedCase
+
+REPORT_S = 0.2  # between two messages about the steps of one run
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to do.
+
+    Attributes:
+        planned: the case.
+        arm: of a trial suite, the arm whose run this is; "" where the case is timed, all arms at once.
+        workspace: where a run may keep checkpoints; None where the case is timed.
+        sustained: time the case under sustained load as well.
+    """
+
+    planned: PlannedCase
+    arm: str = ""
+    workspace: Path | None = None
+    sustained: bool = False
+
+    @property
+    def case(self) -> Case:
+        """The case, without what was planned for it."""
+        return self.planned.case
+
+
+def do(task: Task, bench: Bench, tell: Callable[[int, int, str], None]) -> list[Measurement]:
+    """The rows of a task; whatever its suite raises is among them.
+
+    Args:
+        task: what to do.
+        bench: measures in this process.
+        tell: told of steps done, of how many, and in words.
+    """
+    if task.workspace is None:
+        return bench.measure(task.planned, sustained=task.sustained, on_stage=lambda stage: tell(0, 0, stage))
+    assert isinstance(task.planned.suite, TrialSuite)
+
+    def on_step(done: int, total: int) -> None:
+        tell(done, total, f"step {done} of {total}")
+
+    device = bench.setting.device
+    try:
+        trial = task.planned.suite.trial(task.case, task.arm, device, task.workspace, on_step)
+    except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
+        trace = "".join(traceback.format_exception(error))[-4000:]
+        return trial_rows(task.planned, task.arm, Trial((), failure=one_line(error)), trace)
+    return trial_rows(task.planned, task.arm, trial)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """A task as a worker does it (`harness.workers.Job`)."""
+
+    setting: Setting
+    task: Task
+
+    def __call__(self, tell: Callable[[int, int, str], None]) -> tuple[list[Measurement], bool]:
+        """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
+        bench = _bench(self.setting)
+        rows = do(self.task, bench, _now_and_then(tell))
+        return rows, bool(bench.lost()) or any(r.reason.startswith(OUT_OF_MEMORY) for r in rows)
+
+
+@functools.cache
+def _bench(setting: Setting) -> Bench:
+    """This process's own, with its timer and its monitor, which stay open for the next case."""
+    monitor = environment.monitor_for(setting.device).__enter__()
+    return Bench(setting, timer_for(setting.device), monitor)
+
+
+def _now_and_then(tell: Callable[[int, int, str], None]) -> Callable[[int, int, str], None]:
+    """Passes on every stage of a case, but of the steps of a run one in `REPORT_S`."""
+    last = 0.0
+
+    def told(done: int, total: int, what: str) -> None:
+        nonlocal last
+        if total == 0 or time.monotonic() - last >= REPORT_S:
+            last = time.monotonic()
+            tell(done, total, what)
+
+    return told

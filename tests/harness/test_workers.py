@@ -1,0 +1,237 @@
+"""Workers and their pool. Oracle: what the jobs below return, and the process table."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from harness import ranks, workers
+from harness.processes import ending
+from harness.workers import Conditions, Ended, Pool, Tell
+
+MIB = 2**20
+
+
+def answer(value: Any, tell: Tell, *, spoiled: bool = False) -> tuple[Any, bool]:
+    return (value, os.getpid()), spoiled
+
+
+def facts(tell: Tell) -> tuple[Any, bool]:
+    return (os.environ.get("OF_THIS_TEST"), str(Path.cwd()), torch.get_num_threads()), False
+
+
+def signs(count: int, tell: Tell) -> tuple[Any, bool]:
+    for i in range(count):
+        tell(i + 1, count, f"step {i + 1}")
+    return count, False
+
+
+def die(tell: Tell) -> tuple[Any, bool]:
+    os.write(2, b"first line\nlast line\n")
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+def die_once(been: Path, tell: Tell) -> tuple[Any, bool]:
+    if not been.exists():
+        been.touch()
+        os._exit(7)
+    return "there again", False
+
+
+def hang(tell: Tell) -> tuple[Any, bool]:
+    tell(0, 0, "the sleep began")
+    child = subprocess.Popen(["sleep", "600"])
+    Path("child").write_text(str(child.pid))
+    time.sleep(600)
+    raise AssertionError
+
+
+def noise(tell: Tell) -> tuple[Any, bool]:
+    for descriptor in (1, 2):
+        os.write(descriptor, b"\x80\x04\x95\xff\x1b[2J\n" * 20_000)
+    return "heard", False
+
+
+def hog(size: int, tell: Tell) -> tuple[Any, bool]:
+    try:
+        return len(bytearray(size)), False
+    except MemoryError:
+        return "refused", False
+
+
+def grow(size: int, tell: Tell) -> tuple[Any, bool]:
+    KEPT.append(b"x" * size)
+    return os.getpid(), False
+
+
+KEPT: list[bytes] = []
+
+
+def unsendable(tell: Tell) -> tuple[Any, bool]:
+    return lambda: None, False
+
+
+def rank() -> int:
+    return torch.distributed.get_rank()
+
+
+def with_ranks(tell: Tell) -> tuple[Any, bool]:
+    return ranks.run(rank, 2), False
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def do(jobs: Sequence[Any], *, count: int = 1, timeout_s: float = 120, **conditions: Any) -> list[Ended]:
+    with Pool([Conditions.here(**conditions)] * count, timeout_s) as pool:
+        return list(pool.run(jobs))
+
+
+def test_a_worker_is_used_again_and_ends_with_the_pool() -> None:
+    ended = do([partial(answer, i) for i in range(5)])
+    assert [e.result[0] for e in ended] == list(range(5))
+    (process,) = {e.result[1] for e in ended}
+    assert process != os.getpid()
+    assert not psutil.pid_exists(process)
+    assert {(e.fault, e.tries, e.worker) for e in ended} == {("", 1, 0)}
+
+
+def test_a_spoiled_worker_does_nothing_more() -> None:
+    one, two, three = do([partial(answer, 1), partial(answer, 2, spoiled=True), partial(answer, 3)])
+    assert one.result[1] == two.result[1] != three.result[1]
+
+
+def test_every_job_is_done_once_by_several_workers() -> None:
+    ended = do([partial(answer, i) for i in range(20)], count=3)
+    assert sorted(e.result[0] for e in ended) == list(range(20))
+
+
+def test_a_worker_waits_while_its_result_is_dealt_with() -> None:
+    """The next case must not be timed while the rows of the last are written."""
+    asked: list[int] = []
+
+    def jobs() -> Iterator[Any]:
+        for i in range(3):
+            asked.append(i)
+            yield partial(answer, i)
+
+    with Pool([Conditions.here()], 60) as pool:
+        for i, _ in enumerate(pool.run(jobs())):
+            assert asked == list(range(i + 1))
+
+
+def test_a_job_that_kills_two_workers_has_failed_and_its_last_words_are_kept() -> None:
+    bad, good = do([die, partial(answer, "next")])
+    assert bad.fault.startswith("its process died twice (signal 11, SIGSEGV) after its start: ")
+    assert bad.died
+    assert bad.tries == 2
+    assert "first line\nlast line" in bad.printed
+    assert good.result[0] == "next"
+
+
+def test_a_job_whose_worker_died_from_outside_is_done_by_a_second() -> None:
+    (ended,) = do([partial(die_once, Path("been"))])
+    assert (ended.result, ended.tries, ended.fault) == ("there again", 2, "")
+
+
+def test_a_silent_job_is_ended_with_all_that_it_started() -> None:
+    hung, good = do([hang, partial(answer, "next")], timeout_s=0.5)
+    assert hung.fault == (
+        "no sign of life for 0.5 s since the sleep began; case_timeout_s=SECONDS allows more"
+    )
+    assert not hung.died
+    assert hung.tries == 1
+    assert good.result[0] == "next"
+    child = int(Path("child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_each_sign_of_life_gives_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this side leaps 100 s a sign; five of them exceed 150 s, any two do not."""
+    leaps, clock = [0], time.monotonic
+    monkeypatch.setattr(workers.time, "monotonic", lambda: clock() + 100 * leaps[0])
+    seen: list[tuple[int, int]] = []
+
+    def on_sign(job: Any, done: int, total: int) -> None:
+        leaps[0] += 1
+        seen.append((done, total))
+
+    with Pool([Conditions.here()], 150) as pool:
+        (ended,) = pool.run([partial(signs, 5)], on_sign)
+    assert ended.result == 5
+    assert seen == [(0, 0), (1, 5), (2, 5), (3, 5), (4, 5), (5, 5)]
+
+
+def test_what_a_job_prints_is_no_answer_and_reaches_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    assert [e.result for e in do([noise, noise])] == ["heard", "heard"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_job_that_cannot_be_sent_is_refused_and_the_others_go_on() -> None:
+    bad, good = do([lambda tell: (1, False), partial(answer, "next")])
+    assert bad.fault.startswith("cannot be handed to a worker process (")
+    assert bad.fault.endswith("isolate=false does it in this one")
+    assert good.result[0] == "next"
+
+
+def test_a_result_that_cannot_be_sent_is_a_fault() -> None:
+    bad, good = do([unsendable, partial(answer, "next")])
+    assert bad.fault.startswith("its rows cannot be sent: ")
+    assert good.result[0] == "next"
+
+
+def test_memory_beyond_the_limit_is_refused_as_anywhere() -> None:
+    ended = do([partial(hog, size * MIB) for size in (64, 512, 64)], memory_bytes=256 * MIB)
+    assert [e.result for e in ended] == [64 * MIB, "refused", 64 * MIB]
+
+
+def test_a_worker_that_leaks_is_replaced() -> None:
+    conditions = replace(Conditions.here(), leak_bytes=96 * MIB)
+    with Pool([conditions], 60) as pool:
+        found = [e.result for e in pool.run([partial(grow, size * MIB) for size in (64, 64, 64, 1)])]
+    assert found[0] == found[1] == found[2] != found[3]
+
+
+def test_a_worker_that_dies_at_rest_costs_nothing() -> None:
+    with Pool([Conditions.here()], 60) as pool:
+        first, second = [], []
+        for ended in pool.run([partial(answer, 1), partial(answer, 2)]):
+            (second if first else first).append(ended)
+            if not second:
+                os.kill(ended.result[1], signal.SIGKILL)
+    assert second[0].result[0] == 2
+    assert second[0].result[1] != first[0].result[1]
+
+
+def test_a_worker_takes_over_environment_folder_and_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do([facts])  # the server has started now, whatever the environment was then
+    monkeypatch.setenv("OF_THIS_TEST", "set later")
+    (ended,) = do([facts], variables={"OTHER": "1"})
+    assert ended.result == ("set later", str(tmp_path), torch.get_num_threads())
+
+
+def test_a_job_may_start_ranks_of_its_own() -> None:
+    (ended,) = do([with_ranks])
+    assert ended.result == [0, 1], ended.fault
+
+
+def test_the_ends_of_processes_in_words() -> None:
+    assert ending(-9) == "signal 9, SIGKILL"
+    assert ending(-40) == "signal 40"
+    assert ending(0) == "exit code 0"
