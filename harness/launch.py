@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -144,6 +145,9 @@ def run_shard(config: DictConfig) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[shard.index % len(config.gpus)]
     if config.cores:
         shards.pin(shards.cores_of(shard, list(config.cores)))
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
+        multiprocessing.set_start_method("forkserver", force=True)
     from harness.run import run_sweep
 
     words = [

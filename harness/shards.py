@@ -94,7 +94,7 @@ def deal(sizes: Sequence[float], count: int) -> list[int]:
         count: owners, at least 1.
 
     >>> deal([1.0, 5.0, 3.0, 3.0], 2)
-    [1, 0, 1, 1]
+    [0, 0, 1, 1]
     """
     loads = [0.0] * count
     owners = [0] * len(sizes)
