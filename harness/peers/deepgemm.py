@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer, import_missing
+from harness.peers.peer import Peer, import_missing, nvidia_capability
 
 PIP = "git+https://github.com/deepseek-ai/DeepGEMM.git"
 
@@ -43,7 +43,7 @@ def missing(device: str) -> str | None:
     absent = import_missing("deep_gemm", PIP)
     if absent is not None:
         return absent
-    if torch.device(device).type != "cuda" or torch.cuda.get_device_capability(device)[0] not in (9, 10):
+    if nvidia_capability(device)[0] not in (9, 10):
         return f"DeepGEMM runs on GPUs of compute capability 9 and 10, not on this {device}"
     return None
 

@@ -88,6 +88,12 @@ def fp8_kernels(events: Sequence[Any]) -> int:
     )
 
 
+def nvidia_capability(device: str) -> tuple[int, int]:
+    """Compute capability of an NVIDIA GPU; (0, 0) where the device is none that can be seen."""
+    seen = torch.device(device).type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+    return torch.cuda.get_device_capability(device) if seen else (0, 0)
+
+
 def torch_version() -> str:
     """Of peers that consist of torch alone."""
     return str(torch.__version__)

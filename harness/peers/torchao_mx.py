@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 
-import torch
 from torch import Tensor, nn
 
 from harness.peers import torchao
-from harness.peers.peer import Peer
+from harness.peers.peer import Peer, nvidia_capability
 
 MODULE = "torchao.prototype.moe_training.mxfp8_linear"
 CAPABILITY = (10, 0)
@@ -50,8 +49,7 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
 def missing(device: str) -> str | None:
     """A GPU with products of MX blocks, and a torchao that has the prototype."""
     if importlib.util.find_spec("torchao") is not None:  # its import is loud, and here in vain
-        there = torch.device(device).type == "cuda" and torch.version.hip is None
-        if not there or torch.cuda.get_device_capability(device) < CAPABILITY:
+        if nvidia_capability(device) < CAPABILITY:
             return f"torchao's MXFP8 takes compute capability {'.'.join(map(str, CAPABILITY))}, not this {device}"
     return torchao.load(MODULE)
 
