@@ -48,9 +48,9 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
 
 def missing(device: str) -> str | None:
     """A GPU with products of MX blocks, and a torchao that has the prototype."""
-    if importlib.util.find_spec("torchao") is not None:  # its import is loud, and here in vain
-        if nvidia_capability(device) < CAPABILITY:
-            return f"torchao's MXFP8 takes compute capability {'.'.join(map(str, CAPABILITY))}, not this {device}"
+    # Its import is loud, so it is not tried in vain.
+    if importlib.util.find_spec("torchao") is not None and nvidia_capability(device) < CAPABILITY:
+        return f"torchao's MXFP8 takes compute capability {'.'.join(map(str, CAPABILITY))}, not this {device}"
     return torchao.load(MODULE)
 
 
