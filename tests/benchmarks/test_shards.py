@@ -47,7 +47,7 @@ def seconds(cores: list[int], run_id: str) -> float:
         command = [sys.executable, "-c", PINNED, str(core), *words, *shard]
         env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL))
-    assert [process.wait() for process in processes] == [0] * len(cores)
+    assert [process.wait(600) for process in processes] == [0] * len(cores)
     notes = [json.loads(p.read_text()) for p in Path("results/bench", run_id).rglob("progress.json")]
     assert len(notes) == len(cores)
     # The slower shard decides; the start of the other is not waited for.
