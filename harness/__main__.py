@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
+       python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
+       python -m harness watch RUN                     how far a running sweep is, from another terminal
+       python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate-selftest                 how often the gate is wrong: false alarms, detection
@@ -26,9 +29,10 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
 sweeps
 {sweeps}
 
-keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
+keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
       cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
-      resume_anyway=true   results_dir=DIR   reports_dir=DIR
+      resume_anyway=true   shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of run.log)
+      results_dir=DIR   reports_dir=DIR
       processes  isolate=true|false   case_timeout_s=SECONDS   case_memory_gib=GIB   devices=all|0,1
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM
@@ -53,6 +57,10 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "--help": _help,
         "-h": _help,
         "--version": _version,
+        "-m": _multirun,
+        "--multirun": _multirun,
+        "watch": _watch,
+        "--watch": _watch,
         "report": _report,
         "gate": _gate,
         "gate-selftest": _gate_selftest,
@@ -60,6 +68,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "doctor": _doctor,
         "advise": _advise,
         "diff": _diff,
+        "fleet": _fleet,
         "gpu": _gpu,
         "verdict-selftest": _verdict_selftest,
     }
@@ -88,7 +97,24 @@ def _sweep(words: list[str]) -> int:
         raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
     from harness.run import run_sweep
 
-    return run_sweep(words)
+    return run_sweep(_quietly(words))
+
+
+def _multirun(words: list[str]) -> int:
+    from harness.launch import main as launch
+
+    return launch(_quietly(words))
+
+
+def _quietly(words: list[str]) -> list[str]:
+    """`--quiet`, anywhere among the words, as the key that it is short for."""
+    return [word for word in words if word != "--quiet"] + ["quiet=true"] * ("--quiet" in words)
+
+
+def _watch(words: list[str]) -> int:
+    from harness.watch import main as watch
+
+    return watch(words)
 
 
 def _report(words: list[str]) -> int:
@@ -131,6 +157,12 @@ def _diff(words: list[str]) -> int:
     from harness.diff import main as diff
 
     return diff(words)
+
+
+def _fleet(words: list[str]) -> int:
+    from harness.fleet import main as fleet
+
+    return fleet(words)
 
 
 def _gpu(words: list[str]) -> int:

@@ -68,6 +68,7 @@ class SweepConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
+    peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)
     model: Any = None  # a name of harness.models, or `model._target_=my.module.build` with its arguments
@@ -90,6 +91,10 @@ class SweepConfig:
     case_timeout_s: float | None = None  # a worker may be silent for so long; default: see harness.executor
     case_memory_gib: float | None = None  # that a case may ask for on a CPU; default: nearly all that is free
     resume: str | None = None  # run id: run only what that run lacks
+    run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart
+    shard: str | None = None  # i/n: this share of the cases, see harness.shards
+    quiet: bool = False  # no progress; errors and the last lines remain
+    log_level: str = "INFO"  # of run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
     resume_anyway: bool = (
         False  # though code or environment have changed; the new rows say what they were made with
     )
@@ -229,6 +234,8 @@ def _normalise(word: str) -> str:
     if not equals or key.startswith("~"):
         raise UsageError(f"{word!r} is not key=value")
     root, *rest = key.split(".")
+    if root.startswith("hydra/") or (key == "shard" and "," in value):
+        raise UsageError(f"{word} spreads a sweep over several processes: write python -m harness -m ...")
     fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {
         "sweep",
         "hydra",
@@ -247,7 +254,7 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    texts = {"results_dir", "reports_dir", "resume", "data_path", "schedule", "devices"}
+    texts = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "schedule", "devices"}
     if root in texts and value != "null" and value[:1] not in {"'", '"'}:
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"{key}='{quoted}'"  # a path or schedule may hold what Hydra's grammar reads otherwise

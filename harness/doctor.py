@@ -6,14 +6,12 @@ core. So every line is the outcome of running the thing, and says why where it d
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
 import time
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -26,14 +24,14 @@ from harness.compiling import compile_unavailable, fresh_compile
 from harness.errors import UsageError
 from harness.gpu_monitor import GpuMonitor
 from harness.hardware import lookup
+from harness.peers import PEERS
 from harness.timers import timer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fp8core.recipe import Granularity
-
-PEERS = {"torchao": "torchao.float8", "transformer_engine": "transformer_engine.pytorch"}
+    from harness.peers import Peer
 
 # A GEMM of e5m2 codes keeps about 25 dB, a wrong scale or layout below 5: 15 tells them apart.
 _SOUND_DB = 15.0
@@ -126,8 +124,8 @@ def _probes(device: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
     for name in RECIPES:
         yield "recipe", name, partial(_recipe, name, device)
     yield "compile", "torch.compile", partial(_compile, device)
-    for name, module in PEERS.items():
-        yield "peer", name, partial(_peer, module)
+    for name, peer in PEERS.items():
+        yield "peer", name, partial(_peer, peer, device)
 
 
 def _device(device: str) -> str:
@@ -251,16 +249,14 @@ def _compile(device: str) -> str:
     return f"first graph in {seconds:.1f} s"
 
 
-def _peer(module: str) -> str:
-    # torchao reports each extension that it can't load; none of them is used here.
-    os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
+def _peer(peer: Peer, device: str) -> str:
     silenced = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise Unavailable(f"does not import: {error}") from error
+        absent = peer.missing(device)
+        if absent is not None:
+            raise Unavailable(absent)
+        lacking = [why for recipe in peer.recipes if (why := peer.unfit(recipe, device))]
+        return "; ".join([f"{peer.version()}: {peer.doc}", *lacking])
     finally:
         logging.disable(silenced)
-    package: Any = importlib.import_module(module.partition(".")[0])
-    return f"{getattr(package, '__version__', 'version unknown')}; {module} imports"

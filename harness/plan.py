@@ -42,14 +42,15 @@ class PlannedCase:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All cases of a command line, and the product of axes behind each part."""
+    """All cases of a command line, and the product of axes behind each part; of a shard, its own and those elsewhere."""
 
     cases: tuple[PlannedCase, ...]
     products: Mapping[str, str]
+    elsewhere: tuple[PlannedCase, ...] = ()
 
     def headline(self, most: int) -> set[str]:
         """Ids of the cases with the most work: those measured under sustained load as well."""
-        runnable = [c for c in self.cases if c.runnable]
+        runnable = [c for c in (*self.cases, *self.elsewhere) if c.runnable]
         ranked = sorted(runnable, key=lambda c: c.suite.work(c.case), reverse=True)
         return {c.case.case_id for c in ranked[:most]}
 
@@ -68,6 +69,7 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     parts = _parts(config)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
+    _choose_peers(config.get("peers"), parts, suites)
     recipe = _choose_arms(config.get("train") or {}, parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
@@ -162,6 +164,21 @@ def _spread_keys(
                 json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
             )
             part["axes"] = {**part["axes"], axis: named}
+
+
+def _choose_peers(
+    names: Sequence[str] | None, parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Leaves out the arms of the peers that are not named; None names all."""
+    if names is None:
+        return
+    known = {info.peer for suite in suites.values() for info in suite.ARMS.values() if info.peer}
+    for name in names:
+        if name not in known:
+            raise unknown("peer", name, known)
+    for part in parts.values():
+        arms = suites[part["suite"]].ARMS
+        part["arms"] = [a for a in part["arms"] or arms if a not in arms or arms[a].peer in ("", *names)]
 
 
 def _choose_arms(
@@ -300,4 +317,5 @@ def describe(plan: Plan) -> Iterator[str]:
         yield f"  {planned.case.case_id} {planned.case} arms={','.join(planned.runnable)}" + "".join(
             f"\n      {line}" for line in skipped
         )
-    yield f"{len(plan.cases)} cases in all; nothing was measured (dry_run=true)"
+    others = f", {len(plan.elsewhere)} in other shards" if plan.elsewhere else ""
+    yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"

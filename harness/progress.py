@@ -6,6 +6,7 @@ Units are the cases that are timed, and each run of a trial suite, whose steps c
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,15 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import Console
 
     from harness.case import Case
     from harness.plan import PlannedCase
     from harness.tasks import Task
+
+Show = Callable[[str, float, bool], None]  # a line, the share of units that are done, whether a unit begins
 
 LOG_S = 30.0  # between two lines about runs under way
 
@@ -32,17 +35,37 @@ class Progress:
         show: takes a line of text and the share of units that are done, counting steps.
     """
 
-    def __init__(self, total: int, show: Callable[[str, float, bool], None]) -> None:
+    def __init__(self, total: int, show: Show) -> None:
         self._total, self._show = total, show
         self._begun = 0
         self._shares: dict[tuple[Case, str], float] = {}  # of each run that has started
 
     @classmethod
     @contextmanager
-    def on(cls, console: Console, total: int) -> Iterator[Progress]:
-        """A bar where the console is a terminal; else a line for each unit that starts, and one every 30 s."""
+    def on(
+        cls, console: Console, total: int, note: Show = lambda text, share, begins: None, quiet: bool = False
+    ) -> Iterator[Progress]:
+        """A bar where the console is a terminal; else a line for each unit that starts, and one every 30 s.
+
+        Args:
+            console: where it is shown.
+            total: units in all.
+            note: told the same as the console, always.
+            quiet: show nothing.
+        """
+
+        def both(show: Show) -> Show:
+            def tell(text: str, share: float, begins: bool) -> None:
+                show(text, share, begins)
+                note(text, share, begins)
+
+            return tell
+
+        if quiet:
+            yield cls(total, note)
+            return
         if not console.is_terminal:
-            yield cls(total, _Log(console))
+            yield cls(total, both(_Log(console)))
             return
         columns = (
             TextColumn("{task.description}"),
@@ -54,9 +77,11 @@ class Progress:
         )
         with Bar(*columns, console=console, transient=True) as bar:
             task = bar.add_task("", total=1.0)
-            yield cls(
-                total, lambda text, share, begins: bar.update(task, completed=share, description=text[:70])
-            )
+
+            def show(text: str, share: float, begins: bool) -> None:
+                bar.update(task, completed=share, description=text[:70])
+
+            yield cls(total, both(show))
 
     def case(self, planned: PlannedCase) -> None:
         """A case that is timed begins; the one before it is done."""

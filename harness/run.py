@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -15,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import culprits, device_lock, diagnosis, environment, places, report, store, verdict, workers
+from harness import (
+    culprits,
+    device_lock,
+    diagnosis,
+    environment,
+    places,
+    report,
+    runlog,
+    shards,
+    store,
+    verdict,
+    workers,
+)
 from harness.config import Request, command_line, load
 from harness.diagnosis.finding import few
 from harness.errors import UsageError
@@ -44,6 +57,11 @@ def run_sweep(overrides: Sequence[str]) -> int:
     request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
+    shard = None
+    if config["shard"] is not None:
+        shard = shards.parse(config["shard"])
+        plan = shards.share(plan, shard)
+    runlog.level(config["log_level"])
     places.check(config)
     gpus = places.chosen(
         config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()
@@ -52,7 +70,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        said = [*describe(plan), *(_left_to_run(config, plan, gpus) if config["resume"] else ())]
+        said = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
         sys.stdout.write("\n".join(said) + "\n")
         return 0
 
@@ -61,26 +79,28 @@ def run_sweep(overrides: Sequence[str]) -> int:
             for line in culprits.find(plan, config["bisect"], config["device"], console.print):
                 sys.stdout.write(line + "\n")
             return 0
-        return _run(request, plan, gpus, console)
+        return _run(request, plan, gpus, shard, console)
 
 
-def _run(request: Request, plan: Plan, gpus: Sequence[Gpu], console: Console) -> int:
+def _run(
+    request: Request, plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None, console: Console
+) -> int:
     """The part of a sweep that has the devices to itself."""
     config = request.config
     if config["isolate"]:
         workers.start_server()
-    work = _Work.of(config, plan, gpus)
+    work = _Work.of(config, plan, gpus, shard)
     for key in ("results_dir", "reports_dir"):
         _writable(Path(config[key]), key)
     env_id, env = work.conditions[0]
-    writer = store.RunWriter(
+    writer = runlog.TellingWriter(
         work.folder,
         run_id=work.run_id,
         sweep=config["name"],
         env_id=env_id,
         env=env,
         about={
-            "command": command_line(request.overrides),
+            "command": command_line(_of_all_shards(request.overrides)),
             "config": config,
             "question": config["question"],
             "resumed_despite": work.changed,
@@ -89,11 +109,20 @@ def _run(request: Request, plan: Plan, gpus: Sequence[Gpu], console: Console) ->
     for change in work.changed:
         console.print(f"resumed although changed: {change}", highlight=False, markup=False)
     started = time.perf_counter()
-    with _interruptible():
-        outcome = _measure(request, plan, writer, work, console)
+    note = runlog.Note(writer)
+    with _interruptible(), runlog.log_to(work.folder, runlog.level(config["log_level"])):
+        outcome = _measure(request, plan, writer, work, console, note)
         writer.close(outcome.state)
+        note.write(
+            state=outcome.state,
+            message=outcome.message,
+            **({"share": 1.0} if outcome.state == "finished" else {}),
+        )
+        seconds = time.perf_counter() - started
+        if shard is not None:
+            return _finish_shard(outcome, shard, work.folder, seconds)
         html = Path(config["reports_dir"]) / f"{work.run_id}.html"
-        return _finish(outcome, plan, work.folder, html, time.perf_counter() - started)
+        return _finish(outcome, plan, work.folder, html, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +130,8 @@ class _Work:
     """What a command line comes to on this machine.
 
     Attributes:
-        run_id: of the run; `folder` is its own.
+        run_id: of the run.
+        folder: where its rows go, of a shard one within the run's.
         places: where workers compute; none: here.
         lanes: training runs at once.
         conditions: (env_id, environment) of each place.
@@ -120,29 +150,32 @@ class _Work:
     done_arms: set[tuple[str, str]]
 
     @classmethod
-    def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu]) -> _Work:
-        """Reads the machine and, with resume=, what a run holds."""
+    def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None) -> _Work:
+        """Reads the machine and, where a run is gone on with, what it holds."""
         facts = environment.fingerprint(config["device"])
         lanes = _lanes(config, plan, len(gpus))
         where = places.places(config, gpus, facts, lanes)
         own = environment.env_id(facts), facts
         conditions: list[tuple[str, Mapping[str, Any]]]
         conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
-        run_id, folder = _folder(config, facts)
-        if not config["resume"]:
+        run_id, folder, kept = _place(config, facts, shard)
+        if kept is None:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
-        changed = changes(folder, conditions)
+        changed = changes(kept, conditions)
         if not config["resume_anyway"]:
             refuse(run_id, changed)
-        done = stored_cases(folder, plan)
-        # The arms of a case are compared with one another: under other conditions all of them are run again.
-        arms = set() if changed else stored_arms(folder, plan, done)
+        done = stored_cases(kept, plan)
+        # The arms of a case are compared with one another: under other conditions all of them are run again. They are
+        # carried over within one folder, so that a shard makes those again that another folder holds.
+        arms = stored_arms(folder, plan, done) if folder.exists() and not changed else set()
         return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
 
 
-def _left_to_run(config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _left_to_run(
+    config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None
+) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
-    work = _Work.of(config, plan, gpus)
+    work = _Work.of(config, plan, gpus, shard)
     left = _units(plan, work.done, work.done_arms)
     yield f"{work.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
 
@@ -150,15 +183,17 @@ def _left_to_run(config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu]) -> Ite
 def _measure(
     request: Request,
     plan: Plan,
-    writer: store.RunWriter,
+    writer: runlog.TellingWriter,
     work: _Work,
     console: Console,
+    note: runlog.Note,
 ) -> Outcome:
-    config = request.config
+    config, units = request.config, _units(plan, work.done, work.done_arms)
+    note.write(state="running", total=units, share=0.0 if units else 1.0)
     with (
         # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
         nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
-        Progress.on(console, _units(plan, work.done, work.done_arms)) as progress,
+        Progress.on(console, units, note, config["quiet"]) as progress,
     ):
         executor = Executor(
             device=config["device"],
@@ -226,6 +261,18 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: flo
     return 1 if outcome.statuses["failed"] else 0
 
 
+def _finish_shard(outcome: Outcome, shard: shards.Shard, folder: Path, seconds: float) -> int:
+    """Prints where the rows of a shard lie; the report is made of all shards together."""
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
+    sys.stdout.write(f"shard {shard} {outcome.state} in {seconds:.0f} s: {counts or 'nothing new'}\n")
+    sys.stdout.write(f"results  {folder}\n")
+    sys.stdout.write(f"report   python -m harness report {folder.parent}, once all shards have ended\n")
+    if outcome.message:
+        sys.stderr.write(f"error: {outcome.message}\n")
+        return 2
+    return 1 if outcome.statuses["failed"] else 0
+
+
 def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     """What this device or these shapes left out: arms by reason."""
     arms: dict[str, dict[str, None]] = {}
@@ -243,17 +290,41 @@ def _tell(folder: Path) -> None:
         sys.stdout.write(line + "\n")
 
 
-def _folder(config: dict[str, Any], fingerprint: dict[str, Any]) -> tuple[str, Path]:
+def _place(
+    config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Shard | None
+) -> tuple[str, Path, Path | None]:
+    """The run that a command goes on with, or the one that it begins; a shard's folder lies within the run's."""
     results = Path(config["results_dir"])
-    if not config["resume"]:
-        run_id = store.new_run_id(fingerprint.get("git_commit"))
-        return run_id, results / config["name"] / run_id
-    folder = store.find_run(config["resume"], results)
-    about = store.read_about(folder)
-    if about.get("sweep", config["name"]) != config["name"]:
-        raise UsageError(f"run {config['resume']} is of sweep {about['sweep']!r}, not {config['name']!r}")
-    _refuse_other_settings(folder.name, about, config)
-    return folder.name, folder
+    if config["resume"] and config["run_id"]:
+        raise UsageError("resume= names the run already: leave run_id= out")
+    if config["resume"]:
+        whole = store.find_run(config["resume"], results)
+    else:
+        whole = (
+            results
+            / config["name"]
+            / checked_run_id(config["run_id"] or store.new_run_id(fingerprint.get("git_commit")))
+        )
+    for about in map(store.read_about, sorted({whole, *(p.parent for p in whole.glob("shard-*/run.json"))})):
+        if about.get("sweep", config["name"]) != config["name"]:
+            raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")
+        _refuse_other_settings(whole.name, about, config)
+    folder = whole if shard is None else whole / shard.folder
+    # A command with run_id= that is given again, as schedulers do after a node failed, goes on with its own rows.
+    again = folder if config["run_id"] and (folder / "run.json").exists() else None
+    return whole.name, folder, whole if config["resume"] else again
+
+
+def _of_all_shards(words: Sequence[str]) -> list[str]:
+    """The command of a whole sweep, which any machine can repeat."""
+    return [word for word in words if word.partition("=")[0] not in ("shard", "run_id")]
+
+
+def checked_run_id(name: str) -> str:
+    """A run id that can name a folder; refused otherwise."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(f"run_id={name}: expected letters, digits, '.', '_' and '-': it names a folder")
+    return name
 
 
 # What decides which cases and arms there are, and how they train

@@ -3,6 +3,7 @@
     results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
     results/<sweep>/<run_id>/rows-*.parquet    the same rows, some hundreds of parts in one file
     results/<sweep>/<run_id>/run.json          command, configuration, state of the run
+    results/<sweep>/<run_id>/shard-0-of-4/     the same, of one shard of a sweep that was spread (harness.shards)
 
 A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
 killed run loses at most the case under way. The compacted file names the parts that it replaces, so a kill
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 import warnings
@@ -269,7 +271,9 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def read_quietly(source: str | Path | Sequence[str | Path]) -> tuple[pd.DataFrame, list[str]]:
+def read_quietly(
+    source: str | Path | Sequence[str | Path], *, all_attempts: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
     """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
 
     Returns:
@@ -277,7 +281,7 @@ def read_quietly(source: str | Path | Sequence[str | Path]) -> tuple[pd.DataFram
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        frame = read(source)
+        frame = read(source, all_attempts=all_attempts)
     said = [str(w.message) for w in caught]
     return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
 
@@ -297,10 +301,19 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
     raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
 
 
+def run_folder(file: Path) -> Path:
+    """The folder of the run that a file of rows belongs to: the one it lies in, or of a shard the one above.
+
+    >>> run_folder(Path("results/gemm/r1/shard-0-of-2/rows-1.parquet")).name
+    'r1'
+    """
+    return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
+
+
 def _last_attempt(folder: Path) -> int:
     """The largest attempt in a run; 0 where it has none, or none that can be read."""
     last = 0
-    for path in folder.glob("*.parquet"):
+    for path in folder.rglob("*.parquet"):
         try:
             with pq.ParquetFile(path) as file:
                 found = file.read(columns=["attempt"]).columns  # none where the file is not ours

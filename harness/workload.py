@@ -105,11 +105,13 @@ class ArmInfo:
         baseline: the arm that it is compared with; "" for a baseline.
         recipe: the recipe that its layers are converted to; "" where none is. `train.mixed_precision` and
             `train.recipe` choose arms by it.
+        peer: whose it is: a name of `harness.peers`, "" for ours and the baselines. `peers=` chooses arms by it.
     """
 
     doc: str
     baseline: str = ""
     recipe: str = ""
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

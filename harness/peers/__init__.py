@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.peers import nanochat_style, scaled_mm, torchao, torchao_nocompile
+from harness.peers import (
+    aiter,
+    deepgemm,
+    nanochat_style,
+    scaled_mm,
+    torchao,
+    torchao_mx,
+    torchao_nocompile,
+    transformer_engine,
+    triton_tutorial,
+)
 from harness.peers.peer import Peer
 
 if TYPE_CHECKING:
@@ -20,6 +30,11 @@ __all__ = ["PEERS", "Peer"]
 PEERS: Mapping[str, Peer] = {
     "torchao": torchao.PEER,
     "torchao_nocompile": torchao_nocompile.PEER,
+    "torchao_mx": torchao_mx.PEER,
+    "transformer_engine": transformer_engine.PEER,
+    "deepgemm": deepgemm.PEER,
+    "aiter": aiter.PEER,
+    "triton_tutorial": triton_tutorial.PEER,
     "nanochat_style": nanochat_style.PEER,
     "scaled_mm": scaled_mm.PEER,
 }

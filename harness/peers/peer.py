@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._autograd import DeviceType
+
+from harness.kernels_by_name import FP8_GEMM, kernel_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
 
@@ -29,8 +32,12 @@ class Peer:
         linear: (layer, recipe name) -> a module that shares the layer's parameters.
         fails_under_autocast: recipe name -> why such a layer can't train on a float32 input under autocast; None where it
             can. Asked only where nothing is missing.
+        unfit: (recipe name, device) -> why this recipe of it can't run here; asked only where nothing is missing.
+        operators: whether its FP8 GEMMs are operators of PyTorch's that a profiler counts; else kernels are, by name.
         cast: (x, FP8 dtype, granularity) -> (codes, scale_inv); amax, scale and rounding, the contracted dimension
             last.
+        granularities: of A and B that `gemm` takes; empty: those of all GEMMs of its recipes.
+        fast_accum: whether `gemm` always keeps its sums in the FP8 units; its arms are then checked as such.
         gemm: (codes of A and B, scale_inv of A and B, use_fast_accum) -> D in bfloat16; layouts as the suite `gemm`.
     """
 
@@ -42,7 +49,11 @@ class Peer:
     modes: tuple[str, ...] = ()
     linear: Callable[[nn.Linear, str], nn.Module] | None = None
     fails_under_autocast: Callable[[str], str | None] = lambda recipe: None
+    unfit: Callable[[str, str], str | None] = lambda recipe, device: None
+    operators: bool = True
     cast: Callable[[Tensor, torch.dtype, str], tuple[Tensor, Tensor]] | None = None
+    granularities: tuple[tuple[str, str], ...] = ()
+    fast_accum: bool = False
     gemm: Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor] | None = None
 
 
@@ -66,6 +77,21 @@ def import_missing(module: str, pip: str) -> str | None:
             f"{' '.join(str(error).split())}); another release may fit: {way_out}"
         )
     return None
+
+
+def fp8_kernels(events: Sequence[Any]) -> int:
+    """Launches on a GPU of kernels that multiply FP8, by their names: of libraries that call no operator of PyTorch's."""
+    return sum(
+        getattr(event, "count", 1)
+        for event in events
+        if event.device_type == DeviceType.CUDA and kernel_class(event.name) == FP8_GEMM
+    )
+
+
+def nvidia_capability(device: str) -> tuple[int, int]:
+    """Compute capability of an NVIDIA GPU; (0, 0) where the device is none that can be seen."""
+    seen = torch.device(device).type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
+    return torch.cuda.get_device_capability(device) if seen else (0, 0)
 
 
 def torch_version() -> str:

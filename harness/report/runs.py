@@ -252,7 +252,7 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
         folders: dict[Path, list[Path]] = {}
         files = {file.resolve(): file for path in reversed(paths) for file in _parquet_files(path)}
         for file in sorted(files.values()):
-            folders.setdefault(file.parent, []).append(file)
+            folders.setdefault(store.run_folder(file), []).append(file)
         problems: list[str] = []
         parts: list[tuple[Run, pd.DataFrame]] = []
         for folder, own in folders.items():
@@ -336,7 +336,27 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
         )
         for path in map(Path, frame.attrs["files"])
     )
-    return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), store.read_about(folder), files)
+    return Run(str(frame["run_id"].iloc[0]), str(frame["sweep"].iloc[0]), _about(folder), files)
+
+
+# The state of a run whose shards are in several: that which says most about what is missing
+_STATES = ("failed", "interrupted", "running", "finished")
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What is known of a run; of one whose shards were started apart, what they say together."""
+    own = store.read_about(folder)
+    shards = [store.read_about(path.parent) for path in sorted(folder.glob("shard-*/run.json"))]
+    if own or not shards:
+        return own
+    states = {about.get("state") for about in shards}
+    if len(shards) < int(min(folder.glob("shard-*/run.json")).parent.name.rpartition("-")[2]):
+        states.add("running")  # a shard is yet to come
+    return {
+        **shards[0],
+        "state": next((state for state in _STATES if state in states), "unknown"),
+        "started_at": min(str(about.get("started_at", "")) for about in shards),
+    }
 
 
 def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:

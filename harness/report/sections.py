@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from harness.report import (
     charts,
     compared,
+    league,
     numerics,
     paying,
     roofline,
@@ -137,6 +138,13 @@ def _speed(machine: Machine) -> list[Section]:
             first=[verdicts.gains(machine)],
             charts=[*charts.speedups(machine), *tradeoff.speed_against_error(machine)],
             grids=maps,
+            folded=cpu,
+        ),
+        Section(
+            f"league-{key}",
+            f"{label}League of implementations",
+            "Other implementations and fp8core on the same operands, scales and rounds, arm by arm that do the same.",
+            first=[league.league_table(machine)],
             folded=cpu,
         ),
         Section(f"commits-{key}", "Commits compared", first=[commits] if commits else []),

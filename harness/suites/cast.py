@@ -60,8 +60,8 @@ ARMS: Mapping[str, ArmInfo] = {
         "fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"
     ),
     **{
-        f"{peer.arm}_{mode}": ArmInfo(f"{peer.doc}, {mode}", baseline=mode)
-        for peer in PEERS.values()
+        f"{peer.arm}_{mode}": ArmInfo(f"{peer.doc}, {mode}", baseline=mode, peer=name)
+        for name, peer in PEERS.items()
         if peer.cast is not None
         for mode in peer.modes
     },

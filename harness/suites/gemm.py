@@ -43,6 +43,14 @@ from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 if TYPE_CHECKING:
     from harness.case import Case, Scalar
 
+BLOCKS = ("blockwise",)  # recipes whose product is fp8core's own kernel alone
+
+
+def _twin(peer: Peer, recipe: str) -> str:
+    """Our arm that a peer's is compared with: the same scales and the same accumulation."""
+    return f"fp8_{recipe}" + ("_triton" if recipe in BLOCKS else "_fast" if peer.fast_accum else "")
+
+
 AXES: Mapping[str, Axis] = {
     **SIZES,
     "role": Axis("which GEMM of a linear layer", ROLES, linked=True),
@@ -63,9 +71,11 @@ ARMS: Mapping[str, ArmInfo] = {
     ),
     **{
         f"{peer.arm}_{recipe}": ArmInfo(
-            f"{peer.doc}, same operands and scales as fp8_{recipe}", baseline=f"fp8_{recipe}"
+            f"{peer.doc}, same operands and scales as {_twin(peer, recipe)}",
+            baseline=_twin(peer, recipe),
+            peer=name,
         )
-        for peer in PEERS.values()
+        for name, peer in PEERS.items()
         if peer.gemm is not None
         for recipe in peer.recipes
     },
@@ -93,14 +103,19 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     reason = rules.shape_reason(M, K, N, *formats, casts[0].granularity, torch.bfloat16)
     if reason:
         return Unsupported("shape", f"{reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16')}")
+    peer = _peer(arm)
+    if peer is not None:
+        reason = peer.missing(device)
+        pair = casts[0].granularity, casts[1].granularity
+        if not reason and peer.granularities and pair not in peer.granularities:
+            reason = f"{peer.doc} takes scales of {_pairs(peer.granularities)}, not {_pairs([pair])}"
+        reason = reason or rules.device_reason(device, *formats)
+        return Unsupported("device", reason) if reason else None
     if _backend(arm) == "triton" and (why := kernels_missing(device, "time its plain twin")):
         return why
     reason = rules.device_reason(device, *formats)
     if not reason and _fast(arm) and torch.device(device).type == "cpu":
         reason = "a CPU ignores use_fast_accum: this arm would repeat the one without it"
-    peer = _peer(arm)
-    if not reason and peer is not None:
-        reason = peer.missing(device)
     return Unsupported("device", reason) if reason else None
 
 
@@ -178,13 +193,20 @@ def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
     return gemm.a, gemm.b
 
 
+def _pairs(of: Sequence[tuple[str, str]]) -> str:
+    return " or ".join(f"{a} and {b}" for a, b in of)
+
+
 def _fast(arm: str) -> bool:
+    peer = _peer(arm)
+    if peer is not None:
+        return peer.fast_accum
     return arm.removesuffix("_triton").endswith("_fast")
 
 
 def _backend(arm: str) -> str:
-    """Of `fp8core.gemm.BACKENDS`; peers obey the rules of the library's."""
-    return "triton" if arm.endswith("_triton") else "torch"
+    """Of `fp8core.gemm.BACKENDS`; peers obey the rules of the library's, and those that multiply blocks of our kernel."""
+    return "triton" if arm.endswith(("_triton", *BLOCKS)) else "torch"
 
 
 def _peer(arm: str) -> Peer | None:

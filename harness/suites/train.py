@@ -7,7 +7,8 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
     RECIPE_MODE          fp8core's layers
     bf16_fused_eager     the control with fp8core's fused RMSNorm and SwiGLU (models that have them)
     RECIPE_fused_eager   both, the norms and activations handing amaxes or codes to the layers
-    torchao_RECIPE_MODE  torchao's layers in the same places; nocompile_... its prototype for eager mode
+    torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
+                         its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
 Before an arm is timed its first step must agree with the control's and its precision is proved
 (`harness.training.steps`). With `batch: max` each arm takes the largest power of two that fits it; tokens a step then
@@ -43,7 +44,13 @@ ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
 MODES = ("eager", "compile")
 FUSED = "_fused_eager"
-MODEL_PEERS = ("torchao", "torchao_nocompile")  # whose layers take activations of any shape, and biases
+LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not
+MODEL_PEERS = (
+    "torchao",
+    "torchao_nocompile",
+    "torchao_mx",
+    "transformer_engine",
+)  # whose layers take activations of any shape, and biases
 
 AXES: Mapping[str, Axis] = {
     "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),
@@ -74,11 +81,15 @@ def _arms() -> dict[str, ArmInfo]:
         for mode in MODES:
             arms[f"{name}_{mode}"] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
         arms[f"{name}{FUSED}"] = ArmInfo(f"recipe {name}, RMSNorm and SwiGLU fused", f"bf16{FUSED}", name)
-    for peer in map(PEERS.__getitem__, MODEL_PEERS):
+    for owner, peer in ((owner, PEERS[owner]) for owner in MODEL_PEERS):
         for name in peer.recipes:
             for mode in peer.modes:
                 about = f"{peer.doc}, recipe {name}, {mode}"
-                arms[f"{peer.arm}_{name}_{mode}"] = ArmInfo(about, f"bf16_{mode}", name)
+                arms[f"{peer.arm}_{name}_{mode}"] = ArmInfo(about, f"bf16_{mode}", name, owner)
+    torchao = PEERS["torchao"]
+    for name in torchao.recipes:
+        about = f"{torchao.doc}, recipe {name}, nothing but its Linears compiled"
+        arms[f"{torchao.arm}_{name}_{LINEARS}"] = ArmInfo(about, "bf16_eager", name, "torchao")
     return arms
 
 
@@ -117,11 +128,13 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
         reason = peer.missing(device)
-        if reason is None and autocast and setup.recipe is not None:
-            reason = peer.fails_under_autocast(setup.recipe.name)
+        if reason is None and setup.recipe is not None:
+            reason = peer.unfit(setup.recipe.name, device)
+            if reason is None and autocast:
+                reason = peer.fails_under_autocast(setup.recipe.name)
         if reason:
             return Unsupported("device", reason)
-    why = compile_missing(device) if setup.compiled else None
+    why = compile_missing(device) if setup.compiled or setup.compiled_linears else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
     why = why or recipe_unsupported(setup.recipe, tokens, device)
@@ -200,6 +213,7 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         accumulation=case.integer("accumulation"),
         fused_modules=arm.endswith(FUSED),
         compiled=mode == "compile",
+        compiled_linears=mode == LINEARS,
         layers=case.integer("layers") or None,
         vocab_size=text.vocab_size if text is not None else None,
         seed=case.seed,

@@ -82,6 +82,7 @@ class Setup:
         accumulation: microbatches of a step.
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
+        compiled_linears: each layer of the peer as a graph of its own, and the rest eager.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
         seed: of the initial weights.
@@ -101,6 +102,7 @@ class Setup:
     accumulation: int = 1
     fused_modules: bool = False
     compiled: bool = False
+    compiled_linears: bool = False
     layers: int | None = None
     vocab_size: int | None = None
     seed: int = 0
@@ -263,11 +265,11 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Traine
     layers = audit(model)
     if setup.peer:
         assert setup.recipe is not None
-        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name)
+        model = replace_by_peer(model, PEERS[setup.peer], setup.recipe.name, setup.compiled_linears)
     return Trainee(setup, model, forward_of(model, setup, device), optimizer_of(model, setup, device), layers)
 
 
-def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
+def replace_by_peer(model: nn.Module, peer: Peer, recipe: str, compiled: bool = False) -> nn.Module:
     """Puts a peer's layer in the place of every Float8Linear, sharing its parameters.
 
     So exactly the layers that fp8core converts are the peer's, whatever its own conversion would choose.
@@ -276,9 +278,12 @@ def replace_by_peer(model: nn.Module, peer: Peer, recipe: str) -> nn.Module:
         model: a model that fp8core converted; changed in place, except when it is itself a Linear.
         peer: one whose `linear` is not None.
         recipe: one of `peer.recipes`.
+        compiled: compile each of the new layers by itself.
     """
     assert peer.linear is not None
     swapped = {m: peer.linear(m, recipe) for m in model.modules() if isinstance(m, Float8Linear)}
+    for layer in swapped.values() if compiled else ():
+        layer.compile(fullgraph=True, dynamic=False)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):

@@ -86,7 +86,7 @@ class TimedArm:
             check=self.check,
             flops=on_paper.flops(self.setup),
             resolved=self.resolved,
-            compiled=self.setup.compiled,
+            compiled=self.setup.compiled or self.setup.compiled_linears,
             resident=self.resident,
             recompile=self.recompile if self.setup.compiled else None,
             tokens=self.tokens,
@@ -185,7 +185,11 @@ class TimedArm:
             "compute": setup.compute,
             "recipe": recipe.name if recipe else "bf16",
             "backend": backend,
-            "compile": "fullgraph, static shapes" if setup.compiled else "eager",
+            "compile": "fullgraph, static shapes"
+            if setup.compiled
+            else "each Linear by itself, static shapes"
+            if setup.compiled_linears
+            else "eager",
             "norm_and_swiglu": "fp8core's fused kernels" if setup.fused_modules else "PyTorch's",
             "checkpointing": setup.checkpointing,
             "accumulation": setup.accumulation,
@@ -255,4 +259,4 @@ def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Te
 
 
 def _without_fp8(setup: Setup) -> Setup:
-    return replace(setup, recipe=None, peer="", compiled=False, fused_modules=False)
+    return replace(setup, recipe=None, peer="", compiled=False, compiled_linears=False, fused_modules=False)

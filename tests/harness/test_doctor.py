@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import sys
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +16,8 @@ from harness import doctor, environment
 from harness.doctor import Finding, Unavailable, main, probe, table
 from harness.errors import UsageError
 from harness.gpu_monitor import GpuMonitor, NullMonitor
+from harness.peers import Peer
+from harness.peers.peer import import_missing
 
 
 @pytest.fixture
@@ -28,7 +29,9 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PEERS", {"json": "json.decoder", "ghost": "no_such_peer.pytorch"})
+    there = Peer("json", "JSON", missing=lambda device: None, version=lambda: "2.0")
+    absent = replace(there, missing=lambda device: import_missing("no_such_peer.pytorch", "ghost"))
+    monkeypatch.setattr(doctor, "PEERS", {"json": there, "ghost": absent})
 
 
 def by_name(findings: list[Finding], area: str) -> dict[str, Finding]:
@@ -51,7 +54,7 @@ def test_every_entry_of_every_table_has_a_line_and_works_on_cpu() -> None:
     peers = by_name(findings, "peer")
     assert peers["json"].works
     assert not peers["ghost"].works
-    assert peers["ghost"].detail == "does not import: No module named 'no_such_peer'"
+    assert peers["ghost"].detail == "no_such_peer is not installed: pip install 'ghost'"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -220,9 +223,8 @@ def test_cuda_without_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["device=cuda"])
 
 
-def test_a_peer_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "somepeer", SimpleNamespace(__version__="1.2.3"))
-    monkeypatch.setitem(sys.modules, "somepeer.core", SimpleNamespace())
-    assert doctor._peer("somepeer.core") == "1.2.3; somepeer.core imports"
-    monkeypatch.setitem(sys.modules, "somepeer", SimpleNamespace())
-    assert doctor._peer("somepeer.core") == "version unknown; somepeer.core imports"
+def test_a_peer_says_its_version_and_which_recipes_it_lacks() -> None:
+    peer = Peer("some", "some library", lambda device: None, lambda: "1.2.3", recipes=("rowwise", "mxfp8"))
+    assert doctor._peer(peer, "cpu") == "1.2.3: some library"
+    lacking = replace(peer, unfit=lambda recipe, device: f"no {recipe}" if recipe == "mxfp8" else None)
+    assert doctor._peer(lacking, "cpu") == "1.2.3: some library; no mxfp8"

@@ -24,7 +24,7 @@ from harness.peers import PEERS, Peer, nanochat_style, scaled_mm, torchao, torch
 from harness.peers.peer import import_missing
 from harness.suites import cast, gemm, linear
 
-HELPERS = {"peer"}
+HELPERS = {"peer", "triton_tutorial_kernel"}
 LINEAR = Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 48, "K": 64, "N": 80})
 GEMM = Case.of(
     "gemm",
@@ -70,7 +70,7 @@ def test_arms_of_peers_cannot_be_taken_for_others() -> None:
 
 
 def test_each_part_has_its_arms() -> None:
-    assert {a for a in linear.ARMS if a.startswith(("torchao", "nanochat", "nocompile"))} == {
+    assert {a for a in linear.ARMS if a.startswith(("torchao_", "nanochat", "nocompile"))} == {
         *(f"torchao_{recipe}_{mode}" for recipe in torchao.PEER.recipes for mode in MODES),
         "nanochat_tensorwise_eager",
         "nanochat_tensorwise_compile",
@@ -99,7 +99,7 @@ def test_an_absent_peer_is_skipped_with_its_pip_line(monkeypatch: pytest.MonkeyP
     for suite, case in ((linear, LINEAR), (cast, CAST)):
         for arm in suite.ARMS:
             why = suite.unsupported(case, arm, "cpu")
-            if arm.startswith("torchao_"):
+            if arm.startswith(("torchao_", "torchaomx_")):
                 assert why is not None
                 assert why.kind == "device"
                 assert why.reason == "torchao is not installed: pip install 'torchao>=0.18'"

@@ -8,9 +8,9 @@ import pytest
 
 from harness.config import load, question, sweeps
 from harness.data.shakespeare import SHA256
-from harness.peers import PEERS
 from harness.plan import Plan, make_plan
 from harness.suites import SUITES
+from harness.suites.train import MODEL_PEERS
 
 FOLDER = Path(__file__).parents[2] / "sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -46,8 +46,8 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
-        "accumulation", "cast", "ceilings", "codes", "divergence", "gate", "gate_ci", "gemm", "linear", "nanogpt_char",
-        "outliers", "peers", "quick", "recipes", "reference_7b", "scale", "train",
+        "accumulation", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "linear",
+        "nanogpt_char", "outliers", "peers", "quick", "recipes", "reference_7b", "scale", "train",
     }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
 
@@ -103,19 +103,21 @@ def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_measures_every_suite_of_speed_and_no_peer(device: str) -> None:
-    """Peers and further recipes have sweeps of their own, so that quick stays quick whatever is added."""
+def test_quick_measures_every_suite_of_speed_and_torchao_beside_us(device: str) -> None:
+    """Other peers and further recipes have sweeps of their own, so that quick stays quick whatever is added."""
     planned = plan("quick", device).cases
-    assert {p.case.suite for p in planned} == set(SUITES) - {*NUMERICS, *TRAINING, PREDICTED}
-    peers = tuple(f"{peer.arm}_" for peer in PEERS.values())
-    assert not [arm for p in planned for arm in p.arms if arm.startswith(peers)]
-    assert {p.case.suite: len(p.arms) for p in planned} == {"linear": 8, "gemm": 5, "cast": 2, "ceilings": 1}
+    assert {p.case.suite for p in planned} == set(SUITES) - {"checksum", *NUMERICS, *TRAINING, PREDICTED}
+    assert {p.suite.ARMS[arm].peer for p in planned for arm in p.arms} == {"", "torchao"}
+    assert {p.case.suite: len(p.arms) for p in planned} == {"linear": 12, "gemm": 5, "cast": 4, "ceilings": 1}
 
 
 def test_peers_measures_every_arm() -> None:
     planned = plan("peers", "cpu").cases
-    assert {p.case.suite for p in planned} == {"linear", "gemm", "cast"}
-    assert all(set(p.arms) == set(p.suite.ARMS) for p in planned)
+    assert {p.case.suite for p in planned} == {"linear", "gemm", "cast", "train"}
+    assert all(set(p.arms) == set(p.suite.ARMS) for p in planned if p.case.suite != "train")
+    of_steps = [p for p in plan("peers", "cuda").cases if p.case.suite == "train"]
+    owners = {p.suite.ARMS[arm].peer for p in of_steps for arm in p.arms}
+    assert owners == {"", *MODEL_PEERS}
 
 
 def test_arms_can_be_widened_on_the_command_line() -> None:

@@ -1,0 +1,322 @@
+"""`python -m harness -m sweep=NAME shard=0/4,1/4,... hydra/launcher=NAME`: one sweep spread by a Hydra launcher.
+
+Hydra starts the shards (joblib: processes here; submitit: Slurm jobs; ray: a Ray cluster), each of which is the command
+`sweep=NAME shard=i/n run_id=ID` with a run id given here. What came of them is read from the run's folder, not from the
+launcher: a worker that was killed, a node that was lost or a job that was started twice leaves the rows that it had
+stored, and `resume=ID` runs the rest, spread or not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from harness import shards, store, watch
+from harness.config import command_line, load
+from harness.errors import UsageError, one_line, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from omegaconf import DictConfig
+
+    from harness.config import Request
+    from harness.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """One of Hydra's: the module that brings it, the extra of this project that installs it, where it runs jobs."""
+
+    module: str
+    extra: str
+    here: bool  # whether its jobs run on this machine alone
+    program: str = ""  # that must be on the path
+
+
+LAUNCHERS = {
+    "basic": Launcher("hydra", "", here=True),
+    "joblib": Launcher("hydra_plugins.hydra_joblib_launcher", "joblib", here=True),
+    "submitit_local": Launcher("hydra_plugins.hydra_submitit_launcher", "slurm", here=True),
+    "submitit_slurm": Launcher(
+        "hydra_plugins.hydra_submitit_launcher", "slurm", here=False, program="sbatch"
+    ),
+    "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False),
+}
+LOOK_S = 1.0  # between two looks at the shards
+LINE_S = 30.0  # between two lines of progress where there is no terminal
+
+
+@dataclass
+class Job:
+    """What Hydra composes for each shard. The words of the sweep are one text, so that Hydra reads none of them."""
+
+    words: str = ""
+    run_id: str = ""
+    shard: str = ""
+    folder: str = ""  # to run in
+    cores: list[int] = field(default_factory=list)  # to divide among the shards; empty: leave them alone
+    gpus: list[str] = field(default_factory=list)  # likewise, one a shard in turn
+    hydra: Any = field(
+        default_factory=lambda: {
+            "job": {"name": "fp8-harness", "chdir": False},
+            "output_subdir": None,
+            "sweep": {"dir": "${oc.env:FP8_HARNESS_LAUNCH_DIR}", "subdir": "${hydra.job.num}"},
+        }
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Spreads one sweep; returns the exit code of the contract.
+
+    Raises:
+        UsageError: the request is refused; nothing was started.
+    """
+    to_hydra = [word for word in argv if word.lstrip("+~").startswith(("hydra/", "hydra."))]
+    asked = [word for word in argv if word.startswith("shard=")]
+    words = [word for word in argv if word not in to_hydra and word not in asked]
+    if len(asked) != 1:
+        raise UsageError("-m spreads one sweep: say how, by shard=0/4,1/4,2/4,3/4 (or fewer of the four)")
+    chosen = shards.of_command(asked[0].partition("=")[2])
+    name = _chosen_launcher(to_hydra)
+    launcher = LAUNCHERS[name]
+    request = load(words, _device if launcher.here else _leave)
+    if launcher.here or request.config["dry_run"]:
+        from harness.plan import describe, make_plan
+        from harness.suites import SUITES
+
+        plan = make_plan(request.config, SUITES)
+        if request.config["dry_run"]:
+            for shard in chosen:
+                sys.stdout.write("\n".join([f"shard {shard}", *describe(shards.share(plan, shard))]) + "\n")
+            return 0
+    folder = _folder(request)
+    goes_on = request.config["resume"] is not None
+    config = _absolute(request.config)
+    moved = {key: config[key] for key in ("results_dir", "reports_dir", "data_path") if config[key]}
+    kept = [w for w in words if w.partition("=")[0] not in ("resume", "run_id", "quiet", *moved)]
+    kept += [f"{key}={value}" for key, value in moved.items()]
+    kept += ["quiet=true", *([f"resume={folder.name}"] if goes_on else [])]
+    writer = store.RunWriter(
+        folder,
+        run_id=folder.name,
+        sweep=request.config["name"],
+        env_id="",
+        env={},
+        about={
+            "command": command_line(["-m", *argv]),
+            "config": request.config,
+            "question": request.config["question"],
+        },
+    )
+    job = Job(
+        words=json.dumps(kept).replace("$", "\\u0024"),
+        run_id="" if goes_on else folder.name,
+        folder=str(Path.cwd()),
+        cores=sorted(os.sched_getaffinity(0)) if launcher.here and request.config["device"] == "cpu" else [],
+        gpus=_gpus() if launcher.here and request.config["device"] == "cuda" else [],
+    )
+    began = time.time()
+    with _watched(folder, chosen, began, request.config["quiet"]):
+        trouble = _launch(
+            job, [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"], to_hydra, folder
+        )
+    return _finish(request, writer, chosen, trouble, time.time() - began)
+
+
+def run_shard(config: DictConfig) -> int:
+    """The job of one shard, in whatever process the launcher started; its exit code."""
+    if Path(config.folder).is_dir():  # else this is another machine, and paths are absolute where they matter
+        os.chdir(config.folder)
+    shard = shards.parse(config.shard)
+    if config.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[shard.index % len(config.gpus)]
+    if config.cores:
+        shards.pin(shards.cores_of(shard, list(config.cores)))
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
+        multiprocessing.set_start_method("forkserver", force=True)
+    from harness.run import run_sweep
+
+    words = [
+        *json.loads(config.words),
+        f"shard={shard}",
+        *([f"run_id={config.run_id}"] if config.run_id else []),
+    ]
+    try:
+        return run_sweep(words)
+    except UsageError as error:
+        sys.stderr.write(f"error: shard {shard}: {error}\n")
+        return 2
+
+
+def _chosen_launcher(to_hydra: Sequence[str]) -> str:
+    """The name of the launcher, there to be used.
+
+    Raises:
+        UsageError: it is unknown, or not installed: then the extra that brings it is named.
+    """
+    named = [word.partition("=")[2] for word in to_hydra if word.startswith("hydra/launcher=")]
+    name = named[-1] if named else "basic"
+    if name not in LAUNCHERS:
+        raise unknown("launcher", name, LAUNCHERS)
+    launcher = LAUNCHERS[name]
+    try:
+        there = importlib.util.find_spec(launcher.module) is not None
+    except ModuleNotFoundError:  # not even Hydra's folder of plugins
+        there = False
+    if not there:
+        raise UsageError(
+            f"hydra/launcher={name} is not installed: pip install 'fp8-harness[{launcher.extra}]' brings it; "
+            "hydra/launcher=basic runs the shards one after another"
+        )
+    if launcher.program and shutil.which(launcher.program) is None:
+        raise UsageError(
+            f"hydra/launcher={name}: no {launcher.program} on the path, so this is no node of such a cluster; "
+            "hydra/launcher=submitit_local runs the shards on this machine"
+        )
+    return name
+
+
+def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder: Path) -> str:
+    """Hands the shards to Hydra; why that ended early, or ""."""
+    import hydra
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+
+    ConfigStore.instance().store(name="shards", node=job)
+    GlobalHydra.instance().clear()
+    os.environ["FP8_HARNESS_LAUNCH_DIR"] = str((folder / "launch").resolve())
+    silent = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    own = [word for word in to_hydra if not word.startswith("hydra/launcher=")]
+    before = sys.argv
+    sys.argv = ["fp8-harness", "--multirun", *overrides, *silent, *own]
+    try:
+        hydra.main(version_base="1.3", config_path=None, config_name="shards")(run_shard)()
+    except KeyboardInterrupt:
+        return "interrupted"
+    except Exception as error:  # noqa: BLE001 -- whatever a launcher raises, the rows say what is done
+        return one_line(error)
+    except SystemExit as error:
+        return f"Hydra ended with code {error.code}" if error.code else ""
+    finally:
+        sys.argv = before
+    return ""
+
+
+def _finish(
+    request: Request, writer: store.RunWriter, chosen: Sequence[Shard], trouble: str, seconds: float
+) -> int:
+    """Reads what came of the shards, writes the report of what there is, and says what is missing."""
+    from harness.report import write_report
+
+    folder = writer.folder
+    states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in chosen}
+    unfinished = {shard: state for shard, state in states.items() if state != "finished"}
+    writer.close("finished" if not unfinished else "interrupted" if trouble == "interrupted" else "failed")
+    rows, _ = store.read_quietly(folder)
+    counts = rows["status"].value_counts()
+    said = ", ".join(f"{counts[status]} {status}" for status in sorted(counts.index)) or "no rows"
+    sys.stdout.write(
+        f"{len(chosen) - len(unfinished)} of {len(chosen)} shards finished in {seconds:.0f} s: {said}\n"
+    )
+    sys.stdout.write(f"results  {folder}\n")
+    if len(rows):
+        html = Path(request.config["reports_dir"]) / f"{folder.name}.html"
+        sys.stdout.write(f"report   {write_report([folder], html).html}\n")
+    if unfinished:
+        which = ", ".join(f"{shard} ({state})" for shard, state in unfinished.items())
+        why = f": {trouble}" if trouble else ""
+        sys.stderr.write(
+            f"error: shards {which} did not finish{why}; what they stored is kept, the same command with "
+            f"resume={folder.name} runs the rest\n"
+        )
+        return 2
+    return 1 if counts.get("failed", 0) else 0
+
+
+@contextmanager
+def _watched(folder: Path, chosen: Sequence[Shard], began: float, quiet: bool) -> Iterator[None]:
+    """Shows how far the shards are, on stderr, while the launcher holds this thread."""
+    if quiet:
+        yield
+        return
+    console, over = Console(stderr=True), threading.Event()
+    names = {str(shard) for shard in chosen}
+
+    def line() -> str:
+        parts = [part for part in watch.look(folder) if part.name in names]
+        fresh = [part if part.written >= began else watch.Part(part.name, "waiting") for part in parts]
+        return watch.summary(fresh, time.time())
+
+    def show() -> None:
+        if console.is_terminal:
+            with console.status("starting ...") as status:
+                while not over.wait(LOOK_S):
+                    status.update(line())
+            return
+        while not over.wait(LINE_S):
+            console.print(line(), highlight=False, markup=False, soft_wrap=True)
+
+    teller = threading.Thread(target=show, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+
+
+def _folder(request: Request) -> Path:
+    """The folder of the run, new or to go on with."""
+    from harness.environment import commit_here
+    from harness.run import checked_run_id
+
+    config = request.config
+    if config["resume"] and config["run_id"]:
+        raise UsageError("resume= names the run already: leave run_id= out")
+    if config["resume"]:
+        return store.find_run(config["resume"], config["results_dir"]).resolve()
+    run_id = checked_run_id(config["run_id"] or store.new_run_id(commit_here()))
+    return Path(config["results_dir"]).resolve() / config["name"] / run_id
+
+
+def _absolute(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the folders that shards share as absolute paths."""
+    paths = {key: str(Path(config[key]).resolve()) for key in ("results_dir", "reports_dir") if config[key]}
+    if config["data_path"]:
+        paths["data_path"] = str(Path(config["data_path"]).resolve())
+    return {**config, **paths}
+
+
+def _device(asked: str) -> str:
+    from harness.environment import device_kind
+
+    return device_kind(asked)
+
+
+def _leave(asked: str) -> str:
+    """The device of a machine that is not this one: each shard finds out by itself."""
+    return "cpu" if asked == "auto" else asked
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]

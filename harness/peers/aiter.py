@@ -1,0 +1,56 @@
+"""aiter: AMD's kernel library, whose `gemm_a8w8` is the advised FP8 product with a scale a row on ROCm.
+
+The other path of ROCm, hipBLASLt, is what `torch._scaled_mm` calls there: arms `scaled_mm_*`.
+
+Signature (XQ [M, K], WQ [N, K], x_scale, w_scale, bias, dtype) read 2026-11-21 in ROCm/aiter, `aiter/ops/gemm_op_a8w8.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.peers.peer import Peer, import_missing
+
+PIP = "git+https://github.com/ROCm/aiter.git"
+
+
+def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: bool) -> Tensor:
+    """D [M, N] in bfloat16 of codes a [M, K] row-major and b [K, N] column-major; `fast` has no meaning on ROCm.
+
+    Args:
+        a: codes.
+        b: codes.
+        a_scale_inv: [M, 1].
+        b_scale_inv: [1, N].
+        fast: hardware of AMD has one accumulation.
+    """
+    library: Any = importlib.import_module("aiter")
+    product: Tensor = library.gemm_a8w8(a, b.t(), a_scale_inv, b_scale_inv.t(), None, torch.bfloat16)
+    return product
+
+
+def missing(device: str) -> str | None:
+    """A GPU of AMD under ROCm."""
+    if torch.version.hip is None or torch.device(device).type != "cuda":
+        return f"aiter runs on AMD GPUs under ROCm, not on this {device}; there: pip install '{PIP}'"
+    return import_missing("aiter", PIP)
+
+
+def version() -> str:
+    """Of the installed package."""
+    return importlib.metadata.version("aiter")
+
+
+PEER = Peer(
+    arm="aiter",
+    doc="aiter.gemm_a8w8",
+    missing=missing,
+    version=version,
+    recipes=("rowwise",),
+    gemm=gemm,
+)

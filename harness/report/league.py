@@ -1,0 +1,166 @@
+"""League: fp8core beside the other implementations, each on what both measured: cast, product, layer, whole step."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from harness import stats
+from harness.report import text
+from harness.report.numerics import SQNR
+from harness.report.records import arm_records, newest
+from harness.report.table import Cell, Spec, known, make_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harness.report.runs import Machine
+    from harness.report.table import Record, Table
+
+LEVELS = {"cast": "cast", "gemm": "GEMM", "linear": "linear layer", "train": "training step"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An arm in the league of the arms that do the same.
+
+    Attributes:
+        against_ours: our time over its time, geometric mean over the cases that both measured; above 1 it is faster.
+        over_bf16: likewise of the bf16 baseline; of casts, of our eager one.
+        sqnr_db: the worst of any case and result.
+        mismatches: codes of casts that differ from the reference; NaN where none were counted.
+    """
+
+    level: str
+    ours: str
+    arm: str
+    peer: str
+    version: str
+    cases: int
+    against_ours: float
+    over_bf16: float
+    sqnr_db: float
+    mismatches: float
+
+
+def places(machine: Machine) -> list[Place]:
+    """The arms of peers that have a time, each league with our arm among them, the fastest first."""
+    found: list[Place] = []
+    for suite, level in LEVELS.items():
+        if suite not in machine.suites:
+            continue
+        by_arm: dict[str, dict[str, Record]] = {}
+        for r in newest(arm_records(machine, suite)):
+            if r["status"] == "ok" and r["regime"] in ("isolated", ""):
+                by_arm.setdefault(r["arm"], {})[r["case_id"]] = r
+        leagues: dict[str, list[str]] = {}
+        for arm, records in by_arm.items():
+            if _resolved(next(iter(records.values()))).get("peer"):
+                leagues.setdefault(_ours(suite, arm, records, by_arm), []).append(arm)
+        for ours, arms in leagues.items():
+            own = [_place(level, ours, arm, by_arm) for arm in [*([ours] if ours in by_arm else []), *arms]]
+            found += sorted(own, key=lambda p: -p.against_ours if known(p.against_ours) else math.inf)
+    return found
+
+
+def league_table(machine: Machine) -> Table:
+    """The places, and who is not there with the way to get it."""
+    specs = [
+        Spec("level", lambda r: Cell(r["place"].level, r["place"].level), numeric=False),
+        Spec("like our arm", lambda r: Cell(r["place"].ours, r["place"].ours), numeric=False),
+        Spec("arm", lambda r: Cell(r["place"].arm, r["place"].arm), numeric=False),
+        Spec("whose", _whose, numeric=False),
+        Spec("cases", lambda r: Cell(text.count(r["place"].cases), r["place"].cases)),
+        Spec(
+            "our time / its time",
+            lambda r: _ratio(r["place"].against_ours),
+            "above 1: it is faster than ours",
+        ),
+        Spec("over bf16", lambda r: _ratio(r["place"].over_bf16), "of casts: over our eager one"),
+        Spec("worst SQNR (dB)", lambda r: _figure(r["place"].sqnr_db)),
+        Spec("codes that differ", lambda r: _figure(r["place"].mismatches), "from the reference cast"),
+    ]
+    absent = "; ".join(_absent(machine))
+    caption = "Geometric means over the cases that both measured, in the same rounds; every arm passed the same check."
+    records = [{"place": place} for place in places(machine)]
+    return make_table(
+        f"league-{machine.env_id}", specs, records, caption + (f" Not here: {absent}." if absent else "")
+    )
+
+
+def _place(level: str, ours: str, arm: str, by_arm: Mapping[str, Mapping[str, Record]]) -> Place:
+    records = by_arm[arm]
+    resolved = _resolved(next(iter(records.values())))
+    sqnr = [r[m] for r in records.values() for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
+    wrong = [r["mismatches"] for r in records.values() if known(r.get("mismatches"))]
+    return Place(
+        level,
+        ours,
+        arm,
+        str(resolved.get("peer", "")),
+        str(resolved.get("peer_version", "")),
+        len(records),
+        _mean_ratio(by_arm.get(ours, {}), records),
+        _mean_ratio(by_arm.get(_root(arm, by_arm), {}), records),
+        min(sqnr, default=math.nan),
+        max(wrong, default=math.nan),
+    )
+
+
+def _ours(suite: str, arm: str, records: Mapping[str, Record], by_arm: Mapping[str, object]) -> str:
+    """Our arm that does the same: of products and casts the baseline, else the one whose name is the rest of its own."""
+    if suite in ("cast", "gemm"):
+        return str(next(iter(records.values()))["baseline"])
+    rest = arm.partition("_")[2]
+    # Layers that alone are compiled stand in an eager step.
+    return rest if rest in by_arm else rest.removesuffix("_linears") + "_eager" * rest.endswith("_linears")
+
+
+def _root(arm: str, by_arm: Mapping[str, Mapping[str, Record]]) -> str:
+    """The baseline of an arm, or that baseline's own, until one has no FP8; of eager against compiled none is asked."""
+    seen = {arm}
+    while arm in by_arm and (base := str(next(iter(by_arm[arm].values()))["baseline"])) and base not in seen:
+        arm = base
+        seen.add(arm)
+        if arm.startswith("bf16"):
+            break
+    return arm
+
+
+def _mean_ratio(of: Mapping[str, Record], over: Mapping[str, Record]) -> float:
+    shared = [r["value"] / over[case]["value"] for case, r in of.items() if case in over]
+    return stats.geometric_mean(shared).value if shared else math.nan
+
+
+def _absent(machine: Machine) -> list[str]:
+    """Why peers have no time here, each reason once."""
+    frame = machine.frame
+    skipped = frame[(frame["status"] == "skipped") & frame["suite"].isin(LEVELS)]
+    return list(dict.fromkeys(reason for reason in skipped["reason"] if "pip install" in reason))
+
+
+def _whose(record: Mapping[str, Any]) -> Cell:
+    place: Place = record["place"]
+    return Cell(f"{place.peer} {place.version}".strip() or "fp8core", place.peer)
+
+
+def _ratio(value: float) -> Cell:
+    style = "" if not known(value) or 0.99 <= value <= 1.01 else "faster" if value > 1 else "slower"
+    return Cell(text.ratio(value), value, style)
+
+
+def _figure(value: float) -> Cell:
+    return Cell(text.number(value) if known(value) else "", value)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(resolved: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(resolved)
+    return found
+
+
+def _resolved(record: Record) -> Mapping[str, Any]:
+    return _parsed(record["resolved"] or "{}")

@@ -1,0 +1,366 @@
+"""Adapters of libraries that no CPU has: stand-ins with their interfaces, Triton's interpreter, fp8core's own products.
+
+What a stand-in proves is that the adapter hands over the right operands in the right layout; that the library takes
+them so is only seen on its GPU, where the suites check every product.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import types
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._C._autograd import DeviceType
+from toy import ToySuite
+
+import harness.peers
+from fp8core.recipe import RECIPES
+from harness import run
+from harness.__main__ import main
+from harness.case import Case
+from harness.peers import PEERS, aiter, deepgemm, torchao, torchao_mx, transformer_engine, triton_tutorial
+from harness.peers.peer import fp8_kernels
+from harness.suites import gemm, linear, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(harness.peers.__file__).parents[2]
+needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
+ABSENT = {
+    "transformer_engine": "pip install 'transformer_engine[pytorch]'",
+    "deepgemm": "pip install 'git+https://github.com/deepseek-ai/DeepGEMM.git'",
+    "aiter": "pip install 'git+https://github.com/ROCm/aiter.git'",
+}
+
+
+def product_case(role: str = "output", M: int = 256, K: int = 256, N: int = 128) -> Case:
+    axes = {"shape_set": "custom", "layer": "custom", "role": role, "data": "randn", "M": M, "K": K, "N": N}
+    return Case.of("gemm", axes)
+
+
+def put(monkeypatch: pytest.MonkeyPatch, **modules: types.SimpleNamespace) -> None:
+    """Stand-ins for libraries; `__` in a name stands for a dot."""
+    for name, content in modules.items():
+        module = types.ModuleType(name.replace("__", "."))
+        module.__dict__.update(content.__dict__)
+        monkeypatch.setitem(sys.modules, name.replace("__", "."), module)
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_an_absent_library_names_the_pip_line_that_brings_it(name: str) -> None:
+    reason = PEERS[name].missing("cpu")
+    if reason is None or ("not installed" not in reason and name != "aiter"):
+        pytest.skip(f"{name} is installed here")
+    assert ABSENT[name] in reason
+
+
+@pytest.mark.parametrize(
+    ("suite", "case", "arm", "name"),
+    [
+        (linear, Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 64, "K": 64, "N": 64}), "te_mxfp8_eager", "transformer_engine"),
+        (gemm, product_case(), "deepgemm_blockwise", "deepgemm"),
+        (gemm, product_case(), "aiter_rowwise", "aiter"),
+    ],
+)  # fmt: skip
+def test_its_arms_are_skipped_with_that_line_before_what_this_device_lacks(
+    suite: Any, case: Case, arm: str, name: str
+) -> None:
+    if PEERS[name].missing("cpu") is None:
+        pytest.skip(f"{name} runs here")
+    why = suite.unsupported(case, arm, "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert ABSENT[name] in why.reason
+
+
+# Transformer Engine
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A stand-in whose Linear is PyTorch's and whose autocast notes which recipe is on."""
+    seen: list[str] = []
+
+    class Linear(nn.Linear):
+        def __init__(
+            self, inner: int, outer: int, bias: bool, params_dtype: torch.dtype, device: str
+        ) -> None:
+            super().__init__(inner, outer, bias=bias, dtype=params_dtype, device=device)
+
+    @contextmanager
+    def autocast(enabled: bool, recipe: Any) -> Iterator[None]:
+        assert enabled
+        seen.append(type(recipe).__name__)
+        yield
+
+    classes = {theirs: type(theirs, (), {}) for theirs, _ in transformer_engine._RECIPES.values()}
+    recipes = types.SimpleNamespace(**classes)
+    library = types.SimpleNamespace(
+        Linear=Linear,
+        autocast=autocast,
+        is_fp8_available=lambda return_reason: (True, ""),
+        is_fp8_block_scaling_available=lambda return_reason: (False, "needs CUDA 12.9"),
+    )
+    put(
+        monkeypatch,
+        transformer_engine=types.SimpleNamespace(common=None, pytorch=None),
+        transformer_engine__common=types.SimpleNamespace(recipe=None),
+        transformer_engine__common__recipe=recipes,
+        transformer_engine__pytorch=library,
+    )
+    parent, common = sys.modules["transformer_engine"], sys.modules["transformer_engine.common"]
+    monkeypatch.setattr(parent, "pytorch", sys.modules["transformer_engine.pytorch"])
+    monkeypatch.setattr(parent, "common", common)
+    monkeypatch.setattr(common, "recipe", sys.modules["transformer_engine.common.recipe"])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.0")
+    return seen
+
+
+@pytest.mark.parametrize(("recipe", "theirs"), [(k, v[0]) for k, v in transformer_engine._RECIPES.items()])
+@pytest.mark.parametrize("bias", [False, True])
+def test_engines_layer_runs_in_its_recipe_and_shares_the_parameters(
+    recipe: str, theirs: str, bias: bool, engine: list[str]
+) -> None:
+    layer = nn.Linear(32, 48, bias=bias)
+    new = transformer_engine.EngineLinear(layer, recipe)
+    x = torch.randn(16, 32)
+    assert torch.equal(new(x), layer(x))
+    assert engine == [theirs]
+    assert new.weight is layer.weight
+    assert {id(p) for p in new.parameters()} == {id(p) for p in layer.parameters()}
+
+
+def test_the_engine_is_asked_which_recipes_it_has_here(engine: list[str]) -> None:
+    assert transformer_engine.unfit("tensorwise", "cuda") is None
+    assert "needs CUDA 12.9" in str(transformer_engine.unfit("blockwise", "cuda"))
+    assert transformer_engine.unfit("mxfp8", "cuda") is None  # a release that can't be asked
+
+
+def test_the_engine_before_its_autocast_was_renamed(
+    engine: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library: Any = sys.modules["transformer_engine.pytorch"]
+    new = library.autocast
+    monkeypatch.delattr(library, "autocast")
+    monkeypatch.setattr(
+        library, "fp8_autocast", lambda enabled, fp8_recipe: new(enabled, fp8_recipe), raising=False
+    )
+    transformer_engine.EngineLinear(nn.Linear(16, 16), "tensorwise")(torch.ones(16, 16))
+    assert engine == ["Float8CurrentScaling"]
+
+
+def test_products_that_are_no_operators_are_counted_by_kernel_name() -> None:
+    names = [
+        "nvjet_qqtst_128x256_128x6_2x1_v_bz_TNT",
+        "nvjet_tst_128x256_64x4_2x1_v_bz_TNN",
+        "void cast_fp8()",
+    ]
+    events = [types.SimpleNamespace(name=n, device_type=DeviceType.CUDA) for n in names]
+    events += [types.SimpleNamespace(name=names[0], device_type=DeviceType.CPU)]
+    assert fp8_kernels(events) == 1
+    assert [name for name, peer in PEERS.items() if not peer.operators] == ["transformer_engine"]
+
+
+# DeepGEMM, aiter
+
+
+def dequantised(codes: Tensor, scale_inv: Tensor) -> Tensor:
+    """[rows, K] of codes with a scale for each block, by repeating the scales."""
+    rows, columns = (-(-size // blocks) for size, blocks in zip(codes.shape, scale_inv.shape, strict=True))
+    return codes.float() * scale_inv.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+
+
+@pytest.mark.parametrize("name", ["fp8_gemm_nt", "gemm_fp8_fp8_bf16_nt"])
+@pytest.mark.parametrize("role", ["output", "grad_input"])
+def test_deepgemm_gets_blocks_as_its_readme_asks(
+    role: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the suite's own check of the product, made of what the stand-in was handed."""
+
+    def multiply(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor) -> None:
+        (left, left_scale), (right, right_scale) = a, b
+        assert left.is_contiguous()
+        assert right.is_contiguous()
+        assert left_scale.shape == (256, 2)
+        assert left_scale.stride() == (1, 256)
+        assert right_scale.shape == (1, 2)
+        out.copy_(dequantised(left, left_scale) @ dequantised(right, right_scale).t())
+
+    put(monkeypatch, deep_gemm=types.SimpleNamespace(**{name: multiply}))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1")
+    work = gemm.build(product_case(role), "deepgemm_blockwise", "cpu")
+    numerics = work.check()
+    assert numerics.ok, numerics.reason
+    assert gemm.ARMS["deepgemm_blockwise"].baseline == "fp8_blockwise_triton"
+    assert work.resolved["peer_version"] == "2.1"
+
+
+def test_deepgemm_is_not_asked_for_the_product_of_two_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm, "PEERS", {"deepgemm": types.SimpleNamespace(**{
+        f: getattr(deepgemm.PEER, f) for f in ("arm", "doc", "recipes", "gemm", "granularities", "fast_accum")
+    }, missing=lambda device: None)})  # fmt: skip
+    why = gemm.unsupported(product_case("grad_weight"), "deepgemm_blockwise", "cpu")
+    assert why is not None
+    assert why.reason == "deep_gemm.fp8_gemm_nt takes scales of 1x128 and 128x128, not 1x128 and 1x128"
+    assert gemm.unsupported(product_case("output"), "deepgemm_blockwise", "cpu") is None
+
+
+def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    def multiply(
+        a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: None, dtype: torch.dtype
+    ) -> Tensor:
+        assert b.is_contiguous()
+        assert (tuple(a_scale.shape), tuple(b_scale.shape)) == ((256, 1), (128, 1))
+        return ((a.float() * a_scale) @ (b.float() * b_scale).t()).to(dtype)
+
+    put(monkeypatch, aiter=types.SimpleNamespace(gemm_a8w8=multiply))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
+    numerics = gemm.build(product_case(), "aiter_rowwise", "cpu").check()
+    assert numerics.ok, numerics.reason
+    assert "there: pip install" in str(aiter.missing("cuda" if torch.version.hip is None else "cpu"))
+
+
+# torchao's MXFP8
+
+
+@needs_torchao
+@pytest.mark.parametrize("bias", [False, True])
+def test_torchaos_mx_layer_in_emulation_is_our_emulated_recipe(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Casts are bit for bit the same, so outputs differ by the rounding of a bfloat16 product alone."""
+    if torchao.load(torchao_mx.MODULE):
+        pytest.skip(str(torchao.load(torchao_mx.MODULE)))
+    from fp8core.convert import convert_to_float8_training
+
+    monkeypatch.setattr(torchao_mx.MXLinear, "emulated", True)
+    layer = nn.Linear(64, 96, bias=bias, dtype=torch.bfloat16)
+    x = torch.randn(32, 64, dtype=torch.bfloat16)
+    new = torchao_mx.linear(layer, "mxfp8")
+    assert new.weight is layer.weight
+    theirs = new(x)
+    ours = convert_to_float8_training(layer, config=RECIPES["mxfp8"].emulated())(x)
+    error = (theirs.double() - ours.double()).norm() / ours.double().norm()
+    assert error < 2**-8  # half a unit in the last place of bfloat16, of one product or the other
+
+
+def test_torchaos_mx_layer_refuses_other_recipes_and_devices() -> None:
+    with pytest.raises(ValueError, match="offers mxfp8, not 'rowwise'"):
+        torchao_mx.linear(nn.Linear(32, 32), "rowwise")
+    assert torchao_mx.missing("cpu") is not None
+
+
+# The tutorial's kernel
+
+INTERPRETED = """
+import sys, types
+import torch
+import triton
+from fp8core.cast import scale_and_cast
+from fp8core.formats import E4M3FN
+from harness.peers import triton_tutorial
+
+torch.manual_seed(0)
+function = triton_tutorial.kernel()[1]
+worst = 0.0
+for M, K, N in ((16, 32, 16), (33, 100, 70), (64, 64, 48), (1, 16, 1)):
+    for granularity in ("tensorwise", "rowwise"):
+        a, a_inv = scale_and_cast(torch.randn(M, K), E4M3FN, granularity, dim=-1)
+        b, b_inv = scale_and_cast(torch.randn(N, K).t(), E4M3FN, granularity, dim=0)
+        tile = dict(TILE_M=16, TILE_N=32, TILE_K=32, GROUP=2)
+        got = triton_tutorial.launch(function, a, b, a_inv, b_inv, torch.float32, **tile)
+        right = (a.double() * a_inv) @ (b.double() * b_inv)
+        worst = max(worst, float((got.double() - right).abs().max() / right.abs().max()))
+print(worst)
+"""
+
+
+def test_the_tutorials_kernel_multiplies() -> None:
+    """Oracle: float64 on the same codes; left is the rounding of at most 100 sums in float32, each 2^-24 of a partial sum.
+
+    The interpreter cuts where a GPU rounds to bfloat16, so the result is taken in float32.
+    """
+    pytest.importorskip("triton")
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True, check=False
+    )
+    if "only integer scalar arrays" in done.stderr or "0-dimensional" in done.stderr:
+        pytest.skip("this Triton's interpreter needs NumPy < 2.4")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) <= 100 * 2**-24
+
+
+def test_the_tutorials_kernel_compiles_to_fp8_instructions_of_hopper() -> None:
+    """Oracle: the PTX of each of its tiles, built ahead of time for sm_90."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    _, function = triton_tutorial.kernel()
+    names = function.arg_names
+    kinds = dict.fromkeys(names[:2], "*fp8e4nv") | {names[2]: "*bf16"} | dict.fromkeys(names[3:5], "*fp32")
+    kinds |= dict.fromkeys(names[5:12], "i32")
+    fixed = {"a_column": 1, "b_row": 1, "ROWWISE": True, "GROUP": triton_tutorial.GROUP}
+    m, n, k, warps, stages = triton_tutorial.TILES[0]
+    fixed |= {"TILE_M": m, "TILE_N": n, "TILE_K": k}
+    signature = {name: "constexpr" if name in fixed else kinds[name] for name in names}
+    places = [i for i, name in enumerate(names) if name not in fixed]
+    source = ASTSource(function, signature, fixed, {(i,): [["tt.divisibility", 16]] for i in places})
+    built = triton.compile(
+        source,
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": warps, "num_stages": stages, **triton_tutorial.FUSION},
+    )
+    assert "wgmma.mma_async" in built.asm["ptx"]
+    assert "e4m3.e4m3" in built.asm["ptx"]
+
+
+def test_the_tutorials_arm_is_compared_with_the_accumulation_that_it_has() -> None:
+    assert {a: i.baseline for a, i in gemm.ARMS.items() if i.peer == "triton_tutorial"} == {
+        "tutorial_tensorwise": "fp8_tensorwise_fast",
+        "tutorial_rowwise": "fp8_rowwise_fast",
+    }
+    assert triton_tutorial.missing("cpu") == "a Triton kernel, which cpu can't run"
+
+
+# By name
+
+
+@pytest.mark.parametrize("suite", [linear, gemm, train])
+def test_arms_know_whose_they_are(suite: Any) -> None:
+    for arm, info in suite.ARMS.items():
+        owner = next((name for name, peer in PEERS.items() if arm.startswith(f"{peer.arm}_")), "")
+        assert info.peer == owner
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(run.SUITES, "toy", ToySuite())
+
+
+@pytest.mark.usefixtures("toy")
+def test_an_unknown_peer_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=peers", "device=cpu", "peers=[torchaoo]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "unknown peer 'torchaoo' (nearest: torchao)" in line
+    assert all(name in line for name in PEERS)
+
+
+@pytest.mark.usefixtures("toy")
+def test_peers_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=linear", "device=cpu", "peers=[nanochat_style]", "dry_run=true", "arms=[]"]) == 0
+    out = capsys.readouterr().out
+    assert "nanochat_tensorwise_eager" in out
+    assert "torchao" not in out
+    assert "te_" not in out

@@ -1,0 +1,229 @@
+"""Oracles: Graham's bound for LPT against the best division found by trying all; the whole plan; exit codes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import ToySuite
+
+from harness import run, store
+from harness.__main__ import main
+from harness.case import Case
+from harness.errors import UsageError
+from harness.plan import Plan, PlannedCase
+from harness.shards import Shard, cores_of, costs, deal, of_command, parse, share
+from harness.workload import Unsupported, Workload
+
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+isolate: false
+axes: {n: [1, 2, 3, 4, 50]}
+timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
+         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
+"""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    suite = ToySuite()
+    monkeypatch.setitem(run.SUITES, "toy", suite)
+    return suite
+
+
+def plan_of(sizes: list[int]) -> Plan:
+    suite = ToySuite()
+    cases = [Case.of("toy", {"n": n, "K": i}) for i, n in enumerate(sizes)]
+    return Plan(tuple(PlannedCase("toy", suite, case, ("base", "other")) for case in cases), {})
+
+
+# Which shard
+
+
+@pytest.mark.parametrize("text", ["5/4", "4/4", "x", "1", "-1/4", "0/0", "1/2/3", "", "0.5/2", "0 / 4"])
+def test_what_is_no_shard_is_refused_with_the_value(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert f"shard={text}" in str(caught.value)
+
+
+def test_shards_of_a_command() -> None:
+    assert of_command("0/3,2/3") == of_command("[0/3, 2/3]") == [Shard(0, 3), Shard(2, 3)]
+    for text, why in {"0/2,1/3": "of 2 and of 3", "0/2,0/2": "twice", "0/2,2/2": "count from 0"}.items():
+        with pytest.raises(UsageError, match=why):
+            of_command(text)
+
+
+# Dealing
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 30), max_size=6), st.integers(1, 3))
+def test_no_share_is_heavier_than_grahams_bound_allows(sizes: list[int], count: int) -> None:
+    owners = deal([float(size) for size in sizes], count)
+    loads = [sum(s for s, o in zip(sizes, owners, strict=True) if o == i) for i in range(count)]
+    best = min(
+        max(sum(s for s, o in zip(sizes, way, strict=True) if o == i) for i in range(count))
+        for way in itertools.product(range(count), repeat=len(sizes))
+    )
+    assert max(loads) <= (4 / 3 - 1 / (3 * count)) * best + 1e-9
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 6))
+def test_shards_divide_a_plan_and_keep_its_order(sizes: list[int], count: int) -> None:
+    plan = plan_of(sizes)
+    parts = [share(plan, Shard(i, count)) for i in range(count)]
+    ids = [[c.case.case_id for c in part.cases] for part in parts]
+    whole = [c.case.case_id for c in plan.cases]
+    assert sorted(itertools.chain(*ids)) == sorted(whole)
+    for own, part in zip(ids, parts, strict=True):
+        assert own == [name for name in whole if name in set(own)]
+        assert len(part.cases) + len(part.elsewhere) == len(whole)
+    assert parts == [share(plan, Shard(i, count)) for i in range(count)]
+
+
+def test_the_largest_cases_of_the_whole_sweep_are_its_headline_in_every_shard() -> None:
+    plan = plan_of([1, 9, 3, 8, 2, 7])
+    wanted = plan.headline(2)
+    assert all(share(plan, Shard(i, 3)).headline(2) == wanted for i in range(3))
+
+
+def test_work_of_two_suites_is_not_compared_in_their_units() -> None:
+    """A suite that counts in bytes and one that counts in FLOPs weigh the same, case by case of a middling size."""
+    small, large = plan_of([1, 1, 4]), plan_of([1000, 1000, 4000])
+    renamed = [PlannedCase("big", c.suite, Case("big", c.case.axes), c.arms) for c in large.cases]
+    found = [cost for _, cost in costs([*small.cases, *renamed])]
+    assert found[:3] == found[3:] == [1.5, 1.5, 3.0]
+
+
+def test_a_case_costs_as_many_arms_as_run() -> None:
+    one, two = plan_of([1, 1]).cases
+    lacking = replace(one, unsupported={"other": Unsupported("device", "needs sm_89")})
+    assert [cost for _, cost in costs([lacking, two])] == [1.0, 2.0]
+
+
+def test_cores_are_divided_and_all_are_left_where_they_are_too_few() -> None:
+    assert [cores_of(Shard(i, 2), [4, 5, 6]) for i in range(2)] == [[4], [5]]
+    assert cores_of(Shard(2, 3), [4, 5]) == [4, 5]
+
+
+# Running
+
+
+def test_shards_share_a_run_and_each_case_has_its_rows_once(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i in range(2):
+        assert main(["sweep=toy", "device=cpu", f"shard={i}/2", "run_id=r1", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    frame = store.read("results/toy/r1")
+    assert set(frame["run_id"]) == {"r1"}
+    assert sorted(json.loads(a)["n"] for a in frame.drop_duplicates("case_id")["axes"]) == [1, 2, 3, 4, 50]
+    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
+    alone = [store.read(f"results/toy/r1/shard-{i}-of-2") for i in range(2)]
+    assert not set(alone[0]["case_id"]) & set(alone[1]["case_id"])
+    assert store.read_about(Path("results/toy/r1/shard-0-of-2"))["command"].endswith("device=cpu quiet=true")
+
+
+def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep=toy", "device=cpu"]
+    assert main([*words, "shard=0/2", "run_id=r1", "budget_s=0"]) == 0  # as a node that is taken away at once
+    before = store.read("results/toy/r1")
+    assert "skipped" in set(before["status"])
+    assert main([*words, "shard=0/2", "run_id=r1"]) == 0
+    assert set(store.read("results/toy/r1")["status"]) == {"ok"}
+    capsys.readouterr()
+    assert main([*words, "shard=0/2", "run_id=r1"]) == 0
+    assert "nothing new" in capsys.readouterr().out
+    assert main([*words, "resume=r1"]) == 0  # what shard 1 would have done
+    frame = store.read("results/toy/r1")
+    assert frame["case_id"].nunique() == 5
+    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
+    assert "run_id=r1" not in Path("reports/r1.md").read_text()
+
+
+def test_two_attempts_at_one_shard_leave_each_case_once(toy: ToySuite, tmp_path: Path) -> None:
+    """As a scheduler that starts a job twice, on two machines whose folders are then copied together."""
+    for place in ("a", "b"):
+        assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", f"results_dir={place}"]) == 0
+    for file in (tmp_path / "b/toy/r1/shard-0-of-2").glob("*.parquet"):
+        file.rename(tmp_path / "a/toy/r1/shard-0-of-2" / file.name)
+    merged, alone = store.read("a/toy/r1"), store.read("a/toy/r1", all_attempts=True)
+    assert len(alone) == 2 * len(merged)
+    assert not merged.duplicated(["case_id", "arm", "metric"]).any()
+
+
+def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=toy", "device=cpu", "shard=0/2", "dry_run=true"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "in other shards" in last
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["shard=5/4"],
+        ["shard=x"],
+        ["shard=0/2,1/2"],
+        ["hydra/launcher=joblib"],
+        ["run_id=../away"],
+        ["run_id=r1", "resume=r2"],
+        ["log_level=LOUD"],
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_nothing_written(
+    words: list[str], toy: ToySuite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["sweep=toy", "device=cpu", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert words[0].partition("=")[0] in captured.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_shard_of_other_settings_does_not_join(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
+    assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1", "seed=7"]) == 2
+    assert "another seed" in capsys.readouterr().err
+    assert not Path("results/toy/r1/shard-1-of-2").exists()
+
+
+def test_more_shards_than_cases_leave_some_with_nothing_to_do(toy: ToySuite) -> None:
+    assert [main(["sweep=toy", "device=cpu", f"shard={i}/7", "run_id=r1"]) for i in range(7)] == [0] * 7
+    assert store.read("results/toy/r1")["case_id"].nunique() == 5
+
+
+def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
+    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
+    assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
+    assert "has not ended" in Path("one.md").read_text()
+    assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
+    assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
+    assert "has not ended" not in Path("two.md").read_text()
+
+
+def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:
+    def broken(case: Case) -> Workload:
+        raise RuntimeError("no such kernel")
+
+    toy.behaviour = {"other": broken}
+    assert main(["sweep=toy", "device=cpu", "run_id=r1", "axes.n=1", "log_level=WARNING"]) == 1
+    (line,) = [text for text in Path("results/toy/r1/run.log").read_text().splitlines() if "ERROR" in text]
+    assert "no such kernel" in line
+    assert "INFO" not in Path("results/toy/r1/run.log").read_text()

@@ -1,0 +1,125 @@
+"""Oracle: exact integer products in int64, IEEE rounding by torch on values that fit; planted bit flips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8core.formats import native_pair
+from harness.case import Case
+from harness.suites import checksum
+from harness.suites.checksum import ARMS, LARGEST, REPEATS, build, digest, exact, operands
+
+E4M3 = native_pair()[0].dtype
+
+
+def case(data: str, cube: int = 48, seed: int = 0) -> Case:
+    return Case.of("checksum", {"cube": cube, "data": data}, seed)
+
+
+@pytest.mark.parametrize("data", ["integers", "codes"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_sound_device_repeats_its_bits(data: str, arm: str) -> None:
+    work = build(case(data), arm, "cpu")
+    numerics = work.check()
+    assert numerics.ok, numerics.reason
+    assert numerics.values == {"mismatches": 0.0}
+    result = work.run()
+    assert isinstance(result, Tensor)
+    assert work.resolved["checksum"] == digest(result)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_product_of_integers_is_that_of_int64_rounded_once(arm: str) -> None:
+    a, b = operands(case("integers"))
+    whole = a.float().long() @ b.float().long().t()
+    one, other = checksum._scales(len(a), arm)
+    right = (whole.double() * one.double() * other.double()).to(torch.bfloat16)
+    assert torch.equal(exact(a, b, arm).view(torch.int16), right.view(torch.int16))
+
+
+def test_operands_are_the_same_everywhere() -> None:
+    """Oracle: splitmix64 in Python's own integers."""
+    mask = 2**64 - 1
+
+    def drawn(place: int, stream: int) -> int:
+        z = (place + ((stream + 1) << 40)) * 0x9E3779B97F4A7C15 & mask
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+        return (z ^ z >> 31) >> 32
+
+    a, b = operands(case("integers", 16, seed=3))
+    for stream, found in ((6, a), (7, b)):
+        expected = [float(drawn(i, stream) % (2 * LARGEST + 1) - LARGEST) for i in range(256)]
+        assert found.float().flatten().tolist() == expected
+    codes, _ = operands(case("codes", 16))
+    raw = torch.tensor([drawn(i, 0) % 256 for i in range(256)], dtype=torch.uint8)
+    finite = raw.view(E4M3).float().isfinite()
+    assert torch.equal(codes.view(torch.uint8).flatten()[finite], raw[finite])
+    assert (codes.view(torch.uint8).flatten()[~finite] == 0).all()
+
+
+def test_no_partial_sum_needs_more_bits_than_an_accumulator_keeps() -> None:
+    """Sums of K terms spread like the root of K: what stays below 2^12 at 2048 stays below 2^13 at 8192."""
+    a, b = operands(case("integers", 2048))
+    sums = (a[:16, None, :].float() * b[None, :64, :].float()).cumsum(-1).abs()
+    assert sums.max() < 2**12
+
+
+@pytest.mark.parametrize("when", [0, 1, REPEATS - 1])
+@pytest.mark.parametrize("data", ["integers", "codes"])
+def test_one_flipped_bit_in_one_repeat_is_found(
+    data: str, when: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, calls = checksum._product, []
+
+    def flaky(a: Tensor, b: Tensor, arm: str) -> Callable[[], Tensor]:
+        multiply = make(a, b, arm)
+
+        def run() -> Tensor:
+            result = multiply().clone()
+            if len(calls) == when:
+                result.view(torch.int16)[3, 5] ^= 1 << 6
+            calls.append(1)
+            return result
+
+        return run
+
+    monkeypatch.setattr(checksum, "_product", flaky)
+    numerics = build(case(data), "fp8_tensorwise", "cpu").check()
+    assert not numerics.ok
+    assert "computes wrongly" in numerics.reason
+
+
+def test_a_device_that_is_wrong_in_the_same_way_each_time_is_found_by_integers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        checksum, "_product", lambda a, b, arm: lambda: (a.float() @ b.float().t() * 0.0625).add(1).bfloat16()
+    )
+    assert not build(case("integers"), "fp8_tensorwise", "cpu").check().ok
+    assert build(case("codes"), "fp8_tensorwise", "cpu").check().ok  # only another card can tell
+
+
+def test_seeds_and_data_change_the_bits() -> None:
+    found = {
+        str(operands(case(d, 32, s))[0].view(torch.uint8).tolist())
+        for d in ("integers", "codes")
+        for s in (0, 1)
+    }
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axes", "why"),
+    [(["tiny"], {}, "axes.cube"), ([], {}, "needs axes.cube"), ([], {"cube": [2**16]}, "not exact")],
+)
+def test_bad_sizes_are_refused(shapes: list[str], axes: dict[str, list[int]], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        checksum.points(shapes, axes, None)
+    refused = checksum.unsupported(Case.of("checksum", {"cube": 40, "data": "codes"}), "fp8_rowwise", "cpu")
+    assert refused is not None
+    assert refused.kind == "shape"

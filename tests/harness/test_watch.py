@@ -1,0 +1,167 @@
+"""Oracles: arithmetic on notes made up here, and a run's own note while it runs and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from toy import ToySuite
+
+from harness import run, watch
+from harness.__main__ import main
+from harness.case import Case
+from harness.runlog import PROGRESS, this_host
+from harness.watch import Part, look, summary
+from harness.workload import Workload
+
+ROOT = Path(watch.__file__).parent.parent
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+isolate: false
+axes: {n: [1, 2, 3]}
+timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
+         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
+"""
+
+
+def note(folder: Path, **more: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "pid": os.getpid(),
+        "host": this_host(),
+        "started": 1000.0,
+        "written": 1100.0,
+        "statuses": {"ok": 5},
+    }
+    (folder / PROGRESS).write_text(
+        json.dumps(about | {"state": "running", "total": 10, "share": 0.25} | more)
+    )
+
+
+def test_the_time_left_follows_from_what_is_done() -> None:
+    """A quarter in 100 s is 400 s in all, of which 350 are left 50 s later."""
+    part = Part("", "running", 8, 0.25, "", 1000.0, 1100.0)
+    assert part.left_s(1100.0) == 300.0
+    assert part.left_s(1050.0) == 350.0
+    assert part.left_s(9999.0) == 0.0
+    assert Part("", "running", 8).left_s(1.0) is None
+    assert Part("", "finished", 8, 1.0).left_s(1.0) == 0.0
+
+
+def test_shards_take_as_long_as_the_slowest() -> None:
+    fast = Part("0/2", "running", 10, 0.5, "", 1000.0, 1100.0, {"ok": 5})
+    slow = Part("1/2", "running", 30, 0.25, "", 1000.0, 1100.0, {"ok": 7, "failed": 1})
+    said = summary([fast, slow], 1100.0)
+    assert said == "31 % of 40 done; 2 shards: 2 running; 5:00 left; 1 failed, 12 ok"
+    waiting = Part("2/3", "waiting")
+    assert "at least 5:00 left" in summary([fast, slow, waiting], 1100.0)
+    assert "20 done" in summary([fast, Part("1/2", "waiting")], 1100.0)
+
+
+def test_the_shards_of_a_run_include_those_to_come(tmp_path: Path) -> None:
+    assert look(tmp_path) == []
+    note(tmp_path / "shard-1-of-3")
+    assert [(p.name, p.state) for p in look(tmp_path)] == [
+        ("0/3", "waiting"),
+        ("1/3", "running"),
+        ("2/3", "waiting"),
+    ]
+    note(tmp_path, written=900.0)  # of an earlier attempt that was whole
+    assert len(look(tmp_path)) == 3
+    note(tmp_path, written=2000.0, state="finished")  # resumed without shards
+    assert [(p.name, p.state) for p in look(tmp_path)] == [("", "finished")]
+
+
+@pytest.mark.parametrize(
+    ("host", "alive", "state"),
+    [(this_host(), True, "running"), (this_host(), False, "gone"), ("elsewhere", False, "running")],
+)
+def test_a_process_of_this_host_that_is_gone_is_told_from_one_elsewhere(
+    host: str, alive: bool, state: str, tmp_path: Path
+) -> None:
+    note(tmp_path, host=host)
+    (part,) = look(tmp_path, lambda pid: alive)
+    assert part.state == state
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"state": "running"}', '{"state": 1, "statuses": 3}']
+)
+def test_a_damaged_note_is_no_note(text: str, tmp_path: Path) -> None:
+    (tmp_path / PROGRESS).write_text(text)
+    assert look(tmp_path) == []
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    suite = ToySuite()
+    monkeypatch.setitem(run.SUITES, "toy", suite)
+    return suite
+
+
+def test_a_run_can_be_watched_and_reported_while_it_runs(
+    toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From within the second case: the note, `watch` and `report` all speak of one case of three."""
+    seen: list[str] = []
+
+    def look_around(case: Case) -> Workload:
+        if case.integer("n") == 2:
+            capsys.readouterr()
+            assert main(["watch", "r1", "--once"]) == 0
+            assert main(["report", "results/toy/r1", "-o", "now.html"]) == 0
+            seen.append(capsys.readouterr().out)
+        return ToySuite().build(case, "base", "cpu")
+
+    toy.behaviour = {"base": look_around}
+    assert main(["sweep=toy", "device=cpu", "run_id=r1"]) == 0
+    (out,) = seen
+    assert "33 % of 3 done" in out
+    assert "running" in out
+    assert "has not ended" in Path("now.md").read_text()
+    assert "has not ended" not in Path("reports/r1.md").read_text()
+    capsys.readouterr()
+    assert main(["--watch", "r1"]) == 0
+    assert capsys.readouterr().out.startswith("100 % of 3 done; finished; ")
+
+
+def test_quiet_leaves_the_last_lines(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=toy", "device=cpu", "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert [line.split()[0] for line in captured.out.splitlines()[-2:]] == ["results", "report"]
+    assert main(["sweep=toy", "device=cpu"]) == 0
+    assert "[1/3]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["nothing"], [".", "--every", "0"], ["."]])
+def test_bad_input_is_one_line_and_exit_2(
+    words: list[str], toy: ToySuite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_watching_needs_no_torch(tmp_path: Path) -> None:
+    note(tmp_path, state="finished")
+    code = (
+        "import sys; from harness.__main__ import main; code = main(sys.argv[1:]); "
+        "assert not {'torch', 'hydra'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "watch", str(tmp_path)],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
