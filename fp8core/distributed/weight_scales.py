@@ -13,7 +13,7 @@ The all-reduce happens by itself, before the first all-gather after weights have
 was given to `convert_to_float8_training`; or when `precompute_float8_dynamic_scale_for_fsdp` is called. All ranks must
 take part, so all must come to the same decision. What counts as a change is what happens on all ranks alike:
 
-    an optimizer has stepped             any torch.optim.Optimizer of the process; fused ones leave no other trace
+    an optimizer has stepped             a torch.optim.Optimizer that holds the weight; fused ones leave no other trace
     a state dict was loaded
     the version of a shard has changed   an in-place update by hand; asked at one layer only, for all shards of the model,
                                          since a single shard may be empty on some ranks and change on others
@@ -23,6 +23,7 @@ A write through `p.data` leaves no trace: call `precompute_float8_dynamic_scale_
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import local_of, refuse_partial_reshard
@@ -51,23 +53,25 @@ Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _KNOWN = "_fp8core_weight_scale"  # attribute of a Float8Linear whose weight may be gathered in FP8
 
 
-@dataclass
-class _Steps:
-    """How often optimizers of this process have stepped, since the first weight was made to be gathered in FP8."""
-
-    count: int = 0
-    hooked: bool = False
-
-    def watch(self) -> None:
-        if not self.hooked:
-            register_optimizer_step_post_hook(self._stepped)
-            self.hooked = True
-
-    def _stepped(self, *_: object) -> None:
-        self.count += 1
+# How often an optimizer that holds a sharded weight has stepped. By parameter: what is stepped on one rank alone holds none
+# of them, and one that steps in the middle of a backward pass leaves the others' scales as they are.
+_STEPS = WeakTensorKeyDictionary()
 
 
-_STEPS = _Steps()
+@functools.cache
+def _watch_optimizers() -> None:
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if hasattr(local_of(parameter), "fsdp_pre_all_gather"):
+                _STEPS[parameter] = _steps_of(parameter) + 1
+
+
+def _steps_of(weight: torch.Tensor) -> int:
+    return int(_STEPS.get(weight, 0))
 
 
 @dataclass
@@ -99,7 +103,7 @@ class WeightScale:
         root: the model that was converted, whose weights find their scales together.
         amax: float32, 0-dimensional or one for each block; None before the first.
         sharers: layers that use the same parameter.
-        steps: `_STEPS.count` when it was found.
+        steps: of optimizers on the weight, when it was found.
         seen: the tensors that it was found from, and their versions: which of them an update changes depends on its way in.
         leads: this layer asks whether any shard of the model has changed.
         dtype: in which the weight was last gathered, or would have been in high precision; None before.
@@ -139,7 +143,7 @@ def known_of(layer: nn.Module) -> WeightScale | None:
 
 def join(root: nn.Module, layers: Iterable[Float8Linear]) -> None:
     """Lets the layers of a model find their weights' scales together."""
-    _STEPS.watch()
+    _watch_optimizers()
     for layer in layers:
         known = WeightScale(weakref.ref(root))
         setattr(layer, _KNOWN, known)
@@ -254,13 +258,18 @@ def _members(root: nn.Module) -> list[Float8Linear]:
 
 
 def _stale(layer: Float8Linear, known: WeightScale) -> bool:
-    if known.amax is None or known.steps != _STEPS.count:
+    if known.amax is None or _stepped_since(layer, known):
         return True
     if not known.leads:
         return False
     root = known.root()
-    members = [layer] if root is None else _members(root)
-    return any(of_member.changed() for member in members if (of_member := known_of(member)) is not None)
+    others = [(m, known_of(m)) for m in ([layer] if root is None else _members(root))]
+    # Of a weight that an optimizer has stepped in the meantime, its own layer will ask
+    return any(of is not None and not _stepped_since(m, of) and of.changed() for m, of in others)
+
+
+def _stepped_since(layer: Float8Linear, known: WeightScale) -> bool:
+    return known.steps != _steps_of(layer.weight)
 
 
 @torch.no_grad()
@@ -296,7 +305,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
                 known.amax, known.sharers, known.steps = (
                     together[part].view(piece.shape),
                     tuple(same),
-                    _STEPS.count,
+                    _steps_of(layer.weight),
                 )
                 known.seen = tuple(
                     (weakref.ref(t), t._version) for t in (layer.weight, shard.wrapper, shard.local)

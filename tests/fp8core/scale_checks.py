@@ -71,6 +71,11 @@ def _stepped(model: sharding.Stack) -> None:
     torch.optim.SGD(model.parameters(), lr=1.0).step()
 
 
+def _stepped_elsewhere(model: sharding.Stack) -> None:
+    if dist.get_rank() == 0:
+        torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=1.0).step()
+
+
 def _precomputed(model: sharding.Stack) -> None:
     for p in model.parameters():
         p.data.to_local().mul_(2)
@@ -83,6 +88,7 @@ def _nothing(model: sharding.Stack) -> None:
 
 CHANGES: dict[str, tuple[Callable[[sharding.Stack], None], int]] = {
     "an optimizer": (_stepped, 1),
+    "an optimizer of other things, on one rank": (_stepped_elsewhere, 0),
     "an update in place": (_in_place, 1),
     "an update of shards, some of them empty": (_own_rows, 1),
     "a state dict": (_loaded, 1),
@@ -112,6 +118,27 @@ def all_reduces_after_changes() -> dict[str, tuple[int, bool]]:
         ]
         found[name] = counts.scale_reductions, right == [True] * len(model.layers)
     return found
+
+
+def optimizers_in_the_backward_pass() -> tuple[list[int], bool]:
+    """Scale all-reduces of each step where each weight is stepped once its gradient is there; the same losses as without."""
+    warnings.simplefilter("ignore")
+    reductions, losses = [], []
+    for fp8 in (False, True):
+        setting = Setting(sizes=UNEVEN)
+        model = sharding.sharded(setting, fp8)
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=1.0)
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, own=optimizer: (own.step(), own.zero_grad())
+            )
+        for step in range(3):
+            with count_collectives() as counts:
+                loss = model(sharding.batches_of(setting, step, dist.get_rank())[0]).square().mean()
+                loss.backward()
+            losses.append(loss.item())
+            reductions.append(counts.scale_reductions)
+    return reductions, losses[:3] == losses[3:]
 
 
 def nan_on_one_rank(recipes: list[str]) -> list[bool]:

@@ -30,6 +30,11 @@ def test_scales_are_found_anew_after_each_change_and_only_then(world: int) -> No
     assert ranks.run(scale_checks.all_reduces_after_changes, world) == [wanted] * world
 
 
+def test_optimizers_in_the_backward_pass_cost_no_more_all_reduces() -> None:
+    """Scales of other weights hold while one is stepped."""
+    assert ranks.run(scale_checks.optimizers_in_the_backward_pass, 2) == [([0, 0, 0, 1, 1, 1], True)] * 2
+
+
 def test_nan_on_one_rank_is_nan_on_all() -> None:
     """As in one process, where a weight with one NaN or Inf is NaN throughout."""
     for found in ranks.run(scale_checks.nan_on_one_rank, 2, ["tensorwise", "delayed"]):
