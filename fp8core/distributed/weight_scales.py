@@ -15,8 +15,8 @@ take part, so all must come to the same decision. What counts as a change is wha
 
     an optimizer has stepped             a torch.optim.Optimizer that holds the weight; fused ones leave no other trace
     a state dict was loaded
-    the version of a shard has changed   an in-place update by hand; asked at one layer only, for all shards of the model,
-                                         since a single shard may be empty on some ranks and change on others
+    the version of a parameter or of a   an in-place update by hand; of shards asked at one layer only, for all of the model,
+    shard has changed                    since a single shard may be empty on some ranks and change on others
 
 A write through `p.data` leaves no trace: call `precompute_float8_dynamic_scale_for_fsdp` after it.
 """
@@ -53,25 +53,38 @@ Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _KNOWN = "_fp8core_weight_scale"  # attribute of a Float8Linear whose weight may be gathered in FP8
 
 
-# How often an optimizer that holds a sharded weight has stepped. By parameter: what is stepped on one rank alone holds none
-# of them, and one that steps in the middle of a backward pass leaves the others' scales as they are.
-_STEPS = WeakTensorKeyDictionary()
+class _Steps:
+    """How often optimizers that hold sharded weights have stepped.
+
+    By parameter: what is stepped on one rank alone holds none of them, and one that steps in the middle of a backward pass
+    leaves the others' scales as they are.
+
+    Attributes:
+        of: parameter whose scale was found -> steps.
+        of_others: steps of optimizers that hold other tensors of such shards, which may be aliases of any of these.
+    """
+
+    def __init__(self) -> None:
+        self.of = WeakTensorKeyDictionary()
+        self.of_others = 0
+
+    @functools.cache  # noqa: B019  # there is one, and it stays
+    def watch(self) -> None:
+        register_optimizer_step_post_hook(self._stepped)
+
+    def count(self, weight: torch.Tensor) -> tuple[int, int]:
+        return int(self.of.get(weight, 0)), self.of_others
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        of_shards = [p for p in held if hasattr(local_of(p), "fsdp_pre_all_gather")]
+        for parameter in of_shards:
+            if parameter in self.of:
+                self.of[parameter] += 1
+        self.of_others += any(parameter not in self.of for parameter in of_shards)
 
 
-@functools.cache
-def _watch_optimizers() -> None:
-    register_optimizer_step_post_hook(_stepped)
-
-
-def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if hasattr(local_of(parameter), "fsdp_pre_all_gather"):
-                _STEPS[parameter] = _steps_of(parameter) + 1
-
-
-def _steps_of(weight: torch.Tensor) -> int:
-    return int(_STEPS.get(weight, 0))
+_STEPS = _Steps()
 
 
 @dataclass
@@ -103,7 +116,7 @@ class WeightScale:
         root: the model that was converted, whose weights find their scales together.
         amax: float32, 0-dimensional or one for each block; None before the first.
         sharers: layers that use the same parameter.
-        steps: of optimizers on the weight, when it was found.
+        steps: `_Steps.count` of the weight when it was found.
         seen: the tensors that it was found from, and their versions: which of them an update changes depends on its way in.
         leads: this layer asks whether any shard of the model has changed.
         dtype: in which the weight was last gathered, or would have been in high precision; None before.
@@ -114,7 +127,7 @@ class WeightScale:
     root: weakref.ref[nn.Module]
     amax: torch.Tensor | None = None
     sharers: tuple[Float8Linear, ...] = ()
-    steps: int = -1
+    steps: tuple[int, int] = (-1, -1)
     seen: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
     leads: bool = False
     dtype: torch.dtype | None = None
@@ -130,9 +143,12 @@ class WeightScale:
         """The weight was replaced."""
         self.amax = None
 
-    def changed(self) -> bool:
-        """Whether a tensor was written to. Another one in its place is FSDP2's own doing, on ranks where it pads."""
-        found = ((ref(), version) for ref, version in self.seen)
+    def changed(self, first: int | None = None) -> bool:
+        """Whether a tensor was written to. Another one in its place is FSDP2's own doing, on ranks where it pads.
+
+        `first`: how many of `seen` to look at; 1: the parameter itself, which changes on all ranks or on none.
+        """
+        found = ((ref(), version) for ref, version in self.seen[:first])
         return any(tensor is not None and tensor._version != version for tensor, version in found)
 
 
@@ -143,7 +159,7 @@ def known_of(layer: nn.Module) -> WeightScale | None:
 
 def join(root: nn.Module, layers: Iterable[Float8Linear]) -> None:
     """Lets the layers of a model find their weights' scales together."""
-    _watch_optimizers()
+    _STEPS.watch()
     for layer in layers:
         known = WeightScale(weakref.ref(root))
         setattr(layer, _KNOWN, known)
@@ -258,7 +274,7 @@ def _members(root: nn.Module) -> list[Float8Linear]:
 
 
 def _stale(layer: Float8Linear, known: WeightScale) -> bool:
-    if known.amax is None or _stepped_since(layer, known):
+    if known.amax is None or _stepped_since(layer, known) or known.changed(1):
         return True
     if not known.leads:
         return False
@@ -269,7 +285,7 @@ def _stale(layer: Float8Linear, known: WeightScale) -> bool:
 
 
 def _stepped_since(layer: Float8Linear, known: WeightScale) -> bool:
-    return known.steps != _steps_of(layer.weight)
+    return known.steps != _STEPS.count(layer.weight)
 
 
 @torch.no_grad()
@@ -298,6 +314,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
         start = 0
         for (same, shard), piece in zip(members, pieces, strict=True):
             part = slice(start, start := start + piece.numel())
+            _STEPS.of.setdefault(same[0].weight, 0)
             for layer in same:
                 known, cast = known_of(layer), weight_cast(layer)
                 assert known is not None
@@ -305,7 +322,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
                 known.amax, known.sharers, known.steps = (
                     together[part].view(piece.shape),
                     tuple(same),
-                    _steps_of(layer.weight),
+                    _STEPS.count(layer.weight),
                 )
                 known.seen = tuple(
                     (weakref.ref(t), t._version) for t in (layer.weight, shard.wrapper, shard.local)
