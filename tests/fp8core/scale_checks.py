@@ -132,7 +132,11 @@ def all_reduces_after_changes() -> dict[str, tuple[int, bool]]:
 def odd_orders() -> dict[str, Any]:
     """Steps and passes in another order than the usual one."""
     warnings.simplefilter("ignore")
-    return {"in the backward pass": optimizers_in_the_backward_pass(), "left out": a_layer_that_is_left_out()}
+    return {
+        "in the backward pass": optimizers_in_the_backward_pass(),
+        "left out": a_layer_that_is_left_out(),
+        "inference mode": evaluated_in_inference_mode(),
+    }
 
 
 def optimizers_in_the_backward_pass() -> tuple[list[int], bool]:
@@ -167,6 +171,21 @@ def a_layer_that_is_left_out() -> bool:
         assert known is not None
         assert known.amax is not None
         return torch.equal(known.amax, whole(model.layers[1].weight).abs().amax())
+
+
+def evaluated_in_inference_mode() -> bool:
+    """Whether outputs between steps and the gradients after them are those without FP8 all-gather."""
+    found: list[list[torch.Tensor]] = []
+    for fp8 in (False, True):
+        setting = Setting(reshard=False)
+        model = sharding.sharded(setting, fp8)
+        x = sharding.batches_of(setting, 0, dist.get_rank())[0]
+        model(x).square().mean().backward()
+        with torch.inference_mode():
+            output = model(x).clone()
+        model(x).square().mean().backward()
+        found.append([output, *(whole(p.grad) for p in model.parameters())])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def nan_on_one_rank(recipes: list[str]) -> list[bool]:
