@@ -129,6 +129,10 @@ class Float8Tensor(torch.Tensor):
                 f"Float8Tensor has no {op}; call .dequantize() first, or fp8core.scaled_mm(a, b) to multiply. "
                 f"It knows {known}"
             )
+        if torch.is_inference_mode_enabled() and not args[0].is_inference():
+            # A view of a weight that FSDP gathered in training must not be an inference tensor, or autograd refuses it
+            with torch.inference_mode(False):
+                return handler(op, *args, **(kwargs or {}))
         return handler(op, *args, **(kwargs or {}))
 
 

@@ -20,14 +20,17 @@ recipe whose first cast is rowwise finds in decoded FP8 rows the very codes that
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fp8core.arguments import check_known, check_type
 from fp8core.cast import dequantize
+from fp8core.distributed.fsdp_state import local_of
 from fp8core.formats import native_pair
 from fp8core.operands import cast_one
 from fp8core.recipe import Cast
@@ -137,7 +140,8 @@ def parallelize_experts(
         The model; the new ExpertParallel if it is experts itself.
 
     Raises:
-        ValueError: no experts, or a number of them that the ranks don't divide.
+        ValueError: no experts, a number of them that the ranks don't divide, or experts that are shared out or sharded
+            already.
     """
     check_type("model", model, nn.Module)
     found = [
@@ -152,15 +156,20 @@ def parallelize_experts(
     if not found:
         raise ValueError("the model has no experts: no module holds parameters of three dimensions [E, ., .]")
     world = dist.get_world_size(group)
+    held = {m.experts for m in model.modules() if isinstance(m, ExpertParallel)}
     for fqn, module in found:
+        if module in held:
+            raise ValueError(f"{fqn}: these experts are shared out already; call parallelize_experts once")
         for name, weight in _stacked(module).items():
-            check_divides(weight.shape[0], world, f"{fqn}.{name}" if fqn else name)
+            full = f"{fqn}.{name}" if fqn else name
+            check_divides(weight.shape[0], world, full)
+            if local_of(weight) is not None:
+                raise ValueError(f"{full} is a DTensor already; parallelize_experts first, then fully_shard")
     wrapped = {}
     for _, module in found:
         share_of_experts(module, group)
         if mean_gradient:
-            for weight in _stacked(module).values():
-                weight.register_hook(lambda grad: grad / world)
+            module.register_forward_pre_hook(partial(_divide_gradients, world))
         wrapped[module] = ExpertParallel(module, group, dispatch=dispatch, gradient=gradient)
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
@@ -237,6 +246,17 @@ def _stacked(module: nn.Module) -> dict[str, nn.Parameter]:
     own = dict(module.named_parameters(recurse=False))
     counts = {p.shape[0] for p in own.values() if p.dim() == 3}
     return {name: p for name, p in own.items() if p.dim() in (2, 3) and p.shape[0] in counts}
+
+
+_DIVIDED = WeakTensorKeyDictionary()  # weights whose gradients are divided -> by what
+
+
+def _divide_gradients(world: int, experts: nn.Module, _: object) -> None:
+    """At each call, of the weights as they are then: a copied or loaded model has others, and FSDP gathers its own."""
+    for weight in _stacked(experts).values():
+        if weight.requires_grad and weight not in _DIVIDED:
+            weight.register_hook(lambda grad: grad / world)
+            _DIVIDED[weight] = world
 
 
 class _Route(NamedTuple):

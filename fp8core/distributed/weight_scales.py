@@ -13,16 +13,17 @@ The all-reduce happens by itself, before the first all-gather after weights have
 was given to `convert_to_float8_training`; or when `precompute_float8_dynamic_scale_for_fsdp` is called. All ranks must
 take part, so all must come to the same decision. What counts as a change is what happens on all ranks alike:
 
-    an optimizer has stepped             any torch.optim.Optimizer of the process; fused ones leave no other trace
+    an optimizer has stepped             a torch.optim.Optimizer that holds the weight; fused ones leave no other trace
     a state dict was loaded
-    the version of a shard has changed   an in-place update by hand; asked at one layer only, for all shards of the model,
-                                         since a single shard may be empty on some ranks and change on others
+    the version of a parameter or of a   an in-place update by hand; of shards asked at one layer only, for all of the model,
+    shard has changed                    since a single shard may be empty on some ranks and change on others
 
 A write through `p.data` leaves no trace: call `precompute_float8_dynamic_scale_for_fsdp` after it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import local_of, refuse_partial_reshard
@@ -51,20 +53,35 @@ Scales = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _KNOWN = "_fp8core_weight_scale"  # attribute of a Float8Linear whose weight may be gathered in FP8
 
 
-@dataclass
 class _Steps:
-    """How often optimizers of this process have stepped, since the first weight was made to be gathered in FP8."""
+    """How often optimizers that hold sharded weights have stepped.
 
-    count: int = 0
-    hooked: bool = False
+    By parameter: what is stepped on one rank alone holds none of them, and one that steps in the middle of a backward pass
+    leaves the others' scales as they are.
 
+    Attributes:
+        of: parameter whose scale was found -> steps.
+        of_others: steps of optimizers that hold other tensors of such shards, which may be aliases of any of these.
+    """
+
+    def __init__(self) -> None:
+        self.of = WeakTensorKeyDictionary()
+        self.of_others = 0
+
+    @functools.cache  # noqa: B019  # there is one, and it stays
     def watch(self) -> None:
-        if not self.hooked:
-            register_optimizer_step_post_hook(self._stepped)
-            self.hooked = True
+        register_optimizer_step_post_hook(self._stepped)
 
-    def _stepped(self, *_: object) -> None:
-        self.count += 1
+    def count(self, weight: torch.Tensor) -> tuple[int, int]:
+        return int(self.of.get(weight, 0)), self.of_others
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        of_shards = [p for p in held if hasattr(local_of(p), "fsdp_pre_all_gather")]
+        for parameter in of_shards:
+            if parameter in self.of:
+                self.of[parameter] += 1
+        self.of_others += any(parameter not in self.of for parameter in of_shards)
 
 
 _STEPS = _Steps()
@@ -99,7 +116,7 @@ class WeightScale:
         root: the model that was converted, whose weights find their scales together.
         amax: float32, 0-dimensional or one for each block; None before the first.
         sharers: layers that use the same parameter.
-        steps: `_STEPS.count` when it was found.
+        steps: `_Steps.count` of the weight when it was found.
         seen: the tensors that it was found from, and their versions: which of them an update changes depends on its way in.
         leads: this layer asks whether any shard of the model has changed.
         dtype: in which the weight was last gathered, or would have been in high precision; None before.
@@ -110,7 +127,7 @@ class WeightScale:
     root: weakref.ref[nn.Module]
     amax: torch.Tensor | None = None
     sharers: tuple[Float8Linear, ...] = ()
-    steps: int = -1
+    steps: tuple[int, int] = (-1, -1)
     seen: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
     leads: bool = False
     dtype: torch.dtype | None = None
@@ -126,9 +143,12 @@ class WeightScale:
         """The weight was replaced."""
         self.amax = None
 
-    def changed(self) -> bool:
-        """Whether a tensor was written to. Another one in its place is FSDP2's own doing, on ranks where it pads."""
-        found = ((ref(), version) for ref, version in self.seen)
+    def changed(self, first: int | None = None) -> bool:
+        """Whether a tensor was written to. Another one in its place is FSDP2's own doing, on ranks where it pads.
+
+        `first`: how many of `seen` to look at; 1: the parameter itself, which changes on all ranks or on none.
+        """
+        found = ((ref(), version) for ref, version in self.seen[:first])
         return any(tensor is not None and tensor._version != version for tensor, version in found)
 
 
@@ -254,13 +274,18 @@ def _members(root: nn.Module) -> list[Float8Linear]:
 
 
 def _stale(layer: Float8Linear, known: WeightScale) -> bool:
-    if known.amax is None or known.steps != _STEPS.count:
+    if known.amax is None or _stepped_since(layer, known) or known.changed(1):
         return True
     if not known.leads:
         return False
     root = known.root()
-    members = [layer] if root is None else _members(root)
-    return any(of_member.changed() for member in members if (of_member := known_of(member)) is not None)
+    others = [(m, known_of(m)) for m in ([layer] if root is None else _members(root))]
+    # Of a weight that an optimizer has stepped in the meantime, its own layer will ask
+    return any(of is not None and not _stepped_since(m, of) and of.changed() for m, of in others)
+
+
+def _stepped_since(layer: Float8Linear, known: WeightScale) -> bool:
+    return known.steps != _STEPS.count(layer.weight)
 
 
 @torch.no_grad()
@@ -289,6 +314,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
         start = 0
         for (same, shard), piece in zip(members, pieces, strict=True):
             part = slice(start, start := start + piece.numel())
+            _STEPS.of.setdefault(same[0].weight, 0)
             for layer in same:
                 known, cast = known_of(layer), weight_cast(layer)
                 assert known is not None
@@ -296,7 +322,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
                 known.amax, known.sharers, known.steps = (
                     together[part].view(piece.shape),
                     tuple(same),
-                    _STEPS.count,
+                    _STEPS.count(layer.weight),
                 )
                 known.seen = tuple(
                     (weakref.ref(t), t._version) for t in (layer.weight, shard.wrapper, shard.local)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import Float8LinearConfig, Recipe, convert_to_float8_training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 Config = Recipe | Float8LinearConfig | str | None
 
@@ -73,24 +74,6 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: whole(p.grad) for name, p in model.named_parameters()}
 
 
-class Collectives(TorchDispatchMode):
-    """Counts collectives, and the bytes that each rank puts into them, by kind and dtype."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = op.overloadpacket.__name__
-        kinds = ("all_gather", "allgather", "reduce_scatter", "all_reduce", "allreduce", "all_to_all")
-        kind = next((kind for kind in kinds if kind in name), None)
-        if kind is not None:
-            found = [a for arg in args[:2] for a in (arg if isinstance(arg, list) else [arg])]
-            sent = [a for a in found if isinstance(a, torch.Tensor)][-1]
-            key = f"{kind.replace('_', '')} {str(sent.dtype).removeprefix('torch.')}"
-            self.calls[key] += 1
-            self.bytes[key] += sent.numel() * sent.element_size()
-        return op(*args, **(kwargs or {}))
+def several(tasks: Mapping[Any, tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[Any, Any]:
+    """What these functions return, all in one launch: starting ranks takes longer than most of them."""
+    return {name: fn(*args) for name, (fn, args) in tasks.items()}

@@ -71,6 +71,19 @@ def _stepped(model: sharding.Stack) -> None:
     torch.optim.SGD(model.parameters(), lr=1.0).step()
 
 
+def _stepped_by_alias(model: sharding.Stack) -> None:
+    """Fused: no version counter shows it."""
+    aliases = [p.detach() for p in model.parameters()]
+    for alias, parameter in zip(aliases, model.parameters(), strict=True):
+        alias.grad = parameter.grad
+    torch.optim.Adam(aliases, lr=1.0, fused=True).step()
+
+
+def _stepped_elsewhere(model: sharding.Stack) -> None:
+    if dist.get_rank() == 0:
+        torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=1.0).step()
+
+
 def _precomputed(model: sharding.Stack) -> None:
     for p in model.parameters():
         p.data.to_local().mul_(2)
@@ -83,6 +96,8 @@ def _nothing(model: sharding.Stack) -> None:
 
 CHANGES: dict[str, tuple[Callable[[sharding.Stack], None], int]] = {
     "an optimizer": (_stepped, 1),
+    "a fused optimizer of aliases": (_stepped_by_alias, 1),
+    "an optimizer of other things, on one rank": (_stepped_elsewhere, 0),
     "an update in place": (_in_place, 1),
     "an update of shards, some of them empty": (_own_rows, 1),
     "a state dict": (_loaded, 1),
@@ -112,6 +127,65 @@ def all_reduces_after_changes() -> dict[str, tuple[int, bool]]:
         ]
         found[name] = counts.scale_reductions, right == [True] * len(model.layers)
     return found
+
+
+def odd_orders() -> dict[str, Any]:
+    """Steps and passes in another order than the usual one."""
+    warnings.simplefilter("ignore")
+    return {
+        "in the backward pass": optimizers_in_the_backward_pass(),
+        "left out": a_layer_that_is_left_out(),
+        "inference mode": evaluated_in_inference_mode(),
+    }
+
+
+def optimizers_in_the_backward_pass() -> tuple[list[int], bool]:
+    """Scale all-reduces of each step where each weight is stepped once its gradient is there; the same losses as without."""
+    reductions, losses = [], []
+    for fp8 in (False, True):
+        setting = Setting(sizes=UNEVEN)
+        model = sharding.sharded(setting, fp8)
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=1.0)
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, own=optimizer: (own.step(), own.zero_grad())
+            )
+        for step in range(3):
+            with count_collectives() as counts:
+                loss = model(sharding.batches_of(setting, step, dist.get_rank())[0]).square().mean()
+                loss.backward()
+            losses.append(loss.item())
+            reductions.append(counts.scale_reductions)
+    return reductions, losses[:3] == losses[3:]
+
+
+def a_layer_that_is_left_out() -> bool:
+    """Whether an update by hand is seen where the layer that was gathered first takes no part in the next pass."""
+    model = sharding.sharded(Setting(sizes=(32, 32, 32)), fp8=True)
+    x = torch.randn(16, 32)
+    with torch.no_grad():
+        model(x)
+        model.layers[1].weight.mul_(4)
+        model.layers[1](x)
+        known = known_of(model.layers[1])
+        assert known is not None
+        assert known.amax is not None
+        return torch.equal(known.amax, whole(model.layers[1].weight).abs().amax())
+
+
+def evaluated_in_inference_mode() -> bool:
+    """Whether outputs between steps and the gradients after them are those without FP8 all-gather."""
+    found: list[list[torch.Tensor]] = []
+    for fp8 in (False, True):
+        setting = Setting(reshard=False)
+        model = sharding.sharded(setting, fp8)
+        x = sharding.batches_of(setting, 0, dist.get_rank())[0]
+        model(x).square().mean().backward()
+        with torch.inference_mode():
+            output = model(x).clone()
+        model(x).square().mean().backward()
+        found.append([output, *(whole(p.grad) for p in model.parameters())])
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def nan_on_one_rank(recipes: list[str]) -> list[bool]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from parallel_models import Collectives, Config, Mlp, gradients, mlp, relative
+from parallel_models import Config, Mlp, gradients, mlp, relative
 from torch import nn
 from torch.autograd.profiler import profile
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -36,6 +36,7 @@ from fp8core import (
     update_scales,
     verify,
 )
+from fp8core.distributed.wire import Collectives, count_collectives
 
 Shape = tuple[int, int, bool]  # dim, hidden, bias
 TOKENS = (2, 32)  # batch, sequence
@@ -203,17 +204,16 @@ def rowwise_scales(config: Config, spread: float) -> dict[str, dict[str, float]]
     return found
 
 
-def collectives(config: Config, dtype: torch.dtype) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
-    """Calls and bytes of one forward and backward pass, by style."""
+def collectives(config: Config, dtype: torch.dtype) -> dict[str, Collectives]:
+    """Of one forward and backward pass, by style."""
     found = {}
     for style in ("torch", "float8", "torch sp", "float8 sp", "float8 sp shared"):
         try:
             model = parallel(config, style, (32, 64, True)).to(dtype)
         except ValueError:
             continue
-        with Collectives() as seen:
+        with count_collectives() as found[style]:
             passes(model, data(32).to(dtype), style)
-        found[style] = (dict(seen.calls), dict(seen.bytes))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from mixtures import Experts, Mixture, ends
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from fp8core import RECIPES, convert_experts_to_float8, quantize, verify
@@ -26,6 +27,9 @@ from fp8core.distributed.expert_parallel import (
     share_of_experts,
 )
 from harness import ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXPERTS, WIDTH, FFN = 8, 128, 128
 Facts = dict[str, Any]
@@ -295,6 +299,41 @@ def sharded_by_fsdp() -> dict[str, float]:
     return found
 
 
+def divided() -> dict[str, bool]:
+    """Of one rank: whether the experts' gradients are those of `mean_gradient`, whatever becomes of the weights."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("experts", "data"))
+
+    def gradient(change: Callable[[ExpertParallel], Any], *, mean: bool) -> Tensor:
+        experts = parallelize_experts(made(""), mean_gradient=mean)
+        assert isinstance(experts, ExpertParallel)
+        experts = change(experts) or experts
+        x, offsets, grad = tokens_of(rank)
+        for _ in range(2):
+            experts(x, offsets).backward(grad)
+        found: Any = experts.experts.gate.grad
+        return found.to_local() if hasattr(found, "to_local") else found
+
+    whole = gradient(lambda _: None, mean=False)
+    changes: dict[str, Callable[[ExpertParallel], Any]] = {
+        "as it is": lambda _: None,
+        "copied": copy.deepcopy,
+        "assigned": lambda m: m.load_state_dict(m.state_dict(), assign=True) and None,
+        "sharded": lambda m: fully_shard(m.experts, mesh=mesh["data"]) and None,
+    }
+    return {name: torch.equal(gradient(change, mean=True), whole / world) for name, change in changes.items()}
+
+
+def frozen() -> list[bool]:
+    """Of one rank: which experts' weights have gradients, where one of them is frozen."""
+    experts = made("")
+    experts.gate.requires_grad_(False)
+    parallel = parallelize_experts(experts, mean_gradient=True)
+    x, offsets, grad = tokens_of(dist.get_rank())
+    parallel(x, offsets).backward(grad)
+    return [p.grad is not None for p in parallel.parameters()]
+
+
 def proven() -> str:
     """Of one rank: what `verify` says of a step with parallel experts."""
     model = parallelize_experts(convert_experts_to_float8(Mixture(), config="rowwise"), dispatch="fp8")
@@ -312,6 +351,8 @@ def refusals() -> list[str]:
         lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(2, 2, 32), ends(1, 1)),
         lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(5, 32), ends(1, 1)),
         lambda: share_of_experts(Experts(5, 32, 32)),
+        lambda: parallelize_experts(parallelize_experts(Mixture())),
+        lambda: parallelize_experts(fully_shard(Mixture())),
     ):
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the messages are looked at in the test
             attempt()
@@ -328,6 +369,8 @@ def everything() -> Facts:
         "shares": shares(),
         "proven": proven(),
         "fsdp": sharded_by_fsdp(),
+        "divided": divided(),
+        "frozen": frozen(),
     }
 
 
@@ -372,6 +415,13 @@ def test_experts_sharded_by_fsdp() -> None:
         assert {name: value for name, value in facts.items() if not value <= 1e-6} == {}
 
 
+def test_mean_gradient() -> None:
+    """Oracle: gradients without it, divided; of weights that are new tensors since `parallelize_experts`, too."""
+    for facts in of_two_ranks():
+        assert facts["divided"] == dict.fromkeys(("as it is", "copied", "assigned", "sharded"), True)
+        assert facts["frozen"] == [False, True, True]
+
+
 def test_bad_input() -> None:
     """Oracle: the message names the value and what is expected; each rank refuses, none waits for another."""
     wanted = [
@@ -382,6 +432,8 @@ def test_bad_input() -> None:
         "expected [T, K]",
         "offsets end at 2, but there are 5 rows",
         "5 experts",
+        "experts.experts: these experts are shared out already",
+        "experts.gate is a DTensor already; parallelize_experts first, then fully_shard",
     ]
     for messages in (facts["refusals"] for facts in of_two_ranks()):
         for message, part in zip(messages, wanted, strict=True):

@@ -141,3 +141,11 @@ def test_bad_parts_are_refused() -> None:
             Float8Tensor(codes, torch.ones(shape), torch.float32)
     with pytest.raises(TypeError, match="expected float32, bfloat16 or float16"):
         quantize(torch.zeros(4, dtype=torch.float64), E4M3FN)
+
+
+def test_views_in_inference_mode() -> None:
+    """Oracle: those outside of it. Of what was made before, as autograd refuses an inference tensor as its view."""
+    q = quantize(torch.randn(16, 32), torch.float8_e4m3fn)
+    with torch.inference_mode():
+        assert torch.equal(q.t().dequantize(), q.dequantize().t())
+        assert quantize(torch.randn(16, 32), torch.float8_e4m3fn).t().shape == (32, 16)

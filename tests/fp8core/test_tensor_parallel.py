@@ -8,12 +8,13 @@ What ran is in `tensor_parallel_worker.py`.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
 import tensor_parallel_worker as worker
 import torch
-from parallel_models import mlp
+from parallel_models import mlp, several
 
 from fp8core import RECIPES, Recipe, async_tp_reason, check_plan
 from harness import ranks
@@ -40,9 +41,35 @@ def cases() -> list[tuple[str, Any, str, tuple[int, int, bool], int]]:
     return made
 
 
+@cache
+def ran(world: int) -> list[dict[str, Any]]:
+    """[rank][task]: what all tests look at, of one launch."""
+    tasks: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "errors": (worker.against_one_process, (cases(),)),
+        "rowwise, powers of two": (worker.rowwise_scales, (worker.custom(True), 3.0)),
+        "rowwise": (worker.rowwise_scales, (worker.custom(False), 3.0)),
+        "sent in float32": (worker.collectives, (RECIPES["tensorwise"], torch.float32)),
+        "sent in bfloat16": (worker.collectives, (RECIPES["tensorwise"], torch.bfloat16)),
+    }
+    if world == 2:
+        tasks |= {
+            "sent of rowwise": (worker.collectives, (in_float32("rowwise"), torch.float32)),
+            "nan": (worker.nan_on_one_rank, ()),
+            "refusals": (worker.refusals, ()),
+            "verified": (worker.verified, ()),
+            "pinned": (worker.without_is_pinned, ()),  # last: it takes something away
+        }
+    return ranks.run(several, world, tasks)
+
+
+def each(world: int, task: str) -> list[Any]:
+    """What a task returned, by rank."""
+    return [rank[task] for rank in ran(world)]
+
+
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request: pytest.FixtureRequest) -> list[Errors]:
-    return ranks.run(worker.against_one_process, request.param, cases())
+    return each(request.param, "errors")
 
 
 def errors_of(found: list[Errors], case: str) -> list[dict[str, float]]:
@@ -103,7 +130,7 @@ def test_what_is_not_sound_is_refused_with_the_way_out(found: list[Errors]) -> N
 def test_rowwise_scales_its_parts(world: int, power_of_two: bool) -> None:
     """<= 1e-6 against one scale for each part of a row; further from one process's scales for whole rows (2e-6 by the
     recipe's powers of two, 5e-2 without), and as near to float32 as these are. Features of very different magnitudes."""
-    for rank in ranks.run(worker.rowwise_scales, world, worker.custom(power_of_two), 3.0):
+    for rank in each(world, "rowwise, powers of two" if power_of_two else "rowwise"):
         for style in ("float8", "float8 sp", "float8 sp shared"):
             assert max(rank[style].values()) <= BOUND, rank[style]
             globally = max(rank[f"{style}: against global scales"].values())
@@ -122,32 +149,33 @@ def test_gathers_one_byte_an_element(world: int, dtype: torch.dtype) -> None:
     tokens, dim = 2 * 32, 32
     part = tokens * dim // world
     size, name = dtype.itemsize, str(dtype).removeprefix("torch.")
-    for rank in ranks.run(worker.collectives, world, RECIPES["tensorwise"], dtype):
-        calls, sizes = rank["torch sp"]
-        assert calls[f"allgather {name}"] == 2  # input forward, grad_output backward
-        assert sizes[f"allgather {name}"] == 2 * part * size
-        assert "allgather uint8" not in calls
-        calls, sizes = rank["float8 sp shared"]
-        assert (calls["allgather uint8"], sizes["allgather uint8"]) == (2, 2 * part)
-        assert f"allgather {name}" not in calls
-        assert rank["float8 sp"][1]["allgather uint8"] == 3 * part  # each of the two readers gathers
+    for rank in each(world, f"sent in {name}"):
+        sent = rank["torch sp"]
+        assert sent.calls["all_gather", name] == 2  # input forward, grad_output backward
+        assert sent.bytes["all_gather", name] == 2 * part * size
+        assert "uint8" not in sent.of("all_gather")
+        sent = rank["float8 sp shared"]
+        assert sent.calls["all_gather", "uint8"] == 2
+        assert sent.of("all_gather") == {"uint8": 2 * part}
+        assert rank["float8 sp"].of("all_gather") == {"uint8": 3 * part}  # each of the two readers gathers
         # amaxes: gate and up one each way, down its input and weight in one; the shared input and grad_output one each
-        assert rank["float8"][0]["allreduce int32"] == 5
-        assert rank["float8 sp shared"][0]["allreduce int32"] == 7
-        assert rank["float8 sp shared"][1]["allreduce int32"] == 4 * 8  # eight amaxes in seven calls
+        assert rank["float8"].calls["all_reduce", "int32"] == 5
+        assert rank["float8 sp shared"].calls["all_reduce", "int32"] == 7
+        assert rank["float8 sp shared"].bytes["all_reduce", "int32"] == 4 * 8  # eight amaxes in seven calls
 
 
 def test_delayed_scaling_needs_no_amax_of_others() -> None:
     """Rowwise neither; both are the recipes for slow networks."""
-    for rank in ranks.run(worker.collectives, 2, in_float32("rowwise"), torch.float32):
-        assert "allreduce int32" not in rank["float8"][0]
-        assert rank["float8 sp shared"][1]["allgather uint8"] == 2 * 64 * 32 // 2  # one for both readers
-        assert rank["float8 sp"][1]["allgather uint8"] == 2 * 2 * 64 * 32 // 2  # two readers, two casts each
+    for rank in each(2, "sent of rowwise"):
+        assert "int32" not in rank["float8"].of("all_reduce")
+        both = 2 * 64 * 32 // 2  # of both readers' casts
+        assert rank["float8 sp shared"].bytes["all_gather", "uint8"] == both
+        assert rank["float8 sp"].bytes["all_gather", "uint8"] == 2 * both  # two readers, two casts each
 
 
 def test_a_nan_on_one_rank_reaches_all() -> None:
     """Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
-    assert ranks.run(worker.nan_on_one_rank, 2) == [[True] * 3] * 2
+    assert each(2, "nan") == [[True] * 3] * 2
 
 
 def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +194,7 @@ def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_never_asks_whether_a_dtensor_is_pinned() -> None:
     """As on torch 2.11, where `aten.is_pinned` has no sharding strategy (reference: platform.md, section 4)."""
-    for rank in ranks.run(worker.without_is_pinned, 2):
+    for rank in each(2, "pinned"):
         *losses, refused = rank
         assert all(map(math.isfinite, losses))
         assert refused == 1.0
@@ -193,7 +221,7 @@ def test_bad_plans_are_refused() -> None:
         "readers differ": "cast their inputs differently",
         "cast for another layer": "input has shape [16, 128]; expected [..., 32]",
     }
-    for rank in ranks.run(worker.refusals, 2):
+    for rank in each(2, "refusals"):
         assert rank.keys() == wanted.keys()
         for case, text in wanted.items():
             assert text in rank[case], (case, rank[case])
@@ -201,7 +229,7 @@ def test_bad_plans_are_refused() -> None:
 
 def test_verify_sees_through_the_plan() -> None:
     """Nine GEMMs of three layers on each rank, whose part of each output is that of the emulated layer."""
-    for rank in ranks.run(worker.verified, 2):
+    for rank in each(2, "verified"):
         assert len(rank) == 4 + 4 + 2  # tensorwise, rowwise, delayed
         for case, (line, problems, counted) in rank.items():
             assert not problems, (case, problems)

@@ -7,24 +7,40 @@ the gradient of every parameter: codes are equal, sums of float32 are in another
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
+from itertools import product
+from typing import Any
 
 import pipeline_worker as worker
 import pytest
+from parallel_models import several
 
 from fp8core import RECIPES
 from fp8core.distributed.gather_reasons import NOT_ASKED
 from harness import ranks
 
 BOUND = 1e-6
+TWO = ("tensorwise", "delayed")
+
+
+@cache
+def in_two_dimensions() -> list[dict[Any, Any]]:
+    """[rank][recipe, whether its weights are gathered in FP8], of one launch."""
+    cases = product(TWO, (False, True))
+    tasks = {
+        (name, fp8): (worker.two_dimensions, (dataclasses.replace(RECIPES[name], fp8_all_gather=fp8),))
+        for name, fp8 in cases
+    }
+    return ranks.run(several, 4, tasks)
 
 
 @pytest.mark.parametrize("fp8_all_gather", [False, True])
-@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+@pytest.mark.parametrize("recipe", TWO)
 def test_fsdp_and_tp(recipe: str, fp8_all_gather: bool) -> None:
     """2 x 2; the first step, in which delayed scales are dynamic. A part of a weight is gathered as FP8 codes too, by the
     scale of the whole weight."""
-    given = dataclasses.replace(RECIPES[recipe], fp8_all_gather=fp8_all_gather)
-    for errors, gathered in ranks.run(worker.two_dimensions, 4, given):
+    for rank in in_two_dimensions():
+        errors, gathered = rank[recipe, fp8_all_gather]
         assert len(errors) == 1 + 2 * 8
         assert max(errors.values()) <= BOUND, errors
         assert gathered == {"fp8" if fp8_all_gather else NOT_ASKED}

@@ -30,6 +30,17 @@ def test_scales_are_found_anew_after_each_change_and_only_then(world: int) -> No
     assert ranks.run(scale_checks.all_reduces_after_changes, world) == [wanted] * world
 
 
+def test_odd_orders() -> None:
+    """Optimizers that step in the backward pass cost one all-reduce a step, as scales of other weights hold meanwhile; and
+    an update by hand is seen by a layer that is gathered without the one that was first. Evaluation in inference mode leaves no trace."""
+    for found in ranks.run(scale_checks.odd_orders, 2):
+        assert found == {
+            "in the backward pass": ([0, 0, 0, 1, 1, 1], True),
+            "left out": True,
+            "inference mode": True,
+        }
+
+
 def test_nan_on_one_rank_is_nan_on_all() -> None:
     """As in one process, where a weight with one NaN or Inf is NaN throughout."""
     for found in ranks.run(scale_checks.nan_on_one_rank, 2, ["tensorwise", "delayed"]):
