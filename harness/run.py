@@ -217,6 +217,7 @@ _SETTINGS = (
     "model",
     "data",
     "schedule",
+    "ranks",
     "train",
     "seed",
 )
