@@ -77,6 +77,7 @@ def scale_and_cast(
     dim: int = -1,
     power_of_two: bool = False,
     mx_mode: MxMode = "rceil",
+    known_amax: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Dynamic quantisation: scales each group so that its largest magnitude meets fp8_max, then casts.
 
@@ -87,6 +88,8 @@ def scale_and_cast(
         dim: the contracted dimension, along which "rowwise", "1x128" and "1x32" share a scale.
         power_of_two: round scales down to powers of two.
         mx_mode: how "1x32" rounds them instead, see `fp8core.scaling.mx_scale_code`.
+        known_amax: of the groups, shaped as `amax` returns it, where it is there already or x is only a part of what
+            shares the scales; None: x's own.
 
     Returns:
         (codes, scale_inv): codes with x's shape and strides; scale_inv 0-dimensional or of x's rank, as
@@ -96,7 +99,7 @@ def scale_and_cast(
         TypeError, ValueError: as `amax` and `compute_scale`.
     """
     fmt = as_element_format(fmt)
-    group_amax = amax(x, granularity, dim)
+    group_amax = amax(x, granularity, dim) if known_amax is None else known_amax
     if granularity == "1x32":
         scale_inv = mx_scale_code(group_amax, fmt, mx_mode)
         scale = mx_scale(scale_inv)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
 from fp8core.operands import casts_route
+from fp8core.sharded import ORDER
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
@@ -139,7 +141,7 @@ def convert_to_float8_training(
 
     Raises:
         ValueError: nothing was converted; a layer already has another recipe; a layer lies on a device
-            without FP8 matmul; a layer has hooks.
+            without FP8 matmul; a layer has hooks; a layer is cut by tensor parallelism or FSDP already.
         TypeError: config is of another type.
     """
     recipe = as_recipe(config)
@@ -153,6 +155,11 @@ def convert_to_float8_training(
                     "model, or leave the layer out by module_filter_fn"
                 )
             continue
+        if wanted and isinstance(linear.weight, DTensor):
+            raise ValueError(
+                f"{fqn or 'the model'}: the weight is a DTensor already, of parallelize_module or fully_shard, which a new "
+                f"layer would not be part of; {ORDER}"
+            )
         reason = _reason_against(linear, recipe) if wanted else _FILTERED
         if reason:
             setattr(linear, _NOTE, reason)
@@ -177,6 +184,11 @@ def audit(model: nn.Module) -> Audit:
         Audit; print it for a table.
     """
     return Audit(tuple(_audit_layer(fqn, linear) for fqn, linear in _linears(model)))
+
+
+def why_not_converted(module: nn.Module) -> str:
+    """Why a conversion left this module alone; "" if none has met it."""
+    return getattr(module, _NOTE, "")
 
 
 def _linears(module: nn.Module) -> list[tuple[str, nn.Linear]]:

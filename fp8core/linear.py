@@ -14,7 +14,8 @@ four, unless that GEMM is in high precision; the weight in FP8 where the forward
 too (one byte an element more than no copy; saves the second cast), else as it is.
 
 Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
-be kept across microbatches, see `fp8core.microbatches`.
+be kept across microbatches, see `fp8core.microbatches`. A weight that is a DTensor is a part of a layer that tensor
+parallelism has cut, see `fp8core.sharded`.
 
 The result has the dtype of the (autocast) input, whatever the weight's. Rowwise GEMMs of backend "torch" yield
 bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of them.
@@ -26,12 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.history import AmaxMemory
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.scaling import check_hp
+from fp8core.sharded import ORDER, Seen, cut_of, shared_amaxes
 from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from fp8core.gemm.layout import Scaled
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
+    from fp8core.sharded import Cut
 
 
 class Float8Linear(nn.Linear):
@@ -50,12 +54,14 @@ class Float8Linear(nn.Linear):
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
         scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
+        bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
 
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
     scheduled_from: Recipe | None
+    bias_deferred: bool
 
     def __init__(
         self,
@@ -74,6 +80,7 @@ class Float8Linear(nn.Linear):
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
         self.scheduled_from = None
+        self.bias_deferred = False
 
     def reset_parameters(self) -> None:
         """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
@@ -114,7 +121,7 @@ class Float8Linear(nn.Linear):
                 casts by `cast_input`; or a Float8Tensor that was cast as the recipe casts it.
 
         Returns:
-            [..., out_features] of the (converted) input's dtype.
+            [..., out_features] of the (converted) input's dtype; a DTensor where the weight is one.
 
         Raises:
             ValueError: last dimension is not in_features; a cast that is not the recipe's; or a GEMM that this
@@ -122,8 +129,29 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
+        cut = cut_of(self.weight)
+        bias = None if self.bias_deferred else self.bias
+        if cut is None:
+            return self._run(input, self.weight, bias, None)
+        self._check_cut(cut)
+        if isinstance(input, CastInput):
+            input = input._replace(hp=cut.local_input(input.hp, str(self)))
+        else:
+            input = cut.local_input(input, str(self))
+        weight: torch.Tensor = self.weight.to_local()
+        bias = cut.local_bias(bias) if isinstance(bias, DTensor) else bias
+        return cut.whole_output(self._run(input, weight, bias, cut))
+
+    def _run(
+        self,
+        input: torch.Tensor | CastInput,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        cut: Cut | None,
+    ) -> torch.Tensor:
+        """The layer, or this rank's part of it: all three are plain tensors."""
         if not self.recipe.fp8_gemms:
-            return self._held_back(input)
+            return self._held_back(input, weight, bias)
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
             shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
@@ -132,7 +160,7 @@ class Float8Linear(nn.Linear):
                 raise ValueError(
                     f"input was cast for another recipe than {self.recipe}; cast it for this layer"
                 )
-            trains = torch.is_grad_enabled() and self.weight.requires_grad
+            trains = torch.is_grad_enabled() and weight.requires_grad
             if input.codes_only and trains and input.for_grad_weight is None:
                 raise ValueError(
                     "input consists of codes that were made without gradients, for inference; make it anew where "
@@ -142,19 +170,37 @@ class Float8Linear(nn.Linear):
         else:
             input = after_autocast(input)
         check_hp(input, "input")
-        if input.dim() == 0 or input.shape[-1] != self.in_features:
-            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {self.in_features}]")
-        flat = input.reshape(-1, self.in_features)
-        self._check_shapes(flat)
+        N, K = weight.shape
+        if input.dim() == 0 or input.shape[-1] != K:
+            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
+        flat = input.reshape(-1, K)
+        self._check_shapes(flat, weight)
         if isinstance(flat, Float8Tensor):
             self._check_cast(flat)
-        cache = None if torch.compiler.is_compiling() else self.weight_cache
-        plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled())
-        output = _ScaledLinear.apply(flat, self.weight, *given, plan)
-        output = output.reshape(*input.shape[:-1], self.out_features)
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
+        cache = None if torch.compiler.is_compiling() or cut is not None else self.weight_cache
+        plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled(), cut)
+        output = _ScaledLinear.apply(flat, weight, *given, plan)
+        output = output.reshape(*input.shape[:-1], N)
+        return output if bias is None else output + bias.to(output.dtype)
 
-    def _held_back(self, input: torch.Tensor | CastInput) -> torch.Tensor:
+    def _check_cut(self, cut: Cut) -> None:
+        """Refuses what tensor parallelism, or a wrong order of conversions, has made of this layer."""
+        if cut.mesh.ndim > 1:
+            raise ValueError(
+                f"the weight of {self} is cut over {cut.mesh.ndim} dimensions of devices: FSDP has not gathered it. Call "
+                f"the module that fully_shard wraps; and {ORDER}"
+            )
+        if self.amaxes is not None and isinstance(self.amaxes.in_use, DTensor):
+            raise ValueError(
+                f"the style that cut {self} has made DTensors of its amaxes too, which recipe {self.recipe} can't use; "
+                "take fp8core.Float8ColwiseParallel and Float8RowwiseParallel"
+            )
+        cut.check(self.in_features, self.out_features, self.recipe)
+
+    def _held_back(
+        self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """With all GEMMs in high precision, see `fp8core.schedule`: nn.Linear, bit for bit where that takes the input."""
         if isinstance(input, CastInput):
             if input.codes_only:
@@ -162,10 +208,10 @@ class Float8Linear(nn.Linear):
                     f"input consists of codes alone, and recipe {self.recipe} multiplies none; make it anew"
                 )
             input = input.hp
-        if torch.is_autocast_enabled(input.device.type) or input.dtype == self.weight.dtype:
-            return super().forward(input)
-        bias = None if self.bias is None else self.bias.to(input.dtype)
-        return nn.functional.linear(input, self.weight.to(input.dtype), bias)
+        if torch.is_autocast_enabled(input.device.type) or input.dtype == weight.dtype:
+            return nn.functional.linear(input, weight, bias)
+        bias = None if bias is None else bias.to(input.dtype)
+        return nn.functional.linear(input, weight.to(input.dtype), bias)
 
     def _check_cast(self, flat: Float8Tensor) -> None:
         """A Float8Tensor as input must be what the recipe would have made, for each GEMM that will read it."""
@@ -183,18 +229,18 @@ class Float8Linear(nn.Linear):
                 "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
             )
 
-    def _check_shapes(self, flat: torch.Tensor) -> None:
+    def _check_shapes(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
         """Refuses, before anything runs, the GEMMs that this call leads to and the hardware can't do."""
         recipe, backend = self.recipe, backend_named(self.recipe.backend)
         if recipe.pad_inner_dim or not backend.is_fp8:
             return
-        M, K, N = flat.shape[0], self.in_features, self.out_features
-        device = self.weight.device
+        M, (N, K) = flat.shape[0], weight.shape
+        device = weight.device
         trains = torch.is_grad_enabled()
         for name, will_run, size in (
             ("output", True, (M, K, N)),
             ("grad_input", trains and flat.requires_grad, (M, N, K)),
-            ("grad_weight", trains and self.weight.requires_grad, (N, M, K)),
+            ("grad_weight", trains and weight.requires_grad, (N, M, K)),
         ):
             gemm = recipe.gemms[name]
             if not will_run or gemm.a is None or gemm.b is None:
@@ -224,16 +270,28 @@ class _Plan(NamedTuple):
     amaxes: AmaxMemory | None
     cache: WeightCache | None
     trains: bool
+    cut: Cut | None
 
-    def cast_one(self, x: torch.Tensor, cast: Cast | None, dim: int, role: str) -> torch.Tensor:
+    def shared(self, *tensors: Seen) -> tuple[torch.Tensor | None, ...]:
+        """The amaxes of tensors that are parts of larger ones, see `fp8core.sharded.shared_amaxes`."""
+        return shared_amaxes(self.cut, self.recipe, self.amaxes, *tensors)
+
+    def cast_one(
+        self, x: torch.Tensor, cast: Cast | None, dim: int, role: str, amax: torch.Tensor | None
+    ) -> torch.Tensor:
         """`fp8core.operands.cast_one` with the layer's amaxes, as its recipe says."""
-        return cast_one(x, cast, dim, self.amaxes, role, kernels=self.recipe.kernels)
+        return cast_one(x, cast, dim, self.amaxes, role, kernels=self.recipe.kernels, amax=amax)
 
     def cast_both(
-        self, x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, role: str
+        self,
+        x: torch.Tensor,
+        along_1: Cast | None,
+        along_0: Cast | None,
+        role: str,
+        amax: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`fp8core.operands.cast_both` likewise."""
-        return cast_both(x, along_1, along_0, self.amaxes, role, kernels=self.recipe.kernels)
+        return cast_both(x, along_1, along_0, self.amaxes, role, kernels=self.recipe.kernels, amax=amax)
 
 
 class _ScaledLinear(torch.autograd.Function):
@@ -252,15 +310,19 @@ class _ScaledLinear(torch.autograd.Function):
         casts = input_casts(recipe)
         input_lp, kept = given, given_for_grad_weight
         needs_kept = plan.trains and ctx.needs_input_grad[1]
+        amax, weight_amax = plan.shared(
+            Seen(input_hp if input_lp is None else None, "input", casts),
+            Seen(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
+        )
         if input_lp is None and needs_kept:
-            input_lp, kept = plan.cast_both(input_hp, *casts, "input")
+            input_lp, kept = plan.cast_both(input_hp, *casts, "input", amax)
         elif input_lp is None:
-            input_lp = plan.cast_one(input_hp, casts[0], 1, "input")
+            input_lp = plan.cast_one(input_hp, casts[0], 1, "input", amax)
         elif kept is None and needs_kept:
             # One cast serves both, or the shared ones were made where nothing trained
-            kept = input_lp if serves_both(*casts) else plan.cast_one(input_hp, casts[1], 0, "input")
-        weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0])
-        ctx.save_for_backward(kept if needs_kept else None, weight_kept)
+            kept = input_lp if serves_both(*casts) else plan.cast_one(input_hp, casts[1], 0, "input", amax)
+        weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0], weight_amax)
+        ctx.save_for_backward(kept if needs_kept else None, weight_kept, weight_amax)
         ctx.plan = plan
         return _matmul(input_lp, weight_lp.t(), recipe.output, recipe, input_hp.dtype)
 
@@ -269,19 +331,20 @@ class _ScaledLinear(torch.autograd.Function):
     def backward(
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
-        kept, weight_kept = ctx.saved_tensors
+        kept, weight_kept, weight_amax = ctx.saved_tensors
         plan, recipe = ctx.plan, ctx.plan.recipe
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
         grad_input = grad_weight = None
+        (amax,) = plan.shared(Seen(grad_output, "grad_output", (for_input, for_weight)))
         if needs_input and needs_weight:
-            grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output")
+            grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output", amax)
         elif needs_input:
-            grad = plan.cast_one(grad_output, for_input, 1, "grad_output")
+            grad = plan.cast_one(grad_output, for_input, 1, "grad_output", amax)
         else:
-            grad_gw = plan.cast_one(grad_output, for_weight, 0, "grad_output")
+            grad_gw = plan.cast_one(grad_output, for_weight, 0, "grad_output", amax)
         if needs_input:
-            weight = plan.cast_one(weight_kept, recipe.grad_input.b, 0, "weight")
+            weight = plan.cast_one(weight_kept, recipe.grad_input.b, 0, "weight", weight_amax)
             grad_input = _matmul(grad, weight, recipe.grad_input, recipe, grad_output.dtype)
         if needs_weight:
             grad_weight = _matmul(grad_gw.t(), kept, recipe.grad_weight, recipe, grad_output.dtype)
@@ -289,7 +352,7 @@ class _ScaledLinear(torch.autograd.Function):
 
 
 def _weight_operands(
-    weight: torch.Tensor, plan: _Plan, needed_again: bool
+    weight: torch.Tensor, plan: _Plan, needed_again: bool, amax: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """weight [N, K] for the output GEMM, and what grad_input's operand will be made from.
 
@@ -300,11 +363,11 @@ def _weight_operands(
     first, second = recipe.output.b, recipe.grad_input.b
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
-        lp, lp_again = plan.cache.operands(weight, lambda: plan.cast_both(weight, first, second, "weight"))
+        lp, lp_again = plan.cache.operands(weight, lambda: plan.cast_both(weight, first, second, "weight", amax))
         return lp, lp_again if again else None
     if again and made_together(weight, first, second, recipe.kernels):
-        return plan.cast_both(weight, first, second, "weight")
-    return plan.cast_one(weight, first, 1, "weight"), weight if again else None
+        return plan.cast_both(weight, first, second, "weight", amax)
+    return plan.cast_one(weight, first, 1, "weight", amax), weight if again else None
 
 
 def _matmul(

@@ -2,7 +2,7 @@
 
 Two routes give the same codes and scales, bit for bit:
 
-    plain     PyTorch operators, `fp8core.tensor.quantize`; codes lie in memory as x does
+    plain     PyTorch operators, `fp8core.cast.scale_and_cast`; codes lie in memory as x does
     kernels   the operators `fp8core::*` of `fp8core.kernels`: a read or two instead of dozens, and codes for a
               contraction of dimension 0 come transposed out of the same read, as FP8 matrix units want them
 
@@ -21,7 +21,7 @@ import torch
 from fp8core import cast as casts
 from fp8core.kernels import ops
 from fp8core.scaling import amax as plain_amax
-from fp8core.tensor import Float8Tensor, quantize
+from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.history import AmaxMemory
@@ -69,7 +69,8 @@ def cast_one(
         memory: the layer's amaxes, for delayed and static casts.
         role: which of `fp8core.history.ROLES` x is.
         kernels: of the recipe.
-        amax: of x, float32, 0-dimensional, if whoever made x has it: spares a tensorwise cast a read.
+        amax: of x, float32, 0-dimensional, if whoever made x has it, or of all that shares x's scale where x is a part
+            of it: what a tensorwise cast goes by.
 
     Returns:
         Float8Tensor of x's shape, or x. Codes made by kernels lie contiguous along `dim`.
@@ -77,7 +78,7 @@ def cast_one(
     if cast is None or isinstance(x, Float8Tensor):
         return x
     if plain_reason(x, kernels, cast) is not None:
-        return _plain(x, cast, dim, memory, role)
+        return _plain(x, cast, dim, memory, role, amax)
     if dim == 0:
         return _both_by_kernel(x, cast, memory, role, amax)[1]
     return _one_by_kernel(x, cast, memory, role, amax)
@@ -119,21 +120,32 @@ def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kern
     return first is not None and first == second
 
 
-def _plain(x: torch.Tensor, cast: Cast, dim: int, memory: AmaxMemory | None, role: str) -> Float8Tensor:
+def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """Of the whole of x, float32, 0-dimensional; by a kernel or plain, as its casts are made."""
+    return plain_amax(x) if plain_reason(x, kernels) is not None else ops.amax(x)
+
+
+def _plain(
+    x: torch.Tensor, cast: Cast, dim: int, memory: AmaxMemory | None, role: str, amax: torch.Tensor | None
+) -> Float8Tensor:
     """PyTorch operators: dozens of reads and writes in eager mode."""
     if cast.scaling == "dynamic" or memory is None:
-        return quantize(
+        codes, scale_inv = casts.scale_and_cast(
             x,
             cast.format,
             cast.granularity,
             dim=dim,
             power_of_two=cast.power_of_two,
             mx_mode=cast.mx_mode,
+            known_amax=amax if cast.granularity == "tensorwise" else None,
         )
+        return Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
     expected = memory.of(role)
     if expected is None:
-        seen = plain_amax(x)
-        codes, scale_inv = casts.scale_and_cast(x, cast.format, power_of_two=cast.power_of_two)
+        seen = plain_amax(x) if amax is None else amax
+        codes, scale_inv = casts.scale_and_cast(
+            x, cast.format, power_of_two=cast.power_of_two, known_amax=seen
+        )
     else:
         codes, scale_inv, seen = casts.cast_with_amax(
             x, cast.format, expected, margin=memory.settings.margin, power_of_two=cast.power_of_two

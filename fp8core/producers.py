@@ -42,6 +42,7 @@ from fp8core.shared_input import (
     reads_for_grad_weight,
     share_amax,
     shared_casts,
+    without_values,
 )
 from fp8core.tensor import Float8Tensor
 
@@ -141,7 +142,7 @@ class RMSNorm(nn.Module):
         else:
             return None
         lp = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
-        return CastInput(_without_values(x), lp, None, casts, codes_only=True)
+        return CastInput(without_values(x), lp, None, casts, codes_only=True)
 
     def extra_repr(self) -> str:
         """Size and eps."""
@@ -200,7 +201,7 @@ class SwiGLU(nn.Module):
             )
             memory.record("input", seen)
             share_amax(*layers)
-            hp = _SwiGLU.apply(gate, up, _without_values(gate))
+            hp = _SwiGLU.apply(gate, up, without_values(gate))
             lp, lp_gw = (Float8Tensor(c, scale_inv, gate.dtype) for c in (codes, codes_t.t()))
             return CastInput(hp, lp, lp_gw, casts, codes_only=True)
         h, seen = ops.swiglu_amax(left, right)
@@ -253,8 +254,3 @@ def _cast(y: torch.Tensor, seen: torch.Tensor, casts: Casts, *layers: Float8Line
 
 def _autocast_converts(x: torch.Tensor) -> bool:
     return after_autocast(x.new_empty(0)).dtype != x.dtype
-
-
-def _without_values(x: torch.Tensor) -> torch.Tensor:
-    """x's shape and dtype over one NaN, so that whoever reads it by mistake learns of it."""
-    return x.new_full((), torch.nan).expand(x.shape)

@@ -15,6 +15,7 @@ import torch
 from fp8core.arguments import check_type
 from fp8core.operands import cast_both, cast_one
 from fp8core.scaling import check_hp
+from fp8core.sharded import Seen, cut_of, shared_amaxes
 
 if TYPE_CHECKING:
     from fp8core.history import AmaxMemory
@@ -27,6 +28,7 @@ class Reader(Protocol):
     """What is asked of a layer that reads a shared input: of `fp8core.Float8Linear`."""
 
     in_features: int
+    out_features: int
     recipe: Recipe
     amaxes: AmaxMemory | None
 
@@ -110,13 +112,16 @@ def reads_for_grad_weight(*layers: Reader) -> bool:
 
 def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers: Reader) -> CastInput:
     """`cast_input` of a tensor whose amax the producer has found already (float32, 0-dimensional), or None."""
+    cut = cut_of(layers[0].weight)
+    part = x if cut is None else cut.local_input(x.detach(), str(layers[0]))
     for layer in layers:
-        if x.dim() == 0 or x.shape[-1] != layer.in_features:
-            raise ValueError(
-                f"input has shape {list(x.shape)}; expected [..., {layer.in_features}] for {layer}"
-            )
-    flat = x.detach().reshape(-1, layers[0].in_features)
-    kernels, memory = layers[0].recipe.kernels, layers[0].amaxes
+        K = layer.in_features if cut is None else cut.local_features(layer.in_features, layer.out_features)[0]
+        if part.dim() == 0 or part.shape[-1] != K:
+            raise ValueError(f"input has shape {list(part.shape)}; expected [..., {K}] for {layer}")
+    flat = part.detach().reshape(-1, part.shape[-1])
+    recipe, memory = layers[0].recipe, layers[0].amaxes
+    kernels = recipe.kernels
+    (amax,) = shared_amaxes(cut, recipe, memory, Seen(flat, "input", casts, amax))
     trains = reads_for_grad_weight(*layers)
     with torch.no_grad():
         if trains:
@@ -134,6 +139,11 @@ def share_amax(*layers: Reader) -> None:
         for layer in layers[1:]:
             assert layer.amaxes is not None
             layer.amaxes.record("input", first.pending[0])
+
+
+def without_values(x: torch.Tensor, shape: torch.Size | None = None) -> torch.Tensor:
+    """x's dtype, and its shape or another, over one NaN, so that whoever reads it by mistake learns of it."""
+    return x.new_full((), torch.nan).expand(x.shape if shape is None else shape)
 
 
 def input_casts(recipe: Recipe) -> Casts:

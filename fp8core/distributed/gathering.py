@@ -1,0 +1,192 @@
+"""Sequence parallelism's collectives in FP8: activations are gathered, and gradients too, as one byte an element.
+
+    input        a part of the tokens on each rank -> cast there -> gathered codes [M, K]       forward pass
+    grad_output  likewise, where the output was reduced and scattered                            backward pass
+
+What a rank casts is a part of what shares a scale, so tensorwise scales go by the largest amax of all parts and
+codes equal those that one process would make. Codes travel as uint8, which every backend takes (gloo refuses FP8).
+
+A rowwise recipe reads the input twice: scaled by token for the output, and by feature, over all tokens, for
+grad_weight. Both sets of codes are gathered, two bytes an element, and both are exact; where nothing trains one is
+enough. What is gained over bfloat16 is then the cast, not bytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from fp8core.cast import scale_and_cast
+from fp8core.operands import cast_one, serves_both
+from fp8core.scaling import amax as amax_of
+from fp8core.sharded import Cut, Seen, largest, shared_amaxes
+from fp8core.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
+from fp8core.tensor import Float8Tensor
+
+if TYPE_CHECKING:
+    from fp8core.history import AmaxMemory
+    from fp8core.linear import Float8Linear
+    from fp8core.recipe import Cast, Recipe
+
+REPLICATED = (Replicate(),)
+
+
+def gather_reason(recipe: Recipe, *, once: bool = False) -> str | None:
+    """Why the input of layers of this recipe can't be gathered in FP8; None if it can.
+
+    Args:
+        recipe: of the layers that will read it.
+        once: as one Float8Tensor, which serves both GEMMs that read it.
+    """
+    for_output, for_grad_weight = input_casts(recipe)
+    plain = "gather it in high precision: torch's ColwiseParallel, or PrepareModuleInput"
+    if for_output is None or for_grad_weight is None:
+        return f"recipe {recipe} multiplies the input in high precision too; {plain}"
+    if not {for_output.granularity, for_grad_weight.granularity} <= {"tensorwise", "rowwise"}:
+        return f"recipe {recipe} scales blocks of tokens, which the parts of ranks don't hold whole; {plain}"
+    if once and not serves_both(for_output, for_grad_weight):
+        return (
+            f"recipe {recipe} casts the input once for each GEMM, so no single FP8 tensor can stand for it; give each "
+            "layer Float8ColwiseParallel with these input_layouts instead, or PrepareModuleInput"
+        )
+    return None
+
+
+def gather_input(x: DTensor, layer: Float8Linear) -> CastInput:
+    """A layer's input, of which each rank holds some tokens, cast and gathered.
+
+    Args:
+        x: [..., K], `Shard` of any but its last dimension.
+        layer: that reads it; of a recipe that `gather_reason` lets pass.
+
+    Returns:
+        CastInput of all tokens; gradients flow to x's parts.
+    """
+    recipe, memory = layer.recipe, layer.amaxes
+    first, second = input_casts(recipe)
+    assert first is not None
+    assert second is not None
+    codes = _gathered_cast(x, first, recipe, memory, "input")
+    again: Float8Tensor | None = None
+    if reads_for_grad_weight(layer):
+        again = codes if first == second and first.axis_free else _gathered_by_feature(x, second)
+    flat = _flat(codes)
+    hp = _WithoutValues.apply(x)
+    return CastInput(hp, flat, flat if again is codes else again, (first, second), codes_only=True)
+
+
+def gather_module_input(x: DTensor, layer: Float8Linear) -> torch.Tensor:
+    """The same as a DTensor of one Float8Tensor, for a module whose layers are like this one."""
+    cast = input_casts(layer.recipe)[0]
+    assert cast is not None
+    codes = _gathered_cast(x, cast, layer.recipe, None, "input")
+    wrapped: torch.Tensor = _AsGathered.apply(x, codes)
+    return wrapped
+
+
+def scatter_output(y: DTensor, placement: Shard, layer: Float8Linear) -> DTensor:
+    """Sums the parts of an output and gives each rank its tokens; the gradient is cast, then gathered as FP8.
+
+    Args:
+        y: [..., N], `Partial`.
+        placement: of the result, `Shard` of any but the last dimension.
+        layer: whose output it is; grad_output must be cast once for both GEMMs.
+    """
+    scattered: DTensor = _Scattered.apply(y, placement, layer)
+    return scattered
+
+
+def _gathered_cast(
+    x: DTensor, cast: Cast, recipe: Recipe, memory: AmaxMemory | None, role: str
+) -> Float8Tensor:
+    """x's parts cast along the last dimension and gathered: a Float8Tensor of x's shape."""
+    with torch.no_grad():
+        part = x.to_local()
+        flat = part.reshape(-1, part.shape[-1])
+        cut = Cut(x.device_mesh, 1 if role == "input" else 0)  # by tokens, so its parts share a scale in any layer
+        (amax,) = shared_amaxes(cut, recipe, memory, Seen(flat, role, (cast,)))
+        lp = cast_one(flat, cast, 1, memory, role, kernels=recipe.kernels, amax=amax)
+        assert isinstance(lp, Float8Tensor)
+        codes = _gathered(lp.qdata.view(part.shape), x)
+        scale_inv = lp.scale_inv
+        if scale_inv.dim():
+            scale_inv = _gathered(scale_inv.view(*part.shape[:-1], 1), x)
+        return Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
+
+
+def _gathered_by_feature(x: DTensor, cast: Cast) -> Float8Tensor:
+    """[M, K] with one scale for each feature, over the tokens of all ranks."""
+    with torch.no_grad():
+        part = x.to_local()
+        flat = part.reshape(-1, part.shape[-1])
+        whole = largest(amax_of(flat, "rowwise", 0), x.device_mesh.get_group())
+        codes, scale_inv = scale_and_cast(
+            flat, cast.format, "rowwise", dim=0, power_of_two=cast.power_of_two, known_amax=whole
+        )
+        gathered = _gathered(codes.view(part.shape), x)
+        return Float8Tensor(gathered.reshape(-1, part.shape[-1]), scale_inv, x.dtype, "rowwise")
+
+
+def _gathered(part: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """Parts that lie as those of `like` do, all of them on each rank; FP8 travels as bytes."""
+    dtype = part.dtype
+    if part.element_size() == 1:
+        part = part.view(torch.uint8)
+    shape = torch.Size((*like.shape[:-1], part.shape[-1]))
+    stride = torch.empty(shape, device="meta").stride()
+    parts = DTensor.from_local(
+        part.contiguous(), like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
+    )
+    whole = parts.redistribute(placements=REPLICATED).to_local()
+    return whole.contiguous().view(dtype)
+
+
+def _flat(x: Float8Tensor) -> Float8Tensor:
+    flat = x.view(-1, x.shape[-1])
+    assert isinstance(flat, Float8Tensor)
+    return flat
+
+
+class _WithoutValues(torch.autograd.Function):
+    """The place in the graph of a gathered tensor that nobody reads; its gradient is reduced and scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> DTensor:
+        ctx.placements = x.placements
+        part = without_values(x.to_local(), x.shape)
+        return DTensor.from_local(part, x.device_mesh, REPLICATED, run_check=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> DTensor:
+        return grad.redistribute(placements=ctx.placements)
+
+
+class _AsGathered(torch.autograd.Function):
+    """The same of one that carries its codes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, codes: Float8Tensor) -> DTensor:
+        ctx.placements = x.placements
+        return DTensor.from_local(codes, x.device_mesh, REPLICATED, run_check=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None]:
+        return grad.redistribute(placements=ctx.placements), None
+
+
+class _Scattered(torch.autograd.Function):
+    """Reduce-scatter forward, FP8 all-gather backward."""
+
+    @staticmethod
+    def forward(ctx: Any, y: DTensor, placement: Shard, layer: Float8Linear) -> DTensor:
+        ctx.layer = layer
+        return y.redistribute(placements=(placement,))
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> tuple[DTensor, None, None]:
+        layer = ctx.layer
+        cast = layer.recipe.grad_input.a
+        codes = _gathered_cast(grad, cast, layer.recipe, layer.amaxes, "grad_output")
+        return DTensor.from_local(codes, grad.device_mesh, REPLICATED, run_check=False), None, None
