@@ -9,7 +9,7 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, shared_input, linear, producers, convert, schedule, verify.
+microbatch, shared_input, linear, distributed, producers, convert, schedule, verify.
 """
 
 from fp8core.config import (
@@ -21,6 +21,7 @@ from fp8core.config import (
     ScalingType,
 )
 from fp8core.convert import Audit, LayerAudit, audit, convert_to_float8_training
+from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.history import update_scales
@@ -66,6 +67,7 @@ __all__ = [
     "cast_input",
     "convert_to_float8_training",
     "microbatches",
+    "precompute_float8_dynamic_scale_for_fsdp",
     "quantize",
     "scaled_mm",
     "update_scales",

@@ -7,6 +7,8 @@ A configuration is what a user writes; a `Recipe` is the one truth that the rest
 - Bad values raise ValueError, also under `python -O`.
 - `emulate=True` keeps the recipe and changes only the backend.
 - `pad_inner_dim` also pads the columns of B, so that it is enough for all three GEMMs of any layer.
+- `enable_fsdp_float8_all_gather` is no error with a recipe whose weights can't be gathered in FP8: they are gathered in
+  high precision, and `audit` and `verify` say so of each layer.
 - `force_recompute_fp8_weight_in_bwd` is accepted without effect: a weight cast that serves both passes is kept
   between them, any other is made in the pass that needs it.
 """
@@ -79,7 +81,7 @@ class Float8LinearConfig:
         cast_config_weight_for_grad_input: override for `weight` in the grad_input GEMM.
         cast_config_grad_output_for_grad_weight: override for `grad_output` in the grad_weight GEMM.
         gemm_config_output, gemm_config_grad_input, gemm_config_grad_weight: the three GEMMs.
-        enable_fsdp_float8_all_gather: not offered yet; True is refused.
+        enable_fsdp_float8_all_gather: FSDP2 gathers weights as FP8 codes; see `fp8core.distributed.fsdp`.
         pad_inner_dim: pad what must be a multiple of 16 with zeros. Costs copies.
         emulate: multiply dequantised operands in float32; for hardware without FP8.
         force_recompute_fp8_weight_in_bwd: no effect, see the module docstring.
@@ -102,11 +104,6 @@ class Float8LinearConfig:
     round_scales_to_power_of_2: bool = False
 
     def __post_init__(self) -> None:
-        if self.enable_fsdp_float8_all_gather:
-            raise ValueError(
-                "enable_fsdp_float8_all_gather=True comes with FSDP2 support, which fp8core does not have yet; "
-                "use False (weights are then gathered in high precision)"
-            )
         self.to_recipe()  # refuses an impossible combination where it is written, not where it is used
 
     @staticmethod
@@ -181,6 +178,7 @@ class Float8LinearConfig:
             published or custom,
             backend="reference" if self.emulate else "torch",
             pad_inner_dim=self.pad_inner_dim,
+            fp8_all_gather=self.enable_fsdp_float8_all_gather,
         )
 
     def _cast(self, config: CastConfig, default: Format) -> Cast | None:

@@ -15,6 +15,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
+from fp8core.distributed.fsdp import NOT_ASKED, NOT_CONVERTED, gather_in_fp8, gathered_as
+from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
 from fp8core.operands import casts_route
@@ -43,6 +45,7 @@ class LayerAudit:
         reason: why it was not converted; "" if it was.
         gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient.
         fp8_gemms: how many of them reach FP8 matrix units (0 if emulated).
+        all_gather: how FSDP2 gathers its weight where it shards it: "fp8", or "high precision: " and why.
         casts: "kernels", or "plain PyTorch: " and the reason, of eager mode where the weight lies; "" if not converted.
     """
 
@@ -56,6 +59,7 @@ class LayerAudit:
     gemms: int
     fp8_gemms: int
     casts: str
+    all_gather: str = ""
 
     @property
     def flops_per_token(self) -> int:
@@ -101,7 +105,12 @@ class Audit:
                 layer.fqn or "(model)",
                 f"{layer.in_features} x {layer.out_features}",
                 f"{layer.fp8_gemms}/{layer.gemms}",
-                layer.recipe or layer.reason,
+                (layer.recipe or layer.reason)
+                + (
+                    ""
+                    if layer.all_gather in ("", NOT_ASKED, NOT_CONVERTED)
+                    else f"; all-gather: {layer.all_gather}"
+                ),
             )
             for layer in self.layers
         ]
@@ -165,7 +174,12 @@ def convert_to_float8_training(
             setattr(linear, _NOTE, reason)
         else:
             swapped[linear] = Float8Linear.from_float(linear, recipe)
+    if swapped and is_sharded_by_fsdp(module):
+        raise ValueError(
+            "fully_shard came first: FSDP2 would not know the new layers; convert, then fully_shard"
+        )
     result = _replace(module, swapped)
+    gather_in_fp8(result)
     report = audit(result)
     if not report.converted and not allow_no_conversion:
         raise ValueError(
@@ -247,4 +261,5 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         gemms=len(names),
         fp8_gemms=fp8_gemms,
         casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",
+        all_gather=gathered_as(linear),
     )

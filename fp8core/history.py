@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from fp8core.recipe import Recipe
 
+_MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
 
 
@@ -118,6 +119,24 @@ def look(*memories: AmaxMemory) -> None:
             memory.ready = frozenset(role for role, there in zip(ROLES, roles, strict=True) if there)
 
 
+def max_over_ranks(amaxes: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The largest of all ranks, by one all-reduce; NaN on one rank is NaN on all.
+
+    The bits are compared as integers: the order of non-negative floats is that of their bits, Inf above all numbers and
+    NaN above Inf. As floats, a maximum with NaN is what the backend makes of it, and need not be the same on all ranks.
+
+    Args:
+        amaxes: float32, non-negative or NaN, any shape.
+        group: None: all ranks.
+
+    Returns:
+        float32 of the same shape.
+    """
+    bits = amaxes.view(torch.int32) & _MAGNITUDE_BITS
+    dist.all_reduce(bits, dist.ReduceOp.MAX, group=group)
+    return bits.view(torch.float32)
+
+
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
     """Call once after each optimizer step: delayed scaling moves on, static scaling is fixed at the first call.
 
@@ -135,8 +154,7 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     """
     memories = [m for m in model.modules() if isinstance(m, AmaxMemory)]
     if memories and dist.is_available() and dist.is_initialized():
-        together = torch.stack([m.pending for m in memories])
-        dist.all_reduce(together, dist.ReduceOp.MAX, group=group)
+        together = max_over_ranks(torch.stack([m.pending for m in memories]), group)
         for memory, pending in zip(memories, together, strict=True):
             memory.pending.copy_(pending)
     for memory in memories:

@@ -181,7 +181,8 @@ class Float8Linear(nn.Linear):
         cache = None if torch.compiler.is_compiling() or cut is not None else self.weight_cache
         plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled(), cut)
         output = _ScaledLinear.apply(flat, weight, *given, plan)
-        output = output.reshape(*input.shape[:-1], N)
+        if input.dim() != 2:  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
+            output = output.reshape(*input.shape[:-1], N)
         return output if bias is None else output + bias.to(output.dtype)
 
     def _check_cut(self, cut: Cut) -> None:

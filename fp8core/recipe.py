@@ -169,6 +169,8 @@ class Recipe:
         kernels: who casts: "auto", the fused kernels where they run and the compiler does not do it; "always", the
             operators `fp8core::*`; "never", plain PyTorch. The same codes and scales, see `fp8core.operands`.
         pad_inner_dim: fill dimensions up to the next multiple of 16 with zeros, which changes no result.
+        fp8_all_gather: FSDP2 gathers weights as FP8 codes where one cast serves all GEMMs that read them; see
+            `fp8core.distributed.fsdp`. Changes bytes on the wire and no result.
         history: of delayed scaling; no meaning without it.
         nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
     """
@@ -181,6 +183,7 @@ class Recipe:
     backend: str = "torch"
     kernels: Kernels = "auto"
     pad_inner_dim: bool = False
+    fp8_all_gather: bool = False
     history: AmaxHistory = AmaxHistory()
     nearest: str = ""
 
@@ -222,6 +225,10 @@ class Recipe:
         """The same recipe with its casts made by kernels "always", "never", or as "auto" decides."""
         return replace(self, kernels=kernels)
 
+    def with_fp8_all_gather(self, wanted: bool = True) -> Recipe:
+        """The same recipe with its weights gathered as FP8 codes by FSDP2, or not."""
+        return replace(self, fp8_all_gather=wanted)
+
     def in_high_precision(self, *gemms: str) -> Recipe:
         """The same recipe with the named GEMMs left uncast.
 
@@ -245,7 +252,8 @@ class Recipe:
     def __str__(self) -> str:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"
         extras += "" if self.kernels == "auto" else f", kernels={self.kernels}"
-        return self.name + extras + (", pad_inner_dim" if self.pad_inner_dim else "")
+        extras += ", pad_inner_dim" if self.pad_inner_dim else ""
+        return self.name + extras + (", fp8_all_gather" if self.fp8_all_gather else "")
 
 
 _E4M3, _E5M2 = native_pair()

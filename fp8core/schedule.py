@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fp8core.arguments import check_known, check_type
+from fp8core.distributed.fsdp import switch_gathers
 from fp8core.linear import Float8Linear
 from fp8core.recipe import GEMMS, Recipe
 
@@ -168,8 +169,9 @@ class PrecisionSchedule:
         if layers.keys() != self._recipes.keys():
             self.switch_steps(total_steps)
             self._adopt(layers)
-            changed = self._set(layers, max(step - 1, 0), total_steps)  # where a resumed run was
-        switched = self._set(layers, step, total_steps)
+            before = max(step - 1, 0)  # where a resumed run was
+            changed = switch_gathers(model, lambda: self._set(layers, before, total_steps))
+        switched = switch_gathers(model, lambda: self._set(layers, step, total_steps))
         self.switches += bool(switched)
         return changed + switched
 

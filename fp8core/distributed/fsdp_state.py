@@ -1,0 +1,65 @@
+"""The few things of FSDP2's that are not in its public interface; nothing else in fp8core touches them.
+
+FSDP2 makes a gathered parameter once and fills it anew at each all-gather. Where a layer goes from gathering in high
+precision to gathering codes, or back, the parameter must be made anew: `forget_gathered`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from torch import nn
+
+
+def is_sharded_by_fsdp(model: nn.Module) -> bool:
+    """Whether `fully_shard` was applied to the model or a part of it."""
+    return any(hasattr(module, "_get_fsdp_state") for module in model.modules())
+
+
+def forget_gathered(model: nn.Module, layers: Collection[nn.Module]) -> None:
+    """Makes FSDP2 build the gathered weights of these layers anew at their next all-gather.
+
+    Args:
+        model: holds the layers; between a backward pass and the next forward pass.
+        layers: those whose weights will be gathered in another precision than before.
+    """
+    for module, group in _groups(model):
+        params = [p for p in group.fsdp_params if p._module_info.module in layers]
+        if params:
+            module.reshard()
+        for param in params:
+            if hasattr(param, "_unsharded_param"):
+                del param._unsharded_param
+            param.all_gather_outputs = []
+
+
+def refuse_partial_reshard(model: nn.Module, layers: Collection[nn.Module]) -> None:
+    """FSDP2 can't shard codes anew over a part of the ranks, and would fail in the backward pass without a word.
+
+    Raises:
+        ValueError: a layer is sharded with `reshard_after_forward` as a number below that of the ranks.
+    """
+    for _, group in _groups(model):
+        after = group.post_forward_mesh_info
+        if after is None or after is group.mesh_info or after.mesh == group.mesh_info.mesh:
+            continue
+        names = [p._module_info.module for p in group.fsdp_params if p._module_info.module in layers]
+        if names:
+            raise ValueError(
+                f"reshard_after_forward={after.shard_mesh_size} of {group.mesh_info.shard_mesh_size} ranks: FSDP2 does not "
+                "reshard an FP8 all-gather to a part of the ranks; use True or False, or leave out "
+                "enable_fsdp_float8_all_gather"
+            )
+
+
+def _groups(model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Each sharded module with the parameters that it gathers together; torch 2.11 has at most one such group a module."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            state: Any = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)
+            groups = [state._fsdp_param_group] if groups is None else groups
+            yield from ((module, group) for group in groups if group is not None)
