@@ -11,8 +11,7 @@ A step is `microbatches` forward and backward passes whose gradients are average
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,6 +47,8 @@ class Job:
         device: "cpu" or "cuda".
         moe: feed-forwards are mixtures of experts.
         schedule: of the precision, see `fp8core.schedule`.
+        groups: gradients are added up within so many groups of consecutive microbatches, then over the groups, as ranks
+            do that accumulate or that reduce in two stages.
         parts: each linear layer of a block computes in so many parts, as tensor parallelism cuts them: for recipes
             whose scales are each part's own.
         perturb: 0: weights as drawn. Else each is moved by up to one unit in its last place, by noise of this seed.
@@ -60,6 +61,7 @@ class Job:
     device: str = "cpu"
     moe: bool = False
     schedule: str = ""
+    groups: int = 1
     parts: int = 1
     perturb: int = 0
 
@@ -119,7 +121,7 @@ def train(job: Job, trainee: Trainee) -> list[float]:
     for step in range(job.steps):
         if schedule.rules:
             schedule.apply(trainee.model, step, job.steps)
-        losses = trainee.passes(step) if trainee.passes else _passes(job, trainee, step)
+        losses = trainee.passes(step) if trainee.passes else _passes(job, trainee)
         optimizer.step()
         update_scales(trainee.model, trainee.group)
         optimizer.zero_grad()
@@ -127,7 +129,7 @@ def train(job: Job, trainee: Trainee) -> list[float]:
     return curve
 
 
-def _passes(job: Job, trainee: Trainee, step: int) -> list[float]:
+def _passes(job: Job, trainee: Trainee) -> list[float]:
     losses = []
     for place, number in enumerate(trainee.mine):
         trainee.before_pass(place == len(trainee.mine) - 1)
@@ -143,8 +145,28 @@ def alone(job: Job) -> list[float]:
     if job.parts > 1:
         for block in model.layers:
             in_parts(block, job.parts)
-    with contextlib.nullcontext() if job.device == "cpu" else torch.device(job.device):
-        return train(job, Trainee(job.convert(model), range(job.microbatches)))
+    trainee = Trainee(job.convert(model), range(job.microbatches))
+    if job.groups > 1:
+        trainee.passes = lambda step: _in_groups(job, trainee)
+    return train(job, trainee)
+
+
+def _in_groups(job: Job, trainee: Trainee) -> list[float]:
+    """All passes of a step, with one sum of gradients for each group, and these added at the end."""
+    parameters = list(trainee.model.parameters())
+    size = job.microbatches // job.groups
+    sums: list[list[Tensor]] = []
+    losses = []
+    for first in range(0, job.microbatches, size):
+        for number in range(first, first + size):
+            loss = trainee.model(*job.batch(number))
+            (loss / job.microbatches).backward()
+            losses.append(loss.item())
+        sums.append([p.grad for p in parameters if p.grad is not None])
+        trainee.model.zero_grad()
+    for p, *grads in zip(parameters, *sums, strict=True):
+        p.grad = torch.stack(grads).sum(0)
+    return losses
 
 
 def in_parts(block: nn.Module, parts: int) -> None:
