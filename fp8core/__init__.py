@@ -9,7 +9,7 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, shared_input, linear, distributed, producers, convert, schedule, verify.
+microbatch, sharded, shared_input, linear, producers, convert, schedule, distributed, verify.
 """
 
 from fp8core.config import (
@@ -22,6 +22,13 @@ from fp8core.config import (
 )
 from fp8core.convert import Audit, LayerAudit, audit, convert_to_float8_training
 from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
+from fp8core.distributed.tensor_parallel import (
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    PrepareFloat8ModuleInput,
+    async_tp_reason,
+    check_plan,
+)
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.history import update_scales
@@ -48,23 +55,28 @@ __all__ = [
     "Cast",
     "CastConfig",
     "CastInput",
+    "Float8ColwiseParallel",
     "Float8GemmConfig",
     "Float8Linear",
     "Float8LinearConfig",
     "Float8LinearRecipeName",
+    "Float8RowwiseParallel",
     "Float8Tensor",
     "Format",
     "Gemm",
     "LayerAudit",
     "PrecisionSchedule",
+    "PrepareFloat8ModuleInput",
     "Proof",
     "RMSNorm",
     "Recipe",
     "ScalingGranularity",
     "ScalingType",
     "SwiGLU",
+    "async_tp_reason",
     "audit",
     "cast_input",
+    "check_plan",
     "convert_to_float8_training",
     "microbatches",
     "precompute_float8_dynamic_scale_for_fsdp",

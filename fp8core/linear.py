@@ -37,6 +37,7 @@ from fp8core.scaling import check_hp
 from fp8core.sharded import ORDER, Seen, cut_of, shared_amaxes
 from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
+from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
     from fp8core.gemm import Backend
@@ -152,6 +153,8 @@ class Float8Linear(nn.Linear):
         """The layer, or this rank's part of it: all three are plain tensors."""
         if not self.recipe.fp8_gemms:
             return self._held_back(input, weight, bias)
+        if isinstance(input, TwoCasts):
+            input = input.as_cast_input()
         given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         if isinstance(input, CastInput):
             shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice

@@ -24,6 +24,7 @@ from fp8core.scaling import amax as amax_of
 from fp8core.sharded import Cut, Seen, largest, shared_amaxes
 from fp8core.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
 from fp8core.tensor import Float8Tensor
+from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
     from fp8core.history import AmaxMemory
@@ -33,24 +34,14 @@ if TYPE_CHECKING:
 REPLICATED = (Replicate(),)
 
 
-def gather_reason(recipe: Recipe, *, once: bool = False) -> str | None:
-    """Why the input of layers of this recipe can't be gathered in FP8; None if it can.
-
-    Args:
-        recipe: of the layers that will read it.
-        once: as one Float8Tensor, which serves both GEMMs that read it.
-    """
+def gather_reason(recipe: Recipe) -> str | None:
+    """Why the input of layers of this recipe can't be gathered in FP8; None if it can."""
     for_output, for_grad_weight = input_casts(recipe)
     plain = "gather it in high precision: torch's ColwiseParallel, or PrepareModuleInput"
     if for_output is None or for_grad_weight is None:
         return f"recipe {recipe} multiplies the input in high precision too; {plain}"
     if not {for_output.granularity, for_grad_weight.granularity} <= {"tensorwise", "rowwise"}:
         return f"recipe {recipe} scales blocks of tokens, which the parts of ranks don't hold whole; {plain}"
-    if once and not serves_both(for_output, for_grad_weight):
-        return (
-            f"recipe {recipe} casts the input once for each GEMM, so no single FP8 tensor can stand for it; give each "
-            "layer Float8ColwiseParallel with these input_layouts instead, or PrepareModuleInput"
-        )
     return None
 
 
@@ -64,25 +55,17 @@ def gather_input(x: DTensor, layer: Float8Linear) -> CastInput:
     Returns:
         CastInput of all tokens; gradients flow to x's parts.
     """
-    recipe, memory = layer.recipe, layer.amaxes
-    first, second = input_casts(recipe)
-    assert first is not None
-    assert second is not None
-    codes = _gathered_cast(x, first, recipe, memory, "input")
-    again: Float8Tensor | None = None
-    if reads_for_grad_weight(layer):
-        again = codes if first == second and first.axis_free else _gathered_by_feature(x, second)
-    flat = _flat(codes)
-    hp = _WithoutValues.apply(x)
-    return CastInput(hp, flat, flat if again is codes else again, (first, second), codes_only=True)
+    codes, again = _both_gathered(x, layer.recipe, layer.amaxes, reads_for_grad_weight(layer))
+    return CastInput(_WithoutValues.apply(x), codes, again, input_casts(layer.recipe), codes_only=True)
 
 
-def gather_module_input(x: DTensor, layer: Float8Linear) -> torch.Tensor:
-    """The same as a DTensor of one Float8Tensor, for a module whose layers are like this one."""
-    cast = input_casts(layer.recipe)[0]
-    assert cast is not None
-    codes = _gathered_cast(x, cast, layer.recipe, None, "input")
-    wrapped: torch.Tensor = _AsGathered.apply(x, codes)
+def gather_module_input(x: DTensor, layer: Float8Linear) -> DTensor:
+    """The same for a module whose layers are like this one: a DTensor of a Float8Tensor, or of `TwoCasts`."""
+    casts = input_casts(layer.recipe)
+    codes, again = _both_gathered(x, layer.recipe, None, reads_for_grad_weight(layer))
+    one = serves_both(*casts)
+    local = codes.view(x.shape) if one else TwoCasts(x.shape, codes, again, casts)
+    wrapped: DTensor = _AsGathered.apply(x, local)
     return wrapped
 
 
@@ -96,6 +79,20 @@ def scatter_output(y: DTensor, placement: Shard, layer: Float8Linear) -> DTensor
     """
     scattered: DTensor = _Scattered.apply(y, placement, layer)
     return scattered
+
+
+def _both_gathered(
+    x: DTensor, recipe: Recipe, memory: AmaxMemory | None, trains: bool
+) -> tuple[Float8Tensor, Float8Tensor | None]:
+    """Codes [M, K] for the output GEMM, and for grad_weight if it will run."""
+    first, second = input_casts(recipe)
+    assert first is not None
+    assert second is not None
+    codes = _gathered_cast(x, first, recipe, memory, "input").view(-1, x.shape[-1])
+    assert isinstance(codes, Float8Tensor)
+    if not trains:
+        return codes, None
+    return codes, codes if serves_both(first, second) else _gathered_by_feature(x, second)
 
 
 def _gathered_cast(
@@ -143,12 +140,6 @@ def _gathered(part: torch.Tensor, like: DTensor) -> torch.Tensor:
     return whole.contiguous().view(dtype)
 
 
-def _flat(x: Float8Tensor) -> Float8Tensor:
-    flat = x.view(-1, x.shape[-1])
-    assert isinstance(flat, Float8Tensor)
-    return flat
-
-
 class _WithoutValues(torch.autograd.Function):
     """The place in the graph of a gathered tensor that nobody reads; its gradient is reduced and scattered."""
 
@@ -167,7 +158,7 @@ class _AsGathered(torch.autograd.Function):
     """The same of one that carries its codes."""
 
     @staticmethod
-    def forward(ctx: Any, x: DTensor, codes: Float8Tensor) -> DTensor:
+    def forward(ctx: Any, x: DTensor, codes: torch.Tensor) -> DTensor:
         ctx.placements = x.placements
         return DTensor.from_local(codes, x.device_mesh, REPLICATED, run_check=False)
 

@@ -149,7 +149,8 @@ class Float8RowwiseParallel(RowwiseParallel):
         else:
             outputs = outputs.redistribute(placements=output_layouts)
         if mod.bias_deferred and isinstance(mod.bias, DTensor):
-            outputs = outputs + mod.bias.to(outputs.dtype)
+            bias = mod.bias.redistribute(placements=(Replicate(),))  # whose gradient is summed over the ranks' tokens
+            outputs = outputs + bias.to(outputs.dtype)
         return outputs.to_local() if use_local_output else outputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -163,9 +164,9 @@ class Float8RowwiseParallel(RowwiseParallel):
 class PrepareFloat8ModuleInput(PrepareModuleInput):
     """`PrepareModuleInput` that casts before it gathers: layers that share the module's input share one FP8 all-gather.
 
-    The module receives a DTensor (with use_local_output a plain one) of one Float8Tensor, which only Float8Linear and
-    operations that move whole elements can read; it is for modules such as attention or an MLP that give their input
-    to linear layers alone.
+    The module receives a DTensor (with use_local_output its local tensor) of a Float8Tensor, for rowwise recipes of
+    `fp8core.two_casts.TwoCasts`, which only Float8Linear can read, and views; it is for modules such as attention or an
+    MLP that give their input to linear layers alone.
 
     Args:
         input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts, use_local_output: as
@@ -213,12 +214,11 @@ class PrepareFloat8ModuleInput(PrepareModuleInput):
         if input.placements == (Replicate(),):
             return input.to_local() if self.use_local_output else input
         x = gather_module_input(_tokens_cut(input, "the module"), self.reader)
-        assert isinstance(x, DTensor)
         return x.to_local() if self.use_local_output else x
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         self.reader = self._reader(module)
-        reason = gather_reason(self.reader.recipe, once=True)
+        reason = gather_reason(self.reader.recipe)
         if reason is None and self.reader.amaxes is not None:
             reason = (
                 f"recipe {self.reader.recipe} remembers amaxes by layer, and a module's input has none; give each layer "

@@ -1,0 +1,348 @@
+"""What the ranks of `test_tensor_parallel.py` run; each function answers with numbers that the tests judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from parallel_models import Collectives, Config, Mlp, gradients, mlp, relative
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from fp8core import (
+    RECIPES,
+    Float8ColwiseParallel,
+    Float8LinearConfig,
+    Float8RowwiseParallel,
+    PrepareFloat8ModuleInput,
+    Recipe,
+    cast_input,
+    check_plan,
+    convert_to_float8_training,
+    update_scales,
+)
+
+Shape = tuple[int, int, bool]  # dim, hidden, bias
+TOKENS = (2, 32)  # batch, sequence
+
+
+def plan(style: str) -> dict[str, ParallelStyle]:
+    """A plan by name; "sp": each rank holds some tokens of input and output."""
+    inner = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
+    plans: dict[str, dict[str, ParallelStyle]] = {
+        "torch": {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()},
+        "torch sp": {
+            "": PrepareModuleInput(**inner),
+            "gate": ColwiseParallel(),
+            "up": ColwiseParallel(),
+            "down": RowwiseParallel(output_layouts=Shard(1)),
+        },
+        "float8": {
+            "gate": Float8ColwiseParallel(),
+            "up": Float8ColwiseParallel(),
+            "down": Float8RowwiseParallel(),
+        },
+        "float8 sp": {
+            "gate": Float8ColwiseParallel(input_layouts=Shard(1)),
+            "up": Float8ColwiseParallel(input_layouts=Shard(1)),
+            "down": Float8RowwiseParallel(output_layouts=Shard(1)),
+        },
+        "float8 sp shared": {
+            "": PrepareFloat8ModuleInput(**inner),
+            "gate": Float8ColwiseParallel(),
+            "up": Float8ColwiseParallel(),
+            "down": Float8RowwiseParallel(output_layouts=Shard(1)),
+        },
+    }
+    return plans[style]
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+
+
+def data(dim: int, step: int = 0, spread: float = 1.0) -> torch.Tensor:
+    """[*TOKENS, dim]; the larger `spread`, the more the features' magnitudes differ."""
+    generator = torch.Generator().manual_seed(1 + step)
+    x = torch.randn(*TOKENS, dim, generator=generator)
+    return x * torch.exp(torch.randn(dim, generator=generator) * (spread - 1))
+
+
+def trained(
+    model: nn.Module, steps: int, style: str, dim: int, dtype: torch.dtype = torch.float32, spread: float = 1.0
+) -> dict[str, torch.Tensor]:
+    """Output, gradients of input and of parameters of the last step; the earlier ones move delayed scales on."""
+    part, rank = dist.get_world_size(), dist.get_rank()
+    found: dict[str, torch.Tensor] = {}
+    for step in range(steps):
+        model.zero_grad()
+        x = data(dim, step, spread).to(dtype)
+        x = x.chunk(part, 1)[rank] if "sp" in style else x.clone()
+        x.requires_grad_()
+        y = model(x)
+        (y.float().square().sum() / TOKENS[0] / TOKENS[1]).backward()
+        update_scales(model)
+        assert x.grad is not None
+        found = {"output": y.detach(), "input": x.grad} | gradients(model)
+    return found
+
+
+def parallel(config: Config, style: str, shape: Shape) -> nn.Module:
+    dim, hidden, bias = shape
+    model, tp = mlp(config, bias, dim, hidden), mesh()
+    check_plan(model, tp, plan(style))
+    return parallelize_module(model, tp, plan(style))
+
+
+def errors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], style: str) -> dict[str, float]:
+    """Relative, of everything; the reference's output and input gradient are cut as the plan cuts them."""
+    found = {}
+    for name, value in want.items():
+        if "sp" in style and name in ("output", "input"):
+            value = value.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+        found[name] = relative(got[name], value)
+    return found
+
+
+def against_one_process(
+    cases: list[tuple[str, Config, str, Shape, int]],
+) -> dict[str, dict[str, float] | str]:
+    """For each case (name, config, style, shape, steps): errors against the same model in one process, or why not."""
+    found: dict[str, dict[str, float] | str] = {}
+    for name, config, style, shape, steps in cases:
+        dim, hidden, bias = shape
+        try:
+            model = parallel(config, style, shape)
+        except ValueError as refusal:
+            found[name] = str(refusal)
+            continue
+        want = trained(mlp(config, bias, dim, hidden), steps, "", dim)
+        found[name] = errors(trained(model, steps, style, dim), want, style)
+    return found
+
+
+class PerShard(nn.Module):
+    """The Mlp cut as tensor parallelism cuts it, in one process: each part a layer with scales of its own."""
+
+    def __init__(self, original: Mlp, parts: int, config: Config) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        self.bias = original.down.bias
+        for i in range(parts):
+            part = Mlp(1, 1, bias=False)
+            for name, dim in (("gate", 0), ("up", 0), ("down", 1)):
+                layer = getattr(original, name)
+                weight = nn.Parameter(layer.weight.detach().chunk(parts, dim)[i].clone())
+                new = nn.Linear(weight.shape[1], weight.shape[0], bias=dim == 0)
+                new.weight = weight
+                if dim == 0:
+                    new.bias = nn.Parameter(layer.bias.detach().chunk(parts)[i].clone())
+                setattr(part, name, new)
+            self.parts.append(convert_to_float8_training(part, config=config))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = sum(part(x) for part in self.parts)
+        return total + self.bias
+
+    def whole_gradients(self) -> dict[str, torch.Tensor]:
+        """By the names of the Mlp."""
+        found = {"down.bias": self.bias.grad}
+        for name, dim in (("gate", 0), ("up", 0), ("down", 1)):
+            layers = [getattr(part, name) for part in self.parts]
+            found[f"{name}.weight"] = torch.cat([layer.weight.grad for layer in layers], dim)
+            if dim == 0:
+                found[f"{name}.bias"] = torch.cat([layer.bias.grad for layer in layers])
+        return found
+
+
+def rowwise_scales(config: Config, spread: float) -> dict[str, dict[str, float]]:
+    """Errors of rowwise tensor parallelism against scales per part, and against one process's global ones."""
+    shape: Shape = (32, 128, True)
+    parts = dist.get_world_size()
+    found: dict[str, dict[str, float]] = {}
+    for style in ("float8", "float8 sp", "float8 sp shared"):
+        got = trained(parallel(config, style, shape), 1, style, shape[0], spread=spread)
+        original = mlp(None, True, shape[0], shape[1])
+        assert isinstance(original, Mlp)
+        reference = PerShard(original, parts, config)
+        x = data(shape[0], spread=spread).requires_grad_()
+        y = reference(x)
+        (y.square().sum() / TOKENS[0] / TOKENS[1]).backward()
+        assert x.grad is not None
+        per_shard = {"output": y.detach(), "input": x.grad} | reference.whole_gradients()
+        one = trained(mlp(config, True, *shape[:2]), 1, "", shape[0], spread=spread)
+        exact = trained(mlp(None, True, *shape[:2]), 1, "", shape[0], spread=spread)
+        found[style] = errors(got, per_shard, style)
+        found[f"{style}: against global scales"] = errors(got, one, style)
+        found[f"{style}: against float32"] = errors(got, exact, style)
+        found[f"{style}: one process against float32"] = errors(one, exact, "")
+    return found
+
+
+def collectives(config: Config, dtype: torch.dtype) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+    """Calls and bytes of one forward and backward pass, by style."""
+    found = {}
+    for style in ("torch", "float8", "torch sp", "float8 sp", "float8 sp shared"):
+        try:
+            model = parallel(config, style, (32, 64, True)).to(dtype)
+        except ValueError:
+            continue
+        with Collectives() as seen:
+            trained(model, 1, style, 32, dtype)
+        found[style] = (dict(seen.calls), dict(seen.bytes))
+    return found
+
+
+def nan_on_one_rank() -> list[bool]:
+    """A NaN in one rank's part of a weight, of the tokens: everything that shares its scale is NaN, on every rank."""
+    found = []
+    for style in ("float8", "float8 sp"):
+        model = parallel(RECIPES["tensorwise"], style, (32, 64, False))
+        if dist.get_rank() == 0:
+            model.down.weight.to_local().data[0, 0] = torch.nan
+        x = data(32)
+        x = x.chunk(dist.get_world_size(), 1)[dist.get_rank()] if "sp" in style else x
+        found.append(bool(model(x).isnan().all()))
+    model = parallel(RECIPES["tensorwise"], "float8 sp", (32, 64, False))
+    x = data(32).chunk(dist.get_world_size(), 1)[dist.get_rank()].clone()
+    if dist.get_rank() == 1:
+        x[0, 0, 0] = torch.nan
+    found.append(bool(model(x).isnan().all()))
+    return found
+
+
+def beside_torchao() -> dict[str, Any]:
+    """The same weights and tokens through torchao's styles and layers, and through ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchao.float8 import Float8LinearConfig as TheirConfig
+        from torchao.float8 import convert_to_float8_training as convert
+        from torchao.float8 import float8_tensor_parallel as theirs
+    found: dict[str, Any] = {}
+    for style in ("torch", "float8"):
+        their_plan = plan("torch") if style == "torch" else {
+            "gate": theirs.Float8ColwiseParallel(),
+            "up": theirs.Float8ColwiseParallel(),
+            "down": theirs.Float8RowwiseParallel(),
+        }  # fmt: skip
+        peer = convert(mlp(None), config=TheirConfig(emulate=True))
+        parallelize_module(peer, mesh(), their_plan)
+        ours = parallel(RECIPES["tensorwise"].emulated(), style, (32, 64, True))
+        with Collectives() as their_calls:
+            want = trained(peer, 1, style, 32)
+        with Collectives() as our_calls:
+            got = trained(ours, 1, style, 32)
+        calls = {"ours": dict(our_calls.calls), "torchao": dict(their_calls.calls)}
+        found[style] = {"errors": errors(got, want, style), "calls": calls}
+    return found
+
+
+def without_is_pinned() -> list[float]:
+    """torch 2.11's state: DTensor has no handler of `aten.is_pinned`. Conversion, plan, training, a state dict."""
+    op = torch.ops.aten.is_pinned.default
+    dispatcher = DTensor._op_dispatcher
+    handlers = getattr(dispatcher, "_custom_op_handlers", {})
+    handlers.pop(op, None)
+    model = parallel(RECIPES["tensorwise"], "float8 sp", (32, 64, True))
+    refused = False
+    try:
+        model.up.weight.is_pinned()
+    except NotImplementedError:
+        refused = True
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(2):
+        y = trained(model, 1, "float8 sp", 32)["output"]
+        optimizer.step()
+        losses.append(float(y.square().mean()) + step)
+    model.load_state_dict(model.state_dict())
+    return [*losses, float(refused)]
+
+
+def custom(power_of_two: bool) -> Recipe:
+    """Rowwise, multiplied in float32, with or without scales that are powers of two."""
+    config = Float8LinearConfig.from_recipe_name("rowwise")
+    return dataclasses.replace(config, emulate=True, round_scales_to_power_of_2=power_of_two).to_recipe()
+
+
+def refusals() -> dict[str, str]:
+    """What bad plans and inputs are told."""
+    tp, tensorwise = mesh(), RECIPES["tensorwise"]
+    colwise, rowwise = {"up": Float8ColwiseParallel()}, {"down": RowwiseParallel()}
+    late, prepared = Float8ColwiseParallel(input_layouts=Shard(2)), plan("float8 sp shared")[""]
+    assert isinstance(prepared, PrepareFloat8ModuleInput)
+    e5m2 = PrepareFloat8ModuleInput(
+        input_layouts=Shard(1), desired_input_layouts=Replicate(), float8_dtype=torch.float8_e5m2
+    )
+
+    def checked(model: nn.Module, styles: dict[str, ParallelStyle]) -> nn.Module:
+        check_plan(model, tp, styles)
+        return parallelize_module(model, tp, styles)
+
+    def sharded(config: Config) -> nn.Module:
+        model = mlp(config)
+        fully_shard(model, mesh=tp)
+        return model
+
+    def mixed() -> nn.Module:
+        model = convert_to_float8_training(
+            mlp(None), config="rowwise", module_filter_fn=lambda _, fqn: fqn == "up"
+        )
+        return convert_to_float8_training(
+            model, config="tensorwise", module_filter_fn=lambda _, fqn: fqn != "up"
+        )
+
+    def without_up() -> nn.Module:
+        return convert_to_float8_training(mlp(None), module_filter_fn=lambda _, fqn: fqn != "up")
+
+    def wrong_layout() -> object:
+        x = DTensor.from_local(data(32), tp, (Shard(1),), run_check=False)
+        return checked(mlp(tensorwise), {"up": ColwiseParallel()}).up(x)
+
+    def cast_for_another() -> object:
+        model = checked(mlp(tensorwise), {"down": Float8RowwiseParallel()})
+        return cast_input(torch.randn(16, 128), model.down)
+
+    attempts: dict[str, Callable[[], object]] = {
+        "not converted": lambda: checked(without_up(), colwise),
+        "multiple of 16": lambda: checked(mlp(tensorwise, hidden=48), colwise),
+        "uneven": lambda: checked(mlp(tensorwise.emulated(), hidden=33), colwise),
+        "uneven, torch": lambda: checked(mlp(tensorwise.emulated(), hidden=33), rowwise),
+        "block": lambda: checked(mlp(RECIPES["blockwise"].emulated(), hidden=128), colwise),
+        "no such name": lambda: checked(mlp(tensorwise), {"upp": Float8ColwiseParallel()}),
+        "twice": lambda: checked(checked(mlp(tensorwise), colwise), colwise),
+        "convert late": lambda: convert_to_float8_training(
+            parallelize_module(mlp(None), tp, {"up": ColwiseParallel()})
+        ),
+        "convert after fsdp": lambda: convert_to_float8_training(sharded(None)),
+        "tp after fsdp": lambda: checked(sharded(tensorwise), colwise),
+        "style after fsdp": lambda: parallelize_module(sharded(tensorwise), tp, colwise),
+        "wrong layout": wrong_layout,
+        "features gathered": lambda: checked(mlp(tensorwise), {"up": late}).up(data(32).chunk(2, 2)[0]),
+        "float8_dtype": lambda: checked(mlp(tensorwise), {"": e5m2}),
+        "no reader": lambda: checked(mlp(None), {"": prepared}),
+        "readers differ": lambda: checked(mixed(), {"": prepared}),
+        "cast for another layer": cast_for_another,
+    }
+    told = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except ValueError as error:
+            told[name] = str(error)
+        else:
+            told[name] = "nothing"
+    return told
