@@ -31,9 +31,11 @@ from fp8core.distributed.tensor_parallel import (
 )
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
+from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
 from fp8core.history import update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
+from fp8core.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
@@ -56,6 +58,7 @@ __all__ = [
     "CastConfig",
     "CastInput",
     "Float8ColwiseParallel",
+    "ExpertsAudit",
     "Float8GemmConfig",
     "Float8Linear",
     "Float8LinearConfig",
@@ -64,7 +67,9 @@ __all__ = [
     "Float8Tensor",
     "Format",
     "Gemm",
+    "GroupedMatmul",
     "LayerAudit",
+    "PaddedGroups",
     "PrecisionSchedule",
     "PrepareFloat8ModuleInput",
     "Proof",
@@ -77,9 +82,13 @@ __all__ = [
     "audit",
     "cast_input",
     "check_plan",
+    "convert_experts_to_float8",
     "convert_to_float8_training",
+    "dense_layers_only",
+    "grouped_mm",
     "microbatches",
     "precompute_float8_dynamic_scale_for_fsdp",
+    "pad_groups",
     "quantize",
     "scaled_mm",
     "update_scales",

@@ -19,6 +19,7 @@ from fp8core.distributed.fsdp import NOT_ASKED, NOT_CONVERTED, gather_in_fp8, ga
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
+from fp8core.moe import ExpertsAudit, audit_experts
 from fp8core.operands import casts_route
 from fp8core.sharded import ORDER
 
@@ -69,9 +70,10 @@ class LayerAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Every Linear of a model; `str()` is a table."""
+    """Every Linear of a model, and the stacked weights of its experts; `str()` is a table."""
 
     layers: tuple[LayerAudit, ...]
+    experts: tuple[ExpertsAudit, ...] = ()
 
     @property
     def converted(self) -> tuple[LayerAudit, ...]:
@@ -85,17 +87,19 @@ class Audit:
 
     @property
     def fp8_gemms(self) -> int:
-        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of one forward and backward pass of the whole model.
+        """FP8 GEMMs (calls of `aten::_scaled_mm`, or `fp8core::matmul`) of the Linear layers in one forward and backward pass.
 
-        A layer whose input needs no gradient, such as the first one of a model on raw data, runs one fewer.
+        Experts are not counted: how many calls they take can depend on where tokens go, see `GroupedMatmul.fp8_calls`. A layer whose input needs no gradient, such as the first one of a model on raw data, runs one fewer.
         """
         return sum(layer.fp8_gemms for layer in self.layers)
 
     @property
     def fp8_flop_share(self) -> float:
-        """Share of the Linear layers' FLOPs that run in FP8, 0..1; 0 for a model without Linear layers."""
+        """Share of the Linear layers' and experts' FLOPs that run in FP8, 0..1; 0 for a model that has neither."""
         total = sum(layer.flops_per_token for layer in self.layers)
         fp8 = sum(2 * layer.in_features * layer.out_features * layer.fp8_gemms for layer in self.layers)
+        total += sum(found.flops_of_a_gemm * found.gemms for found in self.experts)
+        fp8 += sum(found.flops_of_a_gemm * found.fp8_gemms for found in self.experts)
         return fp8 / total if total else 0.0
 
     def __str__(self) -> str:
@@ -114,14 +118,27 @@ class Audit:
             )
             for layer in self.layers
         ]
+        rows += [
+            (
+                found.fqn,
+                f"{found.experts} x {found.sizes[0]} x {found.sizes[1]}",
+                f"{found.fp8_gemms}/{found.gemms}",
+                f"{found.recipe}, {found.route}" if found.converted else found.reason,
+            )
+            for found in self.experts
+        ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
         lines = [
             "  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]))
             for row in (head, *rows)
         ]
+        experts = ""
+        if self.experts:
+            converted = sum(found.converted for found in self.experts)
+            experts = f"{converted} of {len(self.experts)} stacks of experts converted; "
         lines.append(
             f"{len(self.converted)} of {len(self.layers)} Linear layers converted; {self.fp8_gemms} FP8 GEMMs a "
-            f"forward and backward pass; {100 * self.fp8_flop_share:.1f} % of their FLOPs in FP8"
+            f"forward and backward pass; {experts}{100 * self.fp8_flop_share:.1f} % of their FLOPs in FP8"
         )
         return "\n".join(lines)
 
@@ -189,7 +206,7 @@ def convert_to_float8_training(
 
 
 def audit(model: nn.Module) -> Audit:
-    """Lists every Linear layer of a model: converted or not, and why; each shared module once.
+    """Lists every Linear layer and every stack of experts of a model: converted or not, and why; each shared one once.
 
     Args:
         model: any module, before or after conversion.
@@ -197,7 +214,8 @@ def audit(model: nn.Module) -> Audit:
     Returns:
         Audit; print it for a table.
     """
-    return Audit(tuple(_audit_layer(fqn, linear) for fqn, linear in _linears(model)))
+    layers = tuple(_audit_layer(fqn, linear) for fqn, linear in _linears(model))
+    return Audit(layers, audit_experts(model))
 
 
 def why_not_converted(module: nn.Module) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from fp8core.config import Float8LinearConfig
     from fp8core.linear import Float8Linear
+    from fp8core.moe import GroupedMatmul
     from fp8core.recipe import Recipe
 
 AGREEMENT_DB = 35.0  # between a layer and its emulation; two right ones differ by bf16 rounding (55 dB) or
@@ -56,6 +57,7 @@ class Proof:
         problems: why not; empty if ok.
         warnings: what a user should look at although FP8 runs.
         layers: every Linear of the model.
+        experts: the product of every module of experts that is converted.
         predicted, counted: FP8 GEMMs of one step.
         device: of the first converted layer, "" if there is none.
         fp8_kernel_share: of the GEMM kernels' time, in kernels of an FP8 type by their names; None off CUDA.
@@ -74,6 +76,7 @@ class Proof:
     fp8_kernel_share: float | None
     all_gathers: dict[str, int]
     emulated_in: str = ""
+    experts: tuple[LayerProof, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -86,10 +89,12 @@ class Proof:
         if not self.ok:
             return "FP8 NOT verified: " + "; ".join(self.problems)
         converted = [layer for layer in self.layers if layer.recipe]
+        experts = f" and {len(self.experts)} modules of experts" if self.experts else ""
+        recipes = ", ".join(sorted({layer.recipe for layer in (*converted, *self.experts)}))
         share = "" if self.fp8_kernel_share is None else f", {100 * self.fp8_kernel_share:.0f} % of GEMM time"
         line = (
-            f"FP8 verified: {len(converted)} of {len(self.layers)} Linear layers, {self.counted} FP8 GEMMs a step as "
-            f"predicted, recipe {', '.join(sorted({layer.recipe for layer in converted}))}, on {self.device}{share}"
+            f"FP8 verified: {len(converted)} of {len(self.layers)} Linear layers{experts}, {self.counted} FP8 GEMMs a "
+            f"step as predicted, recipe {recipes}, on {self.device}{share}"
         )
         if self.emulated_in:
             line += (
@@ -121,7 +126,8 @@ def verify(
         step_fn: one whole training step: forward and backward passes, the optimizer if there is one. It moves the
             model on by three steps.
         model: that it trains; compiled or not.
-        recipe: what every converted layer must run (as for `convert_to_float8_training`); None: whatever it runs.
+        recipe: what every converted Linear must run (as for `convert_to_float8_training`); None: whatever it runs.
+            Experts run what they were converted to.
         fp8_all_gather: sharded weights must be gathered in one byte an element.
         announce: write `Proof.line` to stdout.
 
@@ -140,6 +146,7 @@ def verify(
     wanted = None if recipe is None else as_recipe(recipe)
     watch = Watch(model)
     layers = [layer for _, layer in watch.layers]
+    experts = [product for _, product in watch.products]
     updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in layers]
     gathers: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -149,12 +156,14 @@ def verify(
             stack.enter_context(Gathers(gathers))
         step_fn()
     device = layers[0].weight.device if layers else None
+    if device is None and experts:
+        device = next(model.parameters()).device
     step_fn()
     counted, share = profiled(step_fn, device is not None and device.type == "cuda")
     proofs = watch.proofs()
     predicted = sum(proof.predicted for proof in proofs)
 
-    problems = _structural(layers, proofs, wanted)
+    problems = _structural(layers, experts, proofs, wanted)
     if counted == 0:
         problems.append("no FP8 GEMM ran")
     if counted != predicted:
@@ -173,7 +182,7 @@ def verify(
         ok=not problems,
         problems=tuple(problems),
         warnings=tuple(_warnings(proofs)),
-        layers=tuple(proofs),
+        layers=tuple(proof for proof in proofs if not proof.of_experts),
         predicted=predicted,
         counted=counted,
         device=str(device or ""),
@@ -181,24 +190,29 @@ def verify(
         all_gathers=dict(gathers),
         # `torch._scaled_mm` there, as the plain twin of `fp8core::matmul`: see `fp8core.gemm.torch_mm`, `.triton_mm`
         emulated_in="float32" if device is not None and device.type == "cpu" else "",
+        experts=tuple(proof for proof in proofs if proof.of_experts),
     )
     if announce:
         sys.stdout.write(proof.line + "\n")
     return proof
 
 
-def _structural(layers: list[Float8Linear], proofs: list[LayerProof], wanted: Recipe | None) -> list[str]:
+def _structural(
+    layers: list[Float8Linear], experts: list[GroupedMatmul], proofs: list[LayerProof], wanted: Recipe | None
+) -> list[str]:
     """What is wrong with the layers themselves, before any count."""
-    if not layers:
+    if not layers and not experts:
         return ["no layer is converted to FP8 (did module_filter_fn match nothing?)"]
     problems = []
     if wanted is not None:
         others = sorted({str(layer.recipe) for layer in layers if layer.recipe != wanted})
         if others:
             problems.append(f"recipe {wanted} was asked for, {', '.join(others)} runs")
-    emulated = sum(not backend_named(layer.recipe.backend).is_fp8 for layer in layers)
+    recipes = [layer.recipe for layer in layers]
+    recipes += [product.recipe for product in experts if product.recipe is not None]
+    emulated = sum(not backend_named(recipe.backend).is_fp8 for recipe in recipes)
     if emulated:
-        problems.append(f"{emulated} of {len(layers)} converted layers are emulated in high precision")
+        problems.append(f"{emulated} of {len(recipes)} converted layers are emulated in high precision")
     for layer in layers:
         gemm = layer.recipe.output
         if gemm.a is not None and gemm.b is not None:

@@ -21,7 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core.convert import audit
 from fp8core.gemm import backend_named
+from fp8core.grouped import aligned_grouped_mm
 from fp8core.linear import Float8Linear
+from fp8core.moe import GroupedMatmul
 from fp8core.operands import cast_one
 from fp8core.scaling import spread
 from fp8core.shared_input import CastInput
@@ -32,7 +34,12 @@ if TYPE_CHECKING:
 
     from fp8core.recipe import Cast
 
-FP8_GEMM_OPS = ("aten::_scaled_mm", "aten::_scaled_mm_v2", "fp8core::matmul")
+FP8_GEMM_OPS = (
+    "aten::_scaled_mm",
+    "aten::_scaled_mm_v2",
+    "aten::_scaled_grouped_mm",
+    "fp8core::matmul",
+)
 # Attention kernels are built of CUTLASS too, and call themselves so
 GEMM_KERNEL = re.compile(r"^(?!.*(flash|fmha|attention)).*(gemm|nvjet|cutlass|xmma|matmul)", re.IGNORECASE)
 # cuBLAS writes e4m3 as q and e5m2 as r into the names of its nvjet kernels
@@ -41,14 +48,15 @@ FP8_KERNEL = re.compile(r"e4m3|e5m2|fp8|float8|nvjet_(sm\d+_)?[qr]{2}", re.IGNOR
 
 @dataclass
 class LayerProof:
-    """One Linear.
+    """One Linear, or the product of one module of experts.
 
     Attributes:
-        fqn, recipe, reason: as `fp8core.convert.LayerAudit`.
+        fqn, recipe, reason: as `fp8core.convert.LayerAudit`; of experts, the name of their `GroupedMatmul`.
         calls: forward passes of one step, and how many of them recomputed.
         predicted: FP8 GEMMs of one step.
         agreement_db: lowest agreement of its output with its emulated recipe; None before it is called.
-        saturated, underflowed: of each operand, the largest share of elements in any call.
+        saturated, underflowed: of each operand, the largest share of elements in any call; not looked at of experts.
+        of_experts: it is such a product, not a Linear.
     """
 
     fqn: str
@@ -60,6 +68,7 @@ class LayerProof:
     agreement_db: float | None = None
     saturated: dict[str, float] = field(default_factory=dict)
     underflowed: dict[str, float] = field(default_factory=dict)
+    of_experts: bool = False
 
 
 class Watch:
@@ -70,9 +79,19 @@ class Watch:
             layer.fqn: LayerProof(layer.fqn, layer.recipe, layer.reason) for layer in audit(model).layers
         }
         self.layers = [(fqn, m) for fqn, m in model.named_modules() if isinstance(m, Float8Linear)]
+        self.products = [
+            (fqn, m)
+            for fqn, m in model.named_modules()
+            if isinstance(m, GroupedMatmul) and m.recipe is not None
+        ]
+        self.found |= {
+            fqn: LayerProof(fqn, str(product.recipe), "", of_experts=True) for fqn, product in self.products
+        }
         self.hooks: list[Any] = []
         # Calls that a backward pass can follow: (outside of a backward pass, inside of one) -> GEMMs that will
-        self.trains: dict[str, tuple[list[int], list[int]]] = {fqn: ([], []) for fqn, _ in self.layers}
+        self.trains: dict[str, tuple[list[int], list[int]]] = {
+            fqn: ([], []) for fqn, _ in (*self.layers, *self.products)
+        }
         self.expected: dict[str, torch.Tensor] = {}  # output of the call under way, by emulation
 
     def __enter__(self) -> Watch:
@@ -80,6 +99,9 @@ class Watch:
             # Before the call, since a recomputation stops inside of it once it has what it needs
             self.hooks.append(layer.register_forward_pre_hook(partial(self._called, fqn)))
             self.hooks.append(layer.register_forward_hook(partial(self._returned, fqn)))
+        for fqn, product in self.products:
+            self.hooks.append(product.register_forward_pre_hook(partial(self._multiplied, fqn)))
+            self.hooks.append(product.register_forward_hook(partial(self._compared, fqn)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,6 +146,39 @@ class Watch:
             self._lost(proof, "input", x.reshape(-1, layer.in_features), recipe.output.a, layer)
         self._lost(proof, "weight", layer.weight, recipe.output.b, layer)
 
+    def _multiplied(self, fqn: str, product: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        """As `_called`, of the product of experts; it may take a GEMM for each of them."""
+        assert isinstance(product, GroupedMatmul)
+        assert product.recipe is not None
+        x, weight, offsets = args
+        proof = self.found[fqn]
+        in_backward = torch._C._current_graph_task_id() != -1
+        proof.calls += 1
+        proof.recomputed += in_backward
+        proof.predicted += product.fp8_calls("output", offsets)
+        if torch.is_grad_enabled():
+            follow = product.fp8_calls("grad_input", offsets) * x.requires_grad
+            follow += product.fp8_calls("grad_weight", offsets) * weight.requires_grad
+            self.trains[fqn][in_backward].append(follow)
+        if not in_backward:
+            emulated = product.recipe.emulated().with_kernels("never")
+            with torch.no_grad():
+                self.expected[fqn] = aligned_grouped_mm(x, weight, offsets, emulated)
+
+    def _compared(self, fqn: str, product: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Compares with the emulation."""
+        expected = self.expected.pop(fqn, None)
+        if expected is not None:
+            self._agrees(self.found[fqn], expected, output)
+
+    @staticmethod
+    def _agrees(proof: LayerProof, expected: torch.Tensor, output: torch.Tensor) -> None:
+        with torch.no_grad():
+            agreement = _sqnr_db(expected, output.detach())
+        proof.agreement_db = min(
+            agreement, proof.agreement_db if proof.agreement_db is not None else agreement
+        )
+
     def _returned(self, fqn: str, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
         """Compares with the emulation, and looks at what the cast of the gradient loses."""
         assert isinstance(layer, Float8Linear)
@@ -131,11 +186,7 @@ class Watch:
         if expected is None:
             return
         proof, recipe = self.found[fqn], layer.recipe
-        with torch.no_grad():
-            agreement = _sqnr_db(expected, output.detach())
-        proof.agreement_db = min(
-            agreement, proof.agreement_db if proof.agreement_db is not None else agreement
-        )
+        self._agrees(proof, expected, output)
         if output.requires_grad:
 
             def look_at_gradient(grad: torch.Tensor) -> None:

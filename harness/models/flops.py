@@ -9,8 +9,9 @@ counted: embeddings, norms, softmax, rotations, activations, casts, biases, the 
     causal    half of that, since the upper triangle is masked (as Megatron and MaxText count).
 
 A GEMM counts for the dtype that it runs in: "e5m2" if an operand is e5m2, else "e4m3"; a GEMM that its recipe leaves
-alone, attention, experts and unconverted layers for the high precision of the step; the GEMMs of an emulated layer as
-"fp32". `recomputed` is what activation checkpointing runs again: hardware utilisation counts it, MFU does not.
+alone, attention, unconverted layers and experts for the high precision of the step; the GEMMs of an emulated layer as
+"fp32". Rows of zeros that fill up an expert's tokens don't count. `recomputed` is what activation checkpointing runs
+again: hardware utilisation counts it, MFU does not.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
+
+    from fp8core import Recipe
 
 FORMULAS: Mapping[str, float] = {"palm": 1.0, "causal": 0.5}  # share of attention's T x T that counts
 
@@ -90,6 +93,8 @@ def register_flop_formulas() -> None:
     own: dict[Any, Callable[..., int]] = {
         torch.ops.harness.grouped_mm: lambda x, weight, ends, **_: 2 * x[0] * x[1] * weight[2],
         torch.ops.harness.grouped_mm_weight_grad: lambda x, grad, ends, **_: 2 * x[0] * x[1] * grad[1],
+        torch.ops.fp8core.scaled_grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
+        torch.ops.fp8core.grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
         torch.ops.fp8core.matmul: lambda a, b_t, *_, **__: 2 * a[0] * a[1] * b_t[0],
         torch.ops.aten._scaled_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[1],
     }
@@ -123,7 +128,7 @@ class _Fp8Products(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in FP8_PRODUCTS:
             e5m2 = any(operand.dtype in (E5M2.dtype, E5M2FNUZ.dtype) for operand in args[:2])
-            self.flops["e5m2" if e5m2 else "e4m3"] += 2.0 * result.numel() * args[0].shape[1]
+            self.flops["e5m2" if e5m2 else "e4m3"] += 2.0 * args[0].numel() * result.shape[-1]
         return result
 
 
@@ -137,26 +142,30 @@ def _passes(
     for module in model.modules():
         if isinstance(module, nn.Linear):
             gemm = 2.0 * tokens * module.in_features * module.out_features
-            for dtype in _gemm_dtypes(module, high_precision)[: 1 if forward_only else 3]:
+            recipe = module.recipe if isinstance(module, Float8Linear) else None
+            for dtype in _gemm_dtypes(recipe, high_precision)[: 1 if forward_only else 3]:
                 counts[dtype] += gemm
         elif isinstance(module, CausalAttention):
             product = 2.0 * tokens * seq * module.heads * module.head_dim * FORMULAS[formula]
             counts[high_precision] += product * (2 if forward_only else 6)
         elif isinstance(module, Moe):
             weights = sum(weight[0].numel() for weight in module.experts.parameters())
-            counts[high_precision] += (2.0 if forward_only else 6.0) * tokens * module.top_k * weights
+            for dtype in _gemm_dtypes(module.experts.multiply.recipe, high_precision)[
+                : 1 if forward_only else 3
+            ]:
+                counts[dtype] += 2.0 * tokens * module.top_k * weights
     return counts
 
 
-def _gemm_dtypes(layer: nn.Linear, high_precision: str) -> list[str]:
+def _gemm_dtypes(recipe: Recipe | None, high_precision: str) -> list[str]:
     """Of the output, grad_input and grad_weight GEMM."""
-    if not isinstance(layer, Float8Linear):
+    if recipe is None:
         return [high_precision] * 3
     dtypes = []
-    for gemm in (layer.recipe.output, layer.recipe.grad_input, layer.recipe.grad_weight):
+    for gemm in recipe.gemms.values():
         if gemm.a is None or gemm.b is None:
             dtypes.append(high_precision)
-        elif not backend_named(layer.recipe.backend).is_fp8:
+        elif not backend_named(recipe.backend).is_fp8:
             dtypes.append("fp32")
         else:
             formats = {gemm.a.format.short, gemm.b.format.short}

@@ -4,8 +4,9 @@
     y = sum over the top_k experts e of x:  p_e / (sum of the chosen p) * expert_e(x)
 
 Tokens are sorted by expert, so that each of the three products of all experts is one grouped GEMM over the expert
-weights [experts, in, out]. These are no nn.Linear, so a conversion to FP8 leaves them, and the router's class is not
-exactly nn.Linear, so it stays in high precision whatever its size. No load-balancing loss.
+weights [experts, in, out]. These are no nn.Linear, so a conversion to FP8 leaves them; `convert_experts_to_float8` turns
+them. The router's class is not exactly nn.Linear, so it stays in high precision whatever its size. No load-balancing
+loss.
 
 Sources: arXiv:2401.04088 (Mixtral: softmax over the chosen experts, SwiGLU); `torch.nn.functional.grouped_mm`.
 """
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.library import custom_op
 from torch.nn import functional
 
+from fp8core import GroupedMatmul
 from harness.models.common import keep_products_of
 from harness.models.llama import Llama, LlamaConfig
 
@@ -59,20 +61,32 @@ class Experts(nn.Module):
     Attributes:
         gate, up: [experts, width, ffn].
         down: [experts, ffn, width].
+        multiply: its recipe says whether they multiply in FP8.
     """
 
-    def __init__(self, experts: int, width: int, ffn: int) -> None:
+    def __init__(self, experts: int, width: int, ffn: int, experts_per_token: int = 1) -> None:
         super().__init__()
         self.gate = nn.Parameter(torch.empty(experts, width, ffn))
         self.up = nn.Parameter(torch.empty(experts, width, ffn))
         self.down = nn.Parameter(torch.empty(experts, ffn, width))
+        self.multiply = GroupedMatmul(experts_per_token)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """x [M, width], the rows of expert e being ends[e-1] to ends[e] - 1; ends int32 [experts]. -> [M, width]."""
+        if self.multiply.recipe is not None:
+            return self._in_fp8(x, ends)
         gate, up, down = (_compute_dtype(weight) for weight in (self.gate, self.up, self.down))
         x = x.to(gate.dtype)
         hidden = functional.silu(grouped_mm(x, gate, ends)) * grouped_mm(x, up, ends)
         return grouped_mm(hidden, down, ends)
+
+    def _in_fp8(self, x: Tensor, ends: Tensor) -> Tensor:
+        """Likewise; weights are cast as they are, not through autocast's dtype."""
+        gate, up, down = (weight.transpose(1, 2) for weight in (self.gate, self.up, self.down))
+        rows = self.multiply.pad(_compute_dtype(x), ends)
+        hidden = functional.silu(self.multiply(rows.x, gate, rows.offsets))
+        hidden = hidden * self.multiply(rows.x, up, rows.offsets)
+        return rows.restore(self.multiply(hidden, down, rows.offsets))
 
 
 class Moe(nn.Module):
@@ -86,7 +100,7 @@ class Moe(nn.Module):
         super().__init__()
         self.top_k = config.top_k
         self.router = Router(config.width, config.experts, bias=False)
-        self.experts = Experts(config.experts, config.width, config.ffn)
+        self.experts = Experts(config.experts, config.width, config.ffn, config.top_k)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> the same."""
@@ -94,7 +108,7 @@ class Moe(nn.Module):
         weights, chosen = self.router(tokens).topk(self.top_k, dim=1)  # [N, top_k]
         weights = weights / weights.sum(1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)  # places of [N, top_k], by expert
-        numbers = torch.arange(self.experts.gate.shape[0], device=x.device)
+        numbers = torch.arange(self.router.out_features, device=x.device)
         ends = (chosen.flatten()[:, None] == numbers).sum(0).cumsum(0).to(torch.int32)
         # Each token is repeated first and then permuted: then every gradient has one place, and no order of addition.
         repeated = tokens[:, None].expand(-1, self.top_k, -1).flatten(0, 1)
@@ -103,12 +117,12 @@ class Moe(nn.Module):
         return mixed.to(x.dtype).view_as(x)
 
 
-def _compute_dtype(weight: Tensor) -> Tensor:
+def _compute_dtype(x: Tensor) -> Tensor:
     """In autocast's dtype where it is on: it does not know our operators."""
-    device = weight.device.type
+    device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return weight.to(torch.get_autocast_dtype(device))
-    return weight
+        return x.to(torch.get_autocast_dtype(device))
+    return x
 
 
 @custom_op("harness::grouped_mm", mutates_args=())

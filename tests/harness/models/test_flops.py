@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fp8core import RECIPES, convert_to_float8_training
+from fp8core import RECIPES, convert_experts_to_float8, convert_to_float8_training
 from harness.errors import UsageError
 from harness.models import CHECKPOINTING, MODELS, build, plain_attention
 from harness.models.flops import counted_flops, recomputed, register_flop_formulas, step_flops
@@ -117,3 +117,27 @@ def test_fused_attention_on_a_cpu_is_why_it_is_plain() -> None:
 def test_unknown_formula() -> None:
     with pytest.raises(UsageError, match="unknown FLOP formula 'plam'"):
         step_flops(build("nano", device="meta"), 1, 8, formula="plam")
+
+
+def test_experts_in_fp8() -> None:
+    """Oracle: the same model in high precision: what its experts take moves to the recipe's dtypes, nothing else does."""
+    dense = step_flops(build("llama_moe_tiny", device="meta"), BATCH, SEQ)
+    config = MODELS["llama_moe_tiny"].config
+    assert isinstance(config, MoeConfig)
+    one = 2 * BATCH * SEQ * config.layers * config.top_k * 3 * config.width * config.ffn  # of the three GEMMs
+    for recipe, want in (("rowwise", {"e4m3": 3 * one}), ("tensorwise", {"e4m3": one, "e5m2": 2 * one})):
+        model = convert_experts_to_float8(build("llama_moe_tiny", device="meta"), config=recipe)
+        assert step_flops(model, BATCH, SEQ) == {**want, "bf16": dense["bf16"] - 3 * one}
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+def test_experts_in_fp8_as_counted(mode: str) -> None:
+    """Oracle: FlopCounterMode on a batch whose tokens all fill whole groups of 16: every token to every expert."""
+    config = dataclasses.replace(MODELS["llama_moe_tiny"].config, top_k=4)
+    spec = dataclasses.replace(MODELS["llama_moe_tiny"], config=config)
+    model = convert_experts_to_float8(spec.build(checkpointing=mode), config="rowwise")
+    step, again = (f(model, BATCH, SEQ, high_precision="fp32") for f in (step_flops, recomputed))
+    got = counted_flops(model, batch(model), high_precision="fp32")
+    padding = got["e4m3"] / (step["e4m3"] + again.get("e4m3", 0))
+    rows = BATCH * SEQ * 4
+    assert padding == pytest.approx((rows + 4 * 15) // 16 * 16 / rows)

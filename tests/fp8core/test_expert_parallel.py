@@ -1,0 +1,291 @@
+"""Expert parallelism against one process that holds all experts: outputs, every gradient, bytes on the wire."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from mixtures import Experts, Mixture, ends
+from torch import Tensor, nn
+
+from fp8core import RECIPES, convert_experts_to_float8, quantize
+from fp8core.distributed.expert_parallel import (
+    PAYLOADS,
+    ExpertParallel,
+    check_divides,
+    expert_parameters,
+    gather_experts,
+    parallelize_experts,
+    share_of_experts,
+)
+from harness import ranks
+
+EXPERTS, WIDTH, FFN = 4, 128, 128
+Facts = dict[str, Any]
+
+
+def sizes_of(rank: int) -> list[int]:
+    """Tokens of a rank for each expert: uneven, some none, and rank 1 has none at all."""
+    return [0] * EXPERTS if rank == 1 else [5 + 11 * rank, 0, 7, 2 + rank]
+
+
+def tokens_of(rank: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """(x sorted by expert, offsets, gradient of the result) of a rank."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    sizes = sizes_of(rank)
+    x, grad = (torch.randn(sum(sizes), WIDTH, generator=generator).to(dtype) for _ in range(2))
+    return x, ends(*sizes), grad
+
+
+def made(recipe: str, dtype: torch.dtype = torch.float32) -> Experts:
+    torch.manual_seed(0)
+    experts = Experts(EXPERTS, WIDTH, FFN).to(dtype)
+    if recipe:
+        convert_experts_to_float8(experts, config=RECIPES[recipe])
+    return experts
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a row becomes that travels in FP8."""
+    return quantize(x, dtype, "rowwise", power_of_two=True).dequantize()
+
+
+def alone(
+    world: int, recipe: str, dispatch: str, gradient: str, *, by_rank: bool
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """(output, grad of x, grads of weights) of all ranks' tokens, by expert and then by rank, in one process.
+
+    by_rank: the experts of each rank see their tokens apart from the others', as they do when they are parallel.
+    """
+    parts = [tokens_of(rank) for rank in range(world)]
+    experts = made(recipe)
+    per_expert = [
+        [
+            (x[(int(o[e - 1]) if e else 0) : int(o[e])], g[(int(o[e - 1]) if e else 0) : int(o[e])])
+            for x, o, g in parts
+        ]
+        for e in range(EXPERTS)
+    ]
+    x = torch.cat([a for group in per_expert for a, _ in group])
+    grad = torch.cat([b for group in per_expert for _, b in group])
+    x = rounded(x, torch.float8_e4m3fn) if dispatch == "fp8" else x
+    grad = rounded(grad, torch.float8_e5m2) if gradient == "fp8" else grad
+    x = x.requires_grad_()
+    counts = [sum(len(a) for a, _ in group) for group in per_expert]
+    shares, outputs = (world if by_rank else 1), []
+    share = EXPERTS // shares
+    for rank in range(shares):
+        mine = slice(rank * share, (rank + 1) * share)
+        rows = slice(sum(counts[: mine.start]), sum(counts[: mine.stop]))
+        part = Experts.__new__(Experts)
+        nn.Module.__init__(part)
+        part.multiply = experts.multiply
+        object.__setattr__(part, "gate", experts.gate[mine])
+        object.__setattr__(part, "up", experts.up[mine])
+        object.__setattr__(part, "down", experts.down[mine])
+        outputs.append(part(x[rows], ends(*counts[mine])))
+    output = torch.cat(outputs)
+    output.backward(grad)
+    assert x.grad is not None
+    grad_x = rounded(x.grad, torch.float8_e5m2) if gradient == "fp8" else x.grad
+    return (
+        output.detach(),
+        grad_x,
+        {name: p.grad for name, p in experts.named_parameters() if p.grad is not None},
+    )
+
+
+def of_rank(together: Tensor, rank: int, world: int) -> Tensor:
+    """The rows of one rank, by expert, among those that `alone` returns."""
+    pieces = together.split([sizes_of(r)[e] for e in range(EXPERTS) for r in range(world)])
+    return torch.cat([pieces[e * world + rank] for e in range(EXPERTS)])
+
+
+def parallel(cases: list[tuple[str, str, str, bool]]) -> list[dict[str, bool]]:
+    """Of one rank: which of output and gradients equal those of one process, bit for bit; a dict for each case."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found = []
+    for recipe, dispatch, gradient, by_rank in cases:
+        experts = made(recipe)
+        whole = {name: p.detach().clone() for name, p in experts.named_parameters()}
+        sharded = parallelize_experts(experts, dispatch=dispatch, gradient=gradient)
+        x, offsets, grad = tokens_of(rank)
+        x.requires_grad_()
+        output = sharded(x, offsets)
+        output.backward(grad)
+        assert x.grad is not None
+        want, want_x, want_weights = alone(world, recipe, dispatch, gradient, by_rank=by_rank)
+        equal = {
+            "output": torch.equal(output.detach(), of_rank(want, rank, world)),
+            "x": torch.equal(x.grad, of_rank(want_x, rank, world)),
+        }
+        share = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
+        for name, weight in sharded.experts.named_parameters():
+            equal[name] = torch.equal(weight.grad, want_weights[name][share])
+            equal[f"{name} itself"] = torch.equal(weight.detach(), whole[name][share])
+        gathered = gather_experts(sharded)
+        equal["gathered"] = gathered.keys() == whole.keys() and all(
+            torch.equal(gathered[name], whole[name]) for name in whole
+        )
+        found.append(equal)
+    return found
+
+
+CASES = [
+    ("", "high_precision", "high_precision", False),
+    ("rowwise", "high_precision", "high_precision", False),
+    ("rowwise", "fp8", "high_precision", False),
+    ("rowwise", "fp8", "fp8", False),
+    ("rowwise_with_gw_hp", "fp8", "fp8", False),
+    ("blockwise", "high_precision", "high_precision", False),
+    ("tensorwise", "high_precision", "high_precision", True),
+    ("tensorwise", "fp8", "fp8", True),
+]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_equals_one_process(world: int) -> None:
+    """Oracle: one process with all experts and all tokens, bit for bit: each expert sees the same rows in the same order.
+
+    Tensorwise the process runs the experts of each rank apart, since their tokens share a scale. Tokens and gradients
+    that travel in FP8 are rounded by `quantize` beforehand. Rank 1 has no token, expert 1 none on any rank.
+    """
+    for rank, facts in enumerate(ranks.run(parallel, world, CASES)):
+        for case, equal in zip(CASES, facts, strict=True):
+            wrong = [name for name, same in equal.items() if not same]
+            assert not wrong, f"rank {rank} of {world}, {case}: {wrong}"
+
+
+def sent_by(dispatch: str, gradient: str) -> list[tuple[str, int]]:
+    """(dtype, bytes) of each all-to-all that a rank hands over, forward and backward."""
+    sent: list[tuple[str, int]] = []
+    plain = dist.all_to_all_single
+
+    @functools.wraps(plain)
+    def counting(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent.append((str(input.dtype).removeprefix("torch."), input.numel() * input.element_size()))
+        return plain(output, input, *args, **kwargs)
+
+    x, offsets, grad = tokens_of(dist.get_rank(), torch.bfloat16)
+    sharded = parallelize_experts(made("rowwise", torch.bfloat16), dispatch=dispatch, gradient=gradient)
+    with mock.patch.object(dist, "all_to_all_single", counting):
+        sharded(x.requires_grad_(), offsets).backward(grad)
+    return sent
+
+
+@pytest.mark.parametrize("dispatch", PAYLOADS)
+@pytest.mark.parametrize("gradient", PAYLOADS)
+def test_bytes_on_the_wire(dispatch: str, gradient: str) -> None:
+    """Oracle: counted at the collective. FP8 is half of bfloat16 and a scale of 4 bytes a row; counts are int32."""
+    for rank, facts in enumerate(of_two_ranks()):
+        sent = facts["sent"][dispatch, gradient]
+        mine = sum(sizes_of(rank))  # rows that this rank sends and gets back
+        held = sum(
+            sizes_of(r)[e] for r in range(2) for e in range(2 * rank, 2 * rank + 2)
+        )  # rows of its experts
+        hp, fp8 = ("bfloat16", 2 * WIDTH), ("uint8", WIDTH + 4)
+        steps = [
+            (mine, fp8 if dispatch == "fp8" else hp),  # tokens go
+            (held, hp),  # results come back
+            (mine, fp8 if gradient == "fp8" else hp),  # the results' gradients go
+            (held, fp8 if gradient == "fp8" else hp),  # the tokens' come back
+        ]
+        assert sent[0] == ("int32", 4 * EXPERTS)
+        assert sent[1:] == [(dtype, rows * size) for rows, (dtype, size) in steps]
+
+
+def mixture_step(recipe: str) -> Facts:
+    """Of one rank: largest difference of loss and gradients from one process, relative to each one's largest element."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    def model() -> Mixture:
+        torch.manual_seed(0)
+        mixture = Mixture()
+        return convert_experts_to_float8(mixture, config=recipe) if recipe else mixture
+
+    data = torch.randn(world, 24, 32, generator=torch.Generator().manual_seed(7))
+    whole = model()
+    want = whole(data.flatten(0, 1)).square().mean()
+    want.backward()
+    mine = parallelize_experts(model(), mean_gradient=True)
+    loss = mine(data[rank]).square().mean()
+    loss.backward()
+    dist.all_reduce(loss_mean := loss.detach() / world)
+    apart = expert_parameters(mine)
+    facts = {"loss": float((loss_mean - want.detach()).abs() / want.detach())}
+    share = slice(rank * 4 // world, (rank + 1) * 4 // world)
+    reference = dict(whole.named_parameters())
+    for name, parameter in mine.named_parameters():
+        if parameter.grad is None:
+            continue
+        if name in apart:
+            expected = reference[name.replace("experts.experts.", "experts.")].grad[share]
+        else:
+            dist.all_reduce(parameter.grad.div_(world))
+            expected = reference[name].grad
+        facts[name] = float((parameter.grad - expected).abs().max() / expected.abs().max())
+    return facts
+
+
+@pytest.mark.parametrize("recipe", ["", "rowwise"])
+def test_a_model_with_a_router(recipe: str) -> None:
+    """Oracle: one process. Loss and the router's gradient are sums in another order, and the experts' gradients are
+    divided by the number of ranks after the product instead of before it: 1e-6 for float32.
+    """
+    for facts in (both["steps"][recipe] for both in of_two_ranks()):
+        assert facts.keys() >= {"loss", "router.weight", "experts.experts.gate", "experts.experts.down"}
+        assert {name: value for name, value in facts.items() if not value <= 1e-6} == {}
+
+
+def refusals() -> list[str]:
+    messages = []
+    for attempt in (
+        lambda: parallelize_experts(Experts(3, 32, 32)),
+        lambda: parallelize_experts(nn.Linear(4, 4)),
+        lambda: parallelize_experts(Experts(2, 32, 32), dispatch="fp4"),
+        lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(4, 32), ends(1, 1, 2)),
+        lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(2, 2, 32), ends(1, 1)),
+        lambda: ExpertParallel(Experts(2, 32, 32))(torch.zeros(5, 32), ends(1, 1)),
+        lambda: share_of_experts(Experts(5, 32, 32)),
+    ):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  # the messages are looked at in the test
+            attempt()
+        messages.append(str(caught.value))
+    return messages
+
+
+def everything() -> Facts:
+    """Of one of two ranks: all that the tests below look at, in one launch."""
+    return {
+        "sent": {pair: sent_by(*pair) for pair in itertools.product(PAYLOADS, PAYLOADS)},
+        "steps": {recipe: mixture_step(recipe) for recipe in ("", "rowwise")},
+        "refusals": refusals(),
+    }
+
+
+@functools.cache
+def of_two_ranks() -> list[Facts]:
+    return ranks.run(everything, 2)
+
+
+def test_bad_input() -> None:
+    """Oracle: the message names the value and what is expected; each rank refuses, none waits for another."""
+    wanted = [
+        "gate: 3 experts can't be shared out evenly over 2 ranks",
+        "no experts",
+        "dispatch 'fp4' is unknown",
+        "3 experts can't be shared out",
+        "expected [T, K]",
+        "offsets end at 2, but there are 5 rows",
+        "5 experts",
+    ]
+    for messages in (facts["refusals"] for facts in of_two_ranks()):
+        for message, part in zip(messages, wanted, strict=True):
+            assert part in message
+    with pytest.raises(ValueError, match="the offsets: 4 experts can't be shared out evenly over 3"):
+        check_divides(4, 3)
