@@ -172,6 +172,32 @@ METRICS = filed(
             "lower",
             "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
         ),
+        Metric(
+            "loss_deviation",
+            "1",
+            "lower",
+            "largest relative difference between the losses of a parallel run and those of one process doing the same",
+            series=True,
+        ),
+        Metric(
+            "wire_bytes",
+            "byte",
+            "lower",
+            "bytes that one rank gives to collectives in a step; the part names collective and dtype",
+        ),
+        Metric(
+            "collectives",
+            "count",
+            "lower",
+            "collectives that one rank takes part in during a step; the part names collective and dtype",
+        ),
+        Metric("step_ms", "ms", "lower", "one training step of all ranks; the part says which of several in the same rounds"),
+        Metric(
+            "exposed_ms",
+            "ms",
+            "lower",
+            "what a step takes longer than the same step with nothing on the wire, which its computing does not hide",
+        ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )
 )

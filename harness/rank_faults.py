@@ -14,6 +14,8 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harness.errors import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -60,7 +62,7 @@ class Fault:
 
 def raised(rank: int, error: BaseException) -> Fault:
     """A rank whose function raised."""
-    text = "".join(traceback.format_exception(error)).strip()
+    text = f"{one_line(error)}\n{''.join(traceback.format_exception(error)).strip()}"
     of_a_peer = isinstance(error, RuntimeError) and bool(_OF_A_PEER.search(str(error)))
     return Fault(rank, time.monotonic(), text, of_a_peer, _SIZES in str(error))
 

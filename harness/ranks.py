@@ -2,7 +2,7 @@
 
     results = run(train, 4, settings)          # train(settings) in 4 processes; results[rank]
 
-Processes are forked from a server that has imported torch and nothing else that holds state, so that a rank starts in
+Processes are forked from a server that has imported what they need and holds no state, so that a rank starts in
 milliseconds and not in seconds. They meet through a file, so that no port can be in use. Where `torchrun` has already
 started this many ranks, those are taken instead (`harness.torchrun`).
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fault", "RanksError", "run"]
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+# By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
+PRELOADED = ["torch", "torch._dynamo", "harness.parallel.cells"]
 TIMEOUT_S = 120.0
 GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
 TIE_S = 0.1  # for a rank that was at fault a moment earlier

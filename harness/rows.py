@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.trials import Done
     from harness.workload import Numerics, Workload
 
+REFUSES = "refuses: "  # the reason of a run that was refused by what was to run starts with it
 AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
@@ -86,6 +87,8 @@ def trial_rows(planned: PlannedCase, ended: Done) -> list[Measurement]:
     if trial.failure:
         resolved = {**trial.resolved} | ({"traceback": ended.trace} if ended.trace else {})
         rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure))
+    if trial.refusal:
+        rows.append(row(planned, arm, "skipped", resolved=trial.resolved, reason=f"{REFUSES}{trial.refusal}"))
     return rows
 
 

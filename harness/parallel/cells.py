@@ -6,6 +6,7 @@ model is converted and wrapped, before anything is trained, and on every rank al
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8core import Float8Linear
+from fp8core import Float8Linear, GroupedMatmul
+from fp8core.distributed.expert_parallel import expert_parameters, parallelize_experts
 from fp8core.distributed.fsdp import gathered_as
 from fp8core.distributed.gathering import gather_reason
 from fp8core.distributed.tensor_parallel import (
@@ -34,7 +36,7 @@ from fp8core.distributed.tensor_parallel import (
     PrepareFloat8ModuleInput,
     check_plan,
 )
-from fp8core.distributed.wire import count_collectives
+from fp8core.distributed.wire import Collectives, count_collectives
 from harness.models.common import mean_cross_entropy
 from harness.models.llama import Llama, rotations
 from harness.parallel.job import SIZES, Trainee, train
@@ -61,8 +63,9 @@ class Cell:
         build: what one rank trains.
         same_sums: every sum is of the same terms in the same order as in one process, up to exchanging two: losses are
             then the reference's bit for bit.
-        groups: see `harness.parallel.job.Job`, of the reference.
+        alone: what the job of one process has otherwise, so that it makes the same sums.
         cut: layers are cut over the ranks, and with them the groups of recipes that scale rows.
+        compiled: its blocks are.
         job: what the job has beside the recipe.
     """
 
@@ -71,8 +74,9 @@ class Cell:
     microbatches: int
     build: Callable[[Job], Trainee]
     same_sums: bool = True
-    groups: int = 1
+    alone: Mapping[str, Any] = field(default_factory=dict)
     cut: bool = False
+    compiled: bool = False
     job: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, job: Job) -> Job:
@@ -83,7 +87,7 @@ class Cell:
         """The job of one process whose losses this cell's must equal."""
         own = self.of(job)
         parts = self.world if self.cut and job.recipe is not None and _scales_rows(job.recipe) else 1
-        return replace(own, parts=parts, groups=self.groups)
+        return replace(own, **{"parts": parts, **self.alone})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +111,21 @@ def run(name: str, job: Job) -> Ran:
     own = cell.of(job)
     try:
         trainee = cell.build(own)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except ValueError as error:
         return Ran(refusal=" ".join(str(error).split()))
-    with count_collectives() as counts:
+    # What compiled code sends is seen by no mode, and a mode is nothing that Dynamo compiles under.
+    with nullcontext(Collectives()) if cell.compiled else count_collectives() as counts:
         losses = train(own, trainee)
-    facts = {
-        "sent_bytes_per_step": {
-            f"{collective} {dtype}": size / own.steps for (collective, dtype), size in sorted(counts.bytes.items())
-        },
-        "scale_all_reduces_per_step": counts.scale_reductions / own.steps,
+    facts: dict[str, Any] = {
         "fp8_layers": sum(isinstance(m, Float8Linear) for m in trainee.model.modules()),
+        "fp8_experts": sum(m.recipe is not None for m in trainee.model.modules() if isinstance(m, GroupedMatmul)),
         **trainee.facts,
     }
+    if not cell.compiled:
+        facts["sent_bytes_per_step"] = {
+            f"{collective} {dtype}": size / own.steps for (collective, dtype), size in sorted(counts.bytes.items())
+        }
+        facts["scale_all_reduces_per_step"] = counts.scale_reductions / own.steps
     return Ran(tuple(losses), facts)
 
 
@@ -146,7 +153,7 @@ def _sharded(
     model: Any = job.convert(job.build(checkpointing))
     for block in model.layers:
         if compiled:
-            block.compile(fullgraph=True)
+            block.compile(fullgraph=True, backend=compiler(job.device))
         fully_shard(block, mesh=mesh, **policy)
     fully_shard(model, mesh=mesh, **policy)
 
@@ -155,8 +162,17 @@ def _sharded(
             model.set_requires_gradient_sync(last)
 
     layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
-    facts: dict[str, object] = {"weights_gathered_as": sorted({gathered_as(layer) for layer in layers})}
-    return Trainee(model, _mine(job), before_pass=before_pass, facts=facts if layers else {})
+    facts: dict[str, object] = {}
+    if layers:
+        facts["weights_gathered_as"] = sorted({gathered_as(layer) for layer in layers})
+    if compiled:
+        facts["compiler"] = compiler(job.device)
+    return Trainee(model, _mine(job), before_pass=before_pass, facts=facts)
+
+
+def compiler(device: str) -> str:
+    """On a CPU the graphs alone, forward and backward, since code for them takes a minute to make."""
+    return "inductor" if device == "cuda" else "aot_eager"
 
 
 def _hsdp(job: Job) -> Trainee:
@@ -179,11 +195,11 @@ def _tensor_parallel(job: Job, sequence: bool = False) -> Trainee:
     plan["head"] = col(output_layouts=Replicate())
     facts: dict[str, object] = {}
     if sequence:
-        once = None if job.recipe is None else gather_reason(job.recipe, once=True)
-        if job.recipe is not None and once is None and model.head.amaxes is not None:
-            once = "delayed scaling remembers amaxes by layer"
-        facts["activations_gathered_as"] = "fp8" if fp8 and once is None else f"high precision: {once or 'no recipe'}"
-        prepare: Any = PrepareFloat8ModuleInput if fp8 and once is None else PrepareModuleInput
+        why = "no recipe" if job.recipe is None else gather_reason(job.recipe)
+        if why is None and model.head.amaxes is not None:
+            why = "the recipe remembers amaxes by layer, and a module's input has none"
+        facts["activations_gathered_as"] = "fp8" if why is None else f"high precision: {why}"
+        prepare: Any = PrepareFloat8ModuleInput if why is None else PrepareModuleInput
         first = {f"layers.*.{name}_norm": SequenceParallel() for name in ("attention", "ffn")}
         first |= {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))}
         first |= {"norm": SequenceParallel(), "head": PrepareModuleInput(**_gathered(1))}
@@ -198,6 +214,13 @@ def _gathered(inputs: int) -> dict[str, Any]:
     """Arguments of a style whose first input comes cut by tokens and is wanted whole."""
     rest = (None,) * (inputs - 1)
     return {"input_layouts": (Shard(1), *rest), "desired_input_layouts": (Replicate(), *rest)}
+
+
+def _expert_parallel(job: Job) -> Trainee:
+    """Experts shared out, all else as in DDP; each rank's tokens travel to their experts and back."""
+    model = parallelize_experts(job.convert(job.build()), mean_gradient=True)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(expert_parameters(model)))
+    return Trainee(DistributedDataParallel(model), _mine(job))
 
 
 class _Stage(nn.Module):
@@ -242,16 +265,20 @@ def _pipeline(job: Job, schedule: Any) -> Trainee:
 CELLS: dict[str, Cell] = {
     "ddp": Cell("DistributedDataParallel", 2, 2, _ddp),
     "fsdp2": Cell("FSDP2, weights gathered in FP8", 2, 2, _sharded),
-    "hsdp": Cell("FSDP2 on 2 x 2 ranks: sharded within pairs, replicated across", 4, 4, _hsdp, groups=2),
+    "hsdp": Cell("FSDP2 on 2 x 2 ranks: sharded within pairs, replicated across", 4, 4, _hsdp, alone={"groups": 2}),
     "tp": Cell("tensor parallel", 2, 1, _tensor_parallel, same_sums=False, cut=True),
     "sp": Cell("tensor and sequence parallel", 2, 1, lambda job: _tensor_parallel(job, sequence=True),
                same_sums=False, cut=True),
+    "ep": Cell("expert parallel, experts in high precision", 2, 2, _expert_parallel, same_sums=False, job={"moe": True}),
+    "ep_experts": Cell("expert parallel, experts alone in FP8", 2, 2, _expert_parallel, same_sums=False,
+                       alone={"microbatches": 1, "joined": 2, "parts": 2}, job={"moe": True, "converts": "experts"}),
     "pp": Cell("pipeline, 1F1B", 2, EACH, lambda job: _pipeline(job, Schedule1F1B)),
     "pp_gpipe": Cell("pipeline, GPipe", 2, EACH, lambda job: _pipeline(job, ScheduleGPipe)),
-    "compile": Cell("FSDP2, each block compiled", 2, 2, lambda job: _sharded(job, compiled=True), same_sums=False),
+    "compile": Cell("FSDP2, each block compiled", 2, 2, lambda job: _sharded(job, compiled=True), same_sums=False,
+                    compiled=True),
     "checkpointing": Cell("FSDP2, activations recomputed", 2, 2, lambda job: _sharded(job, checkpointing="full")),
     "accumulation": Cell("FSDP2, gradients of two microbatches a rank added without sync", 2, 2 * EACH, _sharded,
-                         groups=2),
+                         alone={"groups": 2}),
     "offload": Cell("FSDP2, shards kept in host memory", 2, 2, _offloaded),
     "schedule": Cell("FSDP2, the first step without FP8", 2, 2, _sharded, job={"schedule": "warmup_bf16:1"}),
 }  # fmt: skip

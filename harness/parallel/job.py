@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fp8core import PrecisionSchedule, convert_to_float8_training, update_scales
+from fp8core import PrecisionSchedule, convert_experts_to_float8, convert_to_float8_training, update_scales
 from fp8core.recipe import Recipe
 from harness.models.common import materialise
 from harness.models.llama import Llama, LlamaConfig
-from harness.models.llama_moe import LlamaMoe, MoeConfig
+from harness.models.llama_moe import Experts, LlamaMoe, Moe, MoeConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,11 +46,13 @@ class Job:
         seed: of weights and batches.
         device: "cpu" or "cuda".
         moe: feed-forwards are mixtures of experts.
+        converts: what the recipe is for: "dense", the linear layers, or "experts".
         schedule: of the precision, see `fp8core.schedule`.
+        joined: microbatches that make one forward pass.
         groups: gradients are added up within so many groups of consecutive microbatches, then over the groups, as ranks
             do that accumulate or that reduce in two stages.
         parts: each linear layer of a block computes in so many parts, as tensor parallelism cuts them: for recipes
-            whose scales are each part's own.
+            whose scales are each part's own. Of a mixture: its experts do, part by part.
         perturb: 0: weights as drawn. Else each is moved by up to one unit in its last place, by noise of this seed.
     """
 
@@ -60,7 +62,9 @@ class Job:
     seed: int = 0
     device: str = "cpu"
     moe: bool = False
+    converts: str = "dense"
     schedule: str = ""
+    joined: int = 1
     groups: int = 1
     parts: int = 1
     perturb: int = 0
@@ -81,12 +85,19 @@ class Job:
 
     def convert(self, model: nn.Module) -> nn.Module:
         """The model in FP8; itself without a recipe."""
-        return model if self.recipe is None else convert_to_float8_training(model, config=self.recipe)
+        if self.recipe is None:
+            return model
+        if self.converts == "experts":
+            return convert_experts_to_float8(model, config=self.recipe)
+        return convert_to_float8_training(model, config=self.recipe)
 
-    def batch(self, microbatch: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets, int64 [BATCH, SEQ], the same in each step, so that losses fall fast."""
-        random = torch.Generator().manual_seed(self.seed * 1009 + microbatch)
-        text = torch.randint(SIZES["vocab_size"], (BATCH, SEQ + 1), generator=random).to(self.device)
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets, int64 [BATCH * joined, SEQ], the same in each step, so that losses fall fast."""
+        drawn = []
+        for microbatch in range(number * self.joined, (number + 1) * self.joined):
+            random = torch.Generator().manual_seed(self.seed * 1009 + microbatch)
+            drawn.append(torch.randint(SIZES["vocab_size"], (BATCH, SEQ + 1), generator=random))
+        text = torch.cat(drawn).to(self.device)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
@@ -143,8 +154,7 @@ def alone(job: Job) -> list[float]:
     """The losses of one process that makes all microbatches itself."""
     model = job.build()
     if job.parts > 1:
-        for block in model.layers:
-            in_parts(block, job.parts)
+        in_parts(model, job.parts)
     trainee = Trainee(job.convert(model), range(job.microbatches))
     if job.groups > 1:
         trainee.passes = lambda step: _in_groups(job, trainee)
@@ -169,11 +179,13 @@ def _in_groups(job: Job, trainee: Trainee) -> list[float]:
     return losses
 
 
-def in_parts(block: nn.Module, parts: int) -> None:
-    """Cuts the linear layers of a Llama's block as tensor parallelism does: the inner ones' outputs, the last ones' inputs."""
-    for owner in list(block.modules()):
+def in_parts(model: nn.Module, parts: int) -> None:
+    """Cuts the linear layers of a Llama as tensor parallelism does, or its experts as expert parallelism does."""
+    for owner in list(model.modules()):
         for name, layer in list(owner.named_children()):
-            if type(layer) is nn.Linear:
+            if isinstance(layer, Experts):
+                setattr(owner, name, InShares(layer, parts))
+            elif type(layer) is nn.Linear and not isinstance(owner, Moe):
                 setattr(owner, name, (InRows if name in ("o", "down") else InColumns)(layer, parts))
 
 
@@ -202,6 +214,37 @@ class InRows(nn.Module):
         for product in rest:
             first = first + product
         return first
+
+
+class InShares(nn.Module):
+    """Experts that are called in shares of consecutive ones, each share for itself."""
+
+    def __init__(self, experts: Experts, parts: int) -> None:
+        super().__init__()
+        count, width, ffn = experts.gate.shape
+        each = count // parts
+        self.shares = nn.ModuleList()
+        for first in range(0, count, each):
+            with torch.device("meta"):
+                share = Experts(each, width, ffn, experts.multiply.experts_per_token)
+            for name in ("gate", "up", "down"):
+                weight = getattr(experts, name).detach()[first : first + each]
+                setattr(share, name, nn.Parameter(weight.clone()))
+            self.shares.append(share)
+
+    @property
+    def gate(self) -> Tensor:
+        """The first weight of all experts, for their number."""
+        return torch.cat([share.gate for share in self.shares])
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """As `Experts`."""
+        results, start = [], 0
+        for share, own in zip(self.shares, ends.chunk(len(self.shares)), strict=True):
+            stop = int(own[-1])
+            results.append(share(x[start:stop], own - start))
+            start = stop
+        return torch.cat(results)
 
 
 def _linear(weight: Tensor) -> nn.Linear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, recipes, train
+from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, parallel, recipes, train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,7 @@ SUITES: Mapping[str, Suite | TrialSuite] = {
     "gemm": gemm,
     "linear": linear,
     "outliers": outliers,
+    "parallel": parallel,
     "recipes": recipes,
     "train": train,
 }
