@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fp8core.kernels.ops  # noqa: F401  # defines torch.ops.fp8core
-from fp8core import CastInput, Float8Linear, cast_input
+from fp8core import CastInput, Float8Linear, Float8Tensor, cast_input
+from fp8core.two_casts import TwoCasts
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -70,7 +72,12 @@ def plain_attention() -> AbstractContextManager[None]:
 
 
 def share(x: Tensor, *layers: nn.Module) -> Tensor | CastInput:
-    """x for several layers that read it: cast once if all are Float8Linear of one recipe, else x itself."""
+    """x for several layers that read it: cast once if all are Float8Linear of one recipe, else x itself.
+
+    So is what `PrepareFloat8ModuleInput` has cast and gathered already.
+    """
+    if isinstance(x.to_local() if isinstance(x, DTensor) else x, Float8Tensor | TwoCasts):
+        return x
     fp8 = [layer for layer in layers if isinstance(layer, Float8Linear)]
     if len(fp8) == len(layers) and all(layer.recipe == fp8[0].recipe for layer in fp8[1:]):
         return cast_input(x, *fp8)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from harness.report import (
     charts,
     compared,
+    compatibility,
     numerics,
     paying,
     roofline,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
     from harness.report.table import Grid, Table
 
-PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence")
+PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence", "parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,13 @@ def _judgement(machine: Machine) -> list[Section]:
             tables=[training.reach_table(machine), training.layers_table(machine)]
             if machine.trainings
             else [],
+        ),
+        Section(
+            f"parallel-{key}",
+            "What runs in parallel with what",
+            compatibility.INTRO,
+            first=[compatibility.matrix(machine), compatibility.reasons(machine)],
+            tables=[compatibility.sent(machine)],
         ),
         Section(
             f"gates-{key}",
