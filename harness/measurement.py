@@ -191,7 +191,12 @@ METRICS = filed(
             "lower",
             "collectives that one rank takes part in during a step; the part names collective and dtype",
         ),
-        Metric("step_ms", "ms", "lower", "one training step of all ranks; the part says which of several in the same rounds"),
+        Metric(
+            "step_ms",
+            "ms",
+            "lower",
+            "one training step of all ranks; the part says which of several in the same rounds",
+        ),
         Metric(
             "exposed_ms",
             "ms",

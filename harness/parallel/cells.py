@@ -118,12 +118,15 @@ def run(name: str, job: Job) -> Ran:
         losses = train(own, trainee)
     facts: dict[str, Any] = {
         "fp8_layers": sum(isinstance(m, Float8Linear) for m in trainee.model.modules()),
-        "fp8_experts": sum(m.recipe is not None for m in trainee.model.modules() if isinstance(m, GroupedMatmul)),
+        "fp8_experts": sum(
+            m.recipe is not None for m in trainee.model.modules() if isinstance(m, GroupedMatmul)
+        ),
         **trainee.facts,
     }
     if not cell.compiled:
         facts["sent_bytes_per_step"] = {
-            f"{collective} {dtype}": size / own.steps for (collective, dtype), size in sorted(counts.bytes.items())
+            f"{collective} {dtype}": size / own.steps
+            for (collective, dtype), size in sorted(counts.bytes.items())
         }
         facts["scale_all_reduces_per_step"] = counts.scale_reductions / own.steps
     return Ran(tuple(losses), facts)
@@ -256,7 +259,9 @@ def _pipeline(job: Job, schedule: Any) -> Trainee:
 
     def passes(step: int) -> list[float]:
         losses: list[Tensor] = []
-        pipe.step(*([tokens] if rank == 0 else []), target=targets if rank == world - 1 else None, losses=losses)
+        pipe.step(
+            *([tokens] if rank == 0 else []), target=targets if rank == world - 1 else None, losses=losses
+        )
         return [loss.item() for loss in losses]
 
     return Trainee(part, range(job.microbatches), groups[rank], passes)

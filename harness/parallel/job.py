@@ -210,7 +210,9 @@ class InRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N]."""
-        first, *rest = (layer(part) for layer, part in zip(self.layers, x.chunk(len(self.layers), -1), strict=True))
+        first, *rest = (
+            layer(part) for layer, part in zip(self.layers, x.chunk(len(self.layers), -1), strict=True)
+        )
         for product in rest:
             first = first + product
         return first

@@ -56,13 +56,24 @@ def reasons(machine: Machine) -> Table:
             reason = text.short(str(record["reason"]).removeprefix(REFUSES), 600)
             said.setdefault((_word(record), way, reason), []).append(recipe)
             continue
-        for key, what in (("emulated", "emulated"), ("weights_gathered_as", "weights"), ("activations_gathered_as", "activations")):
+        for key, what in (
+            ("emulated", "emulated"),
+            ("weights_gathered_as", "weights"),
+            ("activations_gathered_as", "activations"),
+        ):
             value = resolved.get(key)
             for reason in value if isinstance(value, list) else [value]:
                 if reason and reason != "fp8":
-                    said.setdefault((f"runs, {what}", "" if key == "emulated" else way, str(reason)), []).append(recipe)
+                    said.setdefault(
+                        (f"runs, {what}", "" if key == "emulated" else way, str(reason)), []
+                    ).append(recipe)
     rows = tuple(
-        (Cell(word, word, _STYLES.get(word, "")), Cell(way, way), Cell(", ".join(dict.fromkeys(names))), Cell(reason))
+        (
+            Cell(word, word, _STYLES.get(word, "")),
+            Cell(way, way),
+            Cell(", ".join(dict.fromkeys(names))),
+            Cell(reason),
+        )
         for (word, way, reason), names in sorted(said.items())
     )
     titles = ("what", "way", "recipes", "reason")
@@ -85,7 +96,9 @@ def sent(machine: Machine) -> Table:
         cells = (Cell(text.count(own[k]) if k in own else "", own.get(k)) for k in sorted(kinds))
         rows.append((Cell(way, way), Cell(", ".join(names)), *cells))
     caption = "Bytes a step that one rank gives to each collective, counted at the collective."
-    return Table(f"compatibility-sent-{machine.env_id}", columns, tuple(rows), caption if rows else "", sortable=False)
+    return Table(
+        f"compatibility-sent-{machine.env_id}", columns, tuple(rows), caption if rows else "", sortable=False
+    )
 
 
 _STYLES = {"failed": "bad", "refuses": "muted", "unsupported here": "muted"}
@@ -94,7 +107,9 @@ _STYLES = {"failed": "bad", "refuses": "muted", "unsupported here": "muted"}
 def _newest(machine: Machine) -> dict[tuple[str, str], Record]:
     """(way, recipe) -> its row: that of the deviation where it ran, else the one that says why not."""
     frame = machine.frame
-    own = frame[(frame["suite"] == SUITE) & ((frame["metric"] == "loss_deviation") | (frame["status"] != "ok"))]
+    own = frame[
+        (frame["suite"] == SUITE) & ((frame["metric"] == "loss_deviation") | (frame["status"] != "ok"))
+    ]
     return {(str(text.axes_of(r["axes"])["cell"]), r["arm"]): r for r in sorted(rows_of(own), key=_when)}
 
 
@@ -141,10 +156,18 @@ def page(machines: Sequence[Machine]) -> str:
     ]
     for machine in measured:
         lines += ["", f"## {machine.name}", "", described(machine)]
-        for title, table in (("", matrix(machine)), ("Reasons", reasons(machine)), ("On the wire", sent(machine))):
+        for title, table in (
+            ("", matrix(machine)),
+            ("Reasons", reasons(machine)),
+            ("On the wire", sent(machine)),
+        ):
             if not table.rows:
                 continue
-            lines += ["", *([f"### {title}", ""] if title else []), *([table.caption, ""] if table.caption else [])]
+            lines += [
+                "",
+                *([f"### {title}", ""] if title else []),
+                *([table.caption, ""] if table.caption else []),
+            ]
             lines.append("| " + " | ".join(c.title for c in table.columns) + " |")
             lines.append("|" + "|".join(" ---: " if c.numeric else " --- " for c in table.columns) + "|")
             lines += ["| " + " | ".join(cell_markdown(c) for c in row) + " |" for row in table.rows]

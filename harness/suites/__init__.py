@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.suites import cast, ceilings, divergence, gemm, linear, outliers, parallel, recipes, train
+from harness.suites import (
+    allgather,
+    cast,
+    ceilings,
+    divergence,
+    gemm,
+    linear,
+    outliers,
+    parallel,
+    recipes,
+    train,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,6 +23,7 @@ if TYPE_CHECKING:
     from harness.workload import Suite, TrialSuite
 
 SUITES: Mapping[str, Suite | TrialSuite] = {
+    "allgather": allgather,
     "cast": cast,
     "ceilings": ceilings,
     "divergence": divergence,

@@ -63,7 +63,9 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         import torch
 
         if torch.cuda.device_count() < cell.world:
-            return Unsupported("device", f"{cell.world} ranks need {cell.world} GPUs; here are {torch.cuda.device_count()}")
+            return Unsupported(
+                "device", f"{cell.world} ranks need {cell.world} GPUs; here are {torch.cuda.device_count()}"
+            )
         if cell.compiled:
             return compile_missing(device)
     return None
@@ -129,7 +131,11 @@ def not_finite(curves: Sequence[Sequence[float]]) -> str:
     A gradient carries it to all ranks within a step, so only the first tells where it came from. A rank that knows of
     no loss at all (a stage of a pipeline) has nan throughout.
     """
-    known = {rank: curve for rank, curve in enumerate(curves) if not all(map(math.isnan, curve)) or len(curves) == 1}
+    known = {
+        rank: curve
+        for rank, curve in enumerate(curves)
+        if not all(map(math.isnan, curve)) or len(curves) == 1
+    }
     if not known:
         return "every rank's loss is nan in all steps"
     first = {
