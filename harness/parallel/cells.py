@@ -39,7 +39,7 @@ from fp8core.distributed.tensor_parallel import (
 from fp8core.distributed.wire import Collectives, count_collectives
 from harness.models.common import mean_cross_entropy
 from harness.models.llama import Llama, rotations
-from harness.parallel.job import SIZES, Trainee, train
+from harness.parallel.job import BATCH, SEQ, SIZES, Trainee, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -203,7 +203,7 @@ def _tensor_parallel(job: Job, sequence: bool = False) -> Trainee:
             why = "the recipe remembers amaxes by layer, and a module's input has none"
         facts["activations_gathered_as"] = "fp8" if why is None else f"high precision: {why}"
         prepare: Any = PrepareFloat8ModuleInput if why is None else PrepareModuleInput
-        first = {f"layers.*.{name}_norm": SequenceParallel() for name in ("attention", "ffn")}
+        first: dict[str, Any] = {f"layers.*.{name}_norm": SequenceParallel() for name in ("attention", "ffn")}
         first |= {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))}
         first |= {"norm": SequenceParallel(), "head": PrepareModuleInput(**_gathered(1))}
         parallelize_module(model, mesh, first)
@@ -235,7 +235,9 @@ class _Stage(nn.Module):
         self.embedding = model.embedding if rank == 0 else None
         count = len(model.layers) // world
         self.layers = nn.ModuleList(list(model.layers)[rank * count : (rank + 1) * count])
-        self.norm, self.head = (model.norm, model.head) if rank == world - 1 else (None, None)
+        last = rank == world - 1
+        self.norm = model.norm if last else None
+        self.head = model.head if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [B, T] or activations [B, T, width] -> activations, or logits [B, T, V]."""
@@ -252,7 +254,12 @@ def _pipeline(job: Job, schedule: Any) -> Trainee:
     part = _Stage(job.convert(job.build()), rank, world)  # type: ignore[arg-type]  # still a Llama
     groups = [dist.new_group([other]) for other in range(world)]  # every rank takes part in making each
     device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)
-    stage = PipelineStage(part, rank, world, device)
+    # Shapes are given: torch would find them by passes over uninitialised memory, whose amaxes delayed scaling keeps.
+    inner = torch.empty(BATCH, SEQ, SIZES["width"], device="meta", requires_grad=True)
+    logits = torch.empty(BATCH, SEQ, SIZES["vocab_size"], device="meta", requires_grad=True)
+    given = torch.empty(BATCH, SEQ, dtype=torch.int64, device="meta") if rank == 0 else inner
+    made = logits if rank == world - 1 else inner
+    stage = PipelineStage(part, rank, world, device, input_args=given, output_args=made)
     pipe = schedule(stage, n_microbatches=job.microbatches, loss_fn=mean_cross_entropy)
     batches = [job.batch(number) for number in range(job.microbatches)]
     tokens, targets = (torch.cat(each) for each in zip(*batches, strict=True))

@@ -11,14 +11,13 @@ A step is `microbatches` forward and backward passes whose gradients are average
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule, convert_experts_to_float8, convert_to_float8_training, update_scales
-from fp8core.recipe import Recipe
 from harness.models.common import materialise
 from harness.models.llama import Llama, LlamaConfig
 from harness.models.llama_moe import Experts, LlamaMoe, Moe, MoeConfig
@@ -28,11 +27,15 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from fp8core.recipe import Recipe
+
 BATCH, SEQ = 4, 32
 LR = 0.3
 ULP = 2.0**-23  # of float32, relative
-SIZES = {"vocab_size": 256, "max_seq": SEQ, "layers": 2, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 256}
-EXPERTS = {"experts": 4, "top_k": 2}
+SIZES: dict[str, Any] = {
+    "vocab_size": 256, "max_seq": SEQ, "layers": 2, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 256,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {"experts": 4, "top_k": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,8 @@ class InShares(nn.Module):
     @property
     def gate(self) -> Tensor:
         """The first weight of all experts, for their number."""
-        return torch.cat([share.gate for share in self.shares])
+        weights: list[Any] = [share.gate for share in self.shares]
+        return torch.cat(weights)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         """As `Experts`."""

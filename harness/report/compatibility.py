@@ -62,10 +62,10 @@ def reasons(machine: Machine) -> Table:
             ("activations_gathered_as", "activations"),
         ):
             value = resolved.get(key)
-            for reason in value if isinstance(value, list) else [value]:
-                if reason and reason != "fp8":
+            for note in value if isinstance(value, list) else [value]:
+                if note and note != "fp8":
                     said.setdefault(
-                        (f"runs, {what}", "" if key == "emulated" else way, str(reason)), []
+                        (f"runs, {what}", "" if key == "emulated" else way, str(note)), []
                     ).append(recipe)
     rows = tuple(
         (

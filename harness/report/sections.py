@@ -9,6 +9,7 @@ from harness.report import (
     charts,
     compared,
     compatibility,
+    gathers,
     numerics,
     paying,
     roofline,
@@ -30,7 +31,18 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
     from harness.report.table import Grid, Table
 
-PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence", "parallel")
+PLACED = (
+    "linear",
+    "gemm",
+    "cast",
+    "ceilings",
+    "recipes",
+    "outliers",
+    "train",
+    "divergence",
+    "parallel",
+    "allgather",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +131,12 @@ def _judgement(machine: Machine) -> list[Section]:
             compatibility.INTRO,
             first=[compatibility.matrix(machine), compatibility.reasons(machine)],
             tables=[compatibility.sent(machine)],
+        ),
+        Section(
+            f"allgather-{key}",
+            "Weights gathered in FP8",
+            gathers.INTRO,
+            first=[gathers.gathers_table(machine)],
         ),
         Section(
             f"gates-{key}",
