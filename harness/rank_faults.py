@@ -41,12 +41,15 @@ class RanksError(RuntimeError):
 
     Attributes:
         rank: the one at fault; None where it cannot be told.
-        sizes_differ: gloo received tensors of another size than it expected.
+        out_of_step: ranks may have been in different collectives; to compare them would tell.
+        differ: they were, and the message says which rank was in which.
     """
 
-    def __init__(self, message: str, rank: int | None, sizes_differ: bool = False) -> None:
+    def __init__(
+        self, message: str, rank: int | None, *, out_of_step: bool = False, differ: bool = False
+    ) -> None:
         super().__init__(message)
-        self.rank, self.sizes_differ = rank, sizes_differ
+        self.rank, self.out_of_step, self.differ = rank, out_of_step, differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,12 @@ def error(faults: list[Fault], world: int) -> RanksError:
     for fault in faults:
         if said := _DIFFER.search(fault.text):
             one, other = _collective(*said.groups()[:3]), _collective(*said.groups()[3:])
-            return RanksError(f"the ranks' collectives differ: {one}, {other}; {fault.text}", None)
+            return RanksError(
+                f"the ranks' collectives differ: {one}, {other}; {fault.text}", None, differ=True
+            )
     guilty = min(faults, key=lambda fault: (fault.of_a_peer, fault.at))
-    sizes_differ = any(fault.sizes_differ for fault in faults)
-    return RanksError(f"rank {guilty.rank} of {world}: {guilty.text}", guilty.rank, sizes_differ)
+    out_of_step = any(fault.sizes_differ for fault in faults)
+    return RanksError(f"rank {guilty.rank} of {world}: {guilty.text}", guilty.rank, out_of_step=out_of_step)
 
 
 def _collective(rank: str, kind: str, rest: str) -> str:
@@ -111,7 +116,9 @@ def late(stacks: Mapping[int, str], ended: set[int], world: int, timeout_s: floa
     ]
     lines += [f"rank {rank} has returned" for rank in sorted(ended)]
     at_fault = "" if guilty is None else f"rank {guilty} of {world} is at fault: "
-    return RanksError(f"{at_fault}not all ended within {timeout_s:g} s: {'; '.join(lines)}", guilty)
+    return RanksError(
+        f"{at_fault}not all ended within {timeout_s:g} s: {'; '.join(lines)}", guilty, out_of_step=not idle
+    )
 
 
 def _stands(stack: str) -> tuple[str, str]:

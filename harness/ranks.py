@@ -38,9 +38,11 @@ __all__ = ["Fault", "RanksError", "run"]
 # By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
 PRELOADED = ["torch", "torch._dynamo", "harness.parallel.cells"]
 TIMEOUT_S = 120.0
+START_S = 120.0  # to start, import and meet
 GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
 TIE_S = 0.1  # for a rank that was at fault a moment earlier
 SIGN_S = 0.5  # for a rank that has not ended to say where it stands
+MET = "met"  # what a rank sends once it is in the group
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"  # torch's own: with DETAIL all ranks compare each collective before it runs
 
 
@@ -49,14 +51,15 @@ def run(
 ) -> list[Any]:
     """Calls `fn(*args)` in `world` processes with torch.distributed initialised, one thread each.
 
-    Where gloo aborts a rank because another one sends tensors of another size, all is run again from the start with
-    collectives compared (2.5 times their time), so that the error can say which rank sends what.
+    Where ranks seem to be in different collectives (gloo aborts on another size than it expects, or all wait in one and none
+    ends) all is run once more from the start with collectives compared, at 2.5 times their time, so that the error can say
+    which rank sends what.
 
     Args:
         fn: importable by name; `torch.distributed.get_rank()` tells it who it is.
         world: number of processes.
         args: picklable.
-        timeout_s: for all of it.
+        timeout_s: for `fn`, from when all ranks have met; they have `START_S` to do so.
         device: "cpu": gloo. "cuda": NCCL for tensors on GPUs, of which rank i has the i-th, and gloo for the others.
 
     Returns:
@@ -79,9 +82,14 @@ def run(
     try:
         return _launch(work, world, timeout_s, device, dict(os.environ))
     except RanksError as error:
-        if not error.sizes_differ:
+        if not error.out_of_step:
             raise
-        return _launch(work, world, timeout_s, device, {**os.environ, DEBUG: "DETAIL"})
+        try:
+            _launch(work, world, timeout_s, device, {**os.environ, DEBUG: "DETAIL"})
+        except RanksError as compared:
+            if compared.differ:
+                raise RanksError(str(compared), error.rank, differ=True) from error
+        raise
 
 
 def _launch(work: bytes, world: int, timeout_s: float, device: str, env: dict[str, str]) -> list[Any]:
@@ -116,7 +124,7 @@ class _Rank:
         theirs.close()
 
     def answer(self) -> Any:
-        """What it sends: (True, result), or a `Fault`."""
+        """What it sends: MET, then (True, result) or a `Fault`."""
         try:
             return self.ours.recv()
         except (EOFError, OSError):
@@ -151,15 +159,20 @@ class _Rank:
 def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
     results: dict[int, Any] = {}
     faults: list[Fault] = []
-    waiting = list(ranks)
-    ends = time.monotonic() + timeout_s
+    waiting, met = list(ranks), set[int]()
+    ends = time.monotonic() + START_S
     while waiting:
         ready = wait([r.ours for r in waiting], max(0.0, ends - time.monotonic()))
         if not ready:
             break
         for rank in [r for r in waiting if r.ours in ready]:
-            waiting.remove(rank)
             answer = rank.answer()
+            if answer == MET:
+                met.add(rank.rank)
+                if len(met) == len(ranks) and not faults:
+                    ends = time.monotonic() + timeout_s
+                continue
+            waiting.remove(rank)
             if isinstance(answer, Fault):
                 faults.append(answer)
                 ends = min(ends, time.monotonic() + (GRACE_S if answer.of_a_peer else TIE_S))
@@ -168,7 +181,8 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
     if faults:
         raise rank_faults.error(faults, len(ranks))
     if waiting:
-        raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), timeout_s)
+        given = timeout_s if len(met) == len(ranks) else START_S
+        raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), given)
     return [results[rank.rank] for rank in ranks]
 
 
@@ -211,6 +225,7 @@ def _serve(
             torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
+        parent.send(MET)
         answer: Any = (True, fn(*args))
     except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
         answer = rank_faults.raised(rank, error)

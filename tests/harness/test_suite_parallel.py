@@ -19,7 +19,17 @@ from harness.case import Case
 from harness.config import load
 from harness.parallel import bounds, cells
 from harness.parallel.cells import CELLS
-from harness.parallel.job import InColumns, InRows, InShares, Job, Trainee, alone, in_parts, train
+from harness.parallel.job import (
+    InColumns,
+    InRows,
+    InShares,
+    Job,
+    Trainee,
+    _passes,
+    alone,
+    in_parts,
+    train,
+)
 from harness.plan import make_plan
 from harness.suites import SUITES, parallel
 from harness.suites.parallel import not_finite
@@ -89,13 +99,17 @@ def wrong(how: str, job: Job) -> list[float]:
         model = job.convert(job.build())
     if how == "wrong batch":
         trainee.mine = [0]
-    if how == "sum":
+    plain = Trainee(model, trainee.mine)
+    factor = {"sum": 2.0, "ten percent": 1.1}.get(how, 1.0)
+
+    def passes(step: int) -> list[float]:
+        losses = _passes(job, plain)
         for p in model.parameters():
-            p.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
-    if how == "ten percent":
-        for p in model.parameters():
-            p.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(1.1))
-    return train(job, Trainee(model, trainee.mine))
+            assert p.grad is not None
+            p.grad.mul_(factor)
+        return losses
+
+    return train(job, Trainee(model, trainee.mine, passes=passes))
 
 
 @pytest.mark.parametrize("how", ["no average", "wrong batch", "sum", "ten percent"])
