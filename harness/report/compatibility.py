@@ -53,7 +53,7 @@ def reasons(machine: Machine) -> Table:
     for (way, recipe), record in _newest(machine).items():
         resolved = resolved_of(record)
         if record["status"] != "ok":
-            reason = text.short(str(record["reason"]).removeprefix(REFUSES), 600)
+            reason = str(record["reason"]).removeprefix(REFUSES).partition(" Traceback (most recent")[0]
             said.setdefault((_word(record), way, reason), []).append(recipe)
             continue
         for key, what in (

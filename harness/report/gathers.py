@@ -19,7 +19,7 @@ INTRO = (
 )
 _TITLES = (
     ("ranks", True), ("weights as", False), ("arm", False), ("all-gather (bytes)", True), ("of the baseline's", True),
-    ("all-reduces", True), ("reduce-scatter (bytes)", True), ("last loss", True), ("from high-precision gather", False),
+    ("all-reduces", True), ("reduce-scatter (bytes)", True), ("last loss", True), ("same loss", False),
     ("step (ms)", True), ("exposed (ms)", True),
 )  # fmt: skip
 

@@ -79,7 +79,6 @@ def work(case: Case) -> float:
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """Trains in ranks and alone, and compares."""
     name, cell, job = case.text("cell"), _cell(case), job_of(case, arm, device)
-    every: list[Ran] = ranks.run(run, cell.world, name, job, timeout_s=TIMEOUT_S, device=device)
     resolved: dict[str, object] = {
         "doc": cell.doc,
         "world": cell.world,
@@ -87,10 +86,14 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "compute": "fp32",
         "optimizer": "SGD",
         "tokens_per_step": cell.microbatches * BATCH * SEQ,
-        **every[0].facts,
     }
     if job.recipe is not None and job.recipe is not RECIPES[arm]:
         resolved["emulated"] = _lacking(arm, device)
+    try:
+        every: list[Ran] = ranks.run(run, cell.world, name, job, timeout_s=TIMEOUT_S, device=device)
+    except ranks.RanksError as error:
+        return Trial((), resolved | {"traceback": str(error)[-4000:]}, str(error).splitlines()[0])
+    resolved |= every[0].facts
     if every[0].refusal:
         return Trial((), resolved, refusal=every[0].refusal)
     if fault := not_finite([ran.losses for ran in every]):

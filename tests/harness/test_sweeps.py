@@ -44,8 +44,8 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
-        "cast", "ceilings", "divergence", "gate", "gate_ci", "gemm", "linear", "nanogpt_char", "outliers", "peers", "quick",
-        "recipes", "train",
+        "allgather", "cast", "ceilings", "divergence", "gate", "gate_ci", "gemm", "linear", "nanogpt_char", "outliers",
+        "parallel", "parallel_ci", "peers", "quick", "recipes", "train",
     }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
 
