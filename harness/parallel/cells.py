@@ -95,7 +95,7 @@ class Ran:
     """What one rank has to say.
 
     Attributes:
-        losses: mean of its microbatches, by step; nan where it knows of none.
+        losses: mean of its microbatches, by step; empty where it knows of none.
         facts: for `resolved`.
         refusal: why nothing was trained; "" where it was.
     """

@@ -127,7 +127,7 @@ class Trainee:
 
 
 def train(job: Job, trainee: Trainee) -> list[float]:
-    """Mean loss of this rank's microbatches, by step; nan where it knows of none."""
+    """Mean loss of this rank's microbatches, by step; empty where it knows of none."""
     schedule = PrecisionSchedule.parse(job.schedule)
     parameters = [p for p in trainee.model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, lr=LR, foreach=False)
@@ -139,7 +139,8 @@ def train(job: Job, trainee: Trainee) -> list[float]:
         optimizer.step()
         update_scales(trainee.model, trainee.group)
         optimizer.zero_grad()
-        curve.append(sum(losses) / len(losses) if losses else float("nan"))
+        if losses:
+            curve.append(sum(losses) / len(losses))
     return curve
 
 

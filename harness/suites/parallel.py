@@ -129,30 +129,23 @@ def job_of(case: Case, arm: str, device: str) -> Job:
 
 
 def not_finite(curves: Sequence[Sequence[float]]) -> str:
-    """Which rank's loss was the first that is no finite number, and when; "" where all are, or are unknown.
+    """Which rank's loss was the first that is no finite number, and when; "" where all are.
 
     A gradient carries it to all ranks within a step, so only the first tells where it came from. A rank that knows of
-    no loss at all (a stage of a pipeline) has nan throughout.
+    no loss (a stage of a pipeline) has an empty curve.
     """
-    known = {
-        rank: curve
-        for rank, curve in enumerate(curves)
-        if not all(map(math.isnan, curve)) or len(curves) == 1
-    }
-    if not known:
-        return "every rank's loss is nan in all steps"
     first = {
-        rank: next((step for step, loss in enumerate(curve) if not math.isfinite(loss)), None)
-        for rank, curve in known.items()
+        rank: next((step for step, loss in enumerate(curve) if not math.isfinite(loss)), len(curve))
+        for rank, curve in enumerate(curves)
+        if curve
     }
-    steps = [step for step in first.values() if step is not None]
-    if not steps:
+    start = min(first.values())
+    guilty = [rank for rank, step in first.items() if step == start]
+    if start == len(curves[guilty[0]]):
         return ""
-    guilty = [rank for rank, step in first.items() if step == min(steps)]
     named = f"rank {guilty[0]}" if len(guilty) == 1 else f"ranks {', '.join(map(str, guilty))}"
-    return f"{named} of {len(curves)}: loss is {known[guilty[0]][min(steps)]} at step {min(steps)}" + (
-        "; the others' is finite there" if len(guilty) < len(known) else ""
-    )
+    others = "; the others' is finite there" if len(guilty) < len(first) else ""
+    return f"{named} of {len(curves)}: loss is {curves[guilty[0]][start]} at step {start}{others}"
 
 
 def _cell(case: Case) -> Cell:
@@ -167,8 +160,7 @@ def _lacking(arm: str, device: str) -> str:
 
 def _mean(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """By step, over the ranks that know a loss."""
-    known = [curve for curve in curves if not any(map(math.isnan, curve))]
-    return tuple(sum(losses) / len(losses) for losses in zip(*known, strict=True))
+    return tuple(sum(losses) / len(losses) for losses in zip(*filter(None, curves), strict=True))
 
 
 def _said(losses: Sequence[float]) -> str:
