@@ -49,35 +49,33 @@ def matrix(machine: Machine) -> Table:
 
 def reasons(machine: Machine) -> Table:
     """Why what does not run does not, and what runs otherwise than asked."""
-    said: dict[tuple[str, str, str], list[str]] = {}
+    said: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
     for (way, recipe), record in _newest(machine).items():
-        resolved = resolved_of(record)
-        if record["status"] != "ok":
-            reason = str(record["reason"]).removeprefix(REFUSES).partition(" Traceback (most recent")[0]
-            said.setdefault((_word(record), way, reason), []).append(recipe)
-            continue
-        for key, what in (
-            ("emulated", "emulated"),
-            ("weights_gathered_as", "weights"),
-            ("activations_gathered_as", "activations"),
-        ):
-            value = resolved.get(key)
-            for note in value if isinstance(value, list) else [value]:
-                if note and note != "fp8":
-                    said.setdefault(
-                        (f"runs, {what}", "" if key == "emulated" else way, str(note)), []
-                    ).append(recipe)
-    rows = tuple(
-        (
-            Cell(word, word, _STYLES.get(word, "")),
-            Cell(way, way),
-            Cell(", ".join(dict.fromkeys(names))),
-            Cell(reason),
-        )
-        for (word, way, reason), names in sorted(said.items())
-    )
-    titles = ("what", "way", "recipes", "reason")
-    return Table(f"compatibility-reasons-{machine.env_id}", tuple(Column(t) for t in titles), rows)
+        for what, reason in _notes(record):
+            said.setdefault((what, reason), {}).setdefault(way, []).append(recipe)
+    rows = []
+    for (what, reason), ways in sorted(said.items()):
+        alike: dict[str, list[str]] = {}  # recipes -> the ways in which it is they
+        for way, recipes in ways.items():
+            alike.setdefault(", ".join(recipes), []).append(way)
+        for recipes_of, of in alike.items():
+            style = _STYLES.get(what, "")
+            rows.append((Cell(what, what, style), Cell(", ".join(of)), Cell(recipes_of), Cell(reason)))
+    titles = ("what", "ways", "recipes", "reason")
+    return Table(f"compatibility-reasons-{machine.env_id}", tuple(Column(t) for t in titles), tuple(rows))
+
+
+def _notes(record: Record) -> list[tuple[str, str]]:
+    """What is to be said of a cell beside that it runs."""
+    if record["status"] != "ok":
+        reason = str(record["reason"]).removeprefix(REFUSES).partition(" Traceback (most recent")[0]
+        return [(_word(record), reason)]
+    found = []
+    for key, what in _OTHERWISE.items():
+        value = resolved_of(record).get(key)
+        given = value if isinstance(value, list) else [value]
+        found += [(f"runs, {what}", str(note)) for note in given if note and note != "fp8"]
+    return found
 
 
 def sent(machine: Machine) -> Table:
@@ -101,6 +99,11 @@ def sent(machine: Machine) -> Table:
     )
 
 
+_OTHERWISE = {
+    "emulated": "emulated",
+    "weights_gathered_as": "weights",
+    "activations_gathered_as": "activations",
+}
 _STYLES = {"failed": "bad", "refuses": "muted", "unsupported here": "muted"}
 
 

@@ -77,7 +77,7 @@ def test_reasons_stand_below_and_bytes(tmp_path: Path) -> None:
     assert said == [
         ["failed", "ddp", "static", "rank 1 of 2: ValueError: bad"],
         ["refuses", "tp", "tensorwise", "convert first | then cut"],
-        ["runs, emulated", "", "tensorwise", "no kernel"],
+        ["runs, emulated", "ddp", "tensorwise", "no kernel"],
         ["unsupported here", "tp", "static", "2 ranks need 2 GPUs; here are 1"],
     ]
     assert [[cell.text for cell in one] for one in sent(own).rows] == [
