@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harness.case import Case, Scalar
 
 TIMEOUT_S = 180.0
-BASE = "bf16"
+BASE = "no_fp8"
 TORCHAO = PEERS["torchao"]
 
 AXES: Mapping[str, Axis] = {

@@ -51,7 +51,7 @@ def test_codes_are_half_of_bf16_and_a_quarter_of_fp32_at_the_collective(
     """Exactly, once the gains of norms, in high precision both ways, are taken off."""
     for arm in ("fp8", "fp8_precomputed"):
         others = GATHERS * OTHER * size / 2
-        high = total(rows, "wire_bytes", "all_gather", arm="bf16", dtype=dtype, ranks=2) - others
+        high = total(rows, "wire_bytes", "all_gather", arm="no_fp8", dtype=dtype, ranks=2) - others
         fp8 = total(rows, "wire_bytes", "all_gather", arm=arm, dtype=dtype, ranks=2) - others
         assert high == GATHERS * LINEAR * size / 2
         assert high == size * fp8
@@ -103,7 +103,7 @@ def test_times_are_of_the_same_rounds(rows: pd.DataFrame) -> None:
 def test_what_cannot_be_gathered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Case.of("allgather", {"ranks": 2, "width": 24, "hidden": 32, "tokens": 16, "layers": 1, "rounds": 1,
                                  "param_dtype": "bf16"})  # fmt: skip
-    assert allgather.unsupported(case, "bf16", "cpu") is None
+    assert allgather.unsupported(case, "no_fp8", "cpu") is None
     reason = allgather.unsupported(case, "fp8", "cpu")
     assert reason is not None
     assert reason.kind == "shape"
