@@ -68,8 +68,7 @@ def reasons(machine: Machine) -> Table:
 def _notes(record: Record) -> list[tuple[str, str]]:
     """What is to be said of a cell beside that it runs."""
     if record["status"] != "ok":
-        reason = str(record["reason"]).removeprefix(REFUSES).partition(" Traceback (most recent")[0]
-        return [(_word(record), reason)]
+        return [(_word(record), text.reason(str(record["reason"])).removeprefix(REFUSES))]
     found = []
     for key, what in _OTHERWISE.items():
         value = resolved_of(record).get(key)

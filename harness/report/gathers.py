@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 SUITE = "allgather"
 INTRO = (
-    "Bytes and calls of one rank and step, counted at the collective. Own loss: of the arm; the same layers with weights "
-    "gathered in high precision are trained beside it."
+    "Bytes and calls of one rank and step, counted at the collective. Exposed is what a step takes longer than one with "
+    "nothing on the wire, in the same rounds. Same loss: as with the same layers and weights gathered in high precision, "
+    "which are trained beside them."
 )
 _TITLES = (
     ("ranks", True), ("weights as", False), ("arm", False), ("all-gather (bytes)", True), ("of the baseline's", True),
@@ -62,11 +63,7 @@ def _figures(own: list[Record], size: float, base: float | None, machine: Machin
     )
     apart = by_metric.get(("loss_deviation", ""))
     same = (
-        ""
-        if apart is None
-        else "the same"
-        if apart["value"] == 0
-        else f"{text.number(apart['value'], 2)} apart"
+        "" if apart is None else "yes" if apart["value"] == 0 else f"{text.number(apart['value'], 2)} apart"
     )
     exposed = statistics.median(by_metric["exposed_ms", ""]["samples"])
     note = "" if machine.is_gpu else "of a CPU"
