@@ -64,7 +64,7 @@ def test_one_all_reduce_finds_all_scales(rows: pd.DataFrame) -> None:
         for arm in allgather.ARMS
     }
     assert calls == {
-        "bf16": 0,
+        "no_fp8": 0,
         "fp8": 1,
         "fp8_precomputed": 1,
         "torchao": GATHERS * 4,
