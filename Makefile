@@ -5,7 +5,7 @@
 # make bench        speed bars (harness overhead)
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          on a GPU machine: gpu tests, sweeps and training steps, in slots of at most 9 minutes; run it again to go on
-# make published    the published report in reports/published, from results/published
+# make published    the published report in reports/published and docs/compatibility.md, from results/published
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
@@ -59,6 +59,7 @@ wheels: $(READY)
 
 published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
+	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
 
 setup: $(READY)
 

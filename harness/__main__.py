@@ -36,6 +36,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       processes  isolate=true|false   case_timeout_s=SECONDS   case_memory_gib=GIB   devices=all|0,1
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM
+      several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out
 """
 
@@ -91,13 +92,18 @@ def _version(_: list[str]) -> int:
 
 
 def _sweep(words: list[str]) -> int:
+    from harness import torchrun
     from harness.errors import unknown
 
     if "=" not in words[0]:
         raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
-    from harness.run import run_sweep
 
-    return run_sweep(_quietly(words))
+    def sweep() -> int:
+        from harness.run import run_sweep
+
+        return run_sweep(_quietly(words))
+
+    return torchrun.shared(sweep)
 
 
 def _multirun(words: list[str]) -> int:

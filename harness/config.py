@@ -77,6 +77,7 @@ class SweepConfig:
     schedule: str | None = None  # of the precision, see fp8core.schedule
     train: TrainConfig = field(default_factory=TrainConfig)
     bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
+    ranks: int | None = None  # processes of the suites that run in several: short for axes.ranks
     workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
     timing: dict[str, Any] = field(default_factory=lambda: dataclasses.asdict(TimingConfig()))
     rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges

@@ -186,19 +186,47 @@ METRICS = filed(
             "time of all kernels of a class (`part`, see harness.kernels_by_name) in one profiled step",
         ),
         Metric(
-            "wire_bytes",
+            "sent_bytes",
             "byte",
             "lower",
             "bytes that a GPU sends, and receives, in the collectives of an optimizer step; `part` says what for",
-        ),
-        Metric(
-            "collective_calls", "count", "lower", "collectives of an optimizer step; `part` says what for"
         ),
         Metric(
             "predicted_step_ms",
             "ms",
             "lower",
             'an optimizer step as it was predicted, part by part; part "": all of it. Nothing was timed',
+        ),
+        Metric(
+            "loss_deviation",
+            "1",
+            "lower",
+            "largest relative difference between the losses of a parallel run and those of one process doing the same",
+            series=True,
+        ),
+        Metric(
+            "wire_bytes",
+            "byte",
+            "lower",
+            "bytes that one rank gives to collectives in a step; the part names collective and dtype",
+        ),
+        Metric(
+            "collectives",
+            "count",
+            "lower",
+            "collectives that one rank takes part in during a step; the part says which",
+        ),
+        Metric(
+            "step_ms",
+            "ms",
+            "lower",
+            "one training step of all ranks; the part says which of several in the same rounds",
+        ),
+        Metric(
+            "exposed_ms",
+            "ms",
+            "lower",
+            "what a step takes longer than the same step with nothing on the wire, which its computing does not hide",
         ),
         Metric("launch_us", "us", "lower", "time per kernel of one element, launched back to back"),
     )

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from harness.workload import ArmInfo, Axis, Plannable, Unsupported
 
 
-AXIS_KEYS = ("model", "data", "data_path", "schedule")  # keys of a command line that are short for an axis
+AXIS_KEYS = (
+    "model",
+    "data",
+    "data_path",
+    "schedule",
+    "ranks",
+)  # keys of a command line that are short for an axis
 PROFILE_KEYS = ("profile", "profile_start", "profile_end")  # likewise, below `train.`
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from harness.timing import Timing
     from harness.workload import Numerics, Trial, Workload
 
+REFUSES = "refuses: "  # the reason of a run that was refused by what was to run starts with it
 AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
@@ -84,6 +85,8 @@ def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") ->
     if trial.failure:
         resolved = {**trial.resolved} | ({"traceback": trace} if trace else {})
         rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure))
+    if trial.refusal:
+        rows.append(row(planned, arm, "skipped", resolved=trial.resolved, reason=f"{REFUSES}{trial.refusal}"))
     return rows
 
 

@@ -338,6 +338,7 @@ _SETTINGS = (
     "model",
     "data",
     "schedule",
+    "ranks",
     "train",
     "seed",
 )

@@ -129,14 +129,16 @@ class Trial:
     """What came of an arm that is a run of its own and no closure to time.
 
     Attributes:
-        series: at least one, unless `failure` says why there is none.
+        series: at least one, unless `failure` or `refusal` says why there is none.
         resolved: what really ran.
         failure: "" where the run is a result, be it a bad one.
+        refusal: why what was to be run refused before it started, which is no failure; "" where it did not.
     """
 
     series: Sequence[Series]
     resolved: Mapping[str, object] = field(default_factory=dict)
     failure: str = ""
+    refusal: str = ""
 
 
 class Plannable(Protocol):

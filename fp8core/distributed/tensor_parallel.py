@@ -77,7 +77,12 @@ class Float8ColwiseParallel(ColwiseParallel):
         assert isinstance(mod, Float8Linear)
         x = inputs[0]
         if isinstance(x, CastInput):
-            return inputs
+            if isinstance(x.hp, DTensor):
+                return inputs
+            # Each rank's gradient of a whole input is a part of it: as a DTensor it is summed over ranks
+            return (
+                x._replace(hp=DTensor.from_local(x.hp, device_mesh, desired_input_layouts, run_check=False)),
+            )
         if not isinstance(x, DTensor):
             x = DTensor.from_local(x, device_mesh, input_layouts, run_check=False)
         if x.placements == desired_input_layouts:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fp8core.kernels.ops  # noqa: F401  # defines torch.ops.fp8core
-from fp8core import CastInput, Float8Linear, RMSNorm, cast_input
+from fp8core import CastInput, Float8Linear, Float8Tensor, RMSNorm, cast_input
+from fp8core.two_casts import TwoCasts
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -70,9 +72,16 @@ def plain_attention() -> AbstractContextManager[None]:
 
 
 def share(x: Tensor | CastInput, *layers: nn.Module) -> Tensor | CastInput:
-    """x for several layers that read it: cast once if all are Float8Linear of one recipe, else x itself."""
-    fp8 = [] if isinstance(x, CastInput) else _of_one_recipe(layers)
-    return cast_input(x, *fp8) if fp8 and not isinstance(x, CastInput) else x
+    """x for several layers that read it: cast once if all are Float8Linear of one recipe, else x itself.
+
+    What a fused norm or `PrepareFloat8ModuleInput` has cast already stays as it is.
+    """
+    if isinstance(x, CastInput):
+        return x
+    if isinstance(x.to_local() if isinstance(x, DTensor) else x, Float8Tensor | TwoCasts):
+        return x
+    fp8 = _of_one_recipe(layers)
+    return cast_input(x, *fp8) if fp8 else x
 
 
 def normed(norm: nn.Module, x: Tensor, *layers: nn.Module) -> Tensor | CastInput:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 _GB = 1e9
-_SENT = {  # parts of `wire_bytes` -> heading
+_SENT = {  # parts of `sent_bytes` -> heading
     "weights_forward": "weights forward",
     "weights_backward": "weights backward",
     "gradients": "gradients",
@@ -73,7 +73,7 @@ def _records(machine: Machine) -> list[dict[str, Any]]:
             found[key] = record
         elif row["run_id"] < record["run_id"]:
             continue
-        if row["metric"] == "wire_bytes" and row["part"]:
+        if row["metric"] == "sent_bytes" and row["part"]:
             record[row["part"]] = row["value"] / _GB
         elif row["metric"] == "predicted_step_ms" and row["part"] == "communication":
             record["exposed"] = row["value"]

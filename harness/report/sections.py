@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from harness.report import (
     charts,
     compared,
+    compatibility,
+    gathers,
     league,
     numerics,
     paying,
@@ -31,7 +33,19 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
     from harness.report.table import Grid, Table
 
-PLACED = ("linear", "gemm", "cast", "ceilings", "recipes", "outliers", "train", "divergence", "scale")
+PLACED = (
+    "linear",
+    "gemm",
+    "cast",
+    "ceilings",
+    "recipes",
+    "outliers",
+    "train",
+    "divergence",
+    "parallel",
+    "allgather",
+    "scale",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,19 @@ def _judgement(machine: Machine) -> list[Section]:
             tables=[training.reach_table(machine), training.layers_table(machine)]
             if machine.trainings
             else [],
+        ),
+        Section(
+            f"parallel-{key}",
+            "What runs in parallel with what",
+            compatibility.INTRO,
+            first=[compatibility.matrix(machine), compatibility.reasons(machine)],
+            tables=[compatibility.sent(machine)],
+        ),
+        Section(
+            f"allgather-{key}",
+            "Weights gathered in FP8",
+            gathers.INTRO,
+            first=[gathers.gathers_table(machine)],
         ),
         Section(
             f"gates-{key}",

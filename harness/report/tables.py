@@ -95,7 +95,7 @@ def troubles(machine: Machine) -> Table:
     bad = machine.frame[machine.frame["status"] != "ok"]
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in rows_of(bad):
-        groups.setdefault((r["status"], r["suite"], r["metric"], r["reason"]), []).append(r)
+        groups.setdefault((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), []).append(r)
     rows = []
     for (status, suite, metric, reason), members in sorted(groups.items()):
         constant = machine.constant_axes(suite)

@@ -176,6 +176,15 @@ def short(words: str, most: int) -> str:
     return f"{words[: most - tail - 1]}\u2026{words[-tail:]}"
 
 
+def reason(said: str) -> str:
+    """Why a row failed or was skipped, without the traceback that may follow: it names places of the machine.
+
+    >>> reason('rank 1 of 2: ValueError: bad Traceback (most recent call last): File "x.py"')
+    'rank 1 of 2: ValueError: bad'
+    """
+    return said.partition(" Traceback (most recent call last)")[0]
+
+
 def printable(text: str) -> str:
     """Without control characters and those that turn the direction of text or cannot be seen (Unicode TR 36)."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in text)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness.suites import (
     accumulation,
+    allgather,
     cast,
     ceilings,
     checksum,
@@ -14,6 +15,7 @@ from harness.suites import (
     gemm,
     linear,
     outliers,
+    parallel,
     recipes,
     scale,
     train,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 SUITES: Mapping[str, Suite | TrialSuite] = {
     "accumulation": accumulation,
+    "allgather": allgather,
     "cast": cast,
     "ceilings": ceilings,
     "checksum": checksum,
@@ -34,6 +37,7 @@ SUITES: Mapping[str, Suite | TrialSuite] = {
     "gemm": gemm,
     "linear": linear,
     "outliers": outliers,
+    "parallel": parallel,
     "recipes": recipes,
     "scale": scale,
     "train": train,

@@ -157,10 +157,10 @@ def _series(found: Prediction) -> list[Series]:
         *(one("predicted_step_ms", 1e3 * seconds, part) for part, seconds in parts.items() if seconds),
         one("predicted_memory_bytes", sum(found.memory.values())),
         *(one("predicted_memory_bytes", size, part) for part, size in found.memory.items() if size),
-        one("wire_bytes", sum(c.wire(found.job) for c in found.collectives)),
-        *(one("wire_bytes", c.wire(found.job), c.part) for c in found.collectives),
-        one("collective_calls", sum(c.calls for c in found.collectives)),
-        *(one("collective_calls", c.calls, c.part) for c in found.collectives),
+        one("sent_bytes", sum(c.wire(found.job) for c in found.collectives)),
+        *(one("sent_bytes", c.wire(found.job), c.part) for c in found.collectives),
+        one("collectives", sum(c.calls for c in found.collectives)),
+        *(one("collectives", c.calls, c.part) for c in found.collectives),
     ]
 
 

@@ -37,8 +37,8 @@ def rows(world: int, arm: str, memory: float, fits: bool, run: str = "a") -> lis
         one("predicted_step_ms", 20.0),
         one("predicted_step_ms", 3.0, "communication"),
         one("predicted_memory_bytes", memory),
-        one("wire_bytes", 7e9, "weights_forward"),
-        one("wire_bytes", 7e9),
+        one("sent_bytes", 7e9, "weights_forward"),
+        one("sent_bytes", 7e9),
     ]
 
 

@@ -46,18 +46,18 @@ def test_it_is_a_suite_of_runs() -> None:
 def test_parts_add_up(arm: str) -> None:
     found = trial(arm, accumulation=2, replicas=2)
     assert not found.failure
-    for metric in ("wire_bytes", "predicted_memory_bytes", "predicted_step_ms", "collective_calls"):
+    for metric in ("sent_bytes", "predicted_memory_bytes", "predicted_step_ms", "collectives"):
         parts = values(found, metric)
         assert parts.pop("") == pytest.approx(sum(parts.values()))
     assert found.resolved["timed"] == "nothing: a prediction"
     assert found.resolved["tokens_per_step"] == 2 * 2 * 64
     assert found.resolved["fits"] is True
-    assert ("scales" in values(found, "wire_bytes")) == (arm == "tensorwise")
+    assert ("scales" in values(found, "sent_bytes")) == (arm == "tensorwise")
 
 
 def test_a_byte_an_element_goes_around() -> None:
     """All weights of blocks are Linear but the norms: of 8 GPUs each sends 7 parts in 8."""
-    fp8, bf16 = (values(trial(arm), "wire_bytes")["weights_backward"] for arm in ("tensorwise", "bf16"))
+    fp8, bf16 = (values(trial(arm), "sent_bytes")["weights_backward"] for arm in ("tensorwise", "bf16"))
     norms = 2 * 2 * 64 * 2 * 7 / 8
     assert fp8 - norms == (bf16 - norms) / 2
 
@@ -84,7 +84,7 @@ def test_named_runs_replace_published_rates(tmp_path: Path) -> None:
     published, measured = trial(gpu="h200"), trial(gpu="h200", runs=str(run))
     assert published.resolved["rates"]["bf16"]["kind"] != "measured"
     assert {measured.resolved["rates"][name]["kind"] for name in ("bf16", "bandwidth")} == {"measured"}
-    assert values(measured, "wire_bytes") == values(published, "wire_bytes")
+    assert values(measured, "sent_bytes") == values(published, "wire_bytes")
     with pytest.raises(UsageError, match="no row is of the H100 SXM"):
         case(runs=str(run))
 

@@ -46,8 +46,9 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
-        "accumulation", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "linear",
-        "nanogpt_char", "outliers", "peers", "quick", "recipes", "reference_7b", "scale", "train",
+        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm",
+        "linear", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
+        "scale", "train",
     }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
 

@@ -1,0 +1,160 @@
+"""Suite `allgather`: what FSDP2 gains by gathering weights as FP8 codes, in bytes, collectives and time.
+
+Each arm is a launch of ranks that train a stack of linear layers (`harness.parallel.gathers`). Bytes and calls are
+counted at the collective; the loss of each arm must equal, bit for bit, that of the same layers with weights gathered in
+high precision, which are trained beside it. Times are of the same rounds: `exposed_ms` is what the step takes longer than
+one with nothing on the wire. On a CPU all ranks share the cores, and a time is a check of the mechanism.
+
+torchao's arms run in the same sweep; what it can't do (shards of unequal length, with 3 ranks) is a skipped row with
+what it said.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from harness import ranks
+from harness.errors import UsageError
+from harness.parallel.bounds import deviation
+from harness.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
+from harness.peers import PEERS
+from harness.suites.common import with_defaults
+from harness.suites.parallel import not_finite
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.case import Case, Scalar
+
+TIMEOUT_S = 180.0
+BASE = "no_fp8"
+TORCHAO = PEERS["torchao"]
+
+AXES: Mapping[str, Axis] = {
+    "ranks": Axis("processes; 3 make shards of unequal length of the usual sizes", default=2),
+    "param_dtype": Axis("of weights that are gathered in high precision", ("bf16", "fp32")),
+    "width": Axis("of the residual stream", default=128),
+    "hidden": Axis("of a block's inner layer", default=128),
+    "layers": Axis("blocks, one all-gather each", default=4),
+    "tokens": Axis("of each rank's step", default=64),
+    "rounds": Axis("timed steps of each of the ways that take turns", default=10),
+}
+# arm -> (library, whether scales are found by a call after each step)
+_WAYS = {
+    BASE: ("", False),
+    "fp8": ("fp8core", False),
+    "fp8_precomputed": ("fp8core", True),
+    "torchao": ("torchao", False),
+    "torchao_precomputed": ("torchao", True),
+}
+ARMS: Mapping[str, ArmInfo] = {
+    BASE: ArmInfo("no FP8; weights gathered in param_dtype"),
+    "fp8": ArmInfo("tensorwise, weights gathered in FP8", BASE, "tensorwise"),
+    "fp8_precomputed": ArmInfo("likewise, scales found right after each step", BASE, "tensorwise"),
+    "torchao": ArmInfo("torchao's tensorwise, weights gathered in FP8", BASE, "tensorwise"),
+    "torchao_precomputed": ArmInfo("likewise, scales found right after each step", BASE, "tensorwise"),
+}
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """No linked axes.
+
+    Raises:
+        UsageError: shapes are named, which this suite has no use for.
+    """
+    if shapes:
+        raise UsageError(f"suite allgather takes axes.width and axes.hidden, not shapes={list(shapes)}")
+    return with_defaults([{}], axes, AXES)
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """Sizes that FP8 matmul does not take, too few GPUs, or a missing peer."""
+    world = case.integer("ranks")
+    for axis in ("width", "hidden", "tokens"):
+        if arm != BASE and case.integer(axis) % 16:
+            return Unsupported("shape", f"{axis}={case.integer(axis)}: FP8 matmul takes multiples of 16")
+    if device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < world:
+            return Unsupported(
+                "device", f"{world} ranks need {world} GPUs; here are {torch.cuda.device_count()}"
+            )
+    missing = TORCHAO.missing(device) if _WAYS[arm][0] == "torchao" else None
+    return Unsupported("device", missing) if missing else None
+
+
+def work(case: Case) -> float:
+    """Bytes of weights that a step gathers."""
+    return 2.0 * case.integer("width") * case.integer("hidden") * case.integer("layers")
+
+
+def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+    """Trains in ranks, and says what went over the wire and how long it took."""
+    gather, world = gather_of(case, arm, device), case.integer("ranks")
+    peer = gather.library == "torchao"
+    resolved: dict[str, object] = {
+        "library": gather.library or "none",
+        "recipe": "tensorwise" if gather.library else "none",
+        "world": world,
+        "weights": dict(weights_in(gather)),
+        "timed": "training steps of all ranks, each of the ways in turn, in the same rounds",
+        "version": TORCHAO.version() if peer else None,
+    }
+    try:
+        every: list[Measured] = ranks.run(measure, world, gather, timeout_s=TIMEOUT_S, device=device)
+    except ranks.RanksError as error:
+        if not peer:
+            raise
+        return Trial(
+            (), resolved, refusal=f"torchao {TORCHAO.version()} failed: {str(error).splitlines()[0]}"
+        )
+    if every[0].refusal:
+        return Trial((), resolved, refusal=every[0].refusal)
+    if fault := not_finite([one.losses[OWN] for one in every]):
+        return Trial((), resolved, fault)
+    losses, rounds = _mean([one.losses[OWN] for one in every]), tuple(range(gather.rounds))
+    resolved["scale_all_reduces_per_step"] = every[0].scale_all_reduces
+    on_step(len(losses), len(losses))
+    series = [Series("loss", losses, tuple(range(len(losses))))]
+    if gather.library:
+        apart = deviation(losses, _mean([one.losses[HIGH] for one in every]))
+        if apart > 0 and not peer:
+            return Trial(
+                (),
+                resolved,
+                f"losses differ by {apart:.2e} from those with weights gathered in high precision",
+            )
+        series.append(Series("loss_deviation", (apart,), (len(losses) - 1,)))
+    for (collective, dtype), (calls, size) in sorted(every[0].sent.items()):
+        series.append(Series("wire_bytes", (float(size),), (0,), f"{collective} {dtype}"))
+        series.append(Series("collectives", (float(calls),), (0,), f"{collective} {dtype}"))
+    # A step is over when its slowest rank is done.
+    ms = {
+        name: [max(took) for took in zip(*(one.ms[name] for one in every), strict=True)]
+        for name in every[0].ms
+    }
+    series += [
+        Series("step_ms", tuple(took), rounds, "" if name == OWN else name) for name, took in ms.items()
+    ]
+    exposed = tuple(own - alone for own, alone in zip(ms[OWN], ms[ALONE], strict=True))
+    resolved["exposed_share"] = statistics.median(exposed) / statistics.median(ms[OWN])
+    return Trial((*series, Series("exposed_ms", exposed, rounds)), resolved)
+
+
+def gather_of(case: Case, arm: str, device: str) -> Gather:
+    """What an arm of a case measures."""
+    library, precompute = _WAYS[arm]
+    sizes = {name: case.integer(name) for name in ("width", "hidden", "layers", "tokens", "rounds")}
+    return Gather(
+        library, precompute, **sizes, param_dtype=case.text("param_dtype"), seed=case.seed, device=device
+    )
+
+
+def _mean(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(statistics.fmean(losses) for losses in zip(*curves, strict=True))

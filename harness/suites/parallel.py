@@ -1,0 +1,167 @@
+"""Suite `parallel`: does every way of training in parallel give, with every recipe, the losses of one process?
+
+A case is one way (`harness.parallel.cells`), an arm one recipe; each is a launch of ranks and some training steps of a
+small Llama. What comes of it is one of
+
+    ok        it ran, and its losses lie within a stated bound of the single process's (`harness.parallel.bounds`)
+    skipped   "refuses: ..." what fp8core said when the model was converted and wrapped; or what this machine lacks
+    failed    it ran otherwise than one process does, a rank raised, died or hung
+
+A recipe that this device has no kernel for is emulated: what is compared here is not speed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from fp8core import RECIPES
+from harness import ranks
+from harness.errors import UsageError
+from harness.parallel import bounds
+from harness.parallel.cells import CELLS, Cell, Ran, run
+from harness.parallel.job import BATCH, SEQ, Job
+from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.case import Case, Scalar
+
+BASE = "no_fp8"
+TIMEOUT_S = 120.0
+
+AXES: Mapping[str, Axis] = {
+    "cell": Axis("; ".join(f"{name}: {cell.doc}" for name, cell in CELLS.items()), tuple(CELLS)),
+    "steps": Axis("optimizer steps", minimum=2, default=3),
+}
+ARMS: Mapping[str, ArmInfo] = {
+    BASE: ArmInfo("float32, no FP8"),
+    **{name: ArmInfo(f"recipe {name}", BASE, name) for name in RECIPES},
+}
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """No linked axes.
+
+    Raises:
+        UsageError: shapes are named, which this suite has no use for.
+    """
+    if shapes:
+        raise UsageError(f"suite parallel trains a model of its own, not shapes={list(shapes)}")
+    return with_defaults([{}], axes, AXES)
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """Too few GPUs, or no compiler where one is needed."""
+    cell = _cell(case)
+    if device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < cell.world:
+            return Unsupported(
+                "device", f"{cell.world} ranks need {cell.world} GPUs; here are {torch.cuda.device_count()}"
+            )
+        if cell.compiled:
+            return compile_missing(device)
+    return None
+
+
+def work(case: Case) -> float:
+    """Tokens of a run."""
+    return float(_cell(case).microbatches * BATCH * SEQ * case.integer("steps"))
+
+
+def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+    """Trains in ranks and alone, and compares."""
+    name, cell, job = case.text("cell"), _cell(case), job_of(case, arm, device)
+    resolved: dict[str, object] = {
+        "doc": cell.doc,
+        "world": cell.world,
+        "recipe": str(job.recipe) if job.recipe else "none",
+        "compute": "fp32",
+        "optimizer": "SGD",
+        "tokens_per_step": cell.microbatches * BATCH * SEQ,
+    }
+    if job.recipe is not None and job.recipe is not RECIPES[arm]:
+        resolved["emulated"] = _lacking(arm, device)
+    try:
+        every: list[Ran] = ranks.run(run, cell.world, name, job, timeout_s=TIMEOUT_S, device=device)
+    except ranks.RanksError as error:
+        return Trial((), resolved | {"traceback": str(error)[-4000:]}, str(error).splitlines()[0])
+    resolved |= every[0].facts
+    if every[0].refusal:
+        return Trial((), resolved, refusal=every[0].refusal)
+    if fault := not_finite([ran.losses for ran in every]):
+        return Trial((), resolved, fault)
+    losses = _mean([ran.losses for ran in every])
+    reference = cell.reference(job)
+    expected = bounds.reference(reference)
+    bound, source = (0.0, bounds.SAME) if cell.same_sums else (bounds.rounding(reference), bounds.ROUNDING)
+    apart = bounds.deviation(losses, expected)
+    resolved |= {"reference": list(expected), "bound": bound, "bound_from": source, "loss_deviation": apart}
+    steps = tuple(range(len(losses)))
+    on_step(len(losses), len(losses))
+    if apart > bound:
+        why = f"losses {_said(losses)} differ from one process's {_said(expected)} by {apart:.2e}; bound {bound:.2e} ({source})"
+        return Trial((), resolved, why)
+    sent: Mapping[str, float] = every[0].facts.get("sent_bytes_per_step", {})
+    return Trial(
+        (
+            Series("loss", losses, steps),
+            Series("loss_deviation", (apart,), steps[-1:]),
+            *(Series("wire_bytes", (size,), (0,), part) for part, size in sent.items()),
+        ),
+        resolved,
+    )
+
+
+def job_of(case: Case, arm: str, device: str) -> Job:
+    """What an arm of a case trains, before the cell adds its own."""
+    recipe = None if arm == BASE else RECIPES[arm]
+    if recipe is not None and _lacking(arm, device):
+        recipe = recipe.emulated()
+    return Job(recipe, steps=case.integer("steps"), seed=case.seed, device=device)
+
+
+def not_finite(curves: Sequence[Sequence[float]]) -> str:
+    """Which rank's loss was the first that is no finite number, and when; "" where all are.
+
+    A gradient carries it to all ranks within a step, so only the first tells where it came from. A rank that knows of
+    no loss (a stage of a pipeline) has an empty curve.
+    """
+    first = {
+        rank: next((step for step, loss in enumerate(curve) if not math.isfinite(loss)), len(curve))
+        for rank, curve in enumerate(curves)
+        if curve
+    }
+    start = min(first.values())
+    guilty = [rank for rank, step in first.items() if step == start]
+    if start == len(curves[guilty[0]]):
+        return ""
+    named = f"rank {guilty[0]}" if len(guilty) == 1 else f"ranks {', '.join(map(str, guilty))}"
+    others = "; the others' is finite there" if len(guilty) < len(first) else ""
+    return f"{named} of {len(curves)}: loss is {curves[guilty[0]][start]} at step {start}{others}"
+
+
+def _cell(case: Case) -> Cell:
+    return CELLS[case.text("cell")]
+
+
+def _lacking(arm: str, device: str) -> str:
+    """Why this device can't run a recipe as it is; "" if it can."""
+    why = recipe_unsupported(RECIPES[arm], BATCH * SEQ, device)
+    return why.reason if why is not None else ""
+
+
+def _mean(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """By step, over the ranks that know a loss."""
+    return tuple(sum(losses) / len(losses) for losses in zip(*filter(None, curves), strict=True))
+
+
+def _said(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.6g}" for loss in losses)

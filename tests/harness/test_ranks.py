@@ -1,0 +1,248 @@
+"""Ranks and their faults. Oracle: which rank the test makes do what, and the processes that the system lists after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from harness import rank_faults, ranks
+from harness.ranks import GRACE_S, RanksError
+
+WORLD = 3
+HERE = Path(__file__)
+
+
+def total(start: float) -> tuple[float, int]:
+    mine = torch.tensor([start + dist.get_rank()])
+    dist.all_reduce(mine)
+    return mine.item(), dist.get_rank()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_results_come_by_rank_from_one_group(world: int) -> None:
+    expected = world * 10.0 + sum(range(world))
+    assert ranks.run(total, world, 10.0) == [(expected, rank) for rank in range(world)]
+
+
+def environment_of_a_rank() -> tuple[str | None, int, int]:
+    return os.environ.get("RANKS_TEST"), torch.get_num_threads(), os.getpgid(0) - os.getpid()
+
+
+def test_a_rank_has_the_callers_environment_of_now_one_thread_and_a_process_group_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks.run(total, 1, 0.0)  # the server that forks ranks has started
+    monkeypatch.setenv("RANKS_TEST", "now")
+    assert ranks.run(environment_of_a_rank, 2) == [("now", 1, 0)] * 2
+
+
+def at_fault(how: str, note: str) -> None:
+    """Rank 1 does what `how` says; the others wait for it in an all-reduce."""
+    rank = dist.get_rank()
+    if rank == 1:
+        child = subprocess.Popen(["sleep", "600"])
+        Path(note).write_text(str(child.pid))
+        if how == "raise":
+            raise ValueError("told so")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(7)
+        if how == "sleep":
+            time.sleep(600)
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "leave":
+            return
+        if how == "another collective":
+            dist.broadcast(torch.ones(3), 0)
+    dist.all_reduce(torch.ones(3))
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def soon(condition: Any) -> bool:
+    """Whether it becomes true: a killed process needs a moment to be gone."""
+    return any(condition() or time.sleep(0.02) for _ in range(3000))
+
+
+ENDS = {  # how -> what the message says of rank 1
+    "raise": "rank 1 of 3: .*ValueError: told so",
+    "kill": "rank 1 of 3: was killed by SIGKILL",
+    "exit": "rank 1 of 3: exited with code 7",
+    "sleep": "rank 1 of 3 is at fault: not all ended within 2 s: .*rank 1 is in no collective, at .*test_ranks.py",
+    "stop": "rank 1 of 3 is at fault: .*rank 1 is in no collective, gives no sign of life",
+    "leave": "rank 1 of 3 is at fault: .*rank 0 waits in all_reduce at .* in at_fault.*rank 1 has returned",
+    "another collective": "collectives differ: .*rank 1 runs BROADCAST",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_rank_at_fault_is_named_and_nothing_is_left(how: str, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with pytest.raises(RanksError, match=f"(?s){ENDS[how]}") as caught:
+        ranks.run(at_fault, WORLD, how, str(note), timeout_s=2.0)
+    assert caught.value.rank == 1
+    assert soon(lambda: gone(int(note.read_text())))  # what the rank had started
+    left = [p.pid for p in psutil.Process().children(recursive=True) if "test_ranks" in " ".join(p.cmdline())]
+    assert not left
+
+
+def of_another_shape(how: str) -> None:
+    mine = torch.ones(4 + (dist.get_rank() == 1))
+    if how == "all-reduce":
+        dist.all_reduce(mine)
+    elif how == "all-gather":
+        dist.all_gather([torch.empty_like(mine) for _ in range(dist.get_world_size())], mine)
+    else:  # rank 1 has built another layer
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(8, 8 * len(mine))
+        fully_shard(layer)
+        layer(torch.ones(2, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("how", ["all-reduce", "all-gather", "fully_shard"])
+def test_shapes_that_differ_between_ranks_are_told_by_rank(how: str) -> None:
+    with pytest.raises(RanksError, match="the ranks' collectives differ: ") as caught:
+        ranks.run(of_another_shape, 2, how, timeout_s=20.0)
+    first = str(caught.value).splitlines()[0]
+    assert "rank 0 runs" in first
+    assert "rank 1 runs" in first
+
+
+def unpicklable() -> Any:
+    return (lambda: 0) if dist.get_rank() == 1 else None
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(RanksError, match=r"(?s)rank 1 of 2: .*lambda"):
+        ranks.run(unpicklable, 2)
+    with pytest.raises((AttributeError, TypeError), match=r"lambda|pickle"):
+        ranks.run(lambda: 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("world", "device", "message"), [(0, "cpu", "at least one"), (64, "cuda", "64 GPUs; here")]
+)
+def test_bad_worlds_are_refused(world: int, device: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranks.run(total, world, 0.0, device=device)
+
+
+def wait_for_ever(note: str) -> None:
+    Path(f"{note}-{dist.get_rank()}").write_text(str(os.getpid()))
+    dist.barrier()
+    time.sleep(600)
+
+
+def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
+    note = tmp_path / "rank"
+    script = "import sys; from harness import ranks; import test_ranks as t; ranks.run(t.wait_for_ever, 2, sys.argv[1])"
+    path = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, str(note)], env={**os.environ, "PYTHONPATH": path}
+    )
+    written = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    assert soon(lambda: parent.poll() is not None or all(f.exists() and f.read_text() for f in written))
+    pids = [int(f.read_text()) for f in written]
+    parent.kill()
+    parent.wait()
+    assert soon(lambda: all(map(gone, pids)))
+
+
+def test_an_error_of_a_connection_is_a_victims_and_the_first_other_one_guilty() -> None:
+    victim = rank_faults.raised(0, RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer"))
+    later = rank_faults.raised(2, ValueError("b"))
+    first = rank_faults.Fault(3, later.at - 1.0, "a")
+    assert rank_faults.error([victim, later, first], 4).rank == 3
+    assert rank_faults.error([victim], 4).rank == 0
+    assert GRACE_S < 5  # what the module promises: all are gone within seconds of a fault
+
+
+def torchrun(words: list[str], tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, **env},
+    )  # fmt: skip
+
+
+SHARED = """
+import sys
+import test_ranks as t
+from harness import ranks, torchrun
+def command():
+    print("here", ranks.run(t.total, 2, 1.0), ranks.run(t.total, 3, 1.0), flush=True)
+    for how in sys.argv[1:]:
+        try:
+            ranks.run(t.fails_under_torchrun, 2, how)
+        except ranks.RanksError as error:
+            print("caught", error.rank, str(error).splitlines()[-1], flush=True)
+    return 0
+if __name__ == "__main__":
+    sys.exit(torchrun.shared(command))
+"""
+
+
+def fails_under_torchrun(how: str) -> None:
+    if how == "all":
+        raise ValueError("refused everywhere")
+    if dist.get_rank() == 1:
+        raise ValueError("refused by one")
+
+
+def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
+    """Both worlds at once: torchrun's own two ranks, and three that the harness starts beside them."""
+    script = tmp_path / "shared.py"
+    script.write_text(SHARED)
+    start = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+        "all",
+        "one",
+        "all",
+    ]
+    done = torchrun(start, tmp_path)
+    said = done.stdout.splitlines()
+    assert said[0] == "here [(3.0, 0), (3.0, 1)] [(6.0, 0), (6.0, 1), (6.0, 2)]"
+    assert said[1].endswith("ValueError: refused everywhere")
+    assert said[2] == "caught 1 ValueError: refused by one"
+    assert said[3].startswith("caught None")  # out of step by now, so not tried
+    assert done.returncode == 0
+    assert "rank 1 of 2: ValueError: refused by one\nTraceback" in done.stderr
+
+
+def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "shared.py"
+    script.write_text(
+        "import sys; from harness.__main__ import main; from harness import torchrun, ranks; import test_ranks as t\n"
+        "from harness.errors import UsageError\n"
+        "try:\n    torchrun.shared(lambda: bool(ranks.run(t.total, 2, 1.0)))\n"
+        "except UsageError as error:\n    sys.exit(str(error))\n"
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        done = torchrun([str(script)], tmp_path, **env)
+    assert done.returncode == 1
+    assert f"the ranks cannot meet at 127.0.0.1:{port}" in done.stderr
+    assert "set another MASTER_PORT" in done.stderr
