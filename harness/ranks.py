@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import rank_faults, torchrun
+from harness.processes import end_with_parent, kill_group
 from harness.rank_faults import Fault, RanksError
 
 if TYPE_CHECKING:
@@ -146,8 +147,7 @@ class _Rank:
 
     def kill(self) -> None:
         """Ends it and what it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid or 0, signal.SIGKILL)
+        kill_group(self.process.pid or 0)
         self.process.kill()
 
     def end(self) -> None:
@@ -186,14 +186,6 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
     return [results[rank.rank] for rank in ranks]
 
 
-def _end_with_parent() -> None:
-    """Ends this rank, and what it has started, when the process that asked for it is gone."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os.killpg(0, signal.SIGKILL)
-
-
 def _serve(
     parent: Connection,
     rank: int,
@@ -206,7 +198,7 @@ def _serve(
 ) -> None:
     """The process of one rank: answers, and stays until it is killed, since others may still need it."""
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, and a kill reaches what this process starts
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False)

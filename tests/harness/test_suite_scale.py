@@ -84,7 +84,7 @@ def test_named_runs_replace_published_rates(tmp_path: Path) -> None:
     published, measured = trial(gpu="h200"), trial(gpu="h200", runs=str(run))
     assert published.resolved["rates"]["bf16"]["kind"] != "measured"
     assert {measured.resolved["rates"][name]["kind"] for name in ("bf16", "bandwidth")} == {"measured"}
-    assert values(measured, "sent_bytes") == values(published, "wire_bytes")
+    assert values(measured, "sent_bytes") == values(published, "sent_bytes")
     with pytest.raises(UsageError, match="no row is of the H100 SXM"):
         case(runs=str(run))
 
