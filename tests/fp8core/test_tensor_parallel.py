@@ -55,6 +55,7 @@ def ran(world: int) -> list[dict[str, Any]]:
     if world == 2:
         tasks |= {
             "sent of rowwise": (worker.collectives, (in_float32("rowwise"), torch.float32)),
+            "evaluated": (worker.evaluated, ()),
             "nan": (worker.nan_on_one_rank, ()),
             "refusals": (worker.refusals, ()),
             "verified": (worker.verified, ()),
@@ -177,6 +178,13 @@ def test_delayed_scaling_needs_no_amax_of_others() -> None:
 def test_a_nan_on_one_rank_reaches_all() -> None:
     """Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
     assert each(2, "nan") == [[True] * 3] * 2
+
+
+def test_inference_mode() -> None:
+    """Oracle: the outputs without gradients; between two training steps."""
+    for rank in each(2, "evaluated"):
+        assert len(rank) == 2 * len(STYLES)
+        assert all(rank.values()), rank
 
 
 def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
