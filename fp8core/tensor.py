@@ -124,6 +124,9 @@ class Float8Tensor(torch.Tensor):
     ) -> Any:
         handler = _HANDLERS.get(op)
         if handler is None:
+            composed = decomposed(op, args, kwargs)
+            if composed is not NotImplemented:
+                return composed
             known = ", ".join(sorted({str(o.overloadpacket).removeprefix("aten.") for o in _HANDLERS}))
             raise NotImplementedError(
                 f"Float8Tensor has no {op}; call .dequantize() first, or fp8core.scaled_mm(a, b) to multiply. "
@@ -176,6 +179,11 @@ def quantize(
         x, dtype, granularity, dim=dim, power_of_two=power_of_two, mx_mode=mx_mode
     )
     return Float8Tensor(codes, scale_inv, x.dtype, granularity)
+
+
+def decomposed(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """What an operator that consists of others yields, which inference mode alone hands on whole; else NotImplemented."""
+    return op.decompose(*args, **(kwargs or {})) if torch.is_inference_mode_enabled() else NotImplemented
 
 
 def implements(*ops: Any) -> Callable[[Handler], Handler]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8core.shared_input import CastInput, Casts
+from fp8core.tensor import decomposed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,9 @@ class TwoCasts(torch.Tensor):
             if shape[-1] != x.shape[-1]:
                 shape = None
         if shape is None:
+            composed = decomposed(op, args, kwargs)
+            if composed is not NotImplemented:
+                return composed
             raise NotImplementedError(
                 f"{op} of an input that consists of FP8 codes for Float8Linear alone: of them only views that keep the last "
                 "dimension are defined. Let torch's PrepareModuleInput gather in high precision for a module that does "

@@ -217,6 +217,22 @@ def collectives(config: Config, dtype: torch.dtype) -> dict[str, Collectives]:
     return found
 
 
+def evaluated() -> dict[str, bool]:
+    """Whether a trained model's outputs in inference mode are those without gradients, by recipe and style."""
+    found = {}
+    for recipe in ("tensorwise", "rowwise"):
+        for style in ("torch", "float8", "torch sp", "float8 sp", "float8 sp shared"):
+            model = parallel(RECIPES[recipe].emulated(), style, (32, 64, True))
+            passes(model, data(32), style)
+            x = of_this_rank(data(32)) if "sp" in style else data(32)
+            with torch.no_grad():
+                want = model(x)
+            with torch.inference_mode():
+                found[f"{recipe} {style}"] = torch.equal(model(x), want)
+            passes(model, data(32), style)
+    return found
+
+
 def nan_on_one_rank() -> list[bool]:
     """A NaN in one rank's part of a weight, of the tokens: everything that shares its scale is NaN, on every rank."""
     found = []

@@ -154,7 +154,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize(
+    "world", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4]
+)
 def test_equals_one_process(world: int) -> None:
     """Oracle: one process with all experts and all tokens, bit for bit: each expert sees the same rows in the same order.
 

@@ -17,7 +17,9 @@ from sharding import Setting
 
 from harness import ranks
 
-WORLDS = (1, 2, 3, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow))
+WORLDS = tuple(
+    pytest.param(world, marks=[] if world in (2, 3) else pytest.mark.slow) for world in (1, 2, 3, 4, 8)
+)
 UNEVEN = (48, 50, 7, 33)  # no dimension that 2, 3 or 8 divides, and fewer rows than 8 ranks
 OPTIONS = {
     "gathered weights stay after the forward pass": Setting(reshard=False),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import state_checks
 import torch
+from parallel_models import several
 from torch import nn
 
 from harness import ranks
@@ -32,15 +33,15 @@ def test_states_pickles_and_optimizer_states_are_plain(saved: tuple[str, dict[st
     assert run["kinds"] == run["pickled"] == run["moments"] == ["Tensor"]
 
 
-@pytest.mark.parametrize(("world", "fp8"), [(2, True), (3, True), (3, False)])
-def test_a_run_resumes_on_any_number_of_ranks(
-    saved: tuple[str, dict[str, Any]], world: int, fp8: bool
-) -> None:
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_run_resumes_on_any_number_of_ranks(saved: tuple[str, dict[str, Any]], world: int) -> None:
     """Oracle: the run that went on; bitwise, with and without FP8 all-gather."""
     folder, run = saved
-    for resumed in ranks.run(state_checks.resume, world, folder, fp8):
-        assert resumed["loss"] == run["loss"]
-        assert resumed["weights"] == run["weights"]
+    resumed = {fp8: (state_checks.resume, (folder, fp8)) for fp8 in (True, False)}
+    for rank in ranks.run(several, world, resumed):
+        for found in rank.values():
+            assert found["loss"] == run["loss"]
+            assert found["weights"] == run["weights"]
 
 
 def test_the_whole_state_loads_into_an_unconverted_bfloat16_model(saved: tuple[str, dict[str, Any]]) -> None:

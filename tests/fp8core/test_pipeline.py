@@ -23,7 +23,7 @@ RECIPE: dict[str, Recipe | None] = {
 }
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> dict[str, Found]:
     """By recipe and schedule; two steps, delayed scaling three."""
     jobs = [(name, schedule) for name in RECIPE for schedule in worker.SCHEDULES]

@@ -22,6 +22,7 @@ from harness import ranks
 BOUND = 1e-6  # relative, of issue 5: sums of float32 in another order, codes equal
 SMALL, LARGE = (32, 64), (128, 512)  # dim, hidden; blocks of 128 need the larger
 STYLES = ("torch", "torch sp", "float8", "float8 sp", "float8 sp shared")
+WORLDS = (2, pytest.param(4, marks=pytest.mark.slow))
 Errors = dict[str, dict[str, float] | str]
 
 
@@ -54,6 +55,7 @@ def ran(world: int) -> list[dict[str, Any]]:
     if world == 2:
         tasks |= {
             "sent of rowwise": (worker.collectives, (in_float32("rowwise"), torch.float32)),
+            "evaluated": (worker.evaluated, ()),
             "nan": (worker.nan_on_one_rank, ()),
             "refusals": (worker.refusals, ()),
             "verified": (worker.verified, ()),
@@ -67,7 +69,7 @@ def each(world: int, task: str) -> list[Any]:
     return [rank[task] for rank in ran(world)]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=WORLDS)
 def found(request: pytest.FixtureRequest) -> list[Errors]:
     return each(request.param, "errors")
 
@@ -125,7 +127,7 @@ def test_what_is_not_sound_is_refused_with_the_way_out(found: list[Errors]) -> N
         assert way in refused[f"{case}/bias"]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("power_of_two", [True, False])
 def test_rowwise_scales_its_parts(world: int, power_of_two: bool) -> None:
     """<= 1e-6 against one scale for each part of a row; further from one process's scales for whole rows (2e-6 by the
@@ -142,7 +144,7 @@ def test_rowwise_scales_its_parts(world: int, power_of_two: bool) -> None:
         assert sum(ours) <= 1.1 * sum(theirs)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gathers_one_byte_an_element(world: int, dtype: torch.dtype) -> None:
     """Counted at the collectives: half of bfloat16, a quarter of float32, scales apart."""
@@ -176,6 +178,13 @@ def test_delayed_scaling_needs_no_amax_of_others() -> None:
 def test_a_nan_on_one_rank_reaches_all() -> None:
     """Tensorwise, one NaN makes all of its tensor NaN, as in one process."""
     assert each(2, "nan") == [[True] * 3] * 2
+
+
+def test_inference_mode() -> None:
+    """Oracle: the outputs without gradients; between two training steps."""
+    for rank in each(2, "evaluated"):
+        assert len(rank) == 2 * len(STYLES)
+        assert all(rank.values()), rank
 
 
 def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:

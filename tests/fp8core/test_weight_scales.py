@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import pytest
 import scale_checks
 import torch
+from parallel_models import several
 from torch import nn
 
 from fp8core import (
@@ -15,11 +19,34 @@ from fp8core import (
 )
 from harness import ranks
 
+TASKS: dict[int, dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    2: {
+        "codes": (scale_checks.codes_and_scales, (["tensorwise", "blockwise", "delayed"],)),
+        "changes": (scale_checks.all_reduces_after_changes, ()),
+        "odd orders": (scale_checks.odd_orders, ()),
+        "nan": (scale_checks.nan_on_one_rank, (["tensorwise", "delayed"],)),
+        "proofs": (scale_checks.proofs, ()),
+    },
+    3: {"codes": (scale_checks.codes_and_scales, (["tensorwise", "blockwise", "delayed"],))},
+    4: {"replicas": (scale_checks.replicas_do_not_ask, ()), "refusals": (scale_checks.refusals, ())},
+    8: {"changes": (scale_checks.all_reduces_after_changes, ())},
+}
+
+
+@cache
+def ran(world: int) -> list[dict[str, Any]]:
+    return ranks.run(several, world, TASKS[world])
+
+
+def each(world: int, task: str) -> list[Any]:
+    """What a task returned, by rank."""
+    return [rank[task] for rank in ran(world)]
+
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_gathered_codes_and_scales_are_those_of_the_whole_weight(world: int) -> None:
     """Blocks of 128 lie across the borders of the shards of 300 and 260 rows."""
-    for same in ranks.run(scale_checks.codes_and_scales, world, ["tensorwise", "blockwise", "delayed"]):
+    for same in each(world, "codes"):
         assert same == [True] * 24
 
 
@@ -27,13 +54,13 @@ def test_gathered_codes_and_scales_are_those_of_the_whole_weight(world: int) -> 
 def test_scales_are_found_anew_after_each_change_and_only_then(world: int) -> None:
     """On all ranks at once, or this would hang; 8 ranks share 7 rows."""
     wanted = {name: (calls, True) for name, (_, calls) in scale_checks.CHANGES.items()}
-    assert ranks.run(scale_checks.all_reduces_after_changes, world) == [wanted] * world
+    assert each(world, "changes") == [wanted] * world
 
 
 def test_odd_orders() -> None:
     """Optimizers that step in the backward pass cost one all-reduce a step, as scales of other weights hold meanwhile; and
     an update by hand is seen by a layer that is gathered without the one that was first. Evaluation in inference mode leaves no trace."""
-    for found in ranks.run(scale_checks.odd_orders, 2):
+    for found in each(2, "odd orders"):
         assert found == {
             "in the backward pass": ([0, 0, 0, 1, 1, 1], True),
             "left out": True,
@@ -43,17 +70,17 @@ def test_odd_orders() -> None:
 
 def test_nan_on_one_rank_is_nan_on_all() -> None:
     """As in one process, where a weight with one NaN or Inf is NaN throughout."""
-    for found in ranks.run(scale_checks.nan_on_one_rank, 2, ["tensorwise", "delayed"]):
+    for found in each(2, "nan"):
         assert found == [True] * 12
 
 
 def test_replicas_do_not_ask_each_other() -> None:
     """Two weights, four bytes each, among the two ranks of a shard."""
-    assert ranks.run(scale_checks.replicas_do_not_ask, 4) == [[1, 8]] * 4
+    assert each(4, "replicas") == [[1, 8]] * 4
 
 
 def test_mistakes_are_named_with_the_way_out() -> None:
-    for found in ranks.run(scale_checks.refusals, 4):
+    for found in each(4, "refusals"):
         assert found["part of the ranks"].startswith("reshard_after_forward=2 of 4 ranks: FSDP2 does not")
         assert found["order"].endswith("convert, then fully_shard")
         assert found["no module"].startswith("module is a list; expected Module")
@@ -61,7 +88,7 @@ def test_mistakes_are_named_with_the_way_out() -> None:
 
 
 def test_verify_says_how_each_weight_is_gathered() -> None:
-    for proofs in ranks.run(scale_checks.proofs, 2):
+    for proofs in each(2, "proofs"):
         fp8, high = proofs["tensorwise"], proofs["rowwise"]
         assert fp8["ok"], fp8["line"]
         assert "2 weights gathered in FP8" in fp8["line"]
