@@ -13,7 +13,7 @@ from harness import store
 from harness.executor import Executor
 from harness.plan import make_plan
 from harness.rank_faults import error, late, raised
-from harness.timing import TimingConfig, timer_for
+from harness.timing import TimingConfig
 
 SAID = {
     "killed": "rank 1 of 3: was killed by SIGKILL",
@@ -33,7 +33,7 @@ def test_each_fault_is_a_row_that_names_the_rank_and_takes_nothing_else(tmp_path
     }  # fmt: skip
     plan = make_plan(config, {"toy": ToyRanks(str(notes))})
     writer = store.RunWriter(tmp_path / "run", run_id="r", sweep="toy", env_id="e", env={}, about={})
-    outcome = Executor("cpu", timer_for("cpu"), TimingConfig()).run(plan, writer)
+    outcome = Executor("cpu", TimingConfig()).run(plan, writer)
     writer.close(outcome.state)
     row = {r.arm: r for r in store.read(tmp_path / "run").itertuples()}
     assert outcome.state == "finished"
