@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     moved = {key: config[key] for key in ("results_dir", "reports_dir", "data_path") if config[key]}
     kept = [w for w in words if w.partition("=")[0] not in ("resume", "run_id", "quiet", *moved)]
     kept += [f"{key}={value}" for key, value in moved.items()]
-    kept += ["quiet=true", *([f"resume={folder.name}"] if goes_on else [])]
+    kept += ["quiet=true", *([f"resume={folder}"] if goes_on else [])]
     writer = store.RunWriter(
         folder,
         run_id=folder.name,
@@ -121,12 +121,13 @@ def main(argv: Sequence[str]) -> int:
             "question": request.config["question"],
         },
     )
+    several = launcher.here and name != "basic"  # shards at once, each in a process of its own
     job = Job(
         words=json.dumps(kept).replace("$", "\\u0024"),
         run_id="" if goes_on else folder.name,
         folder=str(Path.cwd()),
-        cores=sorted(os.sched_getaffinity(0)) if launcher.here and request.config["device"] == "cpu" else [],
-        gpus=_gpus() if launcher.here and request.config["device"] == "cuda" else [],
+        cores=sorted(os.sched_getaffinity(0)) if several and request.config["device"] == "cpu" else [],
+        gpus=_gpus() if several and request.config["device"] == "cuda" else [],
     )
     began = time.time()
     with _watched(folder, chosen, began, request.config["quiet"]):
@@ -141,7 +142,8 @@ def run_shard(config: DictConfig) -> int:
     if Path(config.folder).is_dir():  # else this is another machine, and paths are absolute where they matter
         os.chdir(config.folder)
     shard = shards.parse(config.shard)
-    if config.gpus:
+    # A process that has opened its GPU sees no other one, though the workers that it starts would.
+    if config.gpus and not _gpu_is_open():
         os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[shard.index % len(config.gpus)]
     if config.cores:
         shards.pin(shards.cores_of(shard, list(config.cores)))
@@ -310,6 +312,13 @@ def _device(asked: str) -> str:
 def _leave(asked: str) -> str:
     """The device of a machine that is not this one: each shard finds out by itself."""
     return "cpu" if asked == "auto" else asked
+
+
+def _gpu_is_open() -> bool:
+    """Whether this process has used CUDA: joblib gives one process several shards, one after the other."""
+    import torch
+
+    return torch.cuda.is_initialized()
 
 
 def _gpus() -> list[str]:

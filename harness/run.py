@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from harness.places import Gpu
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
+ONE_INTERRUPT_S = 5.0  # Ctrl-C and SIGTERM that follow one another so closely count as one
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
@@ -370,13 +371,24 @@ def _writable(folder: Path, key: str) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, ends the run as Ctrl-C does: cleanly."""
+    """SIGTERM, as a scheduler sends it, ends the run as Ctrl-C does: cleanly.
+
+    Either often comes twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
+    the run from recording how it ended.
+    """
+    heard = -ONE_INTERRUPT_S
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        nonlocal heard
+        if time.monotonic() - heard >= ONE_INTERRUPT_S:
+            heard = time.monotonic()
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    # A shell lets its background jobs ignore Ctrl-C, and so it stays.
+    asked = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, stop)) for number in asked]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)

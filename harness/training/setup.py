@@ -13,6 +13,7 @@ Three set-ups are called `compute`:
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -282,13 +283,27 @@ def replace_by_peer(model: nn.Module, peer: Peer, recipe: str, compiled: bool = 
     """
     assert peer.linear is not None
     swapped = {m: peer.linear(m, recipe) for m in model.modules() if isinstance(m, Float8Linear)}
-    for layer in swapped.values() if compiled else ():
-        layer.compile(fullgraph=True, dynamic=False)
+    if compiled:
+        _compile_each(list(swapped.values()))
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):
                 setattr(parent, name, swapped[child])
     return swapped[model] if isinstance(model, Float8Linear) else model
+
+
+def _compile_each(layers: Sequence[nn.Module]) -> None:
+    """Compiles layers by themselves, those of one shape to one graph.
+
+    `nn.Module.compile` would not do: all layers of a class share one code object, other models' included, and with it
+    the few graphs that Dynamo keeps of each (`harness.compiling`).
+    """
+    of_shape: dict[torch.Size, Callable[[nn.Module, Tensor], Tensor]] = {}
+    for layer in layers:
+        shape = layer.get_parameter("weight").shape
+        if shape not in of_shape:
+            of_shape[shape] = fresh_compile(lambda layer, x: type(layer).forward(layer, x))
+        layer.forward = functools.partial(of_shape[shape], layer)
 
 
 def optimizer_of(model: nn.Module, setup: Setup, device: str) -> torch.optim.Optimizer:

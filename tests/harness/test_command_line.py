@@ -252,11 +252,16 @@ sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
 
 
 @pytest.mark.parametrize(
-    ("how", "isolate"),
-    [(signal.SIGINT, "true"), (signal.SIGTERM, "true"), (signal.SIGKILL, "true"), (signal.SIGTERM, "false")],
+    ("how", "isolate", "times"),
+    [
+        (signal.SIGINT, "true", 3),  # an impatient hand
+        (signal.SIGTERM, "true", 1),
+        (signal.SIGKILL, "true", 1),
+        (signal.SIGTERM, "false", 2),
+    ],
 )
 def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
-    how: signal.Signals, isolate: str, tmp_path: Path
+    how: signal.Signals, isolate: str, times: int, tmp_path: Path
 ) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
@@ -269,7 +274,9 @@ def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
             assert time.monotonic() < deadline
             time.sleep(0.02)
         children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(how)
+        for _ in range(times):
+            process.send_signal(how)
+            time.sleep(0.02)
         out, err = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
@@ -278,6 +285,8 @@ def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 2, err
+        (note,) = (tmp_path / "results").rglob("run.json")
+        assert store.read_about(note.parent)["state"] == "interrupted"
         assert Path(out.splitlines()[-1].split()[-1]).name.endswith(".html")
     assert main(["report", "results", "-o", "after.html"]) == 0
 

@@ -248,6 +248,7 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     assert "can't tell" in done.stdout
 
 
+@pytest.mark.slow
 def test_real_runs_of_three_hosts_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_killed_ray_worker_is_replaced_and_its_shard_goes_on() -> None:
     assert frame["attempt"].nunique() == 3  # two shards, and the one that went on: what was stored stayed
 
 
+@pytest.mark.slow
 def test_two_shards_of_the_same_number_at_once_leave_each_case_once() -> None:
     twice = [start("sweep=tiny", "device=cpu", "shard=0/2", "run_id=r1") for _ in range(2)]
     assert [process.communicate(timeout=300) and process.returncode for process in twice] == [0, 0]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from toy import ToySuite
 
-from harness import run, store
+from harness import launch, run, store
 from harness.__main__ import main
 from harness.case import Case
 from harness.errors import UsageError
@@ -164,6 +166,37 @@ def test_two_attempts_at_one_shard_leave_each_case_once(toy: ToySuite, tmp_path:
     merged, alone = store.read("a/toy/r1"), store.read("a/toy/r1", all_attempts=True)
     assert len(alone) == 2 * len(merged)
     assert not merged.duplicated(["case_id", "arm", "metric"]).any()
+
+
+def test_shards_are_spread_again_to_go_on_with_a_run_given_by_its_path(toy: ToySuite) -> None:
+    """A run lost with half of its shards; what is stored stays, and every case is there once."""
+    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", "results_dir=old"]) == 0
+    kept = store.read("old/toy/r1")
+    assert main(["-m", "sweep=toy", "device=cpu", "shard=0/2,1/2", "resume=old/toy/r1", "quiet=true"]) == 0
+    frame = store.read("old/toy/r1")
+    assert frame["case_id"].nunique() == 5
+    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
+    before = frame[frame["case_id"].isin(kept["case_id"])]
+    assert set(before["attempt"]) == set(kept["attempt"])
+    assert set(frame["run_id"]) == {"r1"}
+    assert store.read_about(Path("old/toy/r1"))["state"] == "finished"
+
+
+@pytest.mark.parametrize(("is_open", "seen"), [(False, "7"), (True, "5")])
+def test_a_process_that_has_opened_its_gpu_keeps_it(
+    is_open: bool, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """joblib's processes do one shard after another. CUDA reads the variable once, and this process's own GPU is the
+    one that it locks and describes in the rows."""
+    found: list[str] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: is_open)
+    monkeypatch.setattr(
+        "harness.run.run_sweep", lambda words: found.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    )
+    job = launch.Job(words="[]", shard="1/2", folder=".", gpus=["5", "7"])
+    launch.run_shard(OmegaConf.structured(job))
+    assert found == [seen]
 
 
 def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -289,6 +290,34 @@ def test_a_model_that_is_itself_a_layer_is_replaced() -> None:
     replaced = replace_by_peer(layer, PEERS["torchao"], "tensorwise")
     assert replaced is not layer
     assert replaced.weight is layer.weight
+
+
+@needs_torchao
+def test_layers_compiled_one_by_one_share_a_graph_by_shape_and_none_with_another_model() -> None:
+    """The eager layers of the same model; Dynamo may keep one graph of each code object here, no more."""
+    watch = CompileWatch()
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            plain = nn.Sequential(*(nn.Linear(*size, bias=False) for size in [(16, 32), (32, 16), (16, 32)]))
+            eager, compiled = (
+                replace_by_peer(
+                    convert_to_float8_training(copy.deepcopy(plain), config="tensorwise"),
+                    PEERS["torchao"],
+                    "tensorwise",
+                    alone,
+                )
+                for alone in (False, True)
+            )
+            assert list(compiled.state_dict()) == list(eager.state_dict())
+            for ours, theirs in zip(compiled, eager, strict=True):
+                x = torch.randn(16, ours.in_features)
+                torch.testing.assert_close(ours(x), theirs(x))
+                ours(x).sum().backward()
+                theirs(x).sum().backward()
+                torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+    assert watch.fault() == ""
+    assert watch.summary()["compile_graphs"] == 2 * 2
 
 
 # Bad input
