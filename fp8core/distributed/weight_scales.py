@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -226,7 +227,10 @@ def scale_for_gather(layer: Float8Linear, dtype: torch.dtype) -> Scales:
     seen = known.amax.to(dtype).float()
     for sharer in known.sharers:
         assert sharer.amaxes is not None
-        sharer.amaxes.record("weight", seen)
+        # A compiled block keeps `pending` from its forward for its backward pass, and in between its weights are gathered
+        # again. It goes on from what is in memory then, which this maximum leaves right.
+        with _unsafe_preserve_version_counter(sharer.amaxes.pending):
+            sharer.amaxes.record("weight", seen)
     expected = expected_amax(cast, layer.amaxes, "weight")
     if expected is None or layer.amaxes is None:
         return _scales(known.amax, cast, dtype)

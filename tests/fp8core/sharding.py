@@ -130,6 +130,8 @@ def sharded(setting: Setting, fp8: bool) -> Stack:
     }
     if setting.placement:
         common["shard_placement_fn"] = lambda p: Shard(setting.placement) if p.dim() > 1 else None
+    if setting.compiled:
+        torch._dynamo.reset()  # layers share their class's code, and with it the limit of its recompiles
     for layer in [] if setting.tied else model.layers:
         if setting.compiled:
             layer.compile(fullgraph=True, backend="aot_eager")

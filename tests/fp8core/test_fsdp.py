@@ -111,10 +111,12 @@ def test_gradients_are_those_of_one_process(world: int) -> None:
 
 @pytest.mark.slow
 def test_compiled_blocks_give_the_same_bits() -> None:
-    """Each layer one whole graph, which takes the gathered codes as input."""
-    for (result,) in ranks.run(sharding.compare, 2, [Setting(compiled=True)]):
-        assert not result["differs"]
-        assert list(result["gathered"][1]) == ["uint8"]
+    """Each layer one whole graph, which takes the gathered codes as input; delayed amaxes are noted between its two passes."""
+    settings = [Setting(compiled=True), Setting("delayed", compiled=True)]
+    for results in ranks.run(sharding.compare, 2, settings):
+        for result in results:
+            assert not result["differs"]
+            assert list(result["gathered"][1]) == ["uint8"]
 
 
 def test_a_schedule_gathers_in_high_precision_while_it_holds_back() -> None:
