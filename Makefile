@@ -1,5 +1,6 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in a process a core (PARALLEL= for one process, or where pytest-xdist is missing)
+# make test-all     with the slow tests: more processes, more compiled cases
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
@@ -19,12 +20,15 @@ ARGS ?=
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test check format coverage bench gate gpu wheels published setup clean
+.PHONY: quick test test-all check format coverage bench gate gpu wheels published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
 
 test: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar' $(PARALLEL) $(ARGS)
+
+test-all: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(PARALLEL) $(ARGS)
 
 check: $(READY)
