@@ -19,12 +19,14 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 COPY = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
+PROCESSES = {"allgather", "parallel"}  # each run is several
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 
 
 @pytest.fixture(autouse=True)
 def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine this is: plans for a GPU ask how much is free there."""
+    """Whatever machine this is: plans for a GPU ask how much is free there, and how many there are."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     for suite in TRAINING:
         monkeypatch.setattr(f"harness.suites.{suite}.free_bytes", lambda device: 140 * 2**30)
 
@@ -95,6 +97,7 @@ def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
             "accumulation",
             "codes",
             PREDICTED,
+            *PROCESSES,
         }:  # a tile, all patterns: a GPU gets no more
             continue
         if largest.case.suite in TRAINING:
@@ -107,7 +110,13 @@ def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
 def test_quick_measures_every_suite_of_speed_and_torchao_beside_us(device: str) -> None:
     """Other peers and further recipes have sweeps of their own, so that quick stays quick whatever is added."""
     planned = plan("quick", device).cases
-    assert {p.case.suite for p in planned} == set(SUITES) - {"checksum", *NUMERICS, *TRAINING, PREDICTED}
+    assert {p.case.suite for p in planned} == set(SUITES) - {
+        "checksum",
+        *NUMERICS,
+        *TRAINING,
+        PREDICTED,
+        *PROCESSES,
+    }
     assert {p.suite.ARMS[arm].peer for p in planned for arm in p.arms} == {"", "torchao"}
     assert {p.case.suite: len(p.arms) for p in planned} == {"linear": 12, "gemm": 5, "cast": 4, "ceilings": 1}
 
