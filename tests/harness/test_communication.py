@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.communication import (
@@ -95,6 +95,9 @@ def test_small_all_reduces_take_a_tree_where_rings_are_long() -> None:
     st.floats(1e9, 1e12),
 )
 def test_more_is_never_faster(kind: str, size: int, payload: float, node: int, net: float) -> None:
+    assume(
+        size % node == 0 or 2 * size <= node
+    )  # of nodes that are not full, more GPUs may bring more network cards
     group = Group.of(size, 1, node)
     now = seconds(kind, payload, group, LINK, net)
     assert now > 0

@@ -170,7 +170,11 @@ def test_fifty_kills_in_two_hundred_cases_lose_nothing() -> None:
     assert (frame["status"] == "ok").all()
 
 
-def test_ctrl_c_ends_the_workers_and_keeps_the_finished_cases() -> None:
+def test_ctrl_c_ends_the_workers_and_keeps_the_finished_cases(request: pytest.FixtureRequest) -> None:
+    # A shell hands SIGINT down as ignored to what it starts in the background, this test run perhaps
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+
     def on_case(planned: PlannedCase) -> None:
         if planned.case["n"] == 3:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,21 @@ from harness.plan import make_plan
 from harness.resume import BUDGET
 from harness.suites import train
 from harness.timing_session import METERED_S
+
+
+@pytest.fixture(autouse=True)
+def _quick_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session writes its page after each stage, which takes seconds; the test of what is packed has it for real."""
+    if "packs" in request.node.name:
+        return
+
+    def written(runs: Sequence[Path], html: Path) -> SimpleNamespace:
+        markdown = html.with_suffix(".md")
+        for page in (html, markdown):
+            page.write_text(f"{len(runs)} runs\n")
+        return SimpleNamespace(html=html, markdown=markdown)
+
+    monkeypatch.setattr(gpu_session, "write_report", written)
 
 
 class Fake:

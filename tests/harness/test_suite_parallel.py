@@ -74,6 +74,7 @@ def run(folder: Path, *words: str) -> tuple[int, pd.DataFrame]:
     return code, store.read(folder / "results")
 
 
+@pytest.mark.slow  # CI runs sweep=parallel_ci, which holds these cells and more
 def test_cells_equal_one_process(tmp_path: Path) -> None:
     """Bit for bit where sums are the same; a refusal is a skipped row with fp8core's words and no failure."""
     code, frame = run(tmp_path, "axes.cell=[fsdp2,pp,ep_experts]", "arms=[tensorwise,delayed]")
