@@ -43,7 +43,7 @@ class Gather:
     """One way to gather, and how large a model.
 
     Attributes:
-        library: "" for no FP8, "fp8core" or "torchao".
+        implementation: "" for no FP8, "fp8core" or "torchao".
         precompute: scales of all weights are found right after each optimizer step, by a call.
         width, hidden, layers: of the blocks.
         tokens: of each rank's step.
@@ -53,7 +53,7 @@ class Gather:
         device: "cpu" or "cuda".
     """
 
-    library: str
+    implementation: str
     precompute: bool
     width: int
     hidden: int
@@ -105,8 +105,8 @@ class _Trained:
         self.gather = gather
         torch.manual_seed(gather.seed)
         model: Any = nn.Sequential(*(Block(gather.width, gather.hidden) for _ in range(gather.layers)))
-        self.model = _converted(model.to(gather.device), gather.library, fp8_gather)
-        self.precompute = _precompute(gather.library) if gather.precompute and fp8_gather else None
+        self.model = _converted(model.to(gather.device), gather.implementation, fp8_gather)
+        self.precompute = _precompute(gather.implementation) if gather.precompute and fp8_gather else None
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if gather.param_dtype == "bf16" else None)
         for block in self.model:
             fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -130,7 +130,7 @@ class _Trained:
 def measure(gather: Gather) -> Measured:
     """What every rank does."""
     mesh = init_device_mesh(gather.device, (dist.get_world_size(), 1), mesh_dim_names=("all", "one"))
-    fp8 = bool(gather.library)
+    fp8 = bool(gather.implementation)
     try:
         turns = {OWN: _Trained(gather, fp8, mesh["all"]), ALONE: _Trained(gather, fp8, mesh["one"])}
         if fp8:
@@ -163,11 +163,11 @@ def weights_in(gather: Gather) -> Mapping[str, int]:
     return {"linear": 2 * gather.width * gather.hidden * gather.layers, "other": gather.width * gather.layers}
 
 
-def _converted(model: nn.Module, library: str, fp8_gather: bool) -> Any:
-    if library == "fp8core":
+def _converted(model: nn.Module, implementation: str, fp8_gather: bool) -> Any:
+    if implementation == "fp8core":
         config = Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_gather)
         return convert_to_float8_training(model, config=config)
-    if library == "torchao":
+    if implementation == "torchao":
         torchao.load("torchao.float8")
         from torchao import float8
 
@@ -176,8 +176,8 @@ def _converted(model: nn.Module, library: str, fp8_gather: bool) -> Any:
     return model
 
 
-def _precompute(library: str) -> Any:
-    if library == "fp8core":
+def _precompute(implementation: str) -> Any:
+    if implementation == "fp8core":
         return precompute_float8_dynamic_scale_for_fsdp
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp as theirs
 

@@ -42,7 +42,7 @@ AXES: Mapping[str, Axis] = {
     "tokens": Axis("of each rank's step", default=64),
     "rounds": Axis("timed steps of each of the ways that take turns", default=10),
 }
-# arm -> (library, whether scales are found by a call after each step)
+# arm -> (whose, whether scales are found by a call after each step)
 _WAYS = {
     BASE: ("", False),
     "fp8": ("fp8core", False),
@@ -97,10 +97,10 @@ def work(case: Case) -> float:
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """Trains in ranks, and says what went over the wire and how long it took."""
     gather, world = gather_of(case, arm, device), case.integer("ranks")
-    peer = gather.library == "torchao"
+    peer = gather.implementation == "torchao"
     resolved: dict[str, object] = {
-        "library": gather.library or "none",
-        "recipe": "tensorwise" if gather.library else "none",
+        "library": gather.implementation or "none",
+        "recipe": "tensorwise" if gather.implementation else "none",
         "world": world,
         "weights": dict(weights_in(gather)),
         "timed": "training steps of all ranks, each of the ways in turn, in the same rounds",
@@ -122,7 +122,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     resolved["scale_all_reduces_per_step"] = every[0].scale_all_reduces
     on_step(len(losses), len(losses))
     series = [Series("loss", losses, tuple(range(len(losses))))]
-    if gather.library:
+    if gather.implementation:
         apart = deviation(losses, _mean([one.losses[HIGH] for one in every]))
         if apart > 0 and not peer:
             return Trial(
@@ -149,10 +149,10 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
 
 def gather_of(case: Case, arm: str, device: str) -> Gather:
     """What an arm of a case measures."""
-    library, precompute = _WAYS[arm]
+    implementation, precompute = _WAYS[arm]
     sizes = {name: case.integer(name) for name in ("width", "hidden", "layers", "tokens", "rounds")}
     return Gather(
-        library, precompute, **sizes, param_dtype=case.text("param_dtype"), seed=case.seed, device=device
+        implementation, precompute, **sizes, param_dtype=case.text("param_dtype"), seed=case.seed, device=device
     )
 
 

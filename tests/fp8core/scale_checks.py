@@ -237,7 +237,8 @@ def refusals() -> dict[str, str]:
 
     fully_shard(plain)
     told("order", lambda: convert_to_float8_training(plain))
-    told("no module", lambda: precompute_float8_dynamic_scale_for_fsdp([plain]))  # type: ignore[arg-type]
+    no_module: Any = [plain]
+    told("no module", lambda: precompute_float8_dynamic_scale_for_fsdp(no_module))
     model: Any = sharding.sharded(Setting(), fp8=True)
     model(torch.randn(16, 64)).sum().backward()
     for layer in model.layers:
