@@ -24,7 +24,7 @@ from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.layout import Operand, device_reason
 from harness import metrics
 from harness.suites import oracle
-from harness.suites.common import draw, generator, kernels_missing, with_defaults
+from harness.suites.common import draw, generator, kernels_missing, refuse_shapes, with_defaults
 from harness.suites.oracle import Judgement
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
@@ -68,8 +68,7 @@ def points(
     Raises:
         ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise ValueError(f"suite accumulation takes axes.K, not shapes={list(shapes)}")
+    refuse_shapes("accumulation", shapes, "axes.K")
     return with_defaults([{}], axes, AXES)
 
 

@@ -15,11 +15,10 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from harness import ranks
-from harness.errors import UsageError
 from harness.parallel.bounds import deviation
 from harness.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
 from harness.peers import PEERS
-from harness.suites.common import with_defaults
+from harness.suites.common import refuse_shapes, with_defaults
 from harness.suites.parallel import not_finite
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
@@ -65,10 +64,9 @@ def points(
     """No linked axes.
 
     Raises:
-        UsageError: shapes are named, which this suite has no use for.
+        ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise UsageError(f"suite allgather takes axes.width and axes.hidden, not shapes={list(shapes)}")
+    refuse_shapes("allgather", shapes, "axes.width and axes.hidden")
     return with_defaults([{}], axes, AXES)
 
 
@@ -152,7 +150,12 @@ def gather_of(case: Case, arm: str, device: str) -> Gather:
     implementation, precompute = _WAYS[arm]
     sizes = {name: case.integer(name) for name in ("width", "hidden", "layers", "tokens", "rounds")}
     return Gather(
-        implementation, precompute, **sizes, param_dtype=case.text("param_dtype"), seed=case.seed, device=device
+        implementation,
+        precompute,
+        **sizes,
+        param_dtype=case.text("param_dtype"),
+        seed=case.seed,
+        device=device,
     )
 
 

@@ -32,6 +32,7 @@ from harness.suites.common import (
     draw,
     generator,
     kernels_missing,
+    refuse_shapes,
     with_defaults,
 )
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
@@ -81,8 +82,7 @@ def points(
     missing = [f"axes.{name}" for name in ("M", "K") if name not in axes]
     if missing:
         raise ValueError(f"suite cast needs {' and '.join(missing)}")
-    if shapes:
-        raise ValueError(f"suite cast takes sizes by axes.M and axes.K, not shapes={list(shapes)}")
+    refuse_shapes("cast", shapes, "sizes by axes.M and axes.K")
     return with_defaults([{}], axes, AXES)
 
 

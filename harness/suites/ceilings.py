@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.case import Case, Scalar
 from harness.shapes import CUSTOM
 from harness.suites import gemm
-from harness.suites.common import Rotation, draw, generator
+from harness.suites.common import Rotation, draw, generator, refuse_shapes
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def points(
     Raises:
         ValueError: a kind without its sizes, or shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise ValueError(f"suite ceilings takes sizes by axes.mib and axes.cube, not shapes={list(shapes)}")
+    refuse_shapes("ceilings", shapes, "sizes by axes.mib and axes.cube")
     found: list[dict[str, Scalar]] = []
     for what in axes.get("what", WHAT):
         name = str(what)

@@ -26,7 +26,7 @@ from torch import Tensor
 from fp8core.formats import native_pair
 from fp8core.gemm import backend_named, scaled_mm
 from fp8core.gemm.layout import Operand
-from harness.suites.common import way_out, with_defaults
+from harness.suites.common import refuse_shapes, way_out, with_defaults
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def points(
     Raises:
         ValueError: no size, one that is too large to be exact, or named shapes, for which there is no use.
     """
-    if shapes:
-        raise ValueError(f"suite checksum takes sizes by axes.cube, not shapes={list(shapes)}")
+    refuse_shapes("checksum", shapes, "sizes by axes.cube")
     if "cube" not in axes:
         raise ValueError("suite checksum needs axes.cube")
     large = [n for n in axes["cube"] if isinstance(n, int) and n > CUBE_MOST]

@@ -25,7 +25,7 @@ from fp8core.kernels import ops
 from harness import metrics
 from harness.compiling import fresh_compile
 from harness.suites import oracle
-from harness.suites.common import compile_missing, kernels_missing, with_defaults
+from harness.suites.common import compile_missing, kernels_missing, refuse_shapes, with_defaults
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def points(
     Raises:
         ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise ValueError(f"suite codes casts fixed patterns, not shapes={list(shapes)}")
+    refuse_shapes("codes", shapes, "fixed patterns")
     return with_defaults([{}], axes, AXES)
 
 

@@ -219,6 +219,16 @@ def _build(spec: Any) -> nn.Module:
     return built
 
 
+def refuse_shapes(suite: str, shapes: Sequence[str], instead: str) -> None:
+    """For the `points` of a suite that has no use for shape sets.
+
+    Raises:
+        ValueError: some are named; says what the suite takes instead.
+    """
+    if shapes:
+        raise ValueError(f"suite {suite} takes {instead}, not shapes={list(shapes)}")
+
+
 def with_defaults(
     points: Sequence[Mapping[str, Scalar]], axes: Mapping[str, Sequence[Scalar]], known: Mapping[str, Axis]
 ) -> list[dict[str, Scalar]]:

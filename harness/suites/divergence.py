@@ -26,7 +26,7 @@ from fp8core.recipe import Cast, Gemm, Recipe
 from harness.case import expand
 from harness.device_memory import free_bytes
 from harness.errors import UsageError
-from harness.suites.common import recipe_unsupported, with_defaults
+from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
 from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
@@ -114,8 +114,7 @@ def points(
             run, a sequence longer than the model takes.
         ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise ValueError(f"suite divergence trains whole models, not shapes={list(shapes)}; take axes.model")
+    refuse_shapes("divergence", shapes, "whole models by axes.model")
     fixed = with_defaults([{}], axes, AXES)
     for case in expand("divergence", axes, fixed):
         _check(case)

@@ -19,7 +19,7 @@ from fp8core.tensor import Float8Tensor, quantize
 from harness import metrics
 from harness.shapes import ROLES
 from harness.suites import oracle
-from harness.suites.common import draw, generator, with_defaults
+from harness.suites.common import draw, generator, refuse_shapes, with_defaults
 from harness.suites.oracle import Judgement
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
@@ -66,10 +66,7 @@ def points(
     missing = [f"axes.{name}" for name in ("M", "K", "N") if name not in axes]
     if missing:
         raise ValueError(f"suite outliers needs {' and '.join(missing)}")
-    if shapes:
-        raise ValueError(
-            f"suite outliers takes sizes by axes.M, axes.K and axes.N, not shapes={list(shapes)}"
-        )
+    refuse_shapes("outliers", shapes, "sizes by axes.M, axes.K and axes.N")
     return with_defaults([{}], axes, AXES)
 
 

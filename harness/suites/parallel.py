@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES
 from harness import ranks
-from harness.errors import UsageError
 from harness.parallel import bounds
 from harness.parallel.cells import CELLS, Cell, Ran, run
 from harness.parallel.job import BATCH, SEQ, Job
-from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
+from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 if TYPE_CHECKING:
@@ -49,10 +48,9 @@ def points(
     """No linked axes.
 
     Raises:
-        UsageError: shapes are named, which this suite has no use for.
+        ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise UsageError(f"suite parallel trains a model of its own, not shapes={list(shapes)}")
+    refuse_shapes("parallel", shapes, "a model of its own")
     return with_defaults([{}], axes, AXES)
 
 

@@ -27,7 +27,7 @@ from harness.scale.counts import given, sharding
 from harness.scale.job import BYTES, MOST_GPUS, Job
 from harness.scale.predict import check, predict
 from harness.scale.weights import weights_of
-from harness.suites.common import with_defaults
+from harness.suites.common import refuse_shapes, with_defaults
 from harness.training.setup import CHECKPOINTING
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
@@ -81,8 +81,7 @@ def points(
         UsageError: an unknown model, GPU or run; a world that tp and replicas don't divide; too long a sequence.
         ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise ValueError(f"suite scale takes whole models, not shapes={list(shapes)}; take axes.model")
+    refuse_shapes("scale", shapes, "whole models by axes.model")
     fixed = with_defaults([{}], axes, AXES)
     for case in expand("scale", axes, fixed):
         check(_job(case, "bf16"))

@@ -29,7 +29,7 @@ from harness.device_memory import free_bytes
 from harness.errors import MemoryShortageError, UsageError, unknown
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
-from harness.suites.common import compile_missing, recipe_unsupported, with_defaults
+from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
 from harness.training import batches, on_paper
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
@@ -105,8 +105,7 @@ def points(
         UsageError: an unknown model or data set, a text that can't be read, lengths that model or text don't have.
         ValueError: shapes are named, which this suite has no use for.
     """
-    if shapes:
-        raise ValueError(f"suite train takes whole models, not shapes={list(shapes)}; take axes.model")
+    refuse_shapes("train", shapes, "whole models by axes.model")
     fixed = with_defaults([{}], axes, AXES)
     for case in expand("train", axes, fixed):
         if case["data"] not in CORPORA:
