@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
 
-__all__ = ["Fault", "RanksError", "run"]
+__all__ = ["Fault", "RanksError", "gpus_missing", "run"]
 
 # By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
 PRELOADED = ["torch", "torch._dynamo", "harness.parallel.cells"]
@@ -74,11 +74,8 @@ def run(
         raise ValueError(f"world={world}: expected at least one rank")
     if torchrun.started() == world:
         return torchrun.run(fn, args)
-    if device == "cuda":
-        import torch
-
-        if torch.cuda.device_count() < world:
-            raise ValueError(f"{world} ranks need {world} GPUs; here are {torch.cuda.device_count()}")
+    if missing := gpus_missing(world, device):
+        raise ValueError(missing)
     work = pickle.dumps((fn, args))  # refused here and not in every rank
     try:
         return _launch(work, world, timeout_s, device, dict(os.environ))
@@ -107,6 +104,16 @@ def _launch(work: bytes, world: int, timeout_s: float, device: str, env: dict[st
                 one.kill()
             for one in ranks:
                 one.end()
+
+
+def gpus_missing(world: int, device: str) -> str | None:
+    """Why a machine has no place for so many ranks; None where it has, as every CPU does."""
+    if device != "cuda":
+        return None
+    import torch
+
+    here = torch.cuda.device_count()
+    return None if here >= world else f"{world} ranks need {world} GPUs; here are {here}"
 
 
 class _Rank:

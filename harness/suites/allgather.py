@@ -72,18 +72,12 @@ def points(
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Sizes that FP8 matmul does not take, too few GPUs, or a missing peer."""
-    world = case.integer("ranks")
     for axis in ("width", "hidden", "tokens"):
         if arm != BASE and case.integer(axis) % 16:
             return Unsupported("shape", f"{axis}={case.integer(axis)}: FP8 matmul takes multiples of 16")
-    if device == "cuda":
-        import torch
-
-        if torch.cuda.device_count() < world:
-            return Unsupported(
-                "device", f"{world} ranks need {world} GPUs; here are {torch.cuda.device_count()}"
-            )
-    missing = TORCHAO.missing(device) if _WAYS[arm][0] == "torchao" else None
+    missing = ranks.gpus_missing(case.integer("ranks"), device)
+    if missing is None and _WAYS[arm][0] == "torchao":
+        missing = TORCHAO.missing(device)
     return Unsupported("device", missing) if missing else None
 
 

@@ -57,16 +57,10 @@ def points(
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Too few GPUs, or no compiler where one is needed."""
     cell = _cell(case)
-    if device == "cuda":
-        import torch
-
-        if torch.cuda.device_count() < cell.world:
-            return Unsupported(
-                "device", f"{cell.world} ranks need {cell.world} GPUs; here are {torch.cuda.device_count()}"
-            )
-        if cell.compiled:
-            return compile_missing(device)
-    return None
+    if missing := ranks.gpus_missing(cell.world, device):
+        return Unsupported("device", missing)
+    # On a CPU blocks are traced and not compiled, which takes no compiler
+    return compile_missing(device) if cell.compiled and device == "cuda" else None
 
 
 def work(case: Case) -> float:
