@@ -28,6 +28,7 @@ from harness.measurement import Measurement
 
 ROOT = Path(harness.fleet.__file__).parents[2]
 CASES = [Case.of("gemm", {"M": m, "K": 64, "N": 64}) for m in (1024, 2048, 4096)]
+LONG = Case.of("gemm", {"M": 8192, "K": 64, "N": 64})  # on the cards that are told to have it
 CASTS = [Case.of("cast", {"M": m, "K": 64}) for m in (1024, 2048)]
 CHECK = Case.of("checksum", {"cube": 64, "data": "codes"})
 BASE_MS = {"bf16": 2.0, "fp8_rowwise": 1.25}
@@ -55,8 +56,10 @@ def card(folder: Path, name: str, slow: float = 1.0, slow_casts: float = 1.0, **
     draw = random.Random(name)
     clock, throttled = float(str(more.pop("clock", 1755.0))), bool(more.pop("throttled", False))
     checksum, run_id = str(more.pop("checksum", "c0ffee")), str(more.pop("run_id", f"run-{name}"))
-    failed = more.pop("failed", None)
+    failed, extra = more.pop("failed", None), more.pop("extra", None)
     cases = []
+    if extra is not None:
+        cases.append([time(LONG, arm, 8 * ms * float(str(extra))) for arm, ms in BASE_MS.items()])
     for case in (*CASES, *CASTS):
         level = (slow_casts if case.suite == "cast" else slow) * case.integer("M") / 1024
         cases.append(
@@ -94,6 +97,16 @@ def test_healthy_cards_are_in_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert all(-0.04 < s.low <= 0 <= s.high < 0.04 for s in group.spreads)
     assert main(["fleet", str(tmp_path)]) == 0
     assert "no card out of line; 8 of 8 judged" in capsys.readouterr().out
+
+
+def test_what_two_cards_measured_judges_none(tmp_path: Path) -> None:
+    """One of the two took three times as long; which of them is at fault nobody can tell."""
+    for name, extra in zip(names(4), (1.0, 3.0, None, None), strict=True):
+        card(tmp_path, name, extra=extra)
+    (group,) = judged(tmp_path)
+    assert not group.outliers
+    assert {s.cases for s in group.spreads if s.suite == "gemm"} == {3}
+    assert all(s.high < 0.04 for s in group.spreads)
 
 
 @pytest.mark.parametrize(
