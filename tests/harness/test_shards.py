@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from toy import ToySuite
+from toy import ToySuite, offered
 
-from harness import launch, run, store
+from harness import launch, store
 from harness.__main__ import main
 from harness.case import Case
 from harness.errors import UsageError
@@ -22,24 +22,10 @@ from harness.plan import Plan, PlannedCase
 from harness.shards import Shard, cores_of, costs, deal, of_command, parse, share
 from harness.workload import Unsupported, Workload
 
-SWEEP = """\
-# Does the toy pay?
-suite: toy
-isolate: false
-axes: {n: [1, 2, 3, 4, 50]}
-timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
-         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
-"""
-
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
-    suite = ToySuite()
-    monkeypatch.setitem(run.SUITES, "toy", suite)
-    return suite
+    return offered([1, 2, 3, 4, 50], tmp_path, monkeypatch)
 
 
 def plan_of(sizes: list[int]) -> Plan:

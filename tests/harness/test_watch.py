@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy import ToySuite
+from toy import ToySuite, offered
 
-from harness import run, watch
+from harness import watch
 from harness.__main__ import main
 from harness.case import Case
 from harness.runlog import PROGRESS, this_host
@@ -19,14 +19,6 @@ from harness.watch import Part, look, summary
 from harness.workload import Workload
 
 ROOT = Path(watch.__file__).parent.parent
-SWEEP = """\
-# Does the toy pay?
-suite: toy
-isolate: false
-axes: {n: [1, 2, 3]}
-timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
-         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
-"""
 
 
 def note(folder: Path, **more: object) -> None:
@@ -99,12 +91,7 @@ def test_a_damaged_note_is_no_note(text: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
-    suite = ToySuite()
-    monkeypatch.setitem(run.SUITES, "toy", suite)
-    return suite
+    return offered([1, 2, 3], tmp_path, monkeypatch)
 
 
 def test_a_run_can_be_watched_and_reported_while_it_runs(

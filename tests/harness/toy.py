@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from harness import run
 from harness.case import Case, Scalar
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
@@ -60,3 +64,23 @@ class ToySuite:
             bytes_moved=2.0,
             resolved={"timed": "nothing"},
         )
+
+
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+isolate: false
+axes: {n: %s}
+timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
+         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
+"""
+
+
+def offered(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    """A toy that `sweep=toy` measures in this process, over these sizes; the folder becomes the current one."""
+    (folder / "sweeps").mkdir()
+    (folder / "sweeps" / "toy.yaml").write_text(SWEEP % list(sizes))
+    monkeypatch.chdir(folder)
+    suite = ToySuite()
+    monkeypatch.setitem(run.SUITES, "toy", suite)
+    return suite
