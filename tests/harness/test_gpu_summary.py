@@ -51,7 +51,9 @@ def test_every_kind_of_row_has_its_line(tmp_path: Path) -> None:
         Measurement("codes", "c2", "plain", "{}", "mismatches", "ok", samples=(2.0,)),
         Measurement("accumulation", "a1", "fast", "{}", "fp22_sqnr_db", "ok", samples=(90.0,)),
         Measurement("accumulation", "a1", "fast", "{}", "accum_sqnr_db", "ok", samples=(23.0,)),
-        Measurement("accumulation", "a2", "fast", "{}", "fp22_sqnr_db", "ok", samples=(95.0,)),  # the worst is told
+        Measurement(
+            "accumulation", "a2", "fast", "{}", "fp22_sqnr_db", "ok", samples=(95.0,)
+        ),  # the worst is told
         Measurement("gemm", "g", "fp8_rowwise", "{}", "time_ms", "failed", reason="numerics: too far off"),
     ]
     said = lines(stored(tmp_path, rows), "...\n==== 57 passed, 3 skipped in 33.21s ====\n")
