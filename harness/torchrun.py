@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def shared(command: Callable[[], int]) -> int:
     finally:
         if not _broken:
             _tell(None)
-            _leave()
+        _leave()
 
 
 def run(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
@@ -64,21 +65,21 @@ def run(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
 
 
 def _follow() -> int:
-    while (work := _tell(None)) is not None:
-        try:
+    # Once the ranks are broken rank 0 stores that, and fails; an error code here would have torchrun kill it first.
+    while not _broken and (work := _tell(None)) is not None:
+        with suppress(rank_faults.RanksError):
             _take_part(*work)
-        except rank_faults.RanksError:
-            if _broken:  # rank 0 stores that, and fails; an error code here would have torchrun kill it first
-                return 0
     _leave()
     return 0
 
 
 def _leave() -> None:
-    import torch.distributed as dist
+    """Out of step or not: a process that exits with a group still there is now and then aborted by gloo's own threads."""
+    if _control:
+        import torch.distributed as dist
 
-    _control.clear()
-    dist.destroy_process_group()
+        _control.clear()
+        dist.destroy_process_group()
 
 
 def _tell(work: tuple[Callable[..., Any], tuple[Any, ...]] | None) -> Any:

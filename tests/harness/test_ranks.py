@@ -225,7 +225,7 @@ def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
     assert said[1].endswith("ValueError: refused everywhere")
     assert said[2] == "caught 1 ValueError: refused by one"
     assert said[3].startswith("caught None")  # out of step by now, so not tried
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     assert "rank 1 of 2: ValueError: refused by one\nTraceback" in done.stderr
 
 
