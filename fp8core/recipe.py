@@ -40,7 +40,7 @@ Kernels = Literal["auto", "always", "never"]
 KERNELS: tuple[str, ...] = get_args(Kernels)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
 # The keys of `fp8core.gemm.BACKENDS`, which lies above this module: a recipe refuses any other when it is made
-BACKEND_NAMES: tuple[str, ...] = ("torch", "triton", "reference", "reference_bf16")
+BACKEND_NAMES: tuple[str, ...] = ("torch", "triton", "fastest", "reference", "reference_bf16")
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
 _FAMILIES: tuple[frozenset[str], ...] = (

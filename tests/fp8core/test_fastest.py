@@ -1,0 +1,494 @@
+"""fastest: who multiplies, by rules and by fake clocks; that it is then that backend's product, bit for bit.
+
+The oracle of every choice is the table of times that the test made up. Only the test marked `gpu` looks at a real clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8core import BACKENDS, E4M3FN, E5M2, RECIPES, Float8Linear, quantize, scaled_mm
+from fp8core.gemm import FASTEST, fastest, layout
+from fp8core.gemm.backend import Backend
+from fp8core.gemm.fastest import MARGIN, ROUNDS, Fastest, Product, race, rounded
+from fp8core.gemm.grouped import one_call_reason, scaled_grouped_mm
+from fp8core.gemm.layout import Operand
+from fp8core.kernels import tuning
+from fp8core.watching import count_fp8_gemms
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+NAMES = ("torch", "triton")
+TYPES = E4M3FN.dtype, E4M3FN.dtype
+SMALL = Product(32, 64, 48, *TYPES, "rowwise", torch.bfloat16, False, torch.device("cpu"))  # of `operands()`
+
+Run = Callable[[], object]
+
+
+class Clock:
+    """Answers the time made up for whoever multiplied in the closure; notes who ran, timed or not."""
+
+    def __init__(self, **times: float) -> None:
+        self.times, self.ran = times, list[str]()
+        self.timed = 0
+
+    def __call__(self, run: Run) -> float:
+        run()
+        self.timed += 1
+        return self.times[self.ran[-1]]
+
+    def watched(self, name: str, **changed: Any) -> Backend:
+        """The backend of that name, whose products are noted."""
+        real = dataclasses.replace(BACKENDS[name], **changed)
+
+        def matmul(*operands: Any) -> torch.Tensor:
+            self.ran.append(name)
+            return real.matmul(*operands)
+
+        return dataclasses.replace(real, matmul=matmul)
+
+    def choosing(self, *, measures: bool = True, **changed: dict[str, Any]) -> Fastest:
+        """A new choice, as a new process has it."""
+        tuning.forget()
+        candidates = {name: self.watched(name, **changed.get(name, {})) for name in NAMES}
+        return Fastest(candidates, self if measures else None)
+
+
+def operands(
+    M: int = 32, K: int = 64, N: int = 48, granularity: Any = "rowwise", out: torch.dtype = torch.bfloat16
+) -> tuple[Any, ...]:
+    a = quantize(torch.randn(M, K), E4M3FN, granularity, dim=1)
+    b = quantize(torch.randn(N, K), E4M3FN, granularity, dim=1).t()
+    return a.qdata, b.qdata, a.scale_inv, b.scale_inv, out, False
+
+
+# The race
+
+
+@pytest.mark.parametrize("names", [("torch", "triton"), ("torch", "triton", "third")])
+def test_the_fastest_wins_and_a_tie_goes_to_the_default(names: tuple[str, ...]) -> None:
+    """Oracle: the smallest time, where it is more than the margin below the default's; all times of a grid."""
+    grid = (0.5, 0.97, 0.979, 0.981, 1.0, 1.2)
+    for times in itertools.product(grid, repeat=len(names)):
+        table = dict(zip(names, times, strict=True))
+        order: list[str] = []
+
+        def time_ms(run: Run, table: dict[str, float] = table, order: list[str] = order) -> float:
+            order.append(str(run()))
+            return table[order[-1]]
+
+        won = race({name: lambda name=name: name for name in names}, time_ms)
+        least = min(times)
+        if least < (1 - MARGIN) * times[0]:
+            assert table[won] == least, table
+        else:
+            assert won == "torch", table
+        rounds = [tuple(order[i : i + len(names)]) for i in range(0, len(order), len(names))]
+        assert rounds == [names if i % 2 == 0 else names[::-1] for i in range(ROUNDS)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drift_and_two_disturbed_rounds_change_no_choice(seed: int) -> None:
+    """Oracle: the true times, 1 and 0.9: the load grows tenfold over the rounds, and two of five are spoilt at will."""
+    noise = random.Random(seed)
+    spoilt = set(noise.sample(range(ROUNDS), 2))
+    calls = itertools.count()
+
+    def time_ms(run: Run) -> float:
+        number = next(calls) // 2
+        load = 10 ** (number / ROUNDS) * noise.uniform(0.98, 1.02)
+        load *= noise.uniform(0.2, 5) if number in spoilt else 1
+        return {"torch": 1.0, "triton": 0.9}[str(run())] * load
+
+    assert race({name: lambda name=name: name for name in NAMES}, time_ms) == "triton"
+
+
+def test_one_alone_is_not_timed() -> None:
+    assert race({"torch": lambda: None}, lambda run: pytest.fail("timed")) == "torch"
+
+
+# What is measured, kept and found again
+
+
+@pytest.mark.parametrize("times", [{"torch": 2.0, "triton": 1.0}, {"torch": 1.0, "triton": 2.0}], ids=str)
+def test_it_is_measured_once_and_kept(times: dict[str, float], cache: Path) -> None:
+    """Oracle: the times. Sizes of one bucket and a new process measure nothing; the product is the chosen one's."""
+    winner = min(times, key=times.__getitem__)
+    clock = Clock(**times)
+    choosing = clock.choosing()
+    given = operands(64)
+    assert torch.equal(choosing.matmul(*given), BACKENDS[winner].matmul(*given))
+    assert clock.timed == 2 * ROUNDS
+    assert clock.ran[:2] == list(NAMES)  # a call before the clock starts: it compiles and tunes
+    assert list(json.loads(cache.read_text()).values()) == [{winner: 1}]
+    for later, M in ((choosing, 64), (choosing, 63), (clock.choosing(), 64)):
+        clock.ran.clear()
+        later.matmul(*operands(M))
+        assert clock.ran == [winner]
+    assert clock.timed == 2 * ROUNDS
+
+
+def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: each change makes a new key, except of sizes within a bucket."""
+    base = SMALL._replace(M=4096, K=4096, N=4096)
+    changes: dict[str, Any] = {
+        "M": 4097, "K": 4097, "N": 4097, "a_dtype": E5M2.dtype, "b_dtype": E5M2.dtype, "granularity": "tensorwise",
+        "out_dtype": torch.float32, "use_fast_accum": True, "device": torch.device("meta"),
+    }  # fmt: skip
+    assert list(changes) == list(Product._fields)
+    keys = {fastest._key(base), *(fastest._key(base._replace(**{n: v})) for n, v in changes.items())}
+    for module, attribute in ((torch, "__version__"), (torch.version, "cuda"), (triton, "__version__")):
+        with monkeypatch.context() as changed:
+            changed.setattr(module, attribute, "9.9")
+            keys.add(fastest._key(base))
+    assert len(keys) == 1 + len(changes) + 3
+    near = base._replace(M=4090, K=4000)
+    assert fastest._key(near) == fastest._key(base)
+    assert fastest._key(base._replace(N=4095)) != fastest._key(base)
+
+
+def test_sizes_are_rounded_up_by_little() -> None:
+    """Oracle: the promises of the module's docstring, at every size to 2**15."""
+    sizes = range(2**15 + 1)
+    up = [rounded(n) for n in sizes]
+    assert all(n <= r <= n * 17 / 16 and rounded(r) == r for n, r in zip(sizes, up, strict=True))
+    assert max(b - a for a, b in itertools.pairwise(sorted({r for r in up if r <= 4096}))) == 128
+    for power in range(5, 15):
+        assert len({r for r in up if 2**power < r <= 2 ** (power + 1)}) == 16
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "null", "\x00\xff", '{"KEY": 3}', '{"KEY": {"cutlass": 1}}']
+)
+def test_a_damaged_cache_is_measured_anew(content: str, cache: Path) -> None:
+    """Oracle: the times. Of another's name too, which a newer version may know."""
+    cache.parent.mkdir()
+    cache.write_text(content.replace("KEY", fastest._key(SMALL)), encoding="latin-1")
+    clock = Clock(torch=2.0, triton=1.0)
+    assert clock.choosing().choice(*operands()) == "triton"
+    assert clock.timed == 2 * ROUNDS
+    assert json.loads(cache.read_text())[fastest._key(SMALL)] == {"triton": 1}
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_process(cache: Path) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    clock = Clock(torch=2.0, triton=1.0)
+    choosing = clock.choosing()
+    assert [choosing.choice(*operands()) for _ in range(2)] == ["triton"] * 2
+    assert clock.timed == 2 * ROUNDS
+    assert clock.choosing().choice(*operands()) == "triton"
+    assert clock.timed == 4 * ROUNDS
+
+
+WRITER = """
+import runpy, sys
+tuning = runpy.run_path(sys.argv[1])
+for i in range(100):
+    tuning["remember"](f"theirs {i}", {"triton": 1})
+"""
+
+
+def test_two_processes_write_at_once(cache: Path) -> None:
+    """Oracle: every state of the file is whole, and holds all that this process wrote; of the other only its last result
+    can be lost, to a file that was read before and replaced after it. It would be measured anew."""
+    other = subprocess.Popen([sys.executable, "-c", WRITER, str(tuning.__file__)])
+    written = 0
+    while other.poll() is None or written < 10:
+        tuning.remember(f"ours {written % 50}", {"torch": 1})
+        written += 1
+        json.loads(cache.read_text())
+        time.sleep(0.002)
+    assert other.returncode == 0
+    tuning.remember("ours, at the end", {"torch": 1})
+    table = json.loads(cache.read_text())
+    assert {f"ours {i}" for i in range(min(written, 50))} | {f"theirs {i}" for i in range(99)} <= table.keys()
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+# Where only one can run it, or nobody
+
+REFUSALS = ("", "shape_reason", "granularity_reason", "device_reason")
+
+
+@pytest.mark.parametrize(("of_torch", "of_triton"), [*itertools.product(REFUSALS, repeat=2)])
+def test_rules_come_before_the_clock(of_torch: str, of_triton: str) -> None:
+    """Oracle: who is left; with nobody left what both say. Each kind of rule of each, the clock for whom it refuses."""
+    changed: dict[str, Any] = {
+        name: {rule: lambda *_, name=name: f"{name} refuses"} if rule else {}
+        for name, rule in zip(NAMES, (of_torch, of_triton), strict=True)
+    }
+    clock = Clock(torch=2.0 if of_triton else 1.0, triton=2.0 if of_torch else 3.0)
+    choosing = clock.choosing(**changed)
+    entry = choosing.backend()
+    if of_torch and of_triton:
+        with pytest.raises(ValueError, match="torch: torch refuses; triton: triton refuses"):
+            choosing.matmul(*operands())
+    else:
+        assert choosing.choice(*operands()) == ("triton" if of_torch else "torch")
+        assert bool(clock.timed) == (not of_torch and not of_triton)
+    for rule, arguments in {
+        "shape_reason": (32, 64, 48, E4M3FN, E4M3FN, "rowwise", torch.bfloat16),
+        "granularity_reason": ("cpu", "rowwise"),
+        "device_reason": ("cpu", E4M3FN, E4M3FN),
+    }.items():
+        both = {of_torch, of_triton} == {rule}
+        # A library without kernels for these scales or formats is no way out of another's rule of sizes
+        alone = rule == "shape_reason" and rule in (of_torch, of_triton) and "" not in (of_torch, of_triton)
+        assert (getattr(entry, rule)(*arguments) is not None) == (both or alone), rule
+
+
+def test_the_rules_of_the_real_ones() -> None:
+    """Oracle: by hand: what the sizes, formats, scales and results of cuBLAS's kernel leave to ours, and neither takes."""
+    entry = BACKENDS["fastest"]
+    for arguments in (
+        (17, 100, 10, E4M3FN, E4M3FN),
+        (16, 16, 16, E5M2, E5M2),
+        (16, 16, 16, E4M3FN, E4M3FN, "1x128"),
+    ):
+        assert entry.shape_reason(*arguments) is None
+    assert entry.shape_reason(16, 16, 16, E4M3FN, E4M3FN, "rowwise", torch.float32) is None
+    assert "K=-1" in str(entry.shape_reason(16, -1, 16, E4M3FN, E4M3FN))
+    # Ours takes any size, but has no kernel for fnuz
+    assert "K=100" in str(entry.shape_reason(16, 100, 16, "e4m3fnuz", "e4m3fnuz"))
+    assert "1x32" in str(entry.granularity_reason("cpu", "1x32"))
+    assert "device type 'mps'" in str(entry.device_reason("mps", E4M3FN, E4M3FN))
+    # Where "torch" rounds, so does "triton": no dtype depends on who was faster
+    assert entry.bf16_only == {"rowwise"}
+    for size, ran in (((17, 100, 10), "triton"), ((16, 32, 16), "torch")):
+        assert FASTEST.choice(*operands(*size)) == ran
+
+
+@pytest.mark.parametrize("refuses", [("torch",), ("triton",), NAMES], ids=str)
+def test_what_the_device_refuses_is_passed_over_and_not_written_down(
+    refuses: tuple[str, ...], cache: Path
+) -> None:
+    """Oracle: who does not raise; a refusal may pass, so the next process tries again."""
+
+    def refused(*_: object) -> torch.Tensor:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    clock = Clock(torch=1.0, triton=1.0)
+    choosing = clock.choosing(**{name: {"matmul": refused} for name in refuses})
+    if refuses == NAMES:
+        with pytest.raises(
+            RuntimeError, match=r"no GEMM backend runs this product here; torch: CUBLAS.*; triton: CUBLAS"
+        ):
+            choosing.matmul(*operands())
+    else:
+        (other,) = set(NAMES) - set(refuses)
+        assert choosing.choice(*operands()) == choosing.choice(*operands()) == other
+    assert not clock.timed
+    assert not cache.exists()
+
+
+def test_a_full_device_takes_the_default_and_tries_again(cache: Path) -> None:
+    clock = Clock(torch=2.0, triton=1.0)
+    choosing = clock.choosing()
+    room, choosing._time_ms = choosing._time_ms, _full
+    assert choosing.choice(*operands()) == "torch"
+    assert not cache.exists()
+    choosing._time_ms = room
+    assert choosing.choice(*operands()) == "triton"
+
+
+def _full(run: Run) -> float:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+# Where nothing can be measured
+
+
+def test_a_cpu_is_not_timed(cache: Path) -> None:
+    clock = Clock()
+    choosing = clock.choosing(measures=False)
+    choosing.matmul(*operands())
+    choosing.matmul(*operands(0))
+    assert clock.ran == ["torch"] * 2
+    assert not cache.exists()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fastest], str]:
+    """Settles a product of CPU tensors as one on a GPU, by what would run there."""
+    monkeypatch.setattr(tuning, "off", lambda: False)
+    monkeypatch.setattr(tuning, "capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+
+    def settle(choosing: Fastest) -> str:
+        return choosing._settle(SMALL._replace(device=torch.device("cuda")), operands())
+
+    return settle
+
+
+ANYWHERE: dict[str, Any] = {name: {"device_reason": lambda *_: None} for name in NAMES}
+
+
+def test_a_gpu_is_timed_by_events_over_an_emptied_cache(
+    as_on_a_gpu: Callable[[Fastest], str], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    """Oracle: the times of a stand-in for `tuning.cuda_ms`."""
+    clock = Clock(torch=2.0, triton=1.0)
+    monkeypatch.setattr(tuning, "cuda_ms", lambda run, **_: clock(run))
+    assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "triton"
+    assert clock.timed == 2 * ROUNDS
+    assert "|NVIDIA H200|" in cache.read_text()
+
+
+@pytest.mark.parametrize("why", ["off", "capturing", "deterministic"])
+def test_where_measuring_is_forbidden_the_default_multiplies(
+    why: str, as_on_a_gpu: Callable[[Fastest], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: "torch", and after a measured run what that found; but a user who forbids the choice is obeyed."""
+    clock = Clock(torch=2.0, triton=1.0)
+    monkeypatch.setattr(tuning, "cuda_ms", lambda run, **_: clock(run))
+    forbidden, name = {
+        "off": (tuning, "off"), "capturing": (tuning, "capturing"),
+        "deterministic": (torch, "are_deterministic_algorithms_enabled"),
+    }[why]  # fmt: skip
+    with monkeypatch.context() as forbids:
+        forbids.setattr(forbidden, name, lambda: True)
+        assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "torch"
+        assert not clock.ran
+    assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "triton"
+    with monkeypatch.context() as forbids:
+        forbids.setattr(forbidden, name, lambda: True)
+        later = as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE))
+    assert later == ("triton" if why == "capturing" else "torch")
+
+
+def test_shapes_without_data_are_not_timed() -> None:
+    """Fake tensors of a tracer: the clock would measure nothing."""
+    clock = Clock(torch=2.0, triton=1.0)
+    with FakeTensorMode() as mode:
+        given = [mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in operands()]
+        assert clock.choosing().choice(*given) == "torch"
+    assert not clock.ran
+
+
+# As part of a program
+
+
+def test_measuring_is_seen_by_no_mode_and_counted_by_no_proof() -> None:
+    """Oracle: one product: what a mode that keeps or recomputes operators must see, and a count of a step's GEMMs."""
+
+    names: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    clock, given = Clock(torch=2.0, triton=1.0), operands()
+    with profile() as profiler, Seen():
+        clock.choosing().matmul(*given)
+    assert len(clock.ran) == 2 + 2 * ROUNDS + 1
+    assert [name for name in names if "matmul" in name or "scaled_mm" in name] == ["fp8core::matmul"]
+    assert count_fp8_gemms(profiler.function_events) == 1
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("winner", NAMES)
+def test_a_layer_is_that_of_the_chosen_backend(
+    winner: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the same layer with that backend, bit for bit: output and both gradients."""
+    clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
+    monkeypatch.setitem(BACKENDS, "fastest", clock.choosing().backend())
+    x, g = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(32, 48, dtype=torch.bfloat16)
+    results = []
+    recipes = [RECIPES[name].with_backend(backend) for backend in ("fastest", winner)]
+    layers = [Float8Linear(64, 48, config=recipe, dtype=torch.bfloat16) for recipe in recipes]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for layer in layers:
+        inputs = x.clone().requires_grad_()
+        y = layer(inputs)
+        results.append([y, *torch.autograd.grad(y, (inputs, layer.weight), g)])
+    assert clock.timed == 2 * ROUNDS * RECIPES[name].fp8_gemms
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_groups_go_in_one_call_where_they_do_for_torch_and_else_each_as_chosen() -> None:
+    """Oracle: backend "torch", whose loop this is on a CPU, bit for bit; the same reason against the one call."""
+    reasons = [one_call_reason(torch.device("cpu"), name, "rowwise", *TYPES) for name in ("fastest", "torch")]
+    assert reasons == ["no FP8 grouped kernel on cpu"] * 2
+    a, w = quantize(torch.randn(48, 32), E4M3FN, "rowwise", dim=1), torch.randn(2, 32, 16)
+    each = [quantize(one, E4M3FN, "rowwise", dim=0) for one in w]
+    b = Operand(torch.stack([q.qdata for q in each]), torch.stack([q.scale_inv for q in each]))
+    offsets = torch.tensor([16, 48], dtype=torch.int32)
+    got, want = (
+        scaled_grouped_mm(Operand(a.qdata, a.scale_inv), b, offsets, "rowwise", backend=name)
+        for name in ("fastest", "torch")
+    )
+    assert torch.equal(got, want)
+
+
+def _traced(dynamic: bool, M: int = 32) -> tuple[set[str], torch.Tensor, tuple[Any, ...]]:
+    """Operators of the one graph of a product by backend "fastest", its result and its operands."""
+    found: set[str] = set()
+
+    def noting(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        found.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def product(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+    ) -> torch.Tensor:
+        return scaled_mm(Operand(a, scale_a), Operand(b, scale_b), backend="fastest")
+
+    torch._dynamo.reset()
+    given = operands(M)
+    result = torch.compile(product, fullgraph=True, dynamic=dynamic, backend=noting)(*given[:4])
+    return found, result, given
+
+
+@pytest.mark.parametrize("winner", NAMES)
+def test_traced_code_holds_the_operator_that_was_measured(
+    winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the times, measured in eager mode before; "torch" for what was not, and for sizes left open. One graph each."""
+    clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
+    choosing = clock.choosing()
+    choosing.candidates = {name: BACKENDS[name] for name in NAMES}
+    monkeypatch.setitem(BACKENDS, "fastest", choosing.backend())
+    tuning.remember(fastest._key(SMALL), {winner: 1})
+    for dynamic, M, expected in ((False, 32, winner), (False, 128, "torch"), (True, 32, "torch")):
+        found, result, given = _traced(dynamic, M)
+        assert ("fp8core.matmul.default" in found, any("_scaled_mm" in name for name in found)) == (
+            expected == "triton",
+            expected == "torch",
+        )
+        assert torch.equal(result, BACKENDS[expected].matmul(*given))
+    assert not clock.timed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (16384, 4096, 14336), (512, 8192, 1024)], ids=str)
+def test_the_choice_is_not_below_the_bar_on_a_gpu(size: tuple[int, int, int], granularity: str) -> None:
+    """Oracle: `do_bench` of each library and of the choice in turn; 0.95 of the better one, the bar of issue 9."""
+    if reason := layout.device_reason("cuda", E4M3FN, E4M3FN):
+        pytest.skip(reason)
+    given = [t.cuda() if isinstance(t, torch.Tensor) else t for t in operands(*size, granularity)]
+    chosen = FASTEST.choice(*given)
+    times: dict[str, list[float]] = {name: [] for name in (*NAMES, "fastest")}
+    for name in [*times] * 5:
+        times[name].append(tuning.cuda_ms(lambda name=name: BACKENDS[name].matmul(*given)))
+    medians = {name: sorted(own)[2] for name, own in times.items()}
+    assert min(medians[name] for name in NAMES) / medians["fastest"] >= 0.95, (chosen, medians)
+    assert torch.equal(BACKENDS["fastest"].matmul(*given), BACKENDS[chosen].matmul(*given))
