@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fp8core import recipe
 from fp8core.arguments import check_known
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import layout, reference, torch_mm, triton_mm
@@ -57,6 +58,7 @@ BACKENDS: dict[str, Backend] = {
     "reference": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, frozenset()),
     "reference_bf16": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, _SCALED_IN_PARTS),
 }
+recipe.backends = BACKENDS
 
 
 def unsupported_reason(

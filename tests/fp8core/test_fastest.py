@@ -477,6 +477,18 @@ def test_traced_code_holds_the_operator_that_was_measured(
     assert not clock.timed
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_layer_compiles_into_one_graph_both_ways(dynamic: bool) -> None:
+    """Oracle: eager, bit for bit; forward and backward, sizes fixed and left open."""
+    layer = Float8Linear(32, 48, config=RECIPES["tensorwise"].with_backend("fastest"))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for tokens in (16, 48):
+        x, g = torch.randn(tokens, 32, requires_grad=True), torch.randn(tokens, 48)
+        got, want = (torch.autograd.grad(run(x), (x, layer.weight), g) for run in (compiled, layer))
+        assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("size", [(4096, 4096, 4096), (16384, 4096, 14336), (512, 8192, 1024)], ids=str)
