@@ -477,12 +477,11 @@ def test_traced_code_holds_the_operator_that_was_measured(
     assert not clock.timed
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_layer_compiles_into_one_graph_both_ways(dynamic: bool) -> None:
-    """Oracle: eager, bit for bit; forward and backward, sizes fixed and left open."""
-    layer = Float8Linear(32, 48, config=RECIPES["tensorwise"].with_backend("fastest"))
+def test_a_layer_compiles_into_one_graph_both_ways() -> None:
+    """Oracle: eager, bit for bit, forward and backward; sizes fixed at first, and left open from the second on."""
+    layer = Float8Linear(32, 48, config=RECIPES["rowwise"].with_backend("fastest"))
     torch._dynamo.reset()
-    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for tokens in (16, 48):
         x, g = torch.randn(tokens, 32, requires_grad=True), torch.randn(tokens, 48)
         got, want = (torch.autograd.grad(run(x), (x, layer.weight), g) for run in (compiled, layer))
