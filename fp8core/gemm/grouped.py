@@ -31,6 +31,8 @@ from fp8core.gemm.layout import Operand
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 ONE_CALL_CAPABILITY = (9, 0)
+ONE_CALL_BACKENDS = ("torch", "fastest")
+ONE_CALL_GRANULARITIES = ("tensorwise", "rowwise")
 
 
 def check_offsets(offsets: torch.Tensor, rows: int, *, exact: bool = True, multiple: int = 1) -> list[int]:
@@ -79,11 +81,11 @@ def one_call_reason(
         a_dtype: of A's codes.
         b_dtype: of B's.
     """
-    if backend not in ("torch", "fastest"):
+    if backend not in ONE_CALL_BACKENDS:
         return f"backend {backend!r} has no grouped kernel"
     if not hasattr(torch, "_scaled_grouped_mm"):
         return f"torch {torch.__version__} has no _scaled_grouped_mm"
-    if granularity not in ("tensorwise", "rowwise"):
+    if granularity not in ONE_CALL_GRANULARITIES:
         return f"the grouped kernel takes a scale for each row, not {granularity}"
     if (a_dtype, b_dtype) != (E4M3FN.dtype, E4M3FN.dtype):
         return f"the grouped kernel multiplies e4m3fn by e4m3fn, not {a_dtype} by {b_dtype}"

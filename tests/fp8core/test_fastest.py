@@ -29,6 +29,7 @@ from fp8core.gemm.backend import Backend
 from fp8core.gemm.fastest import MARGIN, ROUNDS, Fastest, Product, race, rounded
 from fp8core.gemm.grouped import one_call_reason, scaled_grouped_mm
 from fp8core.gemm.layout import Operand
+from fp8core.grouped import recipe_reason
 from fp8core.kernels import tuning
 from fp8core.watching import count_fp8_gemms
 
@@ -436,6 +437,19 @@ def test_groups_go_in_one_call_where_they_do_for_torch_and_else_each_as_chosen()
         for name in ("fastest", "torch")
     )
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
+def test_groups_have_the_sizes_of_the_one_call_on_every_device(name: str) -> None:
+    """Oracle: backend "torch", which takes multiples of 16; a loop by our kernel would take any, where it loops."""
+    cpu = torch.device("cpu")
+    for N, K in ((32, 64), (24, 64), (32, 40)):
+        of_torch, ours = (
+            recipe_reason(RECIPES[name].with_backend(backend), N, K, cpu) for backend in ("torch", "fastest")
+        )
+        assert ours == of_torch
+        assert (ours is None) == (N % 16 == K % 16 == 0)
+    assert recipe_reason(RECIPES["blockwise"].with_backend("fastest"), 128, 40, cpu) is None
 
 
 def _traced(dynamic: bool, M: int = 32) -> tuple[set[str], torch.Tensor, tuple[Any, ...]]:
