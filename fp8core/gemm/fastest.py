@@ -189,13 +189,14 @@ class Fastest:
 
     def _known(self, product: Product) -> str:
         """What is settled or remembered, else the default; runs while `torch.compile` traces."""
+        if product in self.settled:
+            return self.settled[product]
         able = self._able(product)
-        found = self._recalled(product, able) if len(able) > 1 else None
-        return self.settled.get(product) or found or able[0]
+        return (self._recalled(product, able) if len(able) > 1 else None) or able[0]
 
     def _recalled(self, product: Product, able: Sequence[str]) -> str | None:
         """What was measured before; None where it was not, or where nothing is to be measured."""
-        if 0 in product[:3] or (self._time_ms is None and _unmeasurable(product.device)):
+        if self._unmeasurable(product):
             return None
         from fp8core.kernels import tuning  # needs triton, which not every platform has
 
@@ -219,10 +220,8 @@ class Fastest:
         Raises:
             RuntimeError: the device refused all of them.
         """
-        if 0 in product[:3] or any(type(t) is not torch.Tensor for t in operands[:4]):
-            return None  # empty, or fake: a shape without data
-        if self._time_ms is None and _unmeasurable(product.device):
-            return None
+        if self._unmeasurable(product) or any(type(t) is not torch.Tensor for t in operands[:4]):
+            return None  # a fake tensor has a shape and no data
         from fp8core.kernels import tuning
 
         if self._time_ms is None and tuning.capturing():
@@ -243,6 +242,18 @@ class Fastest:
         if len(able_here) == len(able):  # a refusal may pass: it is not written down
             tuning.remember(_key(product), {best: 1})
         return best
+
+    def _unmeasurable(self, product: Product) -> bool:
+        """Empty, or where no choice is made at all."""
+        if 0 in product[:3]:
+            return True
+        if self._time_ms is not None:
+            return False
+        if product.device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
+            return True
+        from fp8core.kernels import tuning
+
+        return tuning.off()
 
     def _shape_reason(
         self,
@@ -322,14 +333,6 @@ def _that_run(runs: Mapping[str, Callable[[], object]]) -> dict[str, Callable[[]
     if not able:
         raise RuntimeError("no GEMM backend runs this product here; " + "; ".join(refusals))
     return able
-
-
-def _unmeasurable(device: torch.device) -> bool:
-    if device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
-        return True
-    from fp8core.kernels import tuning
-
-    return tuning.off()
 
 
 def _key(product: Product) -> str:
