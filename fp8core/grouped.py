@@ -31,7 +31,13 @@ from fp8core.arguments import check_type
 from fp8core.cast import cast_saturating, times
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout
-from fp8core.gemm.grouped import check_offsets, grouped_mm_hp, scaled_grouped_mm
+from fp8core.gemm.grouped import (
+    ONE_CALL_BACKENDS,
+    ONE_CALL_GRANULARITIES,
+    check_offsets,
+    grouped_mm_hp,
+    scaled_grouped_mm,
+)
 from fp8core.gemm.layout import Operand
 from fp8core.operands import cast_one, serves_both
 from fp8core.recipe import RECIPES, Cast, Gemm, Recipe
@@ -205,13 +211,15 @@ def recipe_reason(recipe: Recipe, N: int, K: int, device: torch.device) -> str |
     weights = [cast for cast in (recipe.output.b, recipe.grad_input.b) if cast is not None]
     if N % BLOCK and any(cast.granularity == "128x128" for cast in weights):
         return f"N={N} is not a multiple of {BLOCK}, so that a 128x128 block would lie in two experts; take 'rowwise'"
-    backend = backend_named(recipe.backend)
     some = alignment(recipe)
     sizes = {"output": (some, K, N), "grad_input": (some, N, K), "grad_weight": (N, some, K)}
     for name, gemm in recipe.gemms.items():
         if gemm.a is None or gemm.b is None:
             continue
         formats = gemm.a.format, gemm.b.format
+        # Where some device multiplies in one call, that call's sizes hold on every device
+        in_one_call = recipe.backend in ONE_CALL_BACKENDS and gemm.granularity in ONE_CALL_GRANULARITIES
+        backend = backend_named("torch" if in_one_call else recipe.backend)
         reason = backend.device_reason(device, *formats) if device.type != "meta" else None
         reason = reason or backend.granularity_reason(device, gemm.granularity, recipe.nearest)
         reason = reason or backend.shape_reason(*sizes[name], *formats, gemm.granularity)

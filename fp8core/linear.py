@@ -40,7 +40,7 @@ from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
-    from fp8core.gemm import Backend
+    from fp8core.gemm.backend import Backend
     from fp8core.gemm.layout import Scaled
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe

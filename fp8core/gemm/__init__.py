@@ -2,19 +2,22 @@
 
     D [M, N] = (A_codes * A_scale_inv) [M, K] @ (B_codes * B_scale_inv) [K, N]
 
-A backend is a function in a module of its own and one line in `BACKENDS`. Backends do not know each other.
+A backend is a function in a module of its own and one entry in `BACKENDS`. Backends do not know each other; "fastest"
+is given the others' entries and chooses among them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+from fp8core import recipe
 from fp8core.arguments import check_known
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import layout, reference, torch_mm, triton_mm
+from fp8core.gemm.backend import Backend
+from fp8core.gemm.fastest import Fastest
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
@@ -23,88 +26,13 @@ if TYPE_CHECKING:
     from fp8core.gemm.layout import Scaled
 
 
-class Matmul(Protocol):
-    """What a backend offers; operands are checked and scales have one granularity when it is called."""
-
-    def __call__(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_inv_a: torch.Tensor,
-        scale_inv_b: torch.Tensor,
-        out_dtype: torch.dtype,
-        use_fast_accum: bool,
-    ) -> torch.Tensor:
-        """A [M, K] @ B [K, N] with their scales of one kind, see `scaled_mm`."""
-        ...
-
-
-class ShapeReason(Protocol):
-    """Which sizes, formats, scales and results a backend refuses, on any device."""
-
-    def __call__(
-        self,
-        M: int,
-        K: int,
-        N: int,
-        a_fmt: Format | torch.dtype | str,
-        b_fmt: Format | torch.dtype | str,
-        granularity: str = "tensorwise",
-        out_dtype: torch.dtype = torch.bfloat16,
-    ) -> str | None:
-        """One sentence with the value at fault, what is expected and a way out; or None."""
-        ...
-
-
-class DeviceReason(Protocol):
-    """Which devices a backend refuses for these formats."""
-
-    def __call__(
-        self,
-        device: torch.device | str,
-        a_fmt: Format | torch.dtype | str,
-        b_fmt: Format | torch.dtype | str,
-    ) -> str | None:
-        """One sentence, or None."""
-        ...
-
-
-class GranularityReason(Protocol):
-    """Which scales a backend refuses. Asked in each forward pass, so it queries no device."""
-
-    def __call__(self, device: torch.device | str, granularity: str, nearest: str = "") -> str | None:
-        """One sentence that names the recipe `nearest` as the way out, or None."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A scaled matmul and its rules.
-
-    Attributes:
-        matmul: the product.
-        is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
-        shape_reason, device_reason, granularity_reason: why it would refuse, without allocating or running anything.
-        bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
-            "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
-            as torchao's emulation.
-    """
-
-    matmul: Matmul
-    is_fp8: bool
-    shape_reason: ShapeReason
-    device_reason: DeviceReason
-    granularity_reason: GranularityReason
-    bf16_only: frozenset[str]
-
-
 def _takes_all(*_: object, **__: object) -> None:
     """Refuses nothing."""
 
 
 _SCALED_IN_PARTS = frozenset({"rowwise", "1x128", "128x128", "1x32"})
 
-BACKENDS: dict[str, Backend] = {
+_LIBRARIES: dict[str, Backend] = {
     "torch": Backend(
         torch_mm.matmul,
         is_fp8=True,
@@ -121,9 +49,16 @@ BACKENDS: dict[str, Backend] = {
         granularity_reason=triton_mm.granularity_reason,
         bf16_only=frozenset(),
     ),
+}
+FASTEST = Fastest(_LIBRARIES)
+
+BACKENDS: dict[str, Backend] = {
+    **_LIBRARIES,
+    "fastest": FASTEST.backend(),
     "reference": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, frozenset()),
     "reference_bf16": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, _SCALED_IN_PARTS),
 }
+recipe.backends = BACKENDS
 
 
 def unsupported_reason(

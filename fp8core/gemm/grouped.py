@@ -10,6 +10,8 @@ so that `torch.compile` meets no size that depends on data:
     one call   `torch._scaled_grouped_mm`, where `one_call_reason` says nothing against it: no wait for the device
     a loop     `fp8core.gemm.scaled_mm` for each group that has rows, on any device and backend; reads the offsets
 
+Backend "fastest" takes the one call where backend "torch" does, unmeasured, and chooses for each group in the loop.
+
 What the one call takes (`_scaled_grouped_mm_cuda` and `check_scale` in ATen `native/cuda/GroupedBlas.cpp`, and its
 meta function, read in torch 2.13 on 2026-11-21; on a GPU it could not be run): e4m3 by e4m3, one float32 scale a
 row of A and a column of B for each group, A row-major, B column-major, sizes and offsets multiples of 16, bfloat16
@@ -29,6 +31,8 @@ from fp8core.gemm.layout import Operand
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 ONE_CALL_CAPABILITY = (9, 0)
+ONE_CALL_BACKENDS = ("torch", "fastest")
+ONE_CALL_GRANULARITIES = ("tensorwise", "rowwise")
 
 
 def check_offsets(offsets: torch.Tensor, rows: int, *, exact: bool = True, multiple: int = 1) -> list[int]:
@@ -77,11 +81,11 @@ def one_call_reason(
         a_dtype: of A's codes.
         b_dtype: of B's.
     """
-    if backend != "torch":
+    if backend not in ONE_CALL_BACKENDS:
         return f"backend {backend!r} has no grouped kernel"
     if not hasattr(torch, "_scaled_grouped_mm"):
         return f"torch {torch.__version__} has no _scaled_grouped_mm"
-    if granularity not in ("tensorwise", "rowwise"):
+    if granularity not in ONE_CALL_GRANULARITIES:
         return f"the grouped kernel takes a scale for each row, not {granularity}"
     if (a_dtype, b_dtype) != (E4M3FN.dtype, E4M3FN.dtype):
         return f"the grouped kernel multiplies e4m3fn by e4m3fn, not {a_dtype} by {b_dtype}"

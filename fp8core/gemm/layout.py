@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
-from fp8core.formats import E4M3FNUZ, E5M2FNUZ, Format, as_element_format
+from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
 
 MULTIPLE = 16  # elements; 16 bytes, the vector that the FP8 units load
 MIN_CAPABILITY = (8, 9)
@@ -62,6 +62,18 @@ def is_row_major(t: torch.Tensor) -> bool:
 def is_column_major(t: torch.Tensor) -> bool:
     """True if neighbours in a column of the matrix are neighbours in memory."""
     return 0 in t.shape or (t.stride(0) == 1 and t.stride(1) > 1)
+
+
+def granularity_of(
+    a: torch.Tensor, b: torch.Tensor, scale_inv_a: torch.Tensor, scale_inv_b: torch.Tensor
+) -> str:
+    """Of the multiplication, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
+    if scale_inv_a.dtype == E8M0FNU.dtype:
+        return "1x32"
+    if scale_inv_a.dim() == 0:
+        return "tensorwise"
+    per_row = (list(scale_inv_a.shape), list(scale_inv_b.shape)) == ([a.shape[0], 1], [1, b.shape[1]])
+    return "rowwise" if per_row else "1x128"
 
 
 def shape_reason(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from fp8core.formats import E8M0FNU
 from fp8core.gemm import layout
 
 
@@ -27,12 +26,7 @@ def matmul(
         ValueError: what `layout.shape_reason`, `granularity_reason` and `layout_reason` say.
     """
     (M, K), N = a.shape, b.shape[1]
-    granularity = "tensorwise"
-    if scale_inv_a.dtype == E8M0FNU.dtype:
-        granularity = "1x32"
-    elif scale_inv_a.dim():
-        rowwise = (list(scale_inv_a.shape), list(scale_inv_b.shape)) == ([M, 1], [1, N])
-        granularity = "rowwise" if rowwise else "1x128"
+    granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
     reason = layout.shape_reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype)
     reason = reason or layout.granularity_reason(a.device, granularity)
     reason = reason or layout.layout_reason(a, b)

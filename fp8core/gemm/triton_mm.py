@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core.formats import E8M0FNU, as_element_format
+from fp8core.formats import as_element_format
 from fp8core.gemm import layout
 from fp8core.kernels import ops
 from fp8core.scaling import BLOCK
@@ -78,7 +78,7 @@ def matmul(
         ValueError: what `shape_reason`, `granularity_reason` and `layout.layout_reason` say.
     """
     (M, K), N = a.shape, b.shape[1]
-    granularity = "1x32" if scale_inv_a.dtype == E8M0FNU.dtype else "tensorwise"
+    granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
     reason = shape_reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype)
     reason = reason or granularity_reason(a.device, granularity)
     if not (

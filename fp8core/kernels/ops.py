@@ -76,13 +76,13 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> CustomOpDef:
             )
         dtypes = (arg for arg in args if isinstance(arg, torch.dtype))
         same = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        with _on_device_of(x):
+        with on_device_of(x):
             return implementation(name, x, *dtypes)(x.contiguous(), *same)
 
     return _define(name, schema, run, fake)
 
 
-def _on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
     """Tuning measures on the current device, which need not be x's."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
@@ -243,7 +243,7 @@ def _matmul(
     if a.dim() != 2 or b_t.dim() != 2 or a.shape[1] != b_t.shape[1]:
         raise ValueError(f"matmul takes A [M, K] and B_T [N, K], got {list(a.shape)} and {list(b_t.shape)}")
     run = implementation("matmul", a if b_t.numel() else b_t, a.dtype, b_t.dtype)
-    with _on_device_of(a):
+    with on_device_of(a):
         result: torch.Tensor = run(
             a.contiguous(), b_t.contiguous(), scale_inv_a, scale_inv_b, out_dtype, promote_every
         )

@@ -4,7 +4,10 @@ A result belongs to (kernel, shape bucket, dtype, device, triton version). A buc
 a power of two: shapes within it differ by less than the parameters do. The file is JSON under
 `$FP8CORE_CACHE_DIR`, else `$XDG_CACHE_HOME/fp8core`, else `~/.cache/fp8core`. Whatever is unreadable, damaged or
 names parameters that are no longer offered counts as not there and is measured anew; a cache that cannot be
-written is not written. `FP8CORE_TUNE=0` measures nothing and takes the first candidate.
+written is not written. `FP8CORE_TUNE=0` measures nothing and takes the first candidate; while a CUDA graph records,
+what is known is taken, else the first candidate.
+
+`fp8core.gemm.fastest` keeps in the same file, by `recall` and `remember`, which library multiplies a shape.
 
 Tuned are the matmul and the casts that write a transposed copy: there the shape of a tile trades runs of memory
 against registers, and the best differs with the shape. The others - amax, casts in one layout, norms, SwiGLU - stream
@@ -64,20 +67,34 @@ def choose(
     """
     if not candidates:
         raise ValueError(f"no candidates to choose from for {kernel}")
-    if len(candidates) == 1 or (time_ms is None and not _can_measure()):
+    if len(candidates) == 1 or (time_ms is None and off()):
         return candidates[0]
-    path = cache_file()
-    found = key(kernel, shape, dtype, device_name)
-    known = _known.setdefault(path, _read(path)) if path not in _known else _known[path]
-    if known.get(found) in candidates:
-        return known[found]
+    name = key(kernel, shape, dtype, device_name)
+    best = recall(name, candidates)
+    if best is not None:
+        return best
+    if time_ms is None and capturing():
+        return candidates[0]
     try:
-        best = _fastest(kernel, candidates, run, time_ms or _cuda_ms)
+        best = _fastest(kernel, candidates, run, time_ms or cuda_ms)
     except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
         return candidates[0]
-    known[found] = best
-    _write(path, known)
+    remember(name, best)
     return best
+
+
+def recall(name: str, candidates: Sequence[Candidate]) -> Candidate | None:
+    """What is remembered under this name, if it is one of `candidates`."""
+    known = _table(cache_file()).get(name)
+    return known if known in candidates else None
+
+
+def remember(name: str, best: Candidate) -> None:
+    """Keeps a result in memory, and on disk where that can be written."""
+    path = cache_file()
+    table = _table(path)
+    table[name] = best
+    _write(path, table)
 
 
 def key(kernel: str, shape: Sequence[int], dtype: torch.dtype, device_name: str) -> str:
@@ -103,16 +120,31 @@ def forget() -> None:
     _known.clear()
 
 
-def _can_measure() -> bool:
-    """Not without a GPU, not while a CUDA graph records, and not where the user said no."""
+def off() -> bool:
+    """Whether no choice is made at all: without a GPU, in Triton's interpreter, and where the user said no."""
     if os.environ.get("FP8CORE_TUNE") == "0" or triton.knobs.runtime.interpret:
-        return False
-    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+        return True
+    return not torch.cuda.is_available()
 
 
-def _cuda_ms(closure: Callable[[], None]) -> float:
-    milliseconds: float = triton.testing.do_bench(closure, warmup=10, rep=50, return_mode="median")
+def capturing() -> bool:
+    """Whether a CUDA graph records, which would record the measuring; what is known already still holds."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def cuda_ms(closure: Callable[[], None], warmup_ms: int = 10, measured_ms: int = 50) -> float:
+    """Median milliseconds of a call on the current device, its L2 cache emptied before each."""
+    milliseconds: float = triton.testing.do_bench(
+        closure, warmup=warmup_ms, rep=measured_ms, return_mode="median"
+    )
     return milliseconds
+
+
+def _table(path: Path) -> dict[str, Candidate]:
+    """What the file holds, read once."""
+    if path not in _known:
+        _known[path] = _read(path)
+    return _known[path]
 
 
 def _fastest(

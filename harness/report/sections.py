@@ -11,6 +11,7 @@ from harness.report import (
     compatibility,
     gathers,
     league,
+    libraries,
     numerics,
     paying,
     roofline,
@@ -214,11 +215,12 @@ def _suites(machine: Machine) -> list[Section]:
         figures: Sequence[Chart] = (),
         grids: Sequence[Grid] = (),
         numeric: bool = False,
+        first: Sequence[Table] = (),
     ) -> Section:
         """`numeric`: a suite whose figures mean the same on a CPU, and which therefore is not folded there."""
         found = [tables.suite_table(machine, name)] if name in machine.suites else []
         said, folded = (title, False) if numeric else (label + title, cpu)
-        return Section(f"{name}-{key}", said, intro, charts=figures, grids=grids, tables=found, folded=folded)
+        return Section(f"{name}-{key}", said, intro, first, figures, grids, found, folded)
 
     return [
         suite("linear", "Layers", "All arms of the layer cases."),
@@ -228,6 +230,7 @@ def _suites(machine: Machine) -> list[Section]:
             "D = A @ B with A [M, K] and B [K, N]. Maps: speedup over bf16 by M, K and N.",
             [*charts.rates(machine), *roofline.roofline(machine)],
             heat_maps(machine, "gemm"),
+            first=[libraries.chosen_table(machine)],
         ),
         suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
         suite(

@@ -3,7 +3,8 @@
 D [M, N] = A [M, K] @ B [K, N] with A row-major and B column-major, D in bfloat16. The role of the GEMM in a
 training step chooses the formats as the recipes `tensorwise` and `rowwise` do; it is `output` for sizes given by
 number. Arms `_triton` are fp8core's own kernel beside the library's on the same operands, and blocks, which only it
-multiplies. Arms of peers (`harness.peers`) are compared with ours on the same operands: what our call costs beside
+multiplies; arms `_fastest` are backend "fastest", whose choice is made before anything is timed and written into the
+row (`chosen`), so that it can be judged by the other two. Arms of peers (`harness.peers`) are compared with ours on the same operands: what our call costs beside
 theirs, its checks of sizes and layouts included.
 """
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fp8core.cast import scale_and_cast
-from fp8core.gemm import backend_named, layout, scaled_mm
+from fp8core.gemm import FASTEST, backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast
 from harness import metrics
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from harness.case import Case, Scalar
 
 BLOCKS = ("blockwise",)  # recipes whose product is fp8core's own kernel alone
+OPERATORS = {"torch": "torch._scaled_mm", "triton": "fp8core::matmul"}  # by backend
 
 
 def _twin(peer: Peer, recipe: str) -> str:
@@ -65,6 +67,10 @@ ARMS: Mapping[str, ArmInfo] = {
     **{
         f"fp8_{which}_triton": ArmInfo(f"fp8_{which} by fp8core's own kernel", baseline=f"fp8_{which}")
         for which in ("tensorwise", "tensorwise_fast", "rowwise", "rowwise_fast")
+    },
+    **{
+        f"fp8_{which}_fastest": ArmInfo(f"fp8_{which} by the faster of the two", baseline=f"fp8_{which}")
+        for which in ("tensorwise", "rowwise")
     },
     "fp8_blockwise_triton": ArmInfo(
         "scales of 1x128 and 128x128 blocks, by fp8core's own kernel", baseline="bf16"
@@ -111,8 +117,10 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
             reason = f"{peer.doc} takes scales of {_pairs(peer.granularities)}, not {_pairs([pair])}"
         reason = reason or rules.device_reason(device, *formats)
         return Unsupported("device", reason) if reason else None
-    if _backend(arm) == "triton" and (why := kernels_missing(device, "time its plain twin")):
-        return why
+    if _backend(arm) != "torch":
+        instead = "time its plain twin" if _backend(arm) == "triton" else f"repeat {ARMS[arm].baseline}"
+        if why := kernels_missing(device, instead):
+            return why
     reason = rules.device_reason(device, *formats)
     if not reason and _fast(arm) and torch.device(device).type == "cpu":
         reason = "a CPU ignores use_fast_accum: this arm would repeat the one without it"
@@ -156,13 +164,16 @@ def build(case: Case, arm: str, device: str) -> Workload:
         return scaled_mm(a, b, torch.bfloat16, use_fast_accum=fast, backend=backend)
 
     operands = (qa.qdata, qb.qdata, qa.scale_inv, qb.scale_inv)
+    ran = backend
+    if backend == "fastest":
+        resolved["chosen"] = ran = FASTEST.choice(*operands, torch.bfloat16, fast)
     formats = oracle.short(qa.qdata.dtype), oracle.short(qb.qdata.dtype)
     resolved |= {
         "a_dtype": str(qa.qdata.dtype).removeprefix("torch."),
         "b_dtype": str(qb.qdata.dtype).removeprefix("torch."),
         "a_cast": str(casts[0]),
         "b_cast": str(casts[1]),
-        "backend": peer.doc if peer else {"torch": "torch._scaled_mm", "triton": "fp8core::matmul"}[backend],
+        "backend": peer.doc if peer else OPERATORS[ran],
         "use_fast_accum": fast,
     }
     if peer is not None:
@@ -186,7 +197,7 @@ def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
     if arm == "bf16":
         return None
     peer = _peer(arm)
-    recipe = arm.removeprefix(f"{peer.arm if peer else 'fp8'}_").removesuffix("_triton").removesuffix("_fast")
+    recipe = _without_backend(arm).removeprefix(f"{peer.arm if peer else 'fp8'}_").removesuffix("_fast")
     gemm = RECIPES[recipe].gemms[str(case["role"])]
     assert gemm.a is not None
     assert gemm.b is not None
@@ -201,11 +212,17 @@ def _fast(arm: str) -> bool:
     peer = _peer(arm)
     if peer is not None:
         return peer.fast_accum
-    return arm.removesuffix("_triton").endswith("_fast")
+    return _without_backend(arm).endswith("_fast")
+
+
+def _without_backend(arm: str) -> str:
+    return arm.removesuffix("_triton").removesuffix("_fastest")
 
 
 def _backend(arm: str) -> str:
     """Of `fp8core.gemm.BACKENDS`; peers obey the rules of the library's, and those that multiply blocks of our kernel."""
+    if arm.endswith("_fastest"):
+        return "fastest"
     return "triton" if arm.endswith(("_triton", *BLOCKS)) else "torch"
 
 

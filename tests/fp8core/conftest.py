@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+
+from fp8core.kernels import tuning
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
 
@@ -21,6 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of measured choices, empty and the test's own."""
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path / "cache"))
+    tuning.forget()
+    return tmp_path / "cache" / tuning.FILE_NAME
 
 
 @pytest.fixture

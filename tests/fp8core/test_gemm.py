@@ -193,7 +193,8 @@ def test_operands_that_do_not_fit() -> None:
     a = quantize(torch.randn(32, 64), E4M3FN)
     b = quantize(torch.randn(48, 64), E4M3FN).t()
     with pytest.raises(
-        ValueError, match="GEMM backend 'cutlass' is unknown; expected one of torch, triton, reference"
+        ValueError,
+        match="GEMM backend 'cutlass' is unknown; expected one of torch, triton, fastest, reference",
     ):
         scaled_mm(a, b, backend="cutlass")
     with pytest.raises(

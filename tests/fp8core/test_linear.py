@@ -72,7 +72,12 @@ def problem(
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [(name, backend) for name in RECIPES for backend in BACKENDS if multiplies(backend, name)],
+    [
+        (name, backend)
+        for name in RECIPES
+        for backend in BACKENDS
+        if multiplies(backend, name) and backend != "fastest"  # whose bits are another's: test_fastest
+    ],
 )
 @pytest.mark.parametrize(
     "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str

@@ -212,6 +212,29 @@ def test_own_gemms_are_right_and_skipped_on_a_cpu(arm: str, role: str) -> None:
     assert gemm.ARMS[arm].baseline in gemm.ARMS
 
 
+@pytest.mark.parametrize("chosen", ["torch", "triton"])
+@pytest.mark.parametrize("arm", ["fp8_tensorwise_fastest", "fp8_rowwise_fastest"])
+def test_the_faster_gemm_is_right_and_says_which_it_is(
+    arm: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: a choice settled beforehand; what is timed asks for backend "fastest". A CPU has no choice to make."""
+    asked: list[str] = []
+
+    def product(*args: Any, backend: str, **kwargs: Any) -> Tensor:
+        asked.append(backend)
+        return scaled_mm(*args, backend=backend, **kwargs)
+
+    monkeypatch.setattr(gemm, "scaled_mm", product)
+    monkeypatch.setattr(gemm.FASTEST, "choice", lambda *_: chosen)
+    workload, numerics = by_twins(gemm, case("gemm", GEMM), arm)
+    assert numerics.ok, numerics.reason
+    assert (workload.resolved["chosen"], workload.resolved["backend"]) == (chosen, gemm.OPERATORS[chosen])
+    assert set(asked) == {"fastest"}
+    why = gemm.unsupported(case("gemm", GEMM), arm, "cpu")
+    assert why is not None
+    assert f"here this arm would repeat {arm.removesuffix('_fastest')}" in why.reason
+
+
 def test_a_wrong_block_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = gemm.scaled_mm
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 FAST, SLOW = {"BLOCK": 1}, {"BLOCK": 2}
 
 
@@ -32,13 +34,6 @@ class Clock:
     def time_ms(self, closure: Callable[[], None]) -> float:
         closure()
         return self.times[self.launched[-1]]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path / "cache"))
-    tuning.forget()
-    return tmp_path / "cache" / tuning.FILE_NAME
 
 
 def pick(clock: Clock, shape: tuple[int, ...] = (1000, 64), device: str = "H200") -> tuning.Candidate:
@@ -143,6 +138,22 @@ def test_default_where_nothing_can_be_measured(cache: Path, monkeypatch: pytest.
     assert not cache.exists()
     with pytest.raises(ValueError, match="no candidates"):
         tuning.choose("cast", (3,), torch.bfloat16, "x", [], clock.run)
+
+
+def test_while_a_graph_records_what_is_known_is_taken_and_nothing_measured(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the default before it was measured, the fastest after."""
+    monkeypatch.setattr(tuning, "off", lambda: False)
+    monkeypatch.setattr(tuning, "capturing", lambda: True)
+    clock = Clock({1: 0.5, 2: 0.9})
+    arguments = ("cast", (1000, 64), torch.bfloat16, "H200", [SLOW, FAST], clock.run)
+    assert tuning.choose(*arguments) == SLOW
+    assert not cache.exists()
+    pick(clock)
+    clock.launched.clear()
+    assert tuning.choose(*arguments) == FAST
+    assert not clock.launched
 
 
 def test_cache_file_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

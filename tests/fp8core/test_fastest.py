@@ -1,0 +1,331 @@
+"""fastest: who multiplies, by rules and by fake clocks; what is kept of it. In programs: test_fastest_in_programs.py.
+
+The oracle of every choice is the table of times that the test made up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from fake_clock import NAMES, SMALL, Clock, Run, operands
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fp8core import BACKENDS, E4M3FN, E5M2
+from fp8core.gemm import FASTEST, fastest
+from fp8core.gemm.fastest import MARGIN, ROUNDS, Fastest, Product, race, rounded
+from fp8core.kernels import tuning
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+# The race
+
+
+@pytest.mark.parametrize("names", [("torch", "triton"), ("torch", "triton", "third")])
+def test_the_fastest_wins_and_a_tie_goes_to_the_default(names: tuple[str, ...]) -> None:
+    """Oracle: the smallest time, where it is more than the margin below the default's; all times of a grid."""
+    grid = (0.5, 0.97, 0.979, 0.981, 1.0, 1.2)
+    for times in itertools.product(grid, repeat=len(names)):
+        table = dict(zip(names, times, strict=True))
+        order: list[str] = []
+
+        def time_ms(run: Run, table: dict[str, float] = table, order: list[str] = order) -> float:
+            order.append(str(run()))
+            return table[order[-1]]
+
+        won = race({name: lambda name=name: name for name in names}, time_ms)
+        least = min(times)
+        if least < (1 - MARGIN) * times[0]:
+            assert table[won] == least, table
+        else:
+            assert won == "torch", table
+        rounds = [tuple(order[i : i + len(names)]) for i in range(0, len(order), len(names))]
+        assert rounds == [names if i % 2 == 0 else names[::-1] for i in range(ROUNDS)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drift_and_two_disturbed_rounds_change_no_choice(seed: int) -> None:
+    """Oracle: the true times, 1 and 0.9: the load grows tenfold over the rounds, and two of five are spoilt at will."""
+    noise = random.Random(seed)
+    spoilt = set(noise.sample(range(ROUNDS), 2))
+    calls = itertools.count()
+
+    def time_ms(run: Run) -> float:
+        number = next(calls) // 2
+        load = 10 ** (number / ROUNDS) * noise.uniform(0.98, 1.02)
+        load *= noise.uniform(0.2, 5) if number in spoilt else 1
+        return {"torch": 1.0, "triton": 0.9}[str(run())] * load
+
+    assert race({name: lambda name=name: name for name in NAMES}, time_ms) == "triton"
+
+
+def test_one_alone_is_not_timed() -> None:
+    assert race({"torch": lambda: None}, lambda run: pytest.fail("timed")) == "torch"
+
+
+# What is measured, kept and found again
+
+
+@pytest.mark.parametrize("times", [{"torch": 2.0, "triton": 1.0}, {"torch": 1.0, "triton": 2.0}], ids=str)
+def test_it_is_measured_once_and_kept(times: dict[str, float], cache: Path) -> None:
+    """Oracle: the times. Sizes of one bucket and a new process measure nothing; the product is the chosen one's."""
+    winner = min(times, key=times.__getitem__)
+    clock = Clock(**times)
+    choosing = clock.choosing()
+    given = operands(64)
+    assert torch.equal(choosing.matmul(*given), BACKENDS[winner].matmul(*given))
+    assert clock.timed == 2 * ROUNDS
+    assert clock.ran[:2] == list(NAMES)  # a call before the clock starts: it compiles and tunes
+    assert list(json.loads(cache.read_text()).values()) == [{winner: 1}]
+    for later, M in ((choosing, 64), (choosing, 63), (clock.choosing(), 64)):
+        clock.ran.clear()
+        later.matmul(*operands(M))
+        assert clock.ran == [winner]
+    assert clock.timed == 2 * ROUNDS
+
+
+def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: each change makes a new key, except of sizes within a bucket."""
+    base = SMALL._replace(M=4096, K=4096, N=4096)
+    changes: dict[str, Any] = {
+        "M": 4097, "K": 4097, "N": 4097, "a_dtype": E5M2.dtype, "b_dtype": E5M2.dtype, "granularity": "tensorwise",
+        "out_dtype": torch.float32, "use_fast_accum": True, "device": torch.device("meta"),
+    }  # fmt: skip
+    assert list(changes) == list(Product._fields)
+    keys = {fastest._key(base), *(fastest._key(base._replace(**{n: v})) for n, v in changes.items())}
+    for module, attribute in ((torch, "__version__"), (torch.version, "cuda"), (triton, "__version__")):
+        with monkeypatch.context() as changed:
+            changed.setattr(module, attribute, "9.9")
+            keys.add(fastest._key(base))
+    assert len(keys) == 1 + len(changes) + 3
+    near = base._replace(M=4090, K=4000)
+    assert fastest._key(near) == fastest._key(base)
+    assert fastest._key(base._replace(N=4095)) != fastest._key(base)
+
+
+def test_sizes_are_rounded_up_by_little() -> None:
+    """Oracle: the promises of the module's docstring, at every size to 2**15."""
+    sizes = range(2**15 + 1)
+    up = [rounded(n) for n in sizes]
+    assert all(n <= r <= n * 17 / 16 and rounded(r) == r for n, r in zip(sizes, up, strict=True))
+    assert max(b - a for a, b in itertools.pairwise(sorted({r for r in up if r <= 4096}))) == 128
+    for power in range(5, 15):
+        assert len({r for r in up if 2**power < r <= 2 ** (power + 1)}) == 16
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "null", "\x00\xff", '{"KEY": 3}', '{"KEY": {"cutlass": 1}}']
+)
+def test_a_damaged_cache_is_measured_anew(content: str, cache: Path) -> None:
+    """Oracle: the times. Of another's name too, which a newer version may know."""
+    cache.parent.mkdir()
+    cache.write_text(content.replace("KEY", fastest._key(SMALL)), encoding="latin-1")
+    clock = Clock(torch=2.0, triton=1.0)
+    assert clock.choosing().choice(*operands()) == "triton"
+    assert clock.timed == 2 * ROUNDS
+    assert json.loads(cache.read_text())[fastest._key(SMALL)] == {"triton": 1}
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_next_process(cache: Path) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    clock = Clock(torch=2.0, triton=1.0)
+    choosing = clock.choosing()
+    assert [choosing.choice(*operands()) for _ in range(2)] == ["triton"] * 2
+    assert clock.timed == 2 * ROUNDS
+    assert clock.choosing().choice(*operands()) == "triton"
+    assert clock.timed == 4 * ROUNDS
+
+
+WRITER = """
+import runpy, sys
+tuning = runpy.run_path(sys.argv[1])
+for i in range(100):
+    tuning["remember"](f"theirs {i}", {"triton": 1})
+"""
+
+
+def test_two_processes_write_at_once(cache: Path) -> None:
+    """Oracle: every state of the file is whole, and holds all that this process wrote; of the other only its last result
+    can be lost, to a file that was read before and replaced after it. It would be measured anew."""
+    other = subprocess.Popen([sys.executable, "-c", WRITER, str(tuning.__file__)])
+    written = 0
+    while other.poll() is None or written < 10:
+        tuning.remember(f"ours {written % 50}", {"torch": 1})
+        written += 1
+        json.loads(cache.read_text())
+        time.sleep(0.002)
+    assert other.returncode == 0
+    tuning.remember("ours, at the end", {"torch": 1})
+    table = json.loads(cache.read_text())
+    assert {f"ours {i}" for i in range(min(written, 50))} | {f"theirs {i}" for i in range(99)} <= table.keys()
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+# Where only one can run it, or nobody
+
+REFUSALS = ("", "shape_reason", "granularity_reason", "device_reason")
+
+
+@pytest.mark.parametrize(("of_torch", "of_triton"), [*itertools.product(REFUSALS, repeat=2)])
+def test_rules_come_before_the_clock(of_torch: str, of_triton: str) -> None:
+    """Oracle: who is left; with nobody left what both say. Each kind of rule of each, the clock for whom it refuses."""
+    changed: dict[str, Any] = {
+        name: {rule: lambda *_, name=name: f"{name} refuses"} if rule else {}
+        for name, rule in zip(NAMES, (of_torch, of_triton), strict=True)
+    }
+    clock = Clock(torch=2.0 if of_triton else 1.0, triton=2.0 if of_torch else 3.0)
+    choosing = clock.choosing(**changed)
+    entry = choosing.backend()
+    if of_torch and of_triton:
+        with pytest.raises(ValueError, match="torch: torch refuses; triton: triton refuses"):
+            choosing.matmul(*operands())
+    else:
+        assert choosing.choice(*operands()) == ("triton" if of_torch else "torch")
+        assert bool(clock.timed) == (not of_torch and not of_triton)
+    for rule, arguments in {
+        "shape_reason": (32, 64, 48, E4M3FN, E4M3FN, "rowwise", torch.bfloat16),
+        "granularity_reason": ("cpu", "rowwise"),
+        "device_reason": ("cpu", E4M3FN, E4M3FN),
+    }.items():
+        both = {of_torch, of_triton} == {rule}
+        # A library without kernels for these scales or formats is no way out of another's rule of sizes
+        alone = rule == "shape_reason" and rule in (of_torch, of_triton) and "" not in (of_torch, of_triton)
+        assert (getattr(entry, rule)(*arguments) is not None) == (both or alone), rule
+
+
+def test_the_rules_of_the_real_ones() -> None:
+    """Oracle: by hand: what the sizes, formats, scales and results of cuBLAS's kernel leave to ours, and neither takes."""
+    entry = BACKENDS["fastest"]
+    for arguments in (
+        (17, 100, 10, E4M3FN, E4M3FN),
+        (16, 16, 16, E5M2, E5M2),
+        (16, 16, 16, E4M3FN, E4M3FN, "1x128"),
+    ):
+        assert entry.shape_reason(*arguments) is None
+    assert entry.shape_reason(16, 16, 16, E4M3FN, E4M3FN, "rowwise", torch.float32) is None
+    assert "K=-1" in str(entry.shape_reason(16, -1, 16, E4M3FN, E4M3FN))
+    # Ours takes any size, but has no kernel for fnuz
+    assert "K=100" in str(entry.shape_reason(16, 100, 16, "e4m3fnuz", "e4m3fnuz"))
+    assert "1x32" in str(entry.granularity_reason("cpu", "1x32"))
+    assert "device type 'mps'" in str(entry.device_reason("mps", E4M3FN, E4M3FN))
+    # Where "torch" rounds, so does "triton": no dtype depends on who was faster
+    assert entry.bf16_only == {"rowwise"}
+    for size, ran in (((17, 100, 10), "triton"), ((16, 32, 16), "torch")):
+        assert FASTEST.choice(*operands(*size)) == ran
+
+
+@pytest.mark.parametrize("refuses", [("torch",), ("triton",), NAMES], ids=str)
+def test_what_the_device_refuses_is_passed_over_and_not_written_down(
+    refuses: tuple[str, ...], cache: Path
+) -> None:
+    """Oracle: who does not raise; a refusal may pass, so the next process tries again."""
+
+    def refused(*_: object) -> torch.Tensor:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    clock = Clock(torch=1.0, triton=1.0)
+    choosing = clock.choosing(**{name: {"matmul": refused} for name in refuses})
+    if refuses == NAMES:
+        with pytest.raises(
+            RuntimeError, match=r"no GEMM backend runs this product here; torch: CUBLAS.*; triton: CUBLAS"
+        ):
+            choosing.matmul(*operands())
+    else:
+        (other,) = set(NAMES) - set(refuses)
+        assert choosing.choice(*operands()) == choosing.choice(*operands()) == other
+    assert not clock.timed
+    assert not cache.exists()
+
+
+def test_a_full_device_takes_the_default_and_tries_again(cache: Path) -> None:
+    clock = Clock(torch=2.0, triton=1.0)
+    choosing = clock.choosing()
+    room, choosing._time_ms = choosing._time_ms, _full
+    assert choosing.choice(*operands()) == "torch"
+    assert not cache.exists()
+    choosing._time_ms = room
+    assert choosing.choice(*operands()) == "triton"
+
+
+def _full(run: Run) -> float:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+# Where nothing can be measured
+
+
+def test_a_cpu_is_not_timed(cache: Path) -> None:
+    clock = Clock()
+    choosing = clock.choosing(measures=False)
+    choosing.matmul(*operands())
+    choosing.matmul(*operands(0))
+    assert clock.ran == ["torch"] * 2
+    assert not cache.exists()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fastest], str]:
+    """Settles a product of CPU tensors as one on a GPU, by what would run there."""
+    monkeypatch.setattr(tuning, "off", lambda: False)
+    monkeypatch.setattr(tuning, "capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+
+    def settle(choosing: Fastest) -> str:
+        return choosing._settle(SMALL._replace(device=torch.device("cuda")), operands())
+
+    return settle
+
+
+ANYWHERE: dict[str, Any] = {name: {"device_reason": lambda *_: None} for name in NAMES}
+
+
+def test_a_gpu_is_timed_by_events_over_an_emptied_cache(
+    as_on_a_gpu: Callable[[Fastest], str], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    """Oracle: the times of a stand-in for `tuning.cuda_ms`."""
+    clock = Clock(torch=2.0, triton=1.0)
+    monkeypatch.setattr(tuning, "cuda_ms", lambda run, **_: clock(run))
+    assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "triton"
+    assert clock.timed == 2 * ROUNDS
+    assert "|NVIDIA H200|" in cache.read_text()
+
+
+@pytest.mark.parametrize("why", ["off", "capturing", "deterministic"])
+def test_where_measuring_is_forbidden_the_default_multiplies(
+    why: str, as_on_a_gpu: Callable[[Fastest], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: "torch", and after a measured run what that found; but a user who forbids the choice is obeyed."""
+    clock = Clock(torch=2.0, triton=1.0)
+    monkeypatch.setattr(tuning, "cuda_ms", lambda run, **_: clock(run))
+    forbidden, name = {
+        "off": (tuning, "off"), "capturing": (tuning, "capturing"),
+        "deterministic": (torch, "are_deterministic_algorithms_enabled"),
+    }[why]  # fmt: skip
+    with monkeypatch.context() as forbids:
+        forbids.setattr(forbidden, name, lambda: True)
+        assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "torch"
+        assert not clock.ran
+    assert as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE)) == "triton"
+    with monkeypatch.context() as forbids:
+        forbids.setattr(forbidden, name, lambda: True)
+        later = as_on_a_gpu(clock.choosing(measures=False, **ANYWHERE))
+    assert later == ("triton" if why == "capturing" else "torch")
+
+
+def test_shapes_without_data_are_not_timed() -> None:
+    """Fake tensors of a tracer: the clock would measure nothing."""
+    clock = Clock(torch=2.0, triton=1.0)
+    with FakeTensorMode() as mode:
+        given = [mode.from_tensor(t) if isinstance(t, torch.Tensor) else t for t in operands()]
+        assert clock.choosing().choice(*given) == "torch"
+    assert not clock.ran

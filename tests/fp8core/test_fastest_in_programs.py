@@ -1,0 +1,160 @@
+"""Backend "fastest" in layers, groups, traced code and under modes: the product of whoever was chosen, bit for bit.
+
+The oracle of a choice is the times that the test made up. Only the test marked `gpu` looks at a real clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fake_clock import NAMES, SMALL, TYPES, Clock, operands
+from torch.autograd.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8core import BACKENDS, E4M3FN, RECIPES, Float8Linear, quantize, scaled_mm
+from fp8core.gemm import FASTEST, fastest, layout
+from fp8core.gemm.fastest import ROUNDS
+from fp8core.gemm.grouped import one_call_reason, scaled_grouped_mm
+from fp8core.gemm.layout import Operand
+from fp8core.grouped import recipe_reason
+from fp8core.kernels import tuning
+from fp8core.watching import count_fp8_gemms
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def test_measuring_is_seen_by_no_mode_and_counted_by_no_proof() -> None:
+    """Oracle: one product: what a mode that keeps or recomputes operators must see, and a count of a step's GEMMs."""
+
+    names: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    clock, given = Clock(torch=2.0, triton=1.0), operands()
+    with profile() as profiler, Seen():
+        clock.choosing().matmul(*given)
+    assert len(clock.ran) == 2 + 2 * ROUNDS + 1
+    assert [name for name in names if "matmul" in name or "scaled_mm" in name] == ["fp8core::matmul"]
+    assert count_fp8_gemms(profiler.function_events) == 1
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("winner", NAMES)
+def test_a_layer_is_that_of_the_chosen_backend(
+    winner: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the same layer with that backend, bit for bit: output and both gradients."""
+    clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
+    monkeypatch.setitem(BACKENDS, "fastest", clock.choosing().backend())
+    x, g = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(32, 48, dtype=torch.bfloat16)
+    results = []
+    recipes = [RECIPES[name].with_backend(backend) for backend in ("fastest", winner)]
+    layers = [Float8Linear(64, 48, config=recipe, dtype=torch.bfloat16) for recipe in recipes]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for layer in layers:
+        inputs = x.clone().requires_grad_()
+        y = layer(inputs)
+        results.append([y, *torch.autograd.grad(y, (inputs, layer.weight), g)])
+    assert clock.timed == 2 * ROUNDS * RECIPES[name].fp8_gemms
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_groups_go_in_one_call_where_they_do_for_torch_and_else_each_as_chosen() -> None:
+    """Oracle: backend "torch", whose loop this is on a CPU, bit for bit; the same reason against the one call."""
+    reasons = [one_call_reason(torch.device("cpu"), name, "rowwise", *TYPES) for name in ("fastest", "torch")]
+    assert reasons == ["no FP8 grouped kernel on cpu"] * 2
+    a, w = quantize(torch.randn(48, 32), E4M3FN, "rowwise", dim=1), torch.randn(2, 32, 16)
+    each = [quantize(one, E4M3FN, "rowwise", dim=0) for one in w]
+    b = Operand(torch.stack([q.qdata for q in each]), torch.stack([q.scale_inv for q in each]))
+    offsets = torch.tensor([16, 48], dtype=torch.int32)
+    got, want = (
+        scaled_grouped_mm(Operand(a.qdata, a.scale_inv), b, offsets, "rowwise", backend=name)
+        for name in ("fastest", "torch")
+    )
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
+def test_groups_have_the_sizes_of_the_one_call_on_every_device(name: str) -> None:
+    """Oracle: backend "torch", which takes multiples of 16; a loop by our kernel would take any, where it loops."""
+    cpu = torch.device("cpu")
+    for N, K in ((32, 64), (24, 64), (32, 40)):
+        of_torch, ours = (
+            recipe_reason(RECIPES[name].with_backend(backend), N, K, cpu) for backend in ("torch", "fastest")
+        )
+        assert ours == of_torch
+        assert (ours is None) == (N % 16 == K % 16 == 0)
+    assert recipe_reason(RECIPES["blockwise"].with_backend("fastest"), 128, 40, cpu) is None
+
+
+def _traced(dynamic: bool, M: int = 32) -> tuple[set[str], torch.Tensor, tuple[Any, ...]]:
+    """Operators of the one graph of a product by backend "fastest", its result and its operands."""
+    found: set[str] = set()
+
+    def noting(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        found.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def product(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+    ) -> torch.Tensor:
+        return scaled_mm(Operand(a, scale_a), Operand(b, scale_b), backend="fastest")
+
+    torch._dynamo.reset()
+    given = operands(M)
+    result = torch.compile(product, fullgraph=True, dynamic=dynamic, backend=noting)(*given[:4])
+    return found, result, given
+
+
+@pytest.mark.parametrize("winner", NAMES)
+def test_traced_code_holds_the_operator_that_was_measured(
+    winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the times, measured in eager mode before; "torch" for what was not, and for sizes left open. One graph each."""
+    clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
+    choosing = clock.choosing()
+    choosing.candidates = {name: BACKENDS[name] for name in NAMES}
+    monkeypatch.setitem(BACKENDS, "fastest", choosing.backend())
+    tuning.remember(fastest._key(SMALL), {winner: 1})
+    for dynamic, M, expected in ((False, 32, winner), (False, 128, "torch"), (True, 32, "torch")):
+        found, result, given = _traced(dynamic, M)
+        assert ("fp8core.matmul.default" in found, any("_scaled_mm" in name for name in found)) == (
+            expected == "triton",
+            expected == "torch",
+        )
+        assert torch.equal(result, BACKENDS[expected].matmul(*given))
+    assert not clock.timed
+
+
+def test_a_layer_compiles_into_one_graph_both_ways() -> None:
+    """Oracle: eager, bit for bit, forward and backward; sizes fixed at first, and left open from the second on."""
+    layer = Float8Linear(32, 48, config=RECIPES["rowwise"].with_backend("fastest"))
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for tokens in (16, 48):
+        x, g = torch.randn(tokens, 32, requires_grad=True), torch.randn(tokens, 48)
+        got, want = (torch.autograd.grad(run(x), (x, layer.weight), g) for run in (compiled, layer))
+        assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (16384, 4096, 14336), (512, 8192, 1024)], ids=str)
+def test_the_choice_is_not_below_the_bar_on_a_gpu(size: tuple[int, int, int], granularity: str) -> None:
+    """Oracle: `do_bench` of each library and of the choice in turn; 0.95 of the better one, the bar of issue 9."""
+    if reason := layout.device_reason("cuda", E4M3FN, E4M3FN):
+        pytest.skip(reason)
+    given = [t.cuda() if isinstance(t, torch.Tensor) else t for t in operands(*size, granularity)]
+    chosen = FASTEST.choice(*given)
+    times: dict[str, list[float]] = {name: [] for name in (*NAMES, "fastest")}
+    for name in [*times] * 5:
+        times[name].append(tuning.cuda_ms(lambda name=name: BACKENDS[name].matmul(*given)))
+    medians = {name: sorted(own)[2] for name, own in times.items()}
+    assert min(medians[name] for name in NAMES) / medians["fastest"] >= 0.95, (chosen, medians)
+    assert torch.equal(BACKENDS["fastest"].matmul(*given), BACKENDS[chosen].matmul(*given))
