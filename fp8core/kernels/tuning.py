@@ -4,7 +4,8 @@ A result belongs to (kernel, shape bucket, dtype, device, triton version). A buc
 a power of two: shapes within it differ by less than the parameters do. The file is JSON under
 `$FP8CORE_CACHE_DIR`, else `$XDG_CACHE_HOME/fp8core`, else `~/.cache/fp8core`. Whatever is unreadable, damaged or
 names parameters that are no longer offered counts as not there and is measured anew; a cache that cannot be
-written is not written. `FP8CORE_TUNE=0` measures nothing and takes the first candidate.
+written is not written. `FP8CORE_TUNE=0` measures nothing and takes the first candidate. While a CUDA graph records,
+nothing can be measured: what earlier calls chose is taken, else the first candidate, which is not remembered.
 
 Tuned are the matmul and the casts that write a transposed copy: there the shape of a tile trades runs of memory
 against registers, and the best differs with the shape. The others - amax, casts in one layout, norms, SwiGLU - stream
@@ -64,13 +65,15 @@ def choose(
     """
     if not candidates:
         raise ValueError(f"no candidates to choose from for {kernel}")
-    if len(candidates) == 1 or (time_ms is None and not _can_measure()):
+    if len(candidates) == 1 or (time_ms is None and not _may_measure()):
         return candidates[0]
     path = cache_file()
     found = key(kernel, shape, dtype, device_name)
     known = _known.setdefault(path, _read(path)) if path not in _known else _known[path]
     if known.get(found) in candidates:
         return known[found]
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return candidates[0]
     try:
         best = _fastest(kernel, candidates, run, time_ms or _cuda_ms)
     except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
@@ -103,11 +106,13 @@ def forget() -> None:
     _known.clear()
 
 
-def _can_measure() -> bool:
-    """Not without a GPU, not while a CUDA graph records, and not where the user said no."""
-    if os.environ.get("FP8CORE_TUNE") == "0" or triton.knobs.runtime.interpret:
-        return False
-    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+def _may_measure() -> bool:
+    """Not without a GPU, and not where the user said no."""
+    return (
+        os.environ.get("FP8CORE_TUNE") != "0"
+        and not triton.knobs.runtime.interpret
+        and torch.cuda.is_available()
+    )
 
 
 def _cuda_ms(closure: Callable[[], None]) -> float:

@@ -145,6 +145,22 @@ def test_default_where_nothing_can_be_measured(cache: Path, monkeypatch: pytest.
         tuning.choose("cast", (3,), torch.bfloat16, "x", [], clock.run)
 
 
+def test_while_a_cuda_graph_records_nothing_is_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was chosen before is taken, else the first candidate, which the next call may better."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    clock = Clock({1: 0.5, 2: 0.9})
+    recording = True
+    assert pick(clock) == SLOW
+    assert not clock.launched
+    assert not cache.exists()
+    recording = False
+    assert pick(clock) == FAST
+    recording = True
+    assert pick(clock) == FAST
+    assert clock.launched == [2, 1]
+
+
 def test_cache_file_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FP8CORE_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
