@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from fakes import FakeGraphs
 from operator_tape import OperatorTape
 from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from fp8core.convert import audit, convert_to_float8_training
 from fp8core.gemm import backend_named
+from fp8core.history import ROLES, AmaxMemory
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES, Recipe
+from harness.models import resolve
 from harness.training import captured
 from harness.training.setup import Setup, Trainee, prepare
 
@@ -152,6 +158,51 @@ def test_a_batch_of_another_kind_is_refused(change: Any, message: str) -> None:
         step([tuple(map(change, batch)) for batch in fed[3]])
 
 
+class Devices(TorchDispatchMode):
+    """Notes the operators that take or make a tensor of another device than "meta"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators, self.others = 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, Tensor) and t not in (Tensor, nn.Parameter) for t in types):
+            return NotImplemented
+        results = func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs, results)) if isinstance(t, Tensor)]
+        self.operators += 1
+        if any(t.device.type != "meta" for t in tensors):
+            self.others.add(str(func))
+        return results
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model"),
+    [*((name, "") for name in ("bf16", *RECIPES)), ("delayed", "nano"), ("delayed", "llama_tiny")],
+)
+def test_no_tensor_of_a_step_comes_from_the_host(recipe: str, model: str) -> None:
+    """Oracle: "meta" tensors, which are on no CPU and have no values: to read one raises. The optimizer knows no "meta"."""
+    empty = (
+        resolve(model).build(device="meta", dtype=torch.bfloat16)
+        if model
+        else Dropping().to("meta", torch.bfloat16)
+    )
+    setup = Setup(model or "tiny", 4, 8, compute="bf16", recipe=here(recipe), accumulation=2, graph=True)
+    made = Trainee(setup, empty, empty, torch.optim.AdamW(empty.parameters()), audit(empty))
+    if setup.recipe is not None:
+        convert_to_float8_training(empty, config=setup.recipe)
+    for module in empty.modules():
+        if isinstance(module, AmaxMemory):
+            module.ready = frozenset(ROLES)
+    batch = [tuple(part.to("meta") for part in tokens(0))] * 2
+    with Devices() as devices:
+        made.gradients(batch)
+        nn.utils.clip_grad_norm_(empty.parameters(), 1.0)
+        made.update_scales()
+    assert devices.operators > 100
+    assert not devices.others
+
+
 # What can't be recorded
 
 
@@ -270,61 +321,11 @@ def test_what_is_not_even_tried(device: str, checkpointing: str, experts: str, r
 # The CUDA side
 
 
-class FakeGraphs:
-    """What CudaTape uses of torch.cuda, as it behaves: a log of calls, each with the stream that was current."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[str] = []
-        self.current = "default"
-        self.refuses = False
-        for name, fake in (
-            ("Stream", lambda: FakeStream(self, "side")),
-            ("CUDAGraph", lambda: self),
-            ("current_stream", lambda: FakeStream(self, self.current)),
-            ("stream", self.stream),
-            ("graph", self.graph),
-            ("synchronize", lambda: self.note("synchronize")),
-        ):
-            monkeypatch.setattr(torch.cuda, name, fake)
-
-    def note(self, what: str) -> None:
-        self.log.append(f"{what} on {self.current}")
-
-    @contextmanager
-    def stream(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream.name
-        try:
-            yield
-        finally:
-            self.current = before
-
-    @contextmanager
-    def graph(self, graph: FakeGraphs, stream: FakeStream) -> Iterator[None]:
-        """As torch's: where the end of a capture fails, the stream is not given back."""
-        assert graph is self
-        before, self.current = self.current, stream.name
-        self.note("begin")
-        try:
-            yield
-        finally:
-            self.note("end")
-            if self.refuses:
-                raise RuntimeError("operation failed due to a previous error during capture")
-            self.current = before
-
-    def replay(self) -> None:
-        self.note("replay")
-
-    def reset(self) -> None:
-        self.note("reset")
-
-
-class FakeStream:
-    def __init__(self, cuda: FakeGraphs, name: str) -> None:
-        self.cuda, self.name = cuda, name
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.cuda.note(f"{self.name} waits for {other.name}")
+def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
+    cuda = FakeGraphs()
+    for name, fake in cuda.functions.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return cuda
 
 
 def noting(cuda: FakeGraphs, made: Trainee, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,7 +342,7 @@ def noting(cuda: FakeGraphs, made: Trainee, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_asked_of_cuda_and_on_which_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: PyTorch's notes on CUDA graphs: a warm-up on a side stream, between two waits, then the capture."""
-    cuda, made, fed = FakeGraphs(monkeypatch), trainee(), batches()
+    cuda, made, fed = fake_graphs(monkeypatch), trainee(), batches()
     noting(cuda, made, monkeypatch)
     with captured.recorded(made, fed[: captured.WARM_UP], captured.CudaTape()) as step:
         for one in fed[captured.WARM_UP : captured.WARM_UP + 2]:
@@ -363,7 +364,7 @@ def test_what_is_asked_of_cuda_and_on_which_stream(monkeypatch: pytest.MonkeyPat
 def test_a_recording_that_cuda_refuses_gives_its_stream_back_and_the_first_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cuda, made = FakeGraphs(monkeypatch), trainee()
+    cuda, made = fake_graphs(monkeypatch), trainee()
     cuda.refuses = True
     noting(cuda, made, monkeypatch)
     with (
@@ -376,7 +377,7 @@ def test_a_recording_that_cuda_refuses_gives_its_stream_back_and_the_first_reaso
 
 
 def test_an_end_that_fails_by_itself_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, made = FakeGraphs(monkeypatch), trainee()
+    cuda, made = fake_graphs(monkeypatch), trainee()
     cuda.refuses = True
     with (
         pytest.raises(captured.CaptureError, match="RuntimeError: operation failed due to a previous error"),
