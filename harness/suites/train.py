@@ -129,7 +129,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if _peer_of(arm) and dict(case.axes).get("experts") == "fp8":
         return Unsupported("shape", f"peer {_peer_of(arm)!r} has layers for nn.Linear, none for experts")
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
-    if setup.graph and (refusal := captured.refused(device, setup.checkpointing, setup.experts)):
+    if setup.graph and (refusal := captured.refused(device, setup.experts)):
         return Unsupported("device", refusal)
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"

@@ -11,13 +11,15 @@ launched as one. What the host decided while it was recorded - addresses, shapes
                `WARM_UP` steps before it, on a stream of their own
 
 A step that waits for the device, or copies from the host, can't be recorded; the driver refuses it, and the reason is
-that of a failed row. Random numbers differ from replay to replay as from step to step (PyTorch counts them on).
+that of a failed row. Random numbers differ from replay to replay as from step to step (PyTorch counts them on), and
+activation checkpointing may rewind them while it is recorded (pytorch#162505, release 2.10).
 
-Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs (read 2026-11-21).
+What must not happen meanwhile: https://docs.nvidia.com/dl-cuda-graph/torch-cuda-graph/quick-checklist.html (2026-11-21).
 """
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -72,7 +74,12 @@ class CudaTape:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """On the stream that will be recorded: libraries keep workspaces for each."""
+        """On the stream that will be recorded: libraries keep handles and workspaces for each, and so do gradients.
+
+        A node of autograd that accumulates into a parameter remembers the stream it was made on. One that lives on in
+        a cycle, from a step on the default stream, would drag that stream into the recording (pytorch#180090).
+        """
+        gc.collect()
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -96,15 +103,10 @@ class CudaTape:
         self._graph.reset()
 
 
-def refused(device: str, checkpointing: str, experts: str) -> str:
+def refused(device: str, experts: str) -> str:
     """Why a step of such a set-up can't be recorded; "" where it can be tried."""
     if torch.device(device).type != "cuda":
         return f"a step is recorded as a CUDA graph; a {device} has none"
-    if checkpointing != "none":
-        return (
-            f"checkpointing={checkpointing} saves the state of the random numbers on the host in each forward pass, "
-            "which a CUDA graph can't record; checkpointing=none"
-        )
     if experts != "hp":
         return (
             f"experts={experts}: groups that no single kernel multiplies are cut by sizes read on the host, which a CUDA "

@@ -246,7 +246,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[OperatorTape]:
 @pytest.mark.parametrize(
     ("axes", "arm"),
     [
-        ({"accumulation": 2}, "delayed_graph"),
+        ({"accumulation": 2, "checkpointing": "full"}, "delayed_graph"),
         ({"model": "llama_tiny", "compute": "bf16_autocast"}, "tensorwise_graph"),
     ],
 )
