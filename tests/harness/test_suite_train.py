@@ -271,6 +271,30 @@ def test_replayed_arms_take_the_eager_arm_s_steps(
     assert all(tape.erased for tape in tapes)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("axes", "arm"),
+    [
+        ({}, "bf16_graph"),
+        ({"accumulation": 2}, "tensorwise_graph"),
+        ({"checkpointing": "full"}, "delayed_graph"),
+    ],
+)
+def test_on_a_gpu_replays_agree_with_eager_steps(axes: dict[str, Any], arm: str) -> None:
+    """Oracle: the check of the arm itself, in which the same steps run eagerly; then two blocks of one graph each."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA or ROCm device")
+    made = train._timed(case(compute="bf16_autocast", **axes), arm, 2, "cuda")
+    numerics = made.check()
+    assert numerics.ok, numerics.reason
+    losses = []
+    for _ in range(2):
+        with made.resident():
+            losses.append([float(made.run()) for _ in range(timed.STEPS + 1)])
+    assert losses[0] == pytest.approx(losses[1], abs=steps.LOSS_BOUND)
+    assert losses[0][timed.STEPS] < losses[0][0], "the first batch again, after as many steps"
+
+
 def weights_that_stay(tape: OperatorTape) -> None:
     tape.calls[:] = [call for call in tape.calls if "adamw" not in str(call.func)]
 
