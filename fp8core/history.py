@@ -160,7 +160,8 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
 
         loss.backward(); optimizer.step(); update_scales(model)
 
-    A model of dynamic recipes is left alone, so the call may stay in any loop.
+    A model of dynamic recipes is left alone, so the call may stay in any loop. While a CUDA graph records, nothing has
+    run that could be looked at: each tensor's scale stays delayed, or dynamic, as it was in the step before.
 
     Args:
         model: any module.
@@ -184,5 +185,6 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
             memory.pending.copy_(pending)
     for memory in memories:
         memory.advance()
-    look(*memories)
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        look(*memories)
     return len(memories)

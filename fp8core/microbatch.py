@@ -149,7 +149,7 @@ def microbatches(model: nn.Module, check_content: bool = True) -> Iterator[None]
     Args:
         model: whose layers keep casts. Calls of this very module are what the check of the bits follows.
         check_content: False leaves that check out: for a program that never writes through `p.data` (or
-            dlpack or numpy) inside of the block.
+            dlpack or numpy) inside of the block, and where a CUDA graph records it, which can't wait for the device.
 
     Raises:
         RuntimeError: a layer is already in such a block.

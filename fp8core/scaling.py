@@ -171,7 +171,7 @@ def mx_scale_code(
     if mode == "ceil":
         exponent = exponent + (mantissa != 0).int()
     elif mode == "rceil":
-        significand_of_max = int(torch.tensor(fmt.max).view(torch.int32)) & ~_SIGN_AND_EXPONENT
+        significand_of_max = int((fmt.max / 2**fmt.emax - 1) * 2**23)
         exponent = exponent + (mantissa > significand_of_max).int()
     elif mode == "even":
         exponent = (bits.clamp(max=_INFINITY_BITS) + (1 << (22 - fmt.mantissa_bits))) >> 23

@@ -93,7 +93,7 @@ STAGES = (
     ),
     _train("train_llama3_1b", 2, "llama3_1b", "axes.batch=8", "axes.seq=2048", "axes.compute=bf16",
         f"{_EAGER},bf16_fused_eager,delayed_fused_eager]"),
-    _train("train_gpt2", 2, "gpt2", "axes.batch=16", "axes.seq=1024", f"{_EAGER}]"),
+    _train("train_gpt2", 2, "gpt2", "axes.batch=16", "axes.seq=1024", f"{_EAGER},bf16_graph,tensorwise_graph]"),
 )  # fmt: skip
 
 Runner = Callable[[Sequence[str], float], tuple[int, str]]

@@ -117,10 +117,12 @@ def _standings(machine: Machine) -> list[Standing]:
 def recipe(arm: str) -> str:
     """What an arm computes, however it is run: "tensorwise" of fp8_tensorwise_fast, tensorwise_compile, ...
 
-    >>> recipe("fp8_rowwise_fast"), recipe("rowwise_kernels_compile"), recipe("torchao_rowwise_eager"), recipe("torch")
-    ('rowwise', 'rowwise', 'torchao_rowwise', '')
+    >>> recipe("fp8_rowwise_fast"), recipe("rowwise_kernels_compile"), recipe("rowwise_graph"), recipe("torch")
+    ('rowwise', 'rowwise', 'rowwise', '')
+    >>> recipe("torchao_rowwise_eager")
+    'torchao_rowwise'
     """
-    bare = re.sub(r"(_(eager|compile|kernels|plain|fast|triton))+$", "", arm).removeprefix("fp8_")
+    bare = re.sub(r"(_(eager|compile|graph|kernels|plain|fast|triton))+$", "", arm).removeprefix("fp8_")
     return "" if bare in ("torch", "eager", "compile", "fp8") else bare
 
 

@@ -208,7 +208,8 @@ def fp8_pairs(machine: Machine) -> pd.DataFrame:
 
 def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """(suite, how the arms were run, pairs), the part that decides the question first."""
-    mode = pairs["baseline"].map(lambda b: next((m for m in MODES if str(b).endswith(f"_{m}")), ""))
+    modes = (*MODES, "graph")
+    mode = pairs["baseline"].map(lambda b: next((m for m in modes if str(b).endswith(f"_{m}")), ""))
     parts = []
     for (suite, how, regime), group in pairs.groupby([pairs["suite"], mode, pairs["regime"]]):
         if group["speedup"].notna().any():

@@ -7,6 +7,7 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
     RECIPE_MODE          fp8core's layers
     bf16_fused_eager     the control with fp8core's fused RMSNorm and SwiGLU (models that have them)
     RECIPE_fused_eager   both, the norms and activations handing amaxes or codes to the layers
+    bf16_graph, RECIPE_graph   the eager step recorded as one CUDA graph and replayed (`harness.training.captured`)
     torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
                          its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
@@ -30,7 +31,7 @@ from harness.errors import MemoryShortageError, UsageError, unknown
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
 from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
-from harness.training import batches, on_paper
+from harness.training import batches, captured, on_paper
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
 from harness.workload import ArmInfo, Axis, Unsupported, Workload
@@ -44,6 +45,7 @@ ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
 MODES = ("eager", "compile")
 FUSED = "_fused_eager"
+GRAPH = "graph"  # mode of an arm whose eager step is recorded once and replayed
 LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not
 MODEL_PEERS = (
     "torchao",
@@ -76,9 +78,12 @@ def _arms() -> dict[str, ArmInfo]:
         "bf16_eager": ArmInfo("the model without FP8"),
         "bf16_compile": ArmInfo("the model without FP8 under torch.compile", "bf16_eager"),
         f"bf16{FUSED}": ArmInfo("the model without FP8, RMSNorm and SwiGLU fused", "bf16_eager"),
+        f"bf16_{GRAPH}": ArmInfo(
+            "the model without FP8, its eager step replayed as a CUDA graph", "bf16_eager"
+        ),
     }
     for name in RECIPES:
-        for mode in MODES:
+        for mode in (*MODES, GRAPH):
             arms[f"{name}_{mode}"] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
         arms[f"{name}{FUSED}"] = ArmInfo(f"recipe {name}, RMSNorm and SwiGLU fused", f"bf16{FUSED}", name)
     for owner, peer in ((owner, PEERS[owner]) for owner in MODEL_PEERS):
@@ -124,6 +129,8 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if _peer_of(arm) and dict(case.axes).get("experts") == "fp8":
         return Unsupported("shape", f"peer {_peer_of(arm)!r} has layers for nn.Linear, none for experts")
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
+    if setup.graph and (refusal := captured.refused(device, setup.experts)):
+        return Unsupported("device", refusal)
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
         reason = peer.missing(device)
@@ -213,6 +220,7 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         fused_modules=arm.endswith(FUSED),
         compiled=mode == "compile",
         compiled_linears=mode == LINEARS,
+        graph=mode == GRAPH,
         layers=case.integer("layers") or None,
         vocab_size=text.vocab_size if text is not None else None,
         seed=case.seed,

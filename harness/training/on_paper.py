@@ -100,7 +100,9 @@ def memory(setup: Setup, device: str) -> Bytes:
 
 def _plain(setup: Setup) -> Setup:
     """Without what changes neither layers nor memory, so that one answer serves many arms."""
-    return replace(setup, compiled=False, peer="", accumulation=1, seed=0, lr=0.0, grad_clip=None)
+    return replace(
+        setup, compiled=False, graph=False, peer="", accumulation=1, seed=0, lr=0.0, grad_clip=None
+    )
 
 
 @functools.lru_cache(maxsize=64)

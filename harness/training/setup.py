@@ -84,6 +84,7 @@ class Setup:
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
         compiled_linears: each layer of the peer as a graph of its own, and the rest eager.
+        graph: eager, and fit to be recorded as a CUDA graph (`harness.training.captured`): a step never waits.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
         seed: of the initial weights.
@@ -104,6 +105,7 @@ class Setup:
     fused_modules: bool = False
     compiled: bool = False
     compiled_linears: bool = False
+    graph: bool = False
     layers: int | None = None
     vocab_size: int | None = None
     seed: int = 0
@@ -132,6 +134,10 @@ class Setup:
             raise UsageError(f"lr={self.lr}: expected a finite number of at least 0")
         if self.peer:
             self._check_peer(PEERS[self.peer])
+        if self.graph and (self.peer or self.compiled or not self.fused):
+            raise UsageError(
+                "graph=True records eager steps of fp8core's layers with a fused optimizer, no others"
+            )
 
     def _check_peer(self, peer: Peer) -> None:
         if self.recipe is None or peer.linear is None or self.recipe.name not in peer.recipes:
@@ -229,7 +235,8 @@ class Trainee:
         """One cast of each weight for all microbatches. Compiled layers cast as ever, and its hooks would recompile."""
         setup = self.setup
         keep = setup.accumulation > 1 and setup.recipe is not None and not setup.peer and not setup.compiled
-        return microbatches(self.model) if keep else nullcontext()
+        # Comparing the weights' bits waits for the device; nothing in a step writes them but the optimizer.
+        return microbatches(self.model, check_content=not setup.graph) if keep else nullcontext()
 
 
 def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Trainee:

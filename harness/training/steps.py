@@ -109,6 +109,18 @@ def first_step_fault(mine: FirstStep, base: FirstStep) -> str:
     return ""
 
 
+def replay_fault(replayed: Sequence[float], eager: Sequence[float]) -> str:
+    """Why replayed steps do not compute what eager ones compute, from the losses of both; "" if they do.
+
+    They run the same kernels on the same batches from the same weights, so only the order of atomic additions may
+    move a loss. Weights that stay as they are, or a batch that is not read, move it by more than `LOSS_BOUND`.
+    """
+    for place, (mine, base) in enumerate(zip(replayed, eager, strict=True)):
+        if not abs(mine - base) <= LOSS_BOUND:
+            return f"loss {mine:.4f} in replay {place}, {base:.4f} in the same step run eagerly: at most {LOSS_BOUND} allowed"
+    return ""
+
+
 def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict[str, object]) -> str:
     """Why the steps do not run in the precision that the set-up asks for; "" if they do.
 

@@ -13,19 +13,20 @@ from harness.device_memory import peak_memory
 from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
-from harness.training import on_paper, steps
+from harness.training import captured, on_paper, steps
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.residency import Residency, host_copy
 from harness.training.setup import Setup, forward_of, prepare
 from harness.workload import Numerics, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
 
 STEPS = 4  # different batches, over and over
+_REPLAYED = 3  # steps that are compared with eager ones, of different batches
 _WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
 
 
@@ -72,6 +73,7 @@ class TimedArm:
         self.setup, self.source, self.device, self.profiling = setup, source, device, profile
         self.resolved: dict[str, object] = {}
         self._turn = 0
+        self._replay: Callable[[captured.Microbatches], Tensor] | None = None
         with self._memory_explained("building the model"):
             self.control = control_of(_without_fp8(setup), source, device)
             self.batches = batches_of(_without_fp8(setup), source, device)
@@ -102,17 +104,33 @@ class TimedArm:
         return sum(part.numel() for part in first)
 
     @contextmanager
-    def resident(self) -> Iterator[None]:
-        """Memory there, weights initial, the first batch next."""
+    def resident(self, *, recorded: bool = True) -> Iterator[None]:
+        """Memory there, weights initial, the first batch next; an arm that is replayed has warmed up and was recorded.
+
+        Each time anew: where memory comes back it need not lie where it lay.
+
+        Args:
+            recorded: False leaves a step that would be replayed eager.
+        """
         self._turn = 0
         with self._memory_explained("a training step"), self._resident():
-            yield
+            if not (self.setup.graph and recorded):
+                yield
+                return
+            warm_up = [self._next() for _ in range(captured.WARM_UP)]
+            with captured.recorded(self.trainee, warm_up, captured.CudaTape()) as self._replay:
+                try:
+                    yield
+                finally:
+                    self._replay = None
 
     def run(self) -> Tensor:
         """One whole optimizer step."""
-        batch = self.batches[self._turn % len(self.batches)]
+        return (self._replay or self.trainee.step)(self._next())
+
+    def _next(self) -> list[tuple[Tensor, ...]]:
         self._turn += 1
-        return self.trainee.step(batch)
+        return self.batches[(self._turn - 1) % len(self.batches)]
 
     def recompile(self) -> None:
         """Gives the compiler another code object over the same model."""
@@ -121,7 +139,7 @@ class TimedArm:
     def check(self) -> Numerics:
         """First step against the control's, then the precision, then the memory of some steps."""
         first = self.control.first
-        with self.resident():
+        with self.resident(recorded=False):
             mine = steps.FirstStep.of(self.run(), self.trainee)
             self.resolved |= {"first_loss": mine.loss, "first_loss_control": first.loss}
             self.resolved["first_grad_norm_ratio"] = (
@@ -130,6 +148,8 @@ class TimedArm:
             self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
             fault = steps.first_step_fault(mine, first)
             fault = fault or steps.precision_fault(self.run, self.trainee, self.resolved)
+        if self.setup.graph and not fault:
+            fault = self._replay_fault()
         if fault:
             return Numerics({}, ok=False, reason=fault)
         figures = {"predicted_memory_bytes": float(on_paper.total(on_paper.memory(self.setup, self.device)))}
@@ -145,6 +165,15 @@ class TimedArm:
         return Numerics(
             figures | dict(zip(measured, map(float, (peak.allocated, peak.reserved)), strict=True))
         )
+
+    def _replay_fault(self) -> str:
+        """Why replayed steps are not the eager ones that were proved; "" if they are."""
+        with self.resident(recorded=False):
+            eager = [float(self.run()) for _ in range(captured.WARM_UP + _REPLAYED)][captured.WARM_UP :]
+        with self.resident():
+            replayed = [float(self.run()) for _ in range(_REPLAYED)]
+        self.resolved |= {"eager_losses": eager, "replayed_losses": replayed}
+        return steps.replay_fault(replayed, eager)
 
     def profile(self, folder: Path) -> Numerics:
         """A trace in the run's folder, and the time of each kernel class in one step."""
@@ -189,6 +218,8 @@ class TimedArm:
             if setup.compiled
             else "each Linear by itself, static shapes"
             if setup.compiled_linears
+            else "eager, recorded as one CUDA graph"
+            if setup.graph
             else "eager",
             "norm_and_swiglu": "fp8core's fused kernels" if setup.fused_modules else "PyTorch's",
             "checkpointing": setup.checkpointing,
@@ -259,4 +290,5 @@ def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Te
 
 
 def _without_fp8(setup: Setup) -> Setup:
-    return replace(setup, recipe=None, peer="", compiled=False, compiled_linears=False, fused_modules=False)
+    eager = replace(setup, compiled=False, compiled_linears=False, graph=False)
+    return replace(eager, recipe=None, peer="", fused_modules=False)

@@ -192,6 +192,21 @@ def test_shared_input_records_in_every_layer() -> None:
     assert [float(layer.amaxes.pending[0]) for layer in layers] == [2, 2]
 
 
+def test_while_a_cuda_graph_records_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers move on, as the graph's replays must; which roles have an amax is found out after it."""
+    layer, never_called = (Float8Linear(32, 48, bias=False, config="delayed") for _ in range(2))
+    model = nn.ModuleList((layer, never_called))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capturing, ready in ((True, frozenset()), (False, frozenset(ROLES)), (True, frozenset(ROLES))):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        x = torch.randn(16, 32)
+        step(layer, x)
+        update_scales(model)
+        assert float(layer.amaxes.history[0, 0]) == float(x.abs().max())
+        assert layer.amaxes.ready == ready
+        assert never_called.amaxes.ready == frozenset()
+
+
 def test_update_scales_leaves_dynamic_models_alone() -> None:
     assert update_scales(convert_to_float8_training(nn.Sequential(nn.Linear(32, 48)))) == 0
 

@@ -250,3 +250,59 @@ class FakeNvml:
     def _board_only(self, handle: str) -> None:
         if handle != "board":
             raise self.NVMLError("Not Supported")
+
+
+class FakeGraphs:
+    """What a CUDA graph takes of torch.cuda, one of each: a log of calls, each with the stream that was current."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.current = "default"
+        self.refuses = False  # captures, as of a step that waits
+        self.functions: dict[str, Callable[..., Any]] = {
+            "Stream": lambda: FakeStream(self, "side"),
+            "CUDAGraph": lambda: self,
+            "current_stream": lambda: FakeStream(self, self.current),
+            "stream": self.stream,
+            "graph": self.graph,
+            "synchronize": lambda: self.note("synchronize"),
+        }
+
+    def note(self, what: str) -> None:
+        self.log.append(f"{what} on {self.current}")
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: FakeGraphs, stream: FakeStream) -> Iterator[None]:
+        """As torch's: where the end of a capture fails, the stream is not given back."""
+        assert graph is self
+        before, self.current = self.current, stream.name
+        self.note("begin")
+        try:
+            yield
+        finally:
+            self.note("end")
+            if self.refuses:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self.current = before
+
+    def replay(self) -> None:
+        self.note("replay")
+
+    def reset(self) -> None:
+        self.note("reset")
+
+
+class FakeStream:
+    def __init__(self, cuda: FakeGraphs, name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.note(f"{self.name} waits for {other.name}")

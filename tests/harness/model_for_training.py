@@ -17,6 +17,13 @@ class Regression(nn.Module):
         return (self.out(torch.relu(self.hidden(x))) - y).square().mean().float()
 
 
+class Copies(Regression):
+    """Brings a number from the host in each pass."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, y) * torch.tensor(2.0, device=x.device)
+
+
 class Odd(nn.Module):
     """Nothing that FP8 could multiply."""
 
@@ -26,6 +33,10 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return (self.narrow(x) - y[:, :10]).square().mean().float()
+
+
+def copies() -> Copies:
+    return Copies(32)
 
 
 def odd() -> Odd:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from operator_tape import OperatorTape
 from torch import Tensor
 from torch._C._autograd import DeviceType
 
@@ -30,7 +32,7 @@ from harness.peers import PEERS
 from harness.plan import make_plan
 from harness.suites import train
 from harness.timing import TimingConfig, timer_for
-from harness.training import on_paper, setup, steps, timed
+from harness.training import captured, on_paper, setup, steps, timed
 from harness.training.setup import Trainee
 
 QUICK = TimingConfig(
@@ -222,6 +224,114 @@ def test_every_block_times_the_same_steps(arm: str) -> None:
             with made.resident():
                 losses.append(torch.stack([made.run() for _ in range(timed.STEPS + 1)]))
     assert all(torch.equal(losses[0], other) for other in losses[1:])
+
+
+# Steps that are recorded and replayed
+
+
+@pytest.fixture
+def tapes(monkeypatch: pytest.MonkeyPatch) -> list[OperatorTape]:
+    """Steps are recorded by their operators; the tapes in the order in which they were begun."""
+    begun: list[OperatorTape] = []
+
+    def begin() -> OperatorTape:
+        begun.append(OperatorTape())
+        return begun[-1]
+
+    monkeypatch.setattr(captured, "CudaTape", begin)
+    monkeypatch.setattr(captured, "refused", lambda *_: "")
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("axes", "arm"),
+    [
+        ({"accumulation": 2, "checkpointing": "full"}, "delayed_graph"),
+        ({"model": "llama_tiny", "compute": "bf16_autocast"}, "tensorwise_graph"),
+    ],
+)
+def test_replayed_arms_take_the_eager_arm_s_steps(
+    axes: dict[str, Any], arm: str, tapes: list[OperatorTape]
+) -> None:
+    """Bitwise, in every block: the eager arm's losses after as many steps as the warm-up takes."""
+    eager = train._timed(case(**axes), arm.replace("graph", "eager"), 2, "cpu")
+    made = train._timed(case(**axes), arm, 2, "cpu")
+    assert made.check().ok
+    assert made.resolved["compile"] == "eager, recorded as one CUDA graph"
+    assert made.resolved["replayed_losses"] == made.resolved["eager_losses"]
+    with eager.resident():
+        want = [eager.run() for _ in range(captured.WARM_UP + timed.STEPS + 1)][captured.WARM_UP :]
+    for _ in range(2):
+        with made.resident():
+            assert not tapes[-1].replays, "recording is no part of what is timed"
+            got = [made.run().clone() for _ in want]
+        assert torch.equal(torch.stack(got), torch.stack(want))
+        assert tapes[-1].replays == len(want)
+    assert len(tapes) == 3, "each time that memory comes back it is recorded anew"
+    assert all(tape.erased for tape in tapes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("axes", "arm"),
+    [
+        ({}, "bf16_graph"),
+        ({"accumulation": 2}, "tensorwise_graph"),
+        ({"checkpointing": "full"}, "delayed_graph"),
+    ],
+)
+def test_on_a_gpu_replays_agree_with_eager_steps(axes: dict[str, Any], arm: str) -> None:
+    """Oracle: the check of the arm itself, in which the same steps run eagerly; then two blocks of one graph each."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA or ROCm device")
+    made = train._timed(case(compute="bf16_autocast", **axes), arm, 2, "cuda")
+    numerics = made.check()
+    assert numerics.ok, numerics.reason
+    losses = []
+    for _ in range(2):
+        with made.resident():
+            losses.append([float(made.run()) for _ in range(timed.STEPS + 1)])
+    assert losses[0] == pytest.approx(losses[1], abs=steps.LOSS_BOUND)
+    assert losses[0][timed.STEPS] < losses[0][0], "the first batch again, after as many steps"
+
+
+def weights_that_stay(tape: OperatorTape) -> None:
+    tape.calls[:] = [call for call in tape.calls if "adamw" not in str(call.func)]
+
+
+def a_batch_that_is_not_read(tape: OperatorTape) -> None:
+    tokens = next(call for call in tape.calls if "embedding" in str(call.func)).args[1]
+    tokens.zero_()
+
+
+@pytest.mark.parametrize("change", [weights_that_stay, a_batch_that_is_not_read])
+def test_replays_that_are_not_the_eager_steps_are_a_failed_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tapes: list[OperatorTape], change: Any
+) -> None:
+    replay = OperatorTape.replay
+
+    def changed(tape: OperatorTape) -> None:
+        change(tape)
+        replay(tape)
+
+    monkeypatch.setattr(OperatorTape, "replay", changed)
+    frame = execute(tmp_path, ["bf16_eager", "bf16_graph"])
+    assert re.fullmatch(
+        r"numerics: loss \d\.\d+ in replay [01], \d\.\d+ in the same step run eagerly: at most 0\.02 allowed",
+        row(frame, "bf16_graph")["reason"],
+    )
+    assert row(frame, "bf16_eager")["status"] == "ok"
+
+
+def test_a_step_that_cannot_be_recorded_is_a_failed_row(tmp_path: Path, tapes: list[OperatorTape]) -> None:
+    model = '{"_target_": "model_for_training.copies", "batch": "model_for_training.batch"}'
+    frame = execute(tmp_path, ["bf16_eager", "bf16_graph", "tensorwise_graph"], model=model, batch=16)
+    for arm in ("bf16_graph", "tensorwise_graph"):
+        (reason,) = frame[frame["arm"] == arm]["reason"]
+        assert reason.startswith(
+            "CaptureError: the step can't be recorded as a CUDA graph: RefusedError: aten.lift_fresh"
+        )
+    assert row(frame, "bf16_eager")["status"] == "ok"
 
 
 # A wrong arm gets no speed
@@ -648,6 +758,7 @@ def test_shapes_are_refused() -> None:
         ({"batch": 1, "seq": 17}, "bf16_eager", None, ""),
         ({}, "mxfp8_eager", "device", "no kernel for 1x32"),
         ({}, "nocompile_tensorwise_eager", "device", "Triton"),
+        ({}, "tensorwise_graph", "device", "a step is recorded as a CUDA graph; a cpu has none"),
     ],
 )
 def test_what_cannot_run_says_why(axes: dict[str, Any], arm: str, kind: str | None, reason: str) -> None:
@@ -659,7 +770,9 @@ def test_what_cannot_run_says_why(axes: dict[str, Any], arm: str, kind: str | No
 def test_ratios_are_taken_within_a_mode() -> None:
     for arm, info in train.ARMS.items():
         mode = train.FUSED if arm.endswith(train.FUSED) else f"_{arm.rpartition('_')[2]}"
-        own = {"bf16_eager": "", "bf16_compile": "bf16_eager", "bf16_fused_eager": "bf16_eager"}
+        own = {"bf16_eager": ""} | dict.fromkeys(
+            ("bf16_compile", "bf16_fused_eager", "bf16_graph"), "bf16_eager"
+        )
         mode = "_eager" if mode == f"_{train.LINEARS}" else mode  # all but its Linears is
         assert info.baseline == own.get(arm, f"bf16{mode}")
         assert bool(info.recipe) == (not arm.startswith("bf16_"))

@@ -337,6 +337,15 @@ def test_layers_compiled_one_by_one_share_a_graph_by_shape_and_none_with_another
         ({"layers": 0}, "layers=0"),
         ({"grad_clip": 0.0}, "grad_clip=0.0: expected a number above 0, inf, or None"),
         ({"lr": float("nan")}, "lr=nan: expected a finite number"),
+        (
+            {"graph": True, "compiled": True},
+            "graph=True records eager steps .* with a fused optimizer, no others",
+        ),
+        ({"graph": True, "fused": False}, "graph=True records eager steps"),
+        (
+            {"graph": True, "peer": "torchao", "recipe": RECIPES["tensorwise"]},
+            "graph=True records .* fp8core's",
+        ),
     ],
 )
 def test_a_wrong_setup_is_refused(change: dict[str, Any], message: str) -> None:
