@@ -57,9 +57,9 @@ def cast_saturating(
     check_hp(x)
     wide = x.detach().float()
     if overwrite or x.dtype != torch.float32:
-        wide.clamp_(-fmt.max, fmt.max)
+        wide.clamp_(-fmt.largest, fmt.largest)
     else:
-        wide = wide.clamp(-fmt.max, fmt.max)
+        wide = wide.clamp(-fmt.largest, fmt.largest)
     return wide.to(fmt.dtype)
 
 

@@ -49,6 +49,12 @@ class Format:
     max_code: int  # of the largest finite value
     max: float  # the largest finite value
 
+    @property
+    def largest(self) -> float:
+        """`max`, for code that torch.compile traces: with `dynamic=True` it takes a stored float for a variable, which a
+        backward pass cannot be the first to read (torch 2.13); what finfo says is a constant to it."""
+        return torch.finfo(self.dtype).max
+
     def decode(self, code: int) -> float:
         """The exact value of one code; NaN and Inf where the format says so.
 

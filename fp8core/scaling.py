@@ -122,7 +122,7 @@ def compute_scale(
     Raises:
         ValueError: fmt is no element format.
     """
-    fp8_max = as_element_format(fmt).max
+    fp8_max = as_element_format(fmt).largest
     scale = (fp8_max / amax.detach().double().clamp(min=AMAX_FLOOR)).float()
     if power_of_two:
         masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)

@@ -107,6 +107,18 @@ def test_emulation_autocast_and_no_grad_trace_without_breaks(name: str) -> None:
         assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_open_sizes_are_one_graph_for_all(name: str) -> None:
+    """`dynamic=True`, where Dynamo takes stored numbers for variables too. Oracle: eager, bitwise."""
+    layer = Float8Linear(64, 48, bias=False, config=on_cpu(name))
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (160, 192, 224):  # two blocks of 128 each: one would be a size of its own to the compiler
+        x = torch.randn(tokens, 64)
+        got = step(compiled, [layer.weight], x)
+        assert all(map(torch.equal, got, step(layer, [layer.weight], x)))
+    assert_one_graph()
+
+
 @pytest.mark.parametrize("kernels", ["auto", "always"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_gradient_in_another_layout_than_traced(name: str, kernels: Kernels) -> None:
