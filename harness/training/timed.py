@@ -259,4 +259,5 @@ def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Te
 
 
 def _without_fp8(setup: Setup) -> Setup:
-    return replace(setup, recipe=None, peer="", compiled=False, compiled_linears=False, fused_modules=False)
+    plain = replace(setup, recipe=None, peer="", left_out=())
+    return replace(plain, compiled=False, compiled_linears=False, fused_modules=False)
