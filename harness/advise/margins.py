@@ -5,8 +5,8 @@ say. Steps are drawn (layers, shared inputs, tokens, mode, recipe, GPU of the pe
 are chosen at the assumed rates; then every rate is moved at random, log-normal by its own stated error, and the step taken
 at those. Rates are the published or typical ones of the GPU, or the same figures with the errors that measured ones have.
 
-The rule for `decide.LAYER_GAIN` and `decide.STEP_GAIN`: of the steps that the advice converts anything of, at least `KEPT`
-stay at `FLOOR` of bf16 or above. No published case has a part in it.
+The rule for `decide.LAYER_GAIN`, `STEP_GAIN` and `CAUTION`: of the steps that the advice converts anything of, at least `KEPT`
+stay at `FLOOR` of bf16 or above; of the drawn ones, and of those of each named model. No published case has a part in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from harness.advise.gemm import closed_form
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import LARGE, rates_of
 from harness.advise.recipes import candidates, unavailable
-from harness.advise.step import Plan, step_ratio
+from harness.advise.step import Plan, Ratio, speedup, step_ratio
 from harness.advise.trace import trace
 from harness.advised_arms import FLOOR
 from harness.ceilings import BF16, TENSORWISE, Ceilings, Product
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
     from harness.hardware import Device
 
+    Source = Callable[[random.Random, bool], "Step"]
+
 KEPT = 0.95
-LAYER_GAINS = (1.0, 1.03, 1.06)
-STEP_GAINS = (1.0, 1.02, 1.05, 1.1)
-NEAR = (decide.STEP_GAIN, 1.05)  # predicted so, an advice to convert is a near thing
-DRAWS = 2000
+DRAWS = 1000
 _NAMED = (
     "nanogpt_char",
     "gpt2",
@@ -56,6 +55,35 @@ _CUBE = 8192
 
 
 @dataclass(frozen=True, slots=True)
+class Margins:
+    """What the decision asks for before it converts; see `harness.advise.decide`."""
+
+    layer_gain: float = decide.LAYER_GAIN
+    step_gain: float = decide.STEP_GAIN
+    caution: float = decide.CAUTION
+
+    def allow(self, found: Outcome) -> bool:
+        """Whether the advice is not "off"."""
+        predicted = found.predicted
+        return (
+            predicted is not None
+            and predicted.value >= self.step_gain
+            and predicted.less(self.caution) >= FLOOR
+        )
+
+
+# The last row is all that the rates leave sure: 95 %, one-sided, of each single prediction.
+COMPARED = (
+    Margins(1.0, 1.0, -math.inf),
+    Margins(caution=-math.inf),
+    Margins(1.06, 1.05, -math.inf),
+    Margins(caution=1.0),
+    Margins(),
+    Margins(caution=1.645),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One training step on one GPU, under one recipe."""
 
@@ -64,16 +92,12 @@ class Step:
     plan: Plan
     recipe: Recipe
 
-    def ratio(self, converted: frozenset[str], rates: Rates) -> float:
-        """Step time in bf16 over step time in FP8."""
-        return step_ratio(self.model, rates, self.plan, self.recipe, converted)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was predicted of the chosen layers, and what came of them at other rates; 1 and 1 where none was chosen."""
+    """What was predicted of the chosen layers, None where none was chosen; and what came of them at other rates."""
 
-    predicted: float
+    predicted: Ratio | None
     real: float
 
 
@@ -97,38 +121,37 @@ def drawn(random_: random.Random, measured: bool) -> Step:
     return Step(model, rates, plan, recipe)
 
 
-def named(random_: random.Random, measured: bool) -> Step:
+def named(name: str, random_: random.Random, measured: bool) -> Step:
     """A step of a model of this project, of 1024 to 65536 tokens."""
-    model = _one_sequence(random_.choice(_NAMED)).with_tokens(2 ** random_.randint(10, 16))
+    model = _one_sequence(name).with_tokens(2 ** random_.randint(10, 16))
     return Step(model, *_machine(random_, measured))
 
 
-def outcome(step: Step, random_: random.Random, gain: float = decide.LAYER_GAIN) -> Outcome:
+def outcome(step: Step, random_: random.Random, layer_gain: float = decide.LAYER_GAIN) -> Outcome:
     """The filter of the assumed rates, at rates that differ from them."""
-    chosen = decide.choose(step.model, step.rates, step.plan, step.recipe, gain)
+    chosen = decide.choose(step.model, step.rates, step.plan, step.recipe, layer_gain)
     real = step.rates
     for name in step.rates.figures:
         real = real.shifted(name, random_.gauss(0.0, 1.0))
     if not chosen:
-        return Outcome(1.0, 1.0)
-    return Outcome(step.ratio(chosen, step.rates), step.ratio(chosen, real))
+        return Outcome(None, 1.0)
+    predicted = speedup(step.model, step.rates, step.plan, step.recipe, chosen)
+    return Outcome(predicted, step_ratio(step.model, real, step.plan, step.recipe, chosen))
 
 
-def outcomes(
-    source: Callable[[random.Random, bool], Step], measured: bool, gain: float, draws: int, seed: int = 0
-) -> list[Outcome]:
-    """That many steps of a source. The same seed gives the same steps and rates whatever the gain."""
+def outcomes(source: Source, measured: bool, layer_gain: float, draws: int) -> list[Outcome]:
+    """That many steps of a source: the same steps and rates whatever the gain."""
     found = []
     for index in range(draws):
-        random_ = random.Random(f"{seed} {index}")
+        random_ = random.Random(index)
         step = source(random_, measured)
-        found.append(outcome(step, random_, gain))
+        found.append(outcome(step, random_, layer_gain))
     return found
 
 
-def on(found: Sequence[Outcome], step_gain: float, below: float = math.inf) -> list[float]:
-    """The real ratios of the steps that the advice is not "off" for, ascending; with a prediction in that range."""
-    return sorted(o.real for o in found if o.predicted != 1.0 and step_gain <= o.predicted < below)
+def on(found: Sequence[Outcome], margins: Margins) -> list[float]:
+    """The real ratios of the steps that the advice is not "off" for, ascending."""
+    return sorted(o.real for o in found if margins.allow(o))
 
 
 def lost(real: Sequence[float]) -> float:
@@ -176,23 +199,32 @@ def _size(random_: random.Random, low: int, high: int = 16384) -> int:
 
 
 def table(draws: int) -> Iterator[str]:
-    """Markdown: a row a pair of margins, of both sources and both kinds of rates."""
-    yield "| steps | rates | LAYER_GAIN | STEP_GAIN | converted | below 0.98 | 1 % quantile | 5 % | median | least |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for source in (drawn, named):
+    """Markdown: what several margins leave of drawn steps, then what the present ones do of each named model."""
+    yield "| steps | rates | layer, step, caution | converted | below 0.98 | 1 % quantile | 5 % | median | least |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for measured in (False, True):
+        gains = {m.layer_gain: outcomes(drawn, measured, m.layer_gain, draws) for m in COMPARED}
+        for margins in COMPARED:
+            yield _row("drawn", measured, margins, gains[margins.layer_gain])
+    for name in _NAMED:
         for measured in (False, True):
-            for gain in LAYER_GAINS:
-                found = outcomes(source, measured, gain, draws)
-                ranges = [(step_gain, math.inf) for step_gain in STEP_GAINS]
-                for low, high in [*ranges, *([NEAR] if gain == decide.LAYER_GAIN else [])]:
-                    real = on(found, low, high)
-                    shown = (real[len(real) * share // 100] for share in (1, 5, 50, 0))
-                    step_gain = f"{low:g}" if high == math.inf else f"{low:g} to {high:g}"
-                    kind = "as measured" if measured else "published, typical"
-                    yield (
-                        f"| {source.__name__} | {kind} | {gain:g} | {step_gain} | {len(real) / draws:.0%} | "
-                        f"{lost(real):.1%} | {' | '.join(f'{x:.3f}' for x in shown)} |"
-                    )
+            found = outcomes(functools.partial(named, name), measured, decide.LAYER_GAIN, draws)
+            for margins in (Margins(caution=-math.inf), Margins()):
+                yield _row(name, measured, margins, found)
+
+
+def _row(steps: str, measured: bool, margins: Margins, found: Sequence[Outcome]) -> str:
+    real = on(found, margins)
+    caution = f"{margins.caution:g}" if margins.caution > 0 else "none"
+    cells = [
+        steps,
+        "as measured" if measured else "published, typical",
+        f"{margins.layer_gain:g}, {margins.step_gain:g}, {caution}",
+        f"{len(real)} of {len(found)}",
+        f"{lost(real):.1%}",
+        *(f"{real[len(real) * share // 100]:.3f}" if real else "" for share in (1, 5, 50, 0)),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:

@@ -170,6 +170,8 @@ def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
     """Of each layer, why it would stay in bf16, with its predicted ratio."""
     said = dict.fromkeys(every, "not used in the forward pass")
     whole = found.unavailable or f"the step as a whole is predicted to gain {found.step.value - 1:.1%}"
+    if found.too_uncertain:
+        whole += f", too uncertain ({found.step.low:.2f} to {found.step.high:.2f}): measure the rates by sweep=ceilings"
     for one in found.layers:
         ratio = one.ratio
         why = whole if one.converted else one.reason
