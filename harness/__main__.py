@@ -35,7 +35,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       results_dir=DIR   reports_dir=DIR
       processes  isolate=true|false   case_timeout_s=SECONDS   case_memory_gib=GIB   devices=all|0,1
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
-                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM
+                train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out
 """

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool | None
 
-LOCAL = ("data_path",)  # axes; what lies there is known by the sha256 that its rows hold, see harness.resume
+LOCAL = (
+    "data_path",
+    "ceilings",
+)  # axes; what lies there is known by the sha256 that its rows hold, see harness.resume
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MOVES = ("copy", "read", "transpose")  # kinds of bandwidth
 BF16, TENSORWISE, ROWWISE = "bf16", "fp8_tensorwise", "fp8_rowwise"
+SUITES = ("ceilings", "gemm")  # whose rows are read
 _SUSTAINED = "sustained"
 
 
@@ -90,7 +91,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
     products: dict[tuple[object, ...], tuple[bool, Product]] = {}
     moves: dict[str, dict[float, float]] = {}
     launches = []
-    own = frame[frame["suite"].isin(["ceilings", "gemm"]) & (frame["status"] == "ok")]
+    own = frame[frame["suite"].isin(SUITES) & (frame["status"] == "ok")]
     for row in rows_of(own[own["metric"].isin(["time_ms", "launch_us"])]):
         if row["arm"].endswith(AGAIN):
             continue

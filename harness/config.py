@@ -74,6 +74,7 @@ class SweepConfig:
     model: Any = None  # a name of harness.models, or `model._target_=my.module.build` with its arguments
     data: str | None = None  # a name of harness.data
     data_path: str | None = None
+    ceilings: str | None = None  # id or folder of a run of sweep=ceilings, for axes.convert=advised
     schedule: str | None = None  # of the precision, see fp8core.schedule
     train: TrainConfig = field(default_factory=TrainConfig)
     bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
@@ -255,7 +256,7 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    texts = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "schedule", "devices"}
+    texts = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "ceilings", "schedule", "devices"}
     if root in texts and value != "null" and value[:1] not in {"'", '"'}:
         quoted = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"{key}='{quoted}'"  # a path or schedule may hold what Hydra's grammar reads otherwise

@@ -105,7 +105,9 @@ def main(argv: Sequence[str]) -> int:
     folder = _folder(request)
     goes_on = request.config["resume"] is not None
     config = _absolute(request.config)
-    moved = {key: config[key] for key in ("results_dir", "reports_dir", "data_path") if config[key]}
+    moved = {
+        key: config[key] for key in ("results_dir", "reports_dir", "data_path", "ceilings") if config[key]
+    }
     kept = [w for w in words if w.partition("=")[0] not in ("resume", "run_id", "quiet", *moved)]
     kept += [f"{key}={value}" for key, value in moved.items()]
     kept += ["quiet=true", *([f"resume={folder}"] if goes_on else [])]
@@ -300,6 +302,8 @@ def _absolute(config: dict[str, Any]) -> dict[str, Any]:
     paths = {key: str(Path(config[key]).resolve()) for key in ("results_dir", "reports_dir") if config[key]}
     if config["data_path"]:
         paths["data_path"] = str(Path(config["data_path"]).resolve())
+    if config["ceilings"]:
+        paths["ceilings"] = str(store.find_run(config["ceilings"]).resolve())
     return {**config, **paths}
 
 

@@ -24,6 +24,7 @@ AXIS_KEYS = (
     "model",
     "data",
     "data_path",
+    "ceilings",
     "schedule",
     "ranks",
 )  # keys of a command line that are short for an axis

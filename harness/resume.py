@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.advise.training import content
 from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
 from harness.rows import is_trial
@@ -83,6 +84,7 @@ def stored_cases(folder: Path, plan: Plan) -> set[str]:
     """
     rows = store.read(folder)
     _refuse_another_text(folder.name, rows, plan)
+    _refuse_other_ceilings(folder.name, rows, plan)
     waiting = _waiting(rows)
     stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
     unfinished = set(rows[waiting]["case_id"])
@@ -106,6 +108,22 @@ def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
             raise UsageError(
                 f"{run_id} read a text with sha256 {sorted(stored - {now})[0][:16]}..., data={case['data']} is now "
                 f"one with {str(now)[:16]}...; give that text by data_path=FILE or start a new run (leave resume= out)"
+            )
+
+
+def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
+    """Of an advised filter `ceilings` says where its rates lie, the sha256 in the rows which ones they were."""
+    advised = rows[rows["resolved"].str.contains('"ceilings_sha256"', regex=False, na=False)]
+    of_case = advised.groupby("case_id")["resolved"].agg(set)
+    for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
+        run = str(dict(case.axes).get("ceilings") or "")
+        now = content(run) if run else ""
+        other = {json.loads(r)["advice"]["ceilings_sha256"] for r in of_case[case.case_id]} - {now}
+        if other:
+            then = ", ".join(f"{sha[:16]}..." if sha else "none" for sha in sorted(other))
+            raise UsageError(
+                f"{run_id} was advised by ceilings with sha256 {then}, now they are "
+                f"{f'{now[:16]}...' if now else 'none'}; give those by ceilings=RUN or start a new run (leave resume= out)"
             )
 
 

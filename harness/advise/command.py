@@ -19,6 +19,8 @@ from harness.advise.show import as_dict, show
 from harness.advise.step import CHECKPOINTING, Plan
 from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
+from harness.advise.training import WEIGHTS, traced
+from harness.advise.training import plan_of as plan_of_case
 from harness.ceilings import ceilings
 from harness.errors import UsageError, unknown
 from harness.models import MODELS, ModelSpec, UserModel, resolve
@@ -52,10 +54,6 @@ exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")
 PRIORITIES = ("speed", "loss")
-WEIGHTS: Mapping[str, tuple[float, float]] = {
-    "fp32": (40.0, 4.0),
-    "bf16": (20.0, 2.0),
-}  # bytes updated, reduced
 _TOKENS, _SEQ = 16384, 4096
 _REAL = {"network_gb_s": "GB/s of one GPU", "bf16_tokens_per_s": "tokens/s of one GPU"}
 _MOST = {
@@ -260,26 +258,14 @@ def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:
     def recipe_of(name: str, compiled: bool) -> Recipe | None:
         return candidates(compiled).get(name)
 
-    def traced(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[Model, Plan] | None:
+    def of_case(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[Model, Plan] | None:
         if axes.get("model") not in MODELS or not isinstance(axes.get("batch"), int):
             return None
-        spec = MODELS[axes["model"]]
-        changed = {
-            "layers": axes.get("layers") or spec.layers,
-            "vocab_size": resolved.get("vocab_size", spec.vocab_size),
-        }
-        spec = replace(spec, config=replace(spec.config, **changed))
-        again = CHECKPOINTING[axes.get("checkpointing", "none")]
-        update, gradient = WEIGHTS["bf16" if axes.get("compute") == "bf16" else "fp32"]
-        plan = Plan(
-            again=again,
-            accumulation=axes.get("accumulation", 1),
-            update_bytes=update,
-            gradient_bytes=gradient,
-        )
-        return trace(spec, axes["batch"], axes["seq"]), plan
+        sizes = axes["batch"], axes["seq"], axes.get("layers"), resolved.get("vocab_size")
+        trained = axes.get("compute", ""), axes.get("checkpointing", "none"), axes.get("accumulation", 1)
+        return traced(axes["model"], *sizes), plan_of_case(*trained, compiled=True)
 
-    steps = measured.steps(frame, rates, traced, recipe_of)
+    steps = measured.steps(frame, rates, of_case, recipe_of)
     return [*measured.products(frame, rates), *measured.layers(frame, rates, recipe_of), *steps]
 
 

@@ -30,7 +30,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
     Raises:
         UsageError: an unknown GPU or run, runs of other GPUs, or neither named and none here.
     """
-    frame = _rows(runs) if runs else None
+    frame = rows_of_runs(runs) if runs else None
     device = named(gpu) if gpu else None
     if frame is not None:
         envs = {text: json.loads(text or "{}") for text in frame["env"].dropna().unique()}
@@ -56,17 +56,27 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
     elif device is None:
         if not torch.cuda.is_available():
             raise UsageError("no GPU here; name one, gpu=h200, or a run of one, runs=RUN")
-        here = environment.fingerprint("cuda")
-        device = _known(here)
+        name, device = here()
         if device is None:
             raise UsageError(
-                f"the peak of {here['gpu']!r} is not known; name the nearest relative with gpu=, or add a literal to "
+                f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
                 "harness/hardware/table.py"
             )
     return device, frame
 
 
-def _rows(runs: Sequence[str]) -> pd.DataFrame:
+def here() -> tuple[str, Device | None]:
+    """The GPU of this process: its name, and its entry in the peak table."""
+    found = environment.fingerprint("cuda")
+    return str(found["gpu"]), _known(found)
+
+
+def rows_of_runs(runs: Sequence[str]) -> pd.DataFrame:
+    """The rows of stored runs, by id or folder.
+
+    Raises:
+        UsageError: no such run, or a damaged one.
+    """
     frame, _ = store.read_quietly([store.find_run(run) for run in runs])
     if frame.attrs["problems"]:
         raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")

@@ -105,7 +105,7 @@ def steps(
     traced: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Model, Plan] | None],
     recipe_of: Callable[[str, bool], Recipe | None],
 ) -> list[Check]:
-    """Speedups of the suite `train`, with every layer converted that can be, as that suite does it.
+    """Speedups of the suite `train`, with those layers converted that the arm had: all that can be, or the advised ones.
 
     Args:
         frame: rows of one machine.
@@ -123,12 +123,14 @@ def steps(
         recipe = recipe_of(name, mode == "compile")
         if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
-        known = traced(json.loads(row["axes"]), resolved[row["run_id"], row["case_id"], row["arm"]])
+        found = resolved[row["run_id"], row["case_id"], row["arm"]]
+        known = traced(json.loads(row["axes"]), found)
         if known is None:
             continue
         model, plan = known
-        every = frozenset(layer.fqn for layer in model.layers if recipe.name not in layer.barred)
-        predicted = speedup(model, rates, replace(plan, compiled=mode == "compile"), recipe, every)
+        left_out = found.get("advice", {}).get("left_in_bf16", ())
+        converted = {la.fqn for la in model.layers if recipe.name not in la.barred and la.fqn not in left_out}
+        predicted = speedup(model, rates, replace(plan, compiled=mode == "compile"), recipe, converted)
         checks.append(Check("step", model.name, row["arm"], predicted.value, row["speedup"], row["run_id"]))
     return checks
 

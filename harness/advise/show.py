@@ -130,7 +130,9 @@ def _headline(found: Advice, where: Console) -> None:
     say(where, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
     if found.decision == decide.OFF:
         line = "FP8: off"
-        if found.chosen.converted and not found.chosen.unavailable:
+        if found.chosen.too_uncertain and not found.chosen.unavailable:
+            line += f" until its rates are measured: {_times(step)} is too near to a loss (sweep=ceilings, runs=RUN)"
+        elif found.chosen.converted and not found.chosen.unavailable:
             line += f" (at best {_times(step)}, not worth {decide.STEP_GAIN - 1:.0%})"
     else:
         some = f" for {len(found.chosen.converted)} of {len(model.layers)} layers"

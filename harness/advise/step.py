@@ -163,6 +163,10 @@ class Ratio:
     low: float
     high: float
 
+    def less(self, errors: float) -> float:
+        """The value so many of its standard errors lower."""
+        return self.value * (self.low / self.value) ** (errors / _CONFIDENCE)
+
 
 def gemm_sizes(layer: Linear) -> dict[str, tuple[int, int, int]]:
     """M, K, N of each GEMM of a layer."""

@@ -32,6 +32,7 @@ CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
     execution.out_of_memory,
     curves.loss_spikes,
     execution.cannot_pay,
+    execution.advice_was_wrong,
     casts.frozen_scales,
     casts.unhealthy_casts,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from harness.advised_arms import FLOOR, advised_arms
 from harness.compare import TIMES
 from harness.diagnosis import pays
 from harness.diagnosis.finding import Finding, few, gib
@@ -117,6 +118,19 @@ def cannot_pay(material: Material) -> Iterator[Finding]:
             "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume",
             "bf16 for these layers (a module filter by size), a larger batch, or a larger model",
         )
+
+
+def advice_was_wrong(material: Material) -> Iterator[Finding]:
+    """An arm that converted what was advised, and is slower than bf16 by more than an advice may cost."""
+    for a in advised_arms(material.frame, material.ratios):
+        if a.outcome == "below":
+            told = f"predicted {a.predicted:.2f}x" if a.converted else "nothing was converted"
+            yield Finding(
+                f"{a.arm} of {a.model} is below {FLOOR:g} of {a.baseline}, with the layers that were advised",
+                (f"{a.speedup:.3f}x, 95 % interval {a.low:.3f} to {a.high:.3f}; {told}",),
+                "a rate that the advice rests on is not this GPU's, or something runs that it does not count",
+                "python -m harness sweep=ceilings here, then ceilings=RUN with axes.convert=advised; until then bf16",
+            )
 
 
 def _skipped(resolved: dict[str, Any]) -> str:

@@ -194,6 +194,7 @@ def _speed(machine: Machine) -> list[Section]:
             f"train-{key}",
             f"{label}Training steps",
             "One optimizer step: forward, backward, update. Each ratio is against the bf16 arm that was run the same way.",
+            first=[steps.advised_table(machine)],
             charts=steps.breakdown(machine),
             tables=[
                 *steps.steps_tables(machine),

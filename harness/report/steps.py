@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from harness.advised_arms import FLOOR, advised_arms, verdict
 from harness.compare import AGAIN, rows_of
 from harness.kernels_by_name import CLASSES
 from harness.measurement import METRICS
@@ -18,6 +20,7 @@ from harness.report.paying import compilations
 from harness.report.records import arm_records
 from harness.report.table import (
     Cell,
+    Column,
     Spec,
     Table,
     axis_spec,
@@ -35,10 +38,12 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from harness.advised_arms import AdvisedArm
     from harness.report.runs import Machine
     from harness.report.table import Record
 
 MOST_CASES = 6
+_STYLES = {"below": "bad", "unclear": "muted", "missing": "muted"}
 HATCHES = ("", "//", "..", "xx", "\\\\", "--", "++", "oo")
 
 
@@ -74,6 +79,38 @@ def steps_tables(machine: Machine) -> list[Table]:
             ]
             tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
     return tables
+
+
+def advised_table(machine: Machine) -> Table:
+    """Arms that converted what was advised, against the bar that no model may lose by the advice."""
+    arms = advised_arms(machine.frame, machine.ratios)
+    constant = machine.constant_axes(SUITE)
+
+    def cells(a: AdvisedArm) -> tuple[Cell, ...]:
+        note = text.interval(a.low, a.high) if a.outcome != "missing" else ""
+        decided = f"{a.converted} of {a.layers}" if a.layers else text.NONE
+        return (
+            Cell(text.case_label(a.axes, constant), a.model),
+            Cell(a.arm, a.arm),
+            Cell(a.baseline, a.baseline),
+            Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), note),
+            Cell(
+                "its control" if a.layers and math.isnan(a.predicted) else text.ratio(a.predicted),
+                a.predicted,
+            ),
+            Cell(decided, a.converted),
+            Cell(a.outcome, a.outcome, _STYLES.get(a.outcome, ""), text.reason(a.reason)),
+        )
+
+    columns = (
+        *(Column(t) for t in ("case", "arm", "against")),
+        *(Column(t, numeric=True) for t in ("speedup", "predicted", "layers in FP8")),
+        Column(f"not below {FLOOR:g}", hint="holds or below: the whole interval is on that side of the bar"),
+    )
+    rows = tuple(map(cells, arms))
+    return Table(
+        f"advised-{machine.env_id}", columns, rows, f"{verdict(arms)}." if arms else "", sortable=False
+    )
 
 
 def traces_table(machine: Machine) -> Table:

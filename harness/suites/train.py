@@ -11,6 +11,10 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
     torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
                          its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
+With `convert: advised` the arms of a recipe convert only the layers that `harness.advise` would convert for them on the GPU
+here, in their mode and at their tokens; where nothing pays the arm is its control, by the same proof. `ceilings` names a run
+of sweep=ceilings to take the rates from. `resolved.advice` has what was advised, why, and by which rates.
+
 Before an arm is timed its first step must agree with the control's and its precision is proved
 (`harness.training.steps`). With `batch: max` each arm takes the largest power of two that fits it; tokens a step then
 differ between arms, so that only tokens a second compare.
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8core.recipe import RECIPES
+from harness.advise import training as advice
 from harness.case import expand
 from harness.data import CORPORA
 from harness.device_memory import free_bytes
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 
 ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
+ADVISED = "advised"
 MODES = ("eager", "compile")
 FUSED = "_fused_eager"
 GRAPH = "graph"  # mode of an arm whose eager step is recorded once and replayed
@@ -66,6 +72,16 @@ AXES: Mapping[str, Axis] = {
     "checkpointing": Axis("of activations", CHECKPOINTING),
     "experts": Axis(
         "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
+    ),
+    "convert": Axis(
+        "of the layers, in the arms of a recipe: all that can be, or those that harness.advise would",
+        ("all", ADVISED),
+        optional=True,
+    ),
+    "ceilings": Axis(
+        'id or folder of a run of sweep=ceilings, for convert=advised; "": published and typical rates',
+        kind="str",
+        optional=True,
     ),
     "profile": Axis("write a trace, and take a step apart by kernels", (False, True)),
     "profile_start": Axis("first step of the trace, after a warm-up", minimum=0, default=2),
@@ -121,12 +137,16 @@ def points(
         first, last = case.integer("profile_start"), case.integer("profile_end")
         if last < first:
             raise UsageError(f"profile_end={last} lies before profile_start={first}")
+        if _option(case, "ceilings") and not _advised(case):
+            raise UsageError(
+                f"ceilings={_option(case, 'ceilings')} is read with axes.convert={ADVISED} alone; add it or leave ceilings out"
+            )
     return fixed
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """The peer, a compiler, kernels and token counts of the recipe, or memory that is predicted not to be there."""
-    if _peer_of(arm) and dict(case.axes).get("experts") == "fp8":
+    """The peer, a compiler, kernels and tokens of the recipe, rates to advise by, or memory that is predicted to lack."""
+    if _peer_of(arm) and _option(case, "experts") == "fp8":
         return Unsupported("shape", f"peer {_peer_of(arm)!r} has layers for nn.Linear, none for experts")
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
     if setup.graph and (refusal := captured.refused(device, setup.experts)):
@@ -148,6 +168,11 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         return why
     if case["batch"] == MAX and torch.device(device).type != "cuda":
         return Unsupported("device", f"batch={MAX} is found out on a GPU; give a number")
+    if setup.recipe is not None and _advised(case):
+        why = _no_advice(case, setup, device)
+        if why is not None:
+            return why
+        setup, _ = _narrowed(case, setup, device)
     return on_paper.unsupported(setup, device, free_bytes(device))
 
 
@@ -172,7 +197,9 @@ def largest(case: Case, arm: str, device: str) -> TimedArm:
     """
     room, batch = free_bytes(device), 1
     # The first to be tried is predicted not to fit: the prediction is of eager code, and compiled code may need less.
-    while on_paper.total(on_paper.memory(_setup(case, arm, batch), device)) <= room:
+    while (
+        on_paper.total(on_paper.memory(_narrowed(case, _setup(case, arm, batch), device)[0], device)) <= room
+    ):
         batch *= 2
     while True:
         try:
@@ -196,7 +223,41 @@ def _timed(case: Case, arm: str, batch: int, device: str) -> TimedArm:
         file = f"trace-{case.case_id}-{arm}.json.gz"
         profile = Profile(case.integer("profile_start"), case.integer("profile_end"), file)
     source = Source(case.text("data"), case.text("data_path"), case.seed)
-    return TimedArm(_setup(case, arm, batch), source, device, profile)
+    setup, facts = _narrowed(case, _setup(case, arm, batch), device)
+    timed = TimedArm(setup, source, device, profile)
+    timed.resolved |= facts
+    return timed
+
+
+def _option(case: Case, axis: str) -> str:
+    """The value of an axis that a case may leave open; "" where it does."""
+    return str(dict(case.axes).get(axis, ""))
+
+
+def _advised(case: Case) -> bool:
+    return _option(case, "convert") == ADVISED
+
+
+def _no_advice(case: Case, setup: Setup, device: str) -> Unsupported | None:
+    if setup.compute == "fp32":
+        return Unsupported(
+            "shape", f"convert={ADVISED} weighs FP8 against bf16; with compute=fp32 take axes.convert=all"
+        )
+    if setup.experts != "hp":
+        return Unsupported("shape", f"convert={ADVISED} judges Linear layers; with it leave experts=hp")
+    found = advice.machine_here(device, _option(case, "ceilings"))
+    return Unsupported("device", found) if isinstance(found, str) else None
+
+
+def _narrowed(case: Case, setup: Setup, device: str) -> tuple[Setup, Mapping[str, object]]:
+    """With `convert: advised` the set-up of the layers that pay, and what is to be said of them; else as it is."""
+    if setup.recipe is None or not _advised(case):
+        return setup, {}
+    machine = advice.machine_here(device, _option(case, "ceilings"))
+    if isinstance(machine, str):  # `unsupported` says so before anything is built
+        raise UsageError(machine)
+    found = advice.advised(setup, machine)
+    return found.setup, found.facts
 
 
 def _peer_of(arm: str) -> str:
@@ -214,7 +275,7 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         compute=case.text("compute"),
         recipe=recipe,
         peer=_peer_of(arm),
-        experts=str(dict(case.axes).get("experts", "hp")) if recipe is not None else "hp",
+        experts=(_option(case, "experts") or "hp") if recipe is not None else "hp",
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
         fused_modules=arm.endswith(FUSED),

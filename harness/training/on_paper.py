@@ -42,7 +42,9 @@ def skeleton(setup: Setup) -> nn.Module:
         model = fuse(model)  # which keeps less for the backward pass than the formulas that run on paper
     if setup.recipe is None:
         return model
-    model = convert_to_float8_training(model, config=setup.recipe, allow_no_conversion=True)
+    model = convert_to_float8_training(
+        model, config=setup.recipe, module_filter_fn=setup.converts, allow_no_conversion=True
+    )
     report = audit(model)
     if not report.converted:
         named = f"{type(model).__name__}: no layer can be converted to recipe {setup.recipe}"

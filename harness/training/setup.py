@@ -78,6 +78,7 @@ class Setup:
         compute: one of `COMPUTE`.
         recipe: FP8 recipe of the Linear layers; None leaves them as they are.
         peer: whose FP8 layers ("" for fp8core's): a name of `harness.peers.PEERS`.
+        left_out: fully qualified names of Linear layers that stay as they are though there is a recipe.
         experts: of a mixture: one of `EXPERTS`.
         checkpointing: activations that are recomputed: one of `CHECKPOINTING`.
         accumulation: microbatches of a step.
@@ -99,6 +100,7 @@ class Setup:
     compute: str = "bf16_autocast"
     recipe: Recipe | None = None
     peer: str = ""
+    left_out: tuple[str, ...] = ()
     experts: str = "hp"
     checkpointing: str = "none"
     accumulation: int = 1
@@ -151,6 +153,10 @@ class Setup:
     def weight_dtype(self) -> torch.dtype:
         """Of weights, gradients and the optimizer's state."""
         return torch.bfloat16 if self.compute == "bf16" else torch.float32
+
+    def converts(self, module: nn.Module, fqn: str) -> bool:
+        """The module filter of the conversion."""
+        return fqn not in self.left_out
 
     @property
     def sequences(self) -> int:
@@ -263,7 +269,7 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Traine
             checkpointing=setup.checkpointing,
         )
     if setup.recipe is not None:
-        model = convert_to_float8_training(model, config=setup.recipe)
+        model = convert_to_float8_training(model, config=setup.recipe, module_filter_fn=setup.converts)
         if setup.experts == "fp8":
             convert_experts_to_float8(model, config=setup.recipe)
     if setup.fused_modules:

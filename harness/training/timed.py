@@ -291,4 +291,4 @@ def _step(setup: Setup, source: Source, step: int, device: str) -> list[tuple[Te
 
 def _without_fp8(setup: Setup) -> Setup:
     eager = replace(setup, compiled=False, compiled_linears=False, graph=False)
-    return replace(eager, recipe=None, peer="", fused_modules=False)
+    return replace(eager, recipe=None, peer="", left_out=(), fused_modules=False)

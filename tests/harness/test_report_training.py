@@ -276,6 +276,32 @@ def test_compiling_that_gains_nothing_never_pays(tmp_path):
     assert [r["graph breaks"] for r in cost if r["arm"] == "bf16_compile"] == ["2"]
 
 
+def test_advised_arms_stand_first_with_their_bar(tmp_path):
+    """Oracle: an arm of 0.9 with the layers that were advised, planted; the run's control that nothing is converted in."""
+    advised = Case.of("train", {"model": "gpt2", "convert": "advised"})
+    on = {"converted": ["up"], "left_in_bf16": {"proj": ""}, "predicted_step": [1.1, 1.0, 1.2]}
+    off = {"converted": [], "left_in_bf16": {"up": "", "proj": ""}, "predicted_step": None}
+    arms = {"bf16_eager": {"ms": 10.0, "flops": {"bf16": 1e9}}}
+    for arm, ms, advice in (("tensorwise_eager", 10 / 0.9, on), ("rowwise_eager", 10.0, off)):
+        arms[arm] = {"ms": ms, "baseline": "bf16_eager", "resolved": {"advice": advice}}
+    found = run_of(tmp_path, Invented(spread=0.001).times(advised, arms))
+    made = steps.advised_table(found)
+    below, control = table(made)
+    assert (below["arm"], below["predicted"], below["layers in FP8"]) == (
+        "tensorwise_eager",
+        "1.10x",
+        "1 of 2",
+    )
+    assert below["not below 0.98"] == "below"
+    assert (control["predicted"], control["not below 0.98"]) == ("its control", "holds")
+    assert made.caption.startswith(
+        "advised filter: 1 of 2 arms below 0.98 of bf16 beyond noise (gpt2, tensorwise"
+    )
+    page = write_report([tmp_path], tmp_path / "r.html")
+    assert made.caption in page.markdown.read_text()
+    assert not steps.advised_table(run_of(tmp_path / "other", *train_cases(Invented()))).rows
+
+
 def test_a_prediction_of_memory_is_shown_where_nothing_else_is_known(tmp_path):
     """As on a CPU, whose allocator keeps no peak."""
     case = Case.of("train", {"model": "nano"})

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_fixtures import Invented, ceiling_cases, write_run
 
 from harness import store
 from harness.__main__ import main
+from harness.advise import training
 from harness.environment import env_id
 from harness.errors import UsageError
 from harness.measurement import Measurement
 from harness.plan import Plan, make_plan
 from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import row
-from harness.suites import divergence
+from harness.suites import divergence, train
 
 TEXT = b"The same text, wherever it lies. " * 20
 
@@ -63,6 +65,42 @@ def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:
     message = rf"read a text with sha256 {first[:16]}\.\.\., data=bytes is now one with .* resume= out"
     with pytest.raises(UsageError, match=message):
         stored_cases(run, planned(other))
+
+
+def advised(ceilings: Path | None) -> Plan:
+    """One training step whose filter is advised, by those ceilings."""
+    config: dict[str, Any] = {
+        "name": "train", "suite": "train", "shapes": [], "arms": ["bf16_eager", "tensorwise_eager"], "parts": {},
+        "model": None, "axes": {"compute": "bf16", "convert": "advised"}, "seed": 0, "device": "cpu",
+        "ceilings": str(ceilings) if ceilings else None,
+    }  # fmt: skip
+    return make_plan(config, {"train": train})
+
+
+def test_ceilings_of_an_advised_filter_are_known_by_their_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rates elsewhere go on with the run; others, and none, are refused."""
+    monkeypatch.setattr(training, "machine_here", lambda device, run: "no GPU here")
+    one, same, other = (
+        write_run(tmp_path / name, ceiling_cases(Invented(seed), 4200.0, 740.0))
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    plan, run = advised(one), tmp_path / "run"
+    sha256 = training.content(str(one))
+    writer = store.RunWriter(run, run_id="r", sweep="train", env_id="e", env={}, about={})
+    resolved = {"advice": {"ceilings_sha256": sha256}}
+    done = plan.cases[0]
+    writer.append([row(done, "bf16_eager", "ok", samples=(1.0,))])
+    writer.append([row(done, "tensorwise_eager", "ok", resolved=resolved, samples=(1.0,))])
+    writer.close("finished")
+    for again in (one, same):
+        assert stored_cases(run, advised(again)) == {done.case.case_id}
+    for wrong in (other, None):
+        with pytest.raises(
+            UsageError, match=rf"by ceilings with sha256 {sha256[:16]}\.\.\., now they are .*resume= out"
+        ):
+            stored_cases(run, advised(wrong))
 
 
 def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_what_it_says_fits_a_hundred_columns_and_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "model=llama_125m", "gpu=h200", "recipe=tensorwise")
+    text = said(capsys, "model=gpt2_medium", "gpu=h200", "recipe=tensorwise")
     assert max(map(len, text.splitlines())) <= 100
     for part in (
         "FP8: ",
@@ -99,6 +99,18 @@ def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
     assert "layers.0.attention.proj" not in chosen
     reasons = {layer["fqn"]: layer["reason"] for layer in found["layers"]}
     assert "not a multiple of 16" in reasons["head"]
+
+
+def test_a_gain_that_the_rates_leave_in_doubt_asks_for_measured_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """llama_125m on an H200 by published rates, 1.04x (0.93-1.17); those of a run leave next to no doubt."""
+    words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise")
+    text = said(capsys, *words)
+    assert "FP8: off until its rates are measured: 1.04x (0.93-1.17) is too near to a loss" in text
+    assert "as code" not in text
+    run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
+    assert "FP8: off (at best 1.00x (1.00-1.01), not worth 2%)" in said(capsys, *words, f"runs={run}")
 
 
 def test_an_old_gpu_and_a_small_model_are_off_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,6 +130,19 @@ def test_verdicts() -> None:
     assert "no FP8" in old.unavailable
 
 
+def test_a_step_whose_rates_leave_room_for_a_loss_is_off_until_they_are_measured() -> None:
+    """A layer of 1.06x in half of the step: with rates that err by 20 % it may as well be 0.98, by 1 % it is not."""
+    narrow = ("narrow", 1280, 1280)
+    for spread, verdict in ((0.01, decide.ON), (0.2, decide.OFF)):
+        figures = {n: replace(f, spread=spread) for n, f in RATES.figures.items()}
+        found = decide.advise(model(narrow), replace(RATES, figures=figures), PLAN, SIX)
+        assert found.step.value > decide.STEP_GAIN
+        assert (found.verdict, found.too_uncertain) == (verdict, verdict == decide.OFF)
+    sure = decide.advise(model(("wide", 8192, 8192)), RATES, PLAN, SIX)
+    assert decide.best([found, sure], careful=False) is sure
+    assert decide.best([found], careful=False) is found
+
+
 def test_a_shared_cast_decides_for_its_readers_together() -> None:
     """k alone does not pay for the cast of its input; beside q, which does, it rides along."""
     k = model(("k", 4096, 512))

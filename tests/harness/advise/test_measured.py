@@ -15,6 +15,7 @@ from harness.advise.model import Linear
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.step import Plan, layer_cost
+from harness.case import Case
 from harness.ceilings import ceilings
 from harness.hardware import named
 
@@ -73,6 +74,23 @@ def test_steps_that_can_be_traced(tmp_path: Path) -> None:
     assert checks
     assert {check.what for check in checks} == {"step"}
     assert measured.steps(rows, RATES, lambda axes, resolved: None, recipe_of) == []
+
+
+def test_an_advised_step_is_predicted_with_its_own_layers(tmp_path: Path) -> None:
+    """What was left in bf16 stays there: without the wide layer the step gains next to nothing."""
+    of = Case.of("train", {"model": "m", "convert": "advised"})
+    base = {"ms": 10.0, "flops": {"bf16": 1e12}}
+    fp8 = {"ms": 9.0, "flops": {"e4m3": 1e12}, "baseline": "bf16_eager"}
+
+    def predicted(**resolved: object) -> float:
+        arms = {"bf16_eager": base, "tensorwise_eager": fp8 | {"resolved": resolved}}
+        rows = frame(tmp_path / str(len(resolved)), Invented(1).times(of, arms))
+        both = model(("wide", 8192, 8192), ("narrow", 8192, 128))
+        (check,) = measured.steps(rows, RATES, lambda axes, resolved: (both, Plan()), recipe_of)
+        return check.predicted
+
+    assert predicted() > 1.2
+    assert predicted(advice={"left_in_bf16": {"wide": "0.9x"}}) < 1.01
 
 
 def test_errors_and_their_spread() -> None:

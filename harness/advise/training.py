@@ -1,0 +1,217 @@
+"""The advice for an arm of a training step on the GPU here: which of its layers take FP8, and why the others don't.
+
+The suite `train` asks with `convert: advised`. It is answered by the same functions as the command, for the set-up that
+is trained: its mode, recipe, tokens, checkpointing, depth and vocabulary. Where nothing pays, what is left is the control.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8core.convert import audit
+from harness.advise import decide
+from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
+from harness.advise.rates import rates_of
+from harness.advise.recipes import described, unavailable
+from harness.advise.step import CHECKPOINTING, Plan
+from harness.advise.trace import trace
+from harness.ceilings import SUITES, ceilings
+from harness.compare import rows_of
+from harness.errors import UsageError
+from harness.models import ModelSpec, resolve
+from harness.training.on_paper import skeleton
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+
+    from harness.advise.decide import RecipeAdvice
+    from harness.advise.model import Model
+    from harness.advise.rates import Rates
+    from harness.training.setup import Setup
+
+WEIGHTS: Mapping[str, tuple[float, float]] = {
+    "fp32": (40.0, 4.0),
+    "bf16": (20.0, 2.0),
+}  # bytes updated, reduced
+_ALL = "leave axes.convert out to convert all layers"
+_ELSEWHERE = ("link", "network")  # figures of what a step on one GPU does not use
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What an advice rests on.
+
+    Attributes:
+        rates: of the GPU.
+        capability: its architecture.
+        sha256: of the stored ceilings among the rates, see `content`; "" where all are published or typical ones.
+    """
+
+    rates: Rates
+    capability: str
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """A set-up of which the advised layers alone are converted, and for `resolved` what was advised."""
+
+    setup: Setup
+    facts: Mapping[str, object]
+
+
+@functools.cache
+def machine_here(device: str, run: str) -> Machine | str:
+    """The rates of the GPU of this process; or why there is no advice for it, in one line with the way out.
+
+    Args:
+        device: of the sweep.
+        run: id or folder of stored ceilings of this GPU; "": published rates, else nominal ones times a typical share.
+
+    Raises:
+        UsageError: no such run, or one without ceilings of this GPU.
+    """
+    if torch.device(device).type != "cuda":
+        return f"convert=advised is of a GPU's rates, and this is a {device}; {_ALL}"
+    if not torch.cuda.is_available():
+        return f"convert=advised is of the rates of the GPU here, and there is none; {_ALL}"
+    name, known = here()
+    if known is None:
+        return f"convert=advised: no peak of {name} is known; add a literal to harness/hardware/table.py, or {_ALL}"
+    reached, sha256 = None, ""
+    if run:
+        _, frame = gpu_and_rows(known.key, [run])
+        reached, sha256 = ceilings(frame) if frame is not None else None, content(run)
+        if reached is None:
+            raise UsageError(
+                f"ceilings={run} has no product and no copy of the {known.key}; name a run of sweep=ceilings made on it"
+            )
+    rates = rates_of(known, reached)
+    if not rates.has_fp8:
+        return (
+            f"convert=advised: {known.key} has no FP8 matrix units, so that no layer pays; take the bf16 arms"
+        )
+    return Machine(rates, known.capability, sha256)
+
+
+def content(run: str) -> str:
+    """Says of stored ceilings whether they are the same, wherever they lie: the SHA-256 of all rows that rates are read from.
+
+    Raises:
+        UsageError: no such run, or a damaged one.
+    """
+    return _digest(rows_of_runs([run]))
+
+
+def _digest(frame: pd.DataFrame) -> str:
+    own = rows_of(frame[frame["suite"].isin(SUITES) & (frame["status"] == "ok")])
+    columns = ("env_id", "suite", "axes", "arm", "regime", "metric", "value", "bytes_moved")
+    lines = sorted(json.dumps([row[column] for column in columns]) for row in own)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def advised(setup: Setup, machine: Machine) -> Advised:
+    """A set-up with a recipe, narrowed to the layers that pay; where none does, its control.
+
+    Args:
+        setup: that converts every layer that can be. The layers of a peer are chosen by the costs of fp8core's, so that
+            both have FP8 in the same places; grouped experts are not judged and stay as they are.
+        machine: where it runs.
+
+    Raises:
+        UsageError: the model cannot be traced.
+    """
+    assert setup.recipe is not None
+    spec = resolve(setup.model)
+    if isinstance(spec, ModelSpec):
+        model = traced(setup.model, setup.batch, setup.seq, setup.layers, setup.vocab_size)
+    else:
+        model = traced(setup.model, setup.batch, 0, None, None)
+    plan = plan_of(setup.compute, setup.checkpointing, setup.accumulation, setup.compiled)
+    recipe = described(setup.recipe, setup.compiled)
+    reason = unavailable(recipe.name, machine.capability, setup.compiled)
+    found = decide.advise(model, machine.rates, plan, recipe, reason)
+    off = found.verdict == decide.OFF
+    every = [layer.fqn for layer in audit(skeleton(replace(setup, recipe=None, peer=""))).layers]
+    left = tuple(fqn for fqn in every if off or fqn not in found.converted)
+    facts = {
+        "recipe": recipe.name,
+        "decision": found.verdict,
+        "predicted_step": None if off else [found.step.value, found.step.low, found.step.high],
+        "converted": [fqn for fqn in every if fqn not in left],
+        "left_in_bf16": {fqn: why for fqn, why in _reasons(found, every).items() if fqn in left},
+        "tokens": model.tokens,
+        "mode": "compile" if setup.compiled else "eager",
+        "rates": {
+            name: {"value": f.value, "spread": f.spread, "kind": f.kind, "source": f.source}
+            for name, f in machine.rates.figures.items()
+            if name not in _ELSEWHERE
+        },
+        "rates_of": machine.rates.name,
+        "ceilings_sha256": machine.sha256,
+    }
+    if off:
+        facts["runs_as"] = "its control: nothing is converted"
+        setup = replace(setup, recipe=None, peer="", compiled_linears=False)
+    else:
+        setup = replace(setup, left_out=left)
+    return Advised(setup, {"convert": "advised", "advice": facts})
+
+
+def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
+    """Of each layer, why it would stay in bf16, with its predicted ratio."""
+    said = dict.fromkeys(every, "not used in the forward pass")
+    whole = found.unavailable or f"the step as a whole is predicted to gain {found.step.value - 1:.1%}"
+    if found.too_uncertain:
+        whole += f", too uncertain ({found.step.low:.2f} to {found.step.high:.2f}): measure the rates by sweep=ceilings"
+    for one in found.layers:
+        ratio = one.ratio
+        why = whole if one.converted else one.reason
+        said[one.layer.fqn] = (
+            f"{ratio.value:.2f}x predicted ({ratio.low:.2f} to {ratio.high:.2f}), {why.removeprefix('no: ')}"
+        )
+    return said
+
+
+@functools.lru_cache(maxsize=16)  # arms of a case ask for the same one
+def traced(model: str, batch: int, seq: int, layers: int | None, vocab_size: int | None) -> Model:
+    """One pass of the model of a training case.
+
+    Args:
+        model: as the case names it.
+        batch: sequences of a forward pass.
+        seq: tokens of each; of no meaning for a user's model, which has lengths of its own.
+        layers: blocks of a named model, where fewer than its own.
+        vocab_size: of a named model, where it is not its own.
+
+    Raises:
+        UsageError: it cannot be traced.
+    """
+    spec = resolve(model)
+    if isinstance(spec, ModelSpec):
+        changed: dict[str, Any] = {
+            "layers": layers or spec.layers,
+            "vocab_size": vocab_size or spec.vocab_size,
+        }
+        spec = replace(spec, config=replace(spec.config, **changed))
+    return trace(spec, batch, seq)
+
+
+def plan_of(compute: str, checkpointing: str, accumulation: int, compiled: bool) -> Plan:
+    """How a training case is run, on one GPU."""
+    update, gradient = WEIGHTS["bf16" if compute == "bf16" else "fp32"]
+    return Plan(
+        compiled=compiled,
+        again=CHECKPOINTING[checkpointing],
+        accumulation=accumulation,
+        update_bytes=update,
+        gradient_bytes=gradient,
+    )

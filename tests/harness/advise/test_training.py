@@ -1,0 +1,178 @@
+"""The advice for a training case. Oracles: the command `advise`, which must say the same; stored ceilings; planted machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from report_fixtures import Invented, ceiling_cases, cpu_run, train_cases, write_run
+
+from fp8core import RECIPES
+from harness import environment
+from harness.advise import training
+from harness.advise.command import Question, answer
+from harness.advise.rates import MEASURED, rates_of
+from harness.advise.training import Machine, advised, content, machine_here
+from harness.errors import UsageError
+from harness.hardware import named
+from harness.training.setup import Setup
+
+GPU = {"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_gib": 139.8, "power_limit_w": 700.0}
+H200 = Machine(rates_of(named("h200")), "9.0")
+GPT2 = Setup("gpt2", 16, 1024, recipe=RECIPES["tensorwise"])
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The facts of a GPU that is not there; a test may change them."""
+    facts: dict[str, Any] = dict(GPU)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(environment, "fingerprint", lambda device: facts)
+    machine_here.cache_clear()
+    yield facts
+    machine_here.cache_clear()
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_it_is_the_advice_of_the_command(recipe: str, mode: str) -> None:
+    """The same model, tokens, mode and recipe: the same layers, and the same prediction of the step."""
+    found = advised(replace(GPT2, recipe=RECIPES[recipe], compiled=mode == "compile"), H200)
+    said = answer(Question("gpt2", "h200", batch=16, seq=1024, mode=mode, recipe=recipe)).chosen
+    facts: Any = found.facts["advice"]
+    off = said.verdict == "off"
+    assert facts["decision"] == said.verdict
+    assert set(facts["converted"]) == (set() if off else said.converted)
+    assert facts["predicted_step"] == (None if off else [said.step.value, said.step.low, said.step.high])
+    assert len(facts["converted"]) + len(facts["left_in_bf16"]) == 49
+    assert (facts["tokens"], facts["mode"], facts["rates_of"]) == (16384, mode, "H200 SXM")
+    if off:
+        assert found.setup.recipe is None
+    else:
+        assert set(found.setup.left_out) == set(facts["left_in_bf16"])
+        assert found.setup.recipe == RECIPES[recipe]
+
+
+def test_what_stays_in_bf16_says_by_how_much_it_would_lose() -> None:
+    """performance.md, section 2: 768 to 768 at 16k tokens is 0.89x by the closed form; the 768-wide projection stays."""
+    facts: Any = advised(GPT2, H200).facts["advice"]
+    left = {fqn: why for fqn, why in facts["left_in_bf16"].items() if fqn.endswith("proj")}
+    assert len(left) == 12
+    assert set(left.values()) == {"0.87x predicted (0.70 to 1.09), casts cost more than products gain"}
+    assert "N=50257 (columns of B) is not a multiple of 16" in facts["left_in_bf16"]["head"]
+    assert facts["rates"]["fp8"]["kind"] == "published"
+    assert "link" not in facts["rates"]
+
+
+def test_where_nothing_pays_the_set_up_is_that_of_its_control() -> None:
+    small = replace(GPT2, batch=1, seq=64, peer="torchao", compiled_linears=True)
+    found = advised(small, H200)
+    facts: Any = found.facts["advice"]
+    assert facts["decision"] == "off"
+    assert facts["runs_as"] == "its control: nothing is converted"
+    assert not facts["converted"]
+    assert found.setup == replace(small, recipe=None, peer="", compiled_linears=False)
+
+
+def test_a_recipe_that_would_be_emulated_converts_nothing_whatever_it_would_gain() -> None:
+    wide = Setup("llama3_8b", 4, 4096, recipe=RECIPES["rowwise"], layers=1)
+    assert advised(wide, H200).setup.recipe is not None
+    found = advised(wide, replace(H200, capability="8.9"))
+    facts: Any = found.facts["advice"]
+    assert (facts["decision"], found.setup.recipe) == ("off", None)
+    assert "this GPU is 8.9" in facts["left_in_bf16"]["layers.0.attention.o"]
+
+
+def test_a_step_that_gains_too_little_says_so_of_each_layer_that_would() -> None:
+    """With attention a thousand times as slow the layers still pay, and the step does not notice."""
+    wide = Setup("llama3_8b", 1, 4096, recipe=RECIPES["tensorwise"], layers=1)
+    slow = H200.rates.figures["attention"]
+    figures = {**H200.rates.figures, "attention": replace(slow, value=slow.value / 1000)}
+    facts: Any = advised(wide, replace(H200, rates=replace(H200.rates, figures=figures))).facts["advice"]
+    assert facts["decision"] == "off"
+    assert facts["left_in_bf16"]["layers.0.attention.o"].startswith("1.")
+    assert "the step as a whole is predicted to gain 0." in facts["left_in_bf16"]["layers.0.attention.o"]
+
+
+def test_a_user_s_model_is_traced_by_its_own_batches() -> None:
+    own = '{"_target_": "models_to_advise.mlp", "batch": "models_to_advise.mlp_batch"}'
+    found = advised(Setup(own, 8, 64, recipe=RECIPES["tensorwise"]), H200)
+    facts: Any = found.facts["advice"]
+    assert facts["converted"] == ["gate", "up", "down"]
+    assert facts["left_in_bf16"] == {"unused": "not used in the forward pass"}
+    assert found.setup.left_out == ("unused",)
+
+
+# The machine
+
+
+def test_a_gpu_of_the_table_has_its_published_rates(gpu: dict[str, Any]) -> None:
+    found = machine_here("cuda", "")
+    assert isinstance(found, Machine)
+    assert found.rates.figures == H200.rates.figures
+    assert (found.capability, found.sha256) == ("9.0", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "said"),
+    [
+        (
+            "NVIDIA H2000",
+            139.8,
+            "no peak of NVIDIA H2000 is known; add a literal to harness/hardware/table.py, or",
+        ),
+        ("NVIDIA H200", 17.0, "no peak of NVIDIA H200 is known"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100 SXM 80GB has no FP8 matrix units"),
+    ],
+)
+def test_a_gpu_without_rates_says_what_to_do(
+    gpu: dict[str, Any], name: str, memory: float, said: str
+) -> None:
+    gpu.update(gpu=name, gpu_memory_gib=memory, power_limit_w=None)
+    found = machine_here("cuda", "")
+    assert isinstance(found, str)
+    assert said in found
+    assert "\n" not in found
+
+
+def test_a_cpu_has_none() -> None:
+    assert "this is a cpu; leave axes.convert out" in str(machine_here("cpu", ""))
+    if not torch.cuda.is_available():
+        assert "there is none; leave axes.convert out" in str(machine_here("cuda", ""))
+
+
+def test_stored_ceilings_are_taken_and_known_by_their_content(gpu: dict[str, Any], tmp_path: Path) -> None:
+    """The same rows in another folder under another id are the same ceilings; other rows are not."""
+    cases = ceiling_cases(Invented(1), 4200.0, 740.0)
+    one = write_run(tmp_path / "a", cases)
+    two = write_run(tmp_path / "b", cases, run_id="20270102T030405Z-0123456-ffff")
+    other = write_run(tmp_path / "c", ceiling_cases(Invented(1), 4200.0, 741.0))
+    found = machine_here("cuda", str(one))
+    assert isinstance(found, Machine)
+    assert {found.rates.figures[n].kind for n in ("bf16", "fp8", "bandwidth")} == {MEASURED}
+    assert found.sha256 == content(str(one)) == content(str(two)) != content(str(other))
+    assert len(found.sha256) == 64
+
+
+def test_ceilings_of_elsewhere_are_refused(gpu: dict[str, Any], tmp_path: Path) -> None:
+    of_cpu = cpu_run(tmp_path / "cpu")
+    with pytest.raises(UsageError, match="no row is of the H200 SXM"):
+        machine_here("cuda", str(of_cpu))
+    steps = write_run(tmp_path / "steps", train_cases(Invented(1)))
+    with pytest.raises(
+        UsageError, match="has no product and no copy of the H200 SXM; name a run of sweep=ceilings"
+    ):
+        machine_here("cuda", str(steps))
+    with pytest.raises(UsageError, match="no run 'nowhere'"):
+        machine_here("cuda", "nowhere")
+
+
+def test_plans_of_training_cases() -> None:
+    plain = training.plan_of("bf16_autocast", "none", 1, compiled=False)
+    assert (plain.update_bytes, plain.gradient_bytes, plain.compiled, plain.dp) == (40.0, 4.0, False, 1)
+    whole = training.plan_of("bf16", "full", 4, compiled=True)
+    assert (whole.update_bytes, whole.accumulation, whole.again.products) == (20.0, 4, 1.0)
