@@ -54,6 +54,7 @@ NEEDED = (
     "psutil",
 )
 MAX_FILE_BYTES = 16 * 2**20
+REHEARSED_MINUTES = 4.0
 REHEARSAL = "rehearsal on a CPU in tiny sizes: it proves the command, and nothing in it is a GPU's figure"
 
 
@@ -146,7 +147,7 @@ class Session:
         ends = self._clock() + minutes * 60
         for stage in STAGES:
             entry = self.state.setdefault(stage.name, {"done": False, "seconds": 0.0})
-            own, rest = stage.minutes * 60 - entry["seconds"], ends - self._clock()
+            own, rest = self._seconds(stage) - entry["seconds"], ends - self._clock()
             # A stage that has spent its share makes room for the next; what it lacks stays named in its rows.
             left = rest if stage.whole else min(rest, own)
             if not self._open(stage) or left < (max(own, 20) if stage.whole else 20):
@@ -160,10 +161,14 @@ class Session:
                 self.pack_rows()
         return [stage.name for stage in STAGES if self._open(stage)]
 
+    def _seconds(self, stage: Stage) -> float:
+        """That a stage may take over all slots; of a rehearsal no minute is dear, and a CPU may be busy."""
+        return 60 * (stage.minutes if self.device == "cuda" else max(stage.minutes, REHEARSED_MINUTES))
+
     def _open(self, stage: Stage) -> bool:
         """Whether there is something to do, and time of its own to do it in."""
         entry = self.state.get(stage.name, {"done": False, "seconds": 0.0})
-        return not (entry["done"] or self.passed_over(stage) or stage.minutes * 60 - entry["seconds"] < 20)
+        return not (entry["done"] or self.passed_over(stage) or self._seconds(stage) - entry["seconds"] < 20)
 
     def passed_over(self, stage: Stage) -> str:
         """Why a stage cannot be had here, and what it wants; "" if it can."""
