@@ -15,7 +15,7 @@ from harness.timing_session import METERED_S
 
 SLOT, ALL = 9, 25
 TEXT = Path(__file__).parents[2] / "docs" / "numerics.md"
-READ = ("train", "nanogpt_char", "peers")  # sweeps that train
+READ = ("train", "nanogpt_char")  # sweeps that train, and nothing else
 SWEEPS = [stage for stage in STAGES if stage.name != "tests"]
 
 
