@@ -271,7 +271,7 @@ def test_layers_are_predicted_where_the_peak_is_known(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_rehearsal_for_real(tmp_path: Path) -> None:
     """Oracle: what the command promises: every stage, eight files, twenty lines between two that say what it is."""
-    words = [sys.executable, "-m", "harness", "gpu", "device=cpu", f"results_dir={tmp_path}"]
+    words = [sys.executable, "-m", "harness", "gpu", "device=cpu", "minutes=60", f"results_dir={tmp_path}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

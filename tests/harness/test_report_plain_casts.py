@@ -13,6 +13,7 @@ from harness.errors import UsageError
 from harness.measurement import Measurement
 from harness.report.plain_casts import BEGIN, END, INPUTS, block, main, written
 from harness.report.runs import load
+from harness.report.verdicts import is_sound
 from harness.suites import codes
 
 ROOT = Path(__file__).parents[2]
@@ -103,3 +104,12 @@ def test_every_kind_of_input_and_arm_has_its_words() -> None:
 
     assert set(INPUTS) == set(codes.INPUTS)
     assert set(ARMS) == set(codes.ARMS)
+
+
+@pytest.mark.parametrize(("arm", "verdict"), [("plain", "yes"), ("saturating", "no")])
+def test_a_plain_cast_is_shown_and_not_judged(tmp_path: Path, arm: str, verdict: str) -> None:
+    """It does what torch does; a report that calls its own casts wrong for it would be wrong."""
+    right = [cell("saturating", "bf16", kind, 0.0) for kind in ("normal", "subnormal")]
+    run = write_run(tmp_path, [[*right, cell(arm, "bf16", "overflow", 1000.0)]], sweep="codes", env=CPU)
+    (machine,) = load([run], tmp_path).machines
+    assert is_sound(machine).verdict == verdict
