@@ -9,11 +9,9 @@ With device=cpu it is a rehearsal: the same session in tiny sizes, in results of
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -61,6 +59,13 @@ REHEARSAL = "rehearsal on a CPU in tiny sizes: it proves the command, and nothin
 Runner = Callable[[Sequence[str], float], tuple[int, str]]
 
 
+# The kernel sends SIGTERM to what it becomes when the session has ended, also one that was killed: it leaves no sweep
+# behind. 1 is PR_SET_PDEATHSIG (linux/prctl.h), which outlives exec; a preexec_fn would fork beside threads.
+_ENDS_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
 def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """Runs a command, shows its output as it comes, and returns exit code and output; 124 when it ran too long.
 
@@ -68,12 +73,11 @@ def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """
     lines: list[str] = []
     with subprocess.Popen(
-        command,
+        [sys.executable, "-c", _ENDS_WITH_PARENT, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        preexec_fn=_end_with_parent,
     ) as process:
         # A sweep ends cleanly on SIGTERM and keeps its rows; the timer works while the command is silent too.
         deadline = threading.Timer(timeout_s, process.terminate)
@@ -101,15 +105,6 @@ def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
             deadline.cancel()
             last.cancel()
     return (124 if too_long else code), "".join(lines)
-
-
-_C = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the session has ended, so that one that was killed leaves no sweep behind."""
-    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Session:
