@@ -281,11 +281,7 @@ def test_the_rehearsal_for_real(tmp_path: Path) -> None:
     first = next(i for i, line in enumerate(lines) if line.startswith("tests: "))
     summary = lines[first:-1]
     assert 10 <= len(summary) <= 20
-    told = {
-        line.split()[0]: line
-        for line in lines
-        if line.split()[:1] and line.split()[0] in {s.name for s in STAGES}
-    }
+    told = {line.split()[0]: line for line in lines[:first] if line.startswith(tuple(s.name for s in STAGES))}
     for stage in STAGES:
         assert told[stage.name].endswith("done") or (stage.reads_text and "passed over" in told[stage.name])
     assert "Measured on a CPU" in (tmp_path / "gpu" / "report.md").read_text()
