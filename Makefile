@@ -5,8 +5,9 @@
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
-# make gpu          on a GPU machine: gpu tests, sweeps and training steps, in slots of at most 9 minutes; run it again to go on
-# make published    the published report in reports/published and docs/compatibility.md, from results/published
+# make gpu          on a GPU machine: gpu tests, sweeps, training steps and a loss, in slots of at most 9 minutes; run it again
+#                   to go on. ARGS=text=FILE names nanoGPT's text; ARGS=device=cpu rehearses it all here, in two minutes
+# make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
@@ -64,6 +65,7 @@ wheels: $(READY)
 published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
+	$(PY) -m harness.report.plain_casts results/published docs/numerics.md
 
 setup: $(READY)
 

@@ -23,7 +23,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
-       python -m harness gpu [minutes=9] [out=DIR]     the GPU session: tests, then the sweeps, resumable in slots
+       python -m harness gpu [minutes=9] [text=FILE]   the GPU session: tests, sweeps, a loss, in slots; device=cpu rehearses it
        python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
 
 sweeps

@@ -98,6 +98,13 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out, columns=_COLUMNS)
 
 
+def against(frame: pd.DataFrame, arm: str, other: str) -> pd.DataFrame:
+    """`paired_ratios` of one arm against another one that its suite does not declare: both were timed in the same rounds."""
+    baseline = frame["baseline"].where(frame["arm"] != arm, other)
+    ratios = paired_ratios(frame.assign(baseline=baseline))
+    return ratios[ratios["arm"] == arm]
+
+
 def summary(ratios: pd.DataFrame) -> pd.DataFrame:
     """Paired ratios by (suite, arm, baseline, regime): geometric mean, extremes and how many verdicts of each kind.
 

@@ -201,7 +201,13 @@ class _Run:
                 again = "; resume=RUN_ID runs it again" if end.died else ""
                 rows = unfinished_rows(task.planned, task.arm, end.fault + again, end.printed)
             place = places[end.worker] if places else None
-            self.store([replace(r, tries=end.tries) for r in rows], task.planned, place)
+            rows = [replace(r, tries=end.tries) for r in rows]
+            if task.arm and self.setting.device != "cpu" and place is not None and places.count(place) > 1:
+                # Its seconds are those of a GPU that others computed on.
+                rows = [
+                    replace(r, resolved={**r.resolved, "runs_on_this_gpu": places.count(place)}) for r in rows
+                ]
+            self.store(rows, task.planned, place)
             if task.workspace is not None and not end.died:
                 shutil.rmtree(task.workspace, ignore_errors=True)
 

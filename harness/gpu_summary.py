@@ -5,37 +5,56 @@ Each line is read from stored rows; what was not measured is left out, and what 
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from typing import TYPE_CHECKING
+import statistics
+from typing import TYPE_CHECKING, Any
 
+from harness import step_bars, verdict
+from harness.advised_arms import advised_arms
+from harness.advised_arms import lines as of_advised
 from harness.ceilings import ceilings
-from harness.compare import paired_ratios, rows_of, summary
+from harness.compare import AGAIN, FP8_DTYPES, paired_ratios, rows_of, summary, with_rates
+from harness.verdict.result import MIN_SEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pandas as pd
 
+    from harness.advise.measured import Check
+
 LINES = 20
+NOT_JUDGED = ("peers",)  # sweeps whose cases repeat those of others
+# karpathy/nanoGPT, README: best validation loss 1.4697 of config/train_shakespeare_char.py on one A100; read 2026-11.
+NANOGPT_LOSS, NANOGPT_WITHIN = 1.47, 0.02
+NANOGPT = {"model": "nanogpt_char", "data": "shakespeare", "batch": 64, "seq": 256, "steps": 5000}
+CAST_BAR, LAYER_BAR = 0.92, 0.15  # of the copy bandwidth; median error of a prediction
 
 
-def lines(frame: pd.DataFrame, tests: str) -> list[str]:
+def lines(frame: pd.DataFrame, tests: str, predicted: Sequence[Check] = ()) -> list[str]:
     """The summary.
 
     Args:
         frame: rows of all runs of one machine.
         tests: what pytest printed; "" where it did not run.
+        predicted: layers, beside what was measured of them.
 
     Returns:
-        At most `LINES` lines; the last one counts what was left out.
+        At most `LINES` lines, what is asked first coming first; the last one counts what was left out.
     """
     said = [
         *of_tests(tests),
         *_failed(frame),
-        *_ceilings(frame),
-        *_numerics(frame),
+        *(f"step: {one}" for one in step_bars.held(frame)),
+        *of_advised(advised_arms(frame)),
         *_steps(frame),
+        *_loss(frame),
+        *_ceilings(frame),
+        *_shares(frame),
+        _prediction(predicted),
+        *_numerics(frame),
         *_kernels(frame),
     ]
     if len(said) <= LINES:
@@ -63,6 +82,85 @@ def _ceilings(frame: pd.DataFrame) -> Iterator[str]:
     yield "ceilings: " + ", ".join(parts)
 
 
+def _shares(frame: pd.DataFrame) -> Iterator[str]:
+    """What casts and products reach of the ceilings measured here: of a copy as large, and of the best large product."""
+    own = with_rates(frame[(frame["status"] == "ok") & (frame["metric"] == "time_ms")])
+    own = own[(own["regime"] != "sustained") & ~own["arm"].str.endswith(AGAIN)]
+    found = ceilings(frame[frame["suite"] == "ceilings"])
+    if found is None:
+        return
+    casts: dict[str, list[float]] = {}
+    for r in rows_of(own[own["suite"] == "cast"]):
+        copy = found.bandwidth(r["bytes_moved"])
+        if copy is not None and not _resolved(r).get("peer"):
+            casts.setdefault(r["arm"], []).append(1e9 * r["gb_per_s"] / copy)
+    if casts:
+        arm = max(casts, key=lambda name: statistics.median(casts[name]))
+        yield (
+            f"casts ({arm}): best {max(casts[arm]):.0%}, median {statistics.median(casts[arm]):.0%} of a copy of the "
+            f"same size, {len(casts[arm])} cases; asked {CAST_BAR:.0%}"
+        )
+    fastest: dict[str, dict[str, float]] = {}  # kind -> case -> rate
+    for r in rows_of(own[own["suite"] == "gemm"]):
+        if math.isfinite(r["tflops"]) and not _resolved(r).get("peer"):
+            fp8 = any(name.startswith(FP8_DTYPES) for name in json.loads(r["flops"] or "{}"))
+            rates = fastest.setdefault("fp8" if fp8 else "bf16", {})
+            rates[r["case_id"]] = max(rates.get(r["case_id"], 0.0), r["tflops"])
+    parts = []
+    for kind in sorted(fastest.keys() & found.achieved.keys()):
+        shares = [rate / found.achieved[kind] for rate in fastest[kind].values()]
+        parts.append(
+            f"{kind} best {max(shares):.0%}, median {statistics.median(shares):.0%} of {found.achieved[kind]:.4g} TFLOP/s "
+            f"({len(shares)} shapes)"
+        )
+    if parts:
+        yield f"products, the fastest arm of each shape: {', '.join(parts)}"
+
+
+def _prediction(predicted: Sequence[Check]) -> str:
+    """How far `advise` is from the layers that were measured."""
+    if not predicted:
+        return "prediction of layers: not measured (needs layers of a GPU of the peak table)"
+    errors = [abs(check.error) for check in predicted]
+    middle, worst = statistics.median(errors), max(predicted, key=lambda check: abs(check.error))
+    return (
+        f"prediction of {len(errors)} layers: median error {middle:.1%}, asked {LAYER_BAR:.0%}: "
+        f"{'PASS' if middle <= LAYER_BAR else 'FAIL'}; worst {worst.error:+.0%}, {worst.arm} {worst.case}"
+    )
+
+
+def _loss(frame: pd.DataFrame) -> Iterator[str]:
+    """The verdict on each arm that trained, and the best validation loss of each, beside what is published."""
+    judged = verdict.judge(frame)
+    if judged:
+        said = []
+        for v in judged:
+            why = f" ({v.verdict.reasons[0]})" if v.verdict.reasons else ""
+            said.append(f"{v.arm} against {v.against} {v.verdict.outcome}{why}")
+        yield f"loss of {judged[0].axes.get('model')}: " + "; ".join(said)
+    best: dict[str, list[float]] = {}  # arm -> of each seed
+    published = False
+    own = frame[(frame["suite"] == "divergence") & (frame["metric"] == "heldout_loss")]
+    for r in rows_of(own[own["status"] == "ok"]):
+        published |= NANOGPT.items() <= json.loads(r["axes"]).items()
+        best.setdefault(r["arm"], []).append(min(r["samples"]))
+    if not best:
+        return
+    told = ", ".join(
+        f"{arm} {statistics.mean(values):.3f} (seeds {', '.join(f'{value:.3f}' for value in values)})"
+        for arm, values in best.items()
+    )
+    yield f"best validation loss: {told}" + (f"; {_as_published(best)}" if published else "")
+
+
+def _as_published(best: Mapping[str, Sequence[float]]) -> str:
+    asked = f"published {NANOGPT_LOSS} +- {NANOGPT_WITHIN}"
+    if min(map(len, best.values())) < MIN_SEEDS:
+        return f"{asked}: INCONCLUSIVE, fewer than {MIN_SEEDS} seeds"
+    off = [a for a, values in best.items() if abs(statistics.mean(values) - NANOGPT_LOSS) > NANOGPT_WITHIN]
+    return f"{asked}: FAIL, {', '.join(off)}" if off else f"{asked}: PASS"
+
+
 def _numerics(frame: pd.DataFrame) -> Iterator[str]:
     codes = frame[(frame["suite"] == "codes") & (frame["metric"] == "mismatches") & (frame["status"] == "ok")]
     if len(codes):
@@ -72,39 +170,59 @@ def _numerics(frame: pd.DataFrame) -> Iterator[str]:
         )
     sums = frame[(frame["suite"] == "accumulation") & (frame["status"] == "ok")]
     by_metric = sums[sums["metric"].str.endswith("sqnr_db")].groupby(["arm", "metric"])["value"].min()
-    arms = sorted({arm for arm, _ in by_metric.index})
-    for arm in arms:
+    told = []
+    for arm in sorted({arm for arm, _ in by_metric.index}):
         figures = by_metric[arm].sort_values(ascending=False)
-        yield f"sums of {arm}: " + ", ".join(
-            f"{figure:.0f} dB {name.removesuffix('_sqnr_db')}" for name, figure in figures.items()
+        told.append(
+            f"{arm} "
+            + " / ".join(f"{figure:.0f} {name.removesuffix('_sqnr_db')}" for name, figure in figures.items())
         )
+    if told:
+        yield f"sums, dB against each model of them: {'; '.join(told)}"
 
 
 def _steps(frame: pd.DataFrame) -> Iterator[str]:
-    """Every arm of every training step: the rows that a reader misses most."""
+    """A line for each training step, with every arm: the rows that a reader misses most."""
     of_steps = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
-    models = {(r["run_id"], r["case_id"]): str(r["axes"]) for r in rows_of(of_steps)}
+    of_steps = of_steps[~of_steps["sweep"].isin(NOT_JUDGED)]
+    models = {(r["run_id"], r["case_id"]): str(json.loads(r["axes"])["model"]) for r in rows_of(of_steps)}
+    arms: dict[tuple[str, str], list[str]] = {}
     for r in rows_of(paired_ratios(of_steps)):
         if not math.isnan(r["speedup"]):
-            model = re.search(r'"model": ?"([^"]+)"', models[r["run_id"], r["case_id"]])
-            yield (
-                f"step of {model[1] if model else r['case_id']}, {r['arm']} against {r['baseline']}: "
-                f"{r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}), {r['value']:.1f} {r['unit']}"
+            mine = arms.setdefault((r["run_id"], r["case_id"]), [])
+            if not mine:
+                mine.append(f"{r['baseline']} {r['baseline_value']:.4g} {r['unit']}")
+            mine.append(
+                f"{r['arm']} {r['value']:.4g}, {r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}) of "
+                f"{r['baseline']}"
             )
+    for key, said in arms.items():
+        yield f"step of {models[key]}: " + "; ".join(said)
 
 
 def _kernels(frame: pd.DataFrame) -> Iterator[str]:
-    """Geometric means of the other suites, arm by arm."""
+    """Geometric means of the other suites: products and layers over bf16, casts over the eager one."""
     timed = frame[frame["suite"].isin(["cast", "gemm", "linear"]) & (frame["metric"] == "time_ms")]
-    for r in rows_of(summary(paired_ratios(timed))) if len(timed) else ():
+    timed = timed[~timed["sweep"].isin(NOT_JUDGED)]
+    ratios = paired_ratios(timed)
+    ratios = ratios[
+        (ratios["fp8"].astype(bool) | (ratios["baseline"] == "eager")) & (ratios["regime"] == "isolated")
+    ]
+    found: dict[tuple[str, str], list[str]] = {}
+    for r in rows_of(summary(ratios)):
         if r["pairs"]:
-            yield (
-                f"{r['suite']} {r['arm']} against {r['baseline']}, {r['regime']}: {r['geometric_mean']:.3f}x over "
-                f"{r['pairs']} cases"
-            )
+            of = f"{r['arm']} {r['geometric_mean']:.3f}x"
+            found.setdefault((r["suite"], r["baseline"]), []).append(of)
+    for (suite, baseline), said in found.items():
+        yield f"{suite} over {baseline}, geometric means: {', '.join(said)}"
 
 
 def _failed(frame: pd.DataFrame) -> Iterator[str]:
     failed = frame[frame["status"] == "failed"]
     if len(failed):
         yield f"failed: {len(failed)} rows, first {failed.iloc[0]['arm']}: {failed.iloc[0]['reason'][:120]}"
+
+
+def _resolved(row: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(row["resolved"] or "{}")
+    return found

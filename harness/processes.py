@@ -1,4 +1,4 @@
-"""Processes that work for another one: how they end with it, in words what ended them, and what memory they hold."""
+"""Processes that work for another one: how they end with it or when told to, what ended them, what memory they hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ import os
 import resource
 import signal
 import threading
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+ONE_INTERRUPT_S = 5.0  # Ctrl-C and SIGTERM that follow one another so closely count as one
 
 
 def end_with_parent() -> None:
@@ -67,3 +75,28 @@ def limit_memory(extra_bytes: int) -> None:
     limit = memory_of_this_process("VmData") + extra_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM, as a scheduler sends it, ends the block as Ctrl-C does: cleanly.
+
+    Either often comes twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
+    a run from recording how it ended.
+    """
+    heard = -ONE_INTERRUPT_S
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        if time.monotonic() - heard >= ONE_INTERRUPT_S:
+            heard = time.monotonic()
+            raise KeyboardInterrupt
+
+    # A shell lets its background jobs ignore Ctrl-C, and so it stays.
+    asked = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, stop)) for number in asked]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)

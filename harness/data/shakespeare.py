@@ -39,10 +39,14 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fp8-harness"
 
 
+def kept() -> Path:
+    """Where a download is kept, whether it is there or not."""
+    return cache_folder() / f"shakespeare-{SHA256[:16]}.txt"
+
+
 def _cached() -> bytes:
-    kept = cache_folder() / f"shakespeare-{SHA256[:16]}.txt"
-    if kept.is_file():
-        return _checked(kept.read_bytes(), str(kept))
+    if kept().is_file():
+        return _checked(kept().read_bytes(), str(kept()))
     try:
         with urllib.request.urlopen(ADDRESS, timeout=TIMEOUT_S) as answer:
             text = _checked(answer.read(), ADDRESS)
@@ -51,7 +55,7 @@ def _cached() -> bytes:
             f"data=shakespeare cannot be downloaded from {ADDRESS}: {error}; give a copy by data_path=FILE, "
             "or take data=stdlib"
         ) from error
-    _write(kept, text)
+    _write(kept(), text)
     return text
 
 

@@ -49,6 +49,11 @@ class Worst:
     checked_codes: int
 
     @property
+    def judged(self) -> bool:
+        """Whether it claims to be right; a plain `.to()` shows what this version of torch does (suite `codes`)."""
+        return (self.suite, self.arm) != ("codes", "plain")
+
+    @property
     def worst(self) -> tuple[str, float]:
         """The result (metric) with the smallest SQNR, and that SQNR in dB."""
         return min(self.sqnr.items(), key=lambda item: item[1])

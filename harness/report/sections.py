@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.report import (
+    bars,
     charts,
     compared,
     compatibility,
@@ -158,6 +159,12 @@ def _speed(machine: Machine) -> list[Section]:
     commits = compared.across_commits(machine)
     maps = heat_maps(machine, "linear")
     return [
+        Section(
+            f"bars-{key}",
+            "What a training step is asked for",
+            "Held against the largest model that was timed: two arms of one run, in the same rounds.",
+            first=[bars.bars_table(machine)],
+        ),
         Section(
             f"speed-{key}",
             f"{label}FP8 against bf16",

@@ -128,6 +128,7 @@ def reach_table(machine: Machine) -> Table:
         arms = {
             a: runs for a, runs in setup.arms.items() if a != f"{CONTROL}_other"
         }  # other batches: no pair
+        alone = all(about.get("runs_on_this_gpu", 1) == 1 for about in setup.resolved.values())
         for reach in time_to_loss(arms, CONTROL):
             curves.add(reach.curve)
             seeds = len(reach.steps)
@@ -141,10 +142,11 @@ def reach_table(machine: Machine) -> Table:
                 _ratio_cell(reach.step_ratio, reach.arm, reach.reached < seeds),
             ]
             if machine.is_gpu:
-                row += [
+                seconds = (
                     _median_cell(reach.seconds),
                     _ratio_cell(reach.second_ratio, reach.arm, reach.reached < seeds),
-                ]
+                )
+                row += seconds if alone else (Cell(text.NONE, None, "muted", "runs shared the GPU"),) * 2
             rows.append(tuple(row))
     by = " and ".join(sorted(curves))
     caption = (

@@ -80,7 +80,7 @@ def is_sound(machine: Machine) -> Answer:
     Of a training step that check is its first loss and gradients against the control's, and the proof of its layers.
     """
     question = "Is it numerically sound?"
-    worst = numerics_by_arm(machine)
+    worst = [w for w in numerics_by_arm(machine) if w.judged]
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
     evidence = [
         _worst_of(suite, [w for w in fp8 if w.suite == suite])

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from report_fixtures import CPU, Invented, frame, linear_cases
 
 from harness import gpu_session, store
-from harness.config import load
+from harness.data import shakespeare
 from harness.errors import UsageError
-from harness.gpu_session import STAGES, Session
+from harness.gpu_session import REHEARSAL, STAGES, Session, predicted_layers
 from harness.measurement import Measurement
-from harness.plan import make_plan
 from harness.resume import BUDGET
-from harness.suites import train
-from harness.timing_session import METERED_S
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +37,31 @@ def _quick_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 class Fake:
-    """A machine on which every command takes `seconds`; sweeps write one row, or one that ran out of budget."""
+    """A machine on which every command takes `seconds`; sweeps write one row, or one that ran out of budget.
 
-    def __init__(self, results: Path, seconds: float, short: int = 0) -> None:
-        self.results, self.seconds, self.short = results, seconds, short
+    `dies` is what the first sweep does after its row, before it ends.
+    """
+
+    def __init__(
+        self, results: Path, seconds: float, short: int = 0, dies: type[BaseException] | None = None
+    ) -> None:
+        self.results, self.seconds, self.short, self.dies = results, seconds, short, dies
         self.now = 0.0
         self.commands: list[list[str]] = []
+        self.timeouts: list[float] = []
 
     def clock(self) -> float:
         return self.now
 
     def run(self, command: Sequence[str], timeout_s: float) -> tuple[int, str]:
         self.commands.append(list(command))
+        self.timeouts.append(timeout_s)
         self.now += min(self.seconds, timeout_s)
         if "pytest" in command:
             return 0, "3 passed"
-        name = next(w for w in command if w.startswith("sweep=")).removeprefix("sweep=")
-        model = next((w for w in command if w.startswith("model=")), "").removeprefix("model=")
-        folder = self.results / name / f"run-{name}{model}"
+        said = dict(w.split("=", 1) for w in command if "=" in w)
+        folder = self.results / said["sweep"] / said["run_id"]
+        name = said["sweep"]
         writer = store.RunWriter(folder, run_id=folder.name, sweep=name, env_id="e", env={}, about={})
         unfinished = self.short > 0
         self.short -= 1
@@ -61,6 +70,9 @@ class Fake:
         writer.append(
             [row, missing] if unfinished else [row, Measurement(**{**as_dict(row), "case_id": "c2"})]
         )
+        if self.dies is not None:
+            died, self.dies = self.dies, None
+            raise died
         writer.close("finished")
         return 0, f"finished\nresults  {folder}\nreport   x.html\n"
 
@@ -69,38 +81,24 @@ def as_dict(row: Measurement) -> dict[str, object]:
     return {name: getattr(row, name) for name in row.__slots__}
 
 
-def session(tmp_path: Path, fake: Fake) -> Session:
-    return Session(tmp_path / "results", tmp_path / "out", fake.run, fake.clock)
-
-
-def test_the_stages_fit_in_25_minutes() -> None:
-    assert sum(stage.minutes for stage in STAGES) <= 25
+def session(tmp_path: Path, fake: Fake, **more: Any) -> Session:
+    settings = {"text": tmp_path / "input.txt"} | more
+    return Session(tmp_path / "results", tmp_path / "out", runner=fake.run, clock=fake.clock, **settings)
 
 
 def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tmp_path: Path) -> None:
     fake = Fake(tmp_path / "results", seconds=15)
     made = session(tmp_path, fake)
     assert made.slot(9) == []
-    assert ["pytest" in c for c in fake.commands] == [True] + 10 * [False]
+    assert ["pytest" in c for c in fake.commands] == [True] + (len(STAGES) - 1) * [False]
     assert [w for c in fake.commands for w in c if w.startswith("sweep=")] == [
-        f"sweep={name}"
-        for name in [
-            "ceilings",
-            "cast",
-            "gemm",
-            "codes",
-            "accumulation",
-            "linear",
-            "peers",
-            "train",
-            "train",
-            "train",
-        ]
+        f"sweep={stage.sweep}" for stage in STAGES[1:]
     ]
     files = made.pack()
     assert len(files) <= 8
     assert {f.name for f in files} == {
-        "kernels.parquet", "linear.parquet", "peers.parquet", "train.parquet", "report.html", "report.md", "tests.txt",
+        "kernels.parquet", "linear.parquet", "loss.parquet", "peers.parquet", "train.parquet", "report.html",
+        "report.md", "tests.txt",
     }  # fmt: skip
     kernels = store.read(tmp_path / "out" / "kernels.parquet")
     assert set(kernels["sweep"]) == {"accumulation", "cast", "ceilings", "codes", "gemm"}
@@ -109,10 +107,10 @@ def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tm
 
 
 def test_a_slot_stops_when_its_minutes_are_spent_and_the_next_goes_on(tmp_path: Path) -> None:
-    fake = Fake(tmp_path / "results", seconds=80)
-    left = [stage.name for stage in STAGES]
-    assert session(tmp_path, fake).slot(4) == left[3:]
-    assert session(tmp_path, fake).slot(9) == ["train_llama3_8b"]
+    fake = Fake(tmp_path / "results", seconds=55)
+    names = [stage.name for stage in STAGES]
+    assert session(tmp_path, fake).slot(2) == ["train_llama3_8b", *names[3:]]  # which has not its 6.5 minutes
+    assert session(tmp_path, fake).slot(8) == ["train_llama3_1b"]  # 2 minutes; a smaller one went first
     assert session(tmp_path, fake).slot(9) == []
     assert sum("pytest" in c for c in fake.commands) == 1
 
@@ -128,24 +126,84 @@ def test_a_stage_of_one_case_begins_only_where_it_has_its_minutes(tmp_path: Path
     assert {"model=llama3_8b", "axes.layers=4", "timing.block_ms=2500", "rounds=5"} <= set(command)
 
 
-def test_the_training_stages_are_commands_that_the_plan_accepts() -> None:
-    """Oracle: the plan itself, which knows every key, axis, arm and the length of a model; and the energy meter's block."""
-    for stage in STAGES:
-        if stage.file == "train":
-            request = load([*stage.words, "device=cuda"], lambda device: device)
-            (case,) = make_plan(request.config | {"device": "cuda"}, {"train": train}).cases
-            assert case.case["model"] == stage.words[1].removeprefix("model=")
-            assert request.timing.block_ms > 1000 * METERED_S
-            assert request.timing.max_seconds >= request.timing.min_rounds * request.timing.block_ms / 1000
+def test_a_stage_of_one_case_may_have_the_rest_of_its_slot(tmp_path: Path) -> None:
+    """Others are cut when their own minutes end."""
+    fake = Fake(tmp_path / "results", seconds=7 * 60)
+    assert "train_llama3_8b" not in session(tmp_path, fake).slot(9)  # 1.5 minutes of tests, then 7
+    assert fake.timeouts[:3] == [90, 450, 30]  # the tests' own; what is left of 9 minutes; and of that
 
 
-def test_a_sweep_that_ran_out_of_time_is_resumed_by_its_run_id(tmp_path: Path) -> None:
+def test_what_ran_out_of_time_goes_on_with_its_own_run(tmp_path: Path) -> None:
     fake = Fake(tmp_path / "results", seconds=15, short=1)
-    assert "ceilings" in session(tmp_path, fake).slot(9)
-    assert not any(word.startswith("resume=") for command in fake.commands for word in command)
+    made = session(tmp_path, fake)
+    assert made.slot(9) == ["train_llama3_8b"]
+    assert made.told(STAGES[1]) == "unfinished"
+    first = fake.commands[1]
     fake.commands.clear()
     assert session(tmp_path, fake).slot(9) == []
-    assert "resume=run-ceilings" in fake.commands[0]
+    (again,) = fake.commands
+    assert run_id(again) == run_id(first)
+
+
+def test_a_stage_whose_minutes_are_spent_is_not_asked_for_again(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "results", seconds=60, short=100)
+    made = session(tmp_path, fake)
+    for _ in range(9):
+        left = made.slot(9)
+    assert left == []
+    assert made.told(next(s for s in STAGES if s.name == "gemm")) == "cut: its minutes are spent"
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_slot_loses_nothing(tmp_path: Path, ending: type[BaseException]) -> None:
+    """SystemExit stands for a kill: whatever the session knew before the sweep began must do."""
+    fake = Fake(tmp_path / "results", seconds=15, dies=ending)
+    with pytest.raises(ending):
+        session(tmp_path, fake).slot(9)
+    assert len(store.read(tmp_path / "out" / "train.parquet")) == 2
+    first = fake.commands[-1]
+    fake.commands.clear()
+    assert session(tmp_path, fake).slot(9) == []
+    assert run_id(fake.commands[0]) == run_id(first)
+    assert not any("pytest" in command for command in fake.commands)
+
+
+def run_id(command: Sequence[str]) -> str:
+    return next(word for word in command if word.startswith("run_id="))
+
+
+def test_without_the_text_the_loss_is_passed_over_and_says_what_it_wants(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "results", seconds=15)
+    made = session(tmp_path, fake, text=None)
+    assert made.slot(9) == []
+    stage = next(stage for stage in STAGES if stage.reads_text)
+    assert made.told(stage).startswith("passed over: no text here")
+    assert "text=input.txt" in made.told(stage)
+    assert not any("sweep=nanogpt_char" in command for command in fake.commands)
+    assert session(tmp_path, fake).slot(9) == []  # and is run once there is one
+    assert f"data_path={tmp_path / 'input.txt'}" in fake.commands[-1]
+
+
+def test_the_text_is_the_one_that_is_named_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert gpu_session.text_of("") is None
+    other = tmp_path / "other.txt"
+    other.write_text("To be")
+    with pytest.raises(UsageError, match="is not nanoGPT's text: 5 bytes"):
+        gpu_session.text_of(str(other))
+    with pytest.raises(UsageError, match="no file"):
+        gpu_session.text_of(str(tmp_path / "missing.txt"))
+    shakespeare.kept().parent.mkdir(parents=True)
+    shakespeare.kept().write_text("To be")
+    assert gpu_session.text_of("") == shakespeare.kept()
+
+
+def test_a_rehearsal_is_the_same_session_on_a_cpu(tmp_path: Path) -> None:
+    fake = Fake(tmp_path / "results", seconds=1)
+    assert session(tmp_path, fake, device="cpu").slot(9) == []
+    assert len(fake.commands) == len(STAGES)
+    assert all("device=cpu" in command for command in fake.commands[1:])
+    assert set(STAGES[0].small) <= set(fake.commands[0])
 
 
 def test_a_file_over_the_limit_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +211,7 @@ def test_a_file_over_the_limit_is_refused_by_name(tmp_path: Path, monkeypatch: p
     made = session(tmp_path, fake)
     made.slot(9)
     monkeypatch.setattr(gpu_session, "MAX_FILE_BYTES", 10)
-    with pytest.raises(UsageError, match=r"kernels.parquet is .* over 16 MiB"):
+    with pytest.raises(UsageError, match=r"train.parquet is .* over 16 MiB"):
         made.pack()
 
 
@@ -162,14 +220,68 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="cuda"):
+    with pytest.raises(UsageError, match=r"sees no GPU.*device=cpu is a rehearsal"):
         gpu_session.main([])
     with pytest.raises(UsageError, match=r"unknown key 'minute' \(nearest: minutes\)"):
         gpu_session.main(["minute=3"])
+    with pytest.raises(UsageError, match="device='tpu': expected cuda, or cpu for a rehearsal"):
+        gpu_session.main(["device=tpu"])
 
 
 def test_a_command_that_runs_too_long_is_stopped() -> None:
-    import sys
-
     code, _ = gpu_session.run_command([sys.executable, "-c", "import time; time.sleep(600)"], 0.3)
     assert code == 124
+
+
+def test_a_command_ends_when_the_session_is_killed(tmp_path: Path) -> None:
+    """Oracle: the kernel's list of processes. What the command wrote before is all that is left of it."""
+    pid = tmp_path / "pid"
+    command = (
+        f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    )
+    session = f"import sys; from harness.gpu_session import run_command; run_command([sys.executable, '-c', {command!r}], 600)"
+    with subprocess.Popen([sys.executable, "-c", session]) as parent:
+        _until(lambda: pid.exists() and pid.read_text() != "")
+        parent.kill()
+    _until(lambda: not Path(f"/proc/{pid.read_text()}").exists())
+
+
+def _until(true: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited for a minute")
+
+
+def test_layers_are_predicted_where_the_peak_is_known(tmp_path: Path) -> None:
+    """Oracle: the rows: each FP8 layer of ours, isolated, has a prediction, and those of a CPU have none."""
+    invented = Invented()
+    rows = [row for case in linear_cases(invented, 700.0) for row in case]
+    known = predicted_layers(frame(tmp_path / "gpu", rows))
+    ours = {
+        (r.case_id, r.arm) for r in rows if r.metric == "time_ms" and r.status == "ok" and "bf16" not in r.arm
+    }
+    assert len(known) == len({(check.case, check.arm) for check in known}) > 0
+    assert len(known) <= len(ours)
+    assert all(0.3 < check.predicted / check.measured < 3 for check in known)
+    assert predicted_layers(frame(tmp_path / "cpu", rows, env=CPU)) == []
+
+
+@pytest.mark.slow
+def test_the_rehearsal_for_real(tmp_path: Path) -> None:
+    """Oracle: what the command promises: every stage, eight files, twenty lines between two that say what it is."""
+    words = [sys.executable, "-m", "harness", "gpu", "device=cpu", "minutes=60", f"results_dir={tmp_path}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert lines[0] == lines[-1] == REHEARSAL
+    files = sorted(path.name for path in (tmp_path / "gpu").iterdir())
+    assert len(files) <= 8
+    first = next(i for i, line in enumerate(lines) if line.startswith("tests: "))
+    summary = lines[first:-1]
+    assert 10 <= len(summary) <= 20
+    told = {line.split()[0]: line for line in lines[:first] if line.startswith(tuple(s.name for s in STAGES))}
+    for stage in STAGES:
+        assert told[stage.name].endswith("done") or (stage.reads_text and "passed over" in told[stage.name])
+    assert "Measured on a CPU" in (tmp_path / "gpu" / "report.md").read_text()

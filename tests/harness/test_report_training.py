@@ -186,6 +186,14 @@ def test_seconds_to_loss_are_a_gpus_only(cpu, gpu):
     assert "base_other" not in rows
 
 
+def test_seconds_of_runs_that_shared_a_gpu_are_left_out(gpu):
+    shared = machine(gpu[0])
+    shared.trainings[0].resolved["base"]["runs_on_this_gpu"] = 3
+    rows = table(training.reach_table(shared))
+    assert {(r["second"], r["sooner, seconds"]) for r in rows} == {("N/A", "N/A")}
+    assert rows[0]["step"] != "N/A"
+
+
 def test_layers_show_their_worst_look_of_any_seed(cpu):
     (row,) = table(training.layers_table(machine(cpu[0])))
     assert row["tensor"] == "layers.0.q:input"

@@ -18,7 +18,7 @@ import pytest
 import toy_trials
 from toy_trials import STEPS, ToyTrials
 
-from harness import bench, run, store
+from harness import bench, executor, run, store
 from harness.__main__ import main
 from harness.executor import Executor, Outcome, Place
 from harness.plan import Plan, make_plan
@@ -53,8 +53,7 @@ def execute(
     into = writer(folder)
     places = [Place(Conditions.here())] if lanes else []  # none: all in this process
     given = {"device": "cpu", "timer": timer_for("cpu"), "places": places, "lanes": lanes} | changes
-    executor = Executor(timing=TimingConfig(), **given)
-    outcome = executor.run(made, into, done, done_arms)
+    outcome = Executor(timing=TimingConfig(), **given).run(made, into, done, done_arms)
     into.close(outcome.state)
     return outcome, store.read(folder)
 
@@ -139,6 +138,19 @@ def test_memory_that_cannot_be_released_is_a_lost_device(
     assert outcome.state == "finished"
     assert curves(frame) == {(0, "base"): [0.0] * STEPS}
     assert frame["reason"].str.startswith("the device was lost").sum() == 3
+
+
+@pytest.mark.parametrize(
+    ("device", "lanes", "told"), [("cuda", 2, {2}), ("cuda", 1, {None}), ("cpu", 2, {None})]
+)
+def test_runs_that_share_a_gpu_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, lanes: int, told: set[int | None]
+) -> None:
+    """Their seconds are no speed; each run of a CPU has a core of its own."""
+    monkeypatch.setattr(executor._Run, "_by_workers", lambda self, wanted, places: self._here(wanted))
+    _, frame = execute(tmp_path, ToyTrials(), seeds=1, device=device, lanes=lanes)
+    good = frame[frame["status"] == "ok"]
+    assert {json.loads(resolved).get("runs_on_this_gpu") for resolved in good["resolved"]} == told
 
 
 def test_a_process_that_lost_its_device_makes_no_more_runs(tmp_path: Path) -> None:

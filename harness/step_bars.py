@@ -1,0 +1,126 @@
+"""The bars that a training step in FP8 is held against, and whether stored runs pass them. A pure function of rows.
+
+They are put to the largest model whose steps were timed, since there the products decide; each by the paired ratio of two
+arms of one run, with its interval. What a run lacks is "not measured", with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from harness.compare import AGAIN, against, rows_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE", "not measured"]
+
+LEAST_OVER_BF16 = 1.15
+_ABOVE: dict[str, Outcome] = {
+    "faster": "PASS",
+    "same": "FAIL",
+    "slower": "FAIL",
+    "unclear": "INCONCLUSIVE",
+}
+_NOT_BELOW: dict[str, Outcome] = {**_ABOVE, "same": "PASS"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: `arm` is to be faster than `against`, by so much.
+
+    Attributes:
+        words: what is asked, as in "at least 1.15x of bf16 eager".
+        least: the ratio that the whole interval must reach; None where `by_verdict` decides.
+        by_verdict: what each verdict of a pair means, beyond the noise of this case.
+    """
+
+    arm: str
+    against: str
+    words: str
+    least: float | None = None
+    by_verdict: dict[str, Outcome] | None = None
+
+
+BARS = (
+    Bar(
+        "tensorwise_eager",
+        "bf16_eager",
+        f"at least {LEAST_OVER_BF16:g}x of bf16 eager",
+        least=LEAST_OVER_BF16,
+    ),
+    Bar(
+        "tensorwise_eager",
+        "nocompile_tensorwise_eager",
+        "above float8nocompile beyond noise",
+        by_verdict=_ABOVE,
+    ),
+    Bar(
+        "tensorwise_compile",
+        "torchao_tensorwise_compile",
+        "not below torchao compile",
+        by_verdict=_NOT_BELOW,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A bar and what the rows say of it; the ratio and its 95 % interval are NaN where it was not measured."""
+
+    bar: Bar
+    model: str
+    outcome: Outcome
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    reason: str = ""
+
+    def __str__(self) -> str:
+        asked = f"{self.bar.arm} {self.bar.words}"
+        if self.outcome == "not measured":
+            return f"{asked}: not measured ({self.reason})"
+        return (
+            f"{asked}: {self.outcome}, {self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}) on {self.model}"
+        )
+
+
+def held(frame: pd.DataFrame) -> list[Held]:
+    """Every bar, for the rows of one machine."""
+    steps = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
+    largest = _largest(steps)
+    model = str(json.loads(largest["axes"].iloc[0])["model"]) if len(largest) else ""
+    return [_held(bar, largest, model) for bar in BARS]
+
+
+def _largest(steps: pd.DataFrame) -> pd.DataFrame:
+    """The newest rows of the case with the most work; empty where none was timed."""
+    work = {
+        (r["case_id"], r["run_id"]): sum(json.loads(r["flops"] or "{}").values())
+        for r in rows_of(steps[steps["status"] == "ok"])
+        if not r["arm"].endswith(AGAIN)
+    }
+    if not work:
+        return steps[:0]
+    case_id, run_id = max(work, key=lambda key: (work[key], key[1]))
+    return steps[(steps["case_id"] == case_id) & (steps["run_id"] == run_id)]
+
+
+def _held(bar: Bar, rows: pd.DataFrame, model: str) -> Held:
+    found = [r for r in rows_of(against(rows, bar.arm, bar.against)) if r["regime"] != "sustained"]
+    if not found:
+        return Held(bar, model, "not measured", reason=f"no row of {bar.arm}")
+    (pair,) = found[:1]
+    if math.isnan(pair["low"]):
+        return Held(bar, model, "not measured", reason=pair["reason"])
+    if bar.by_verdict is not None:
+        outcome = bar.by_verdict[pair["verdict"]]
+    else:
+        assert bar.least is not None
+        outcome = (
+            "PASS" if pair["low"] >= bar.least else "FAIL" if pair["high"] < bar.least else "INCONCLUSIVE"
+        )
+    return Held(bar, model, outcome, pair["speedup"], pair["low"], pair["high"], pair["reason"])
