@@ -71,7 +71,12 @@ def _by_key(words: tuple[str, ...]) -> dict[str, str]:
 
 
 def _train(
-    name: str, minutes: float, model: str, *words: str, small: str = "llama_tiny", reads_ceilings: bool = False
+    name: str,
+    minutes: float,
+    model: str,
+    *words: str,
+    small: str = "llama_tiny",
+    reads_ceilings: bool = False,
 ) -> Stage:
     """One case of sweep=train in blocks long enough for the energy meter, which moves ten times a second."""
     metered = ("timing.block_ms=2500", "timing.max_block_samples=250", "timing.max_seconds=60", "rounds=5")
