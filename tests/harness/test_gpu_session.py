@@ -102,7 +102,7 @@ def test_a_slot_runs_tests_then_sweeps_in_order_and_packs_at_most_eight_files(tm
     }  # fmt: skip
     kernels = store.read(tmp_path / "out" / "kernels.parquet")
     assert set(kernels["sweep"]) == {"accumulation", "cast", "ceilings", "codes", "gemm"}
-    assert store.read(tmp_path / "out" / "train.parquet")["run_id"].nunique() == 3
+    assert store.read(tmp_path / "out" / "train.parquet")["run_id"].nunique() == 4
     assert (tmp_path / "out" / "tests.txt").read_text() == "3 passed"
 
 
@@ -110,9 +110,20 @@ def test_a_slot_stops_when_its_minutes_are_spent_and_the_next_goes_on(tmp_path: 
     fake = Fake(tmp_path / "results", seconds=55)
     names = [stage.name for stage in STAGES]
     assert session(tmp_path, fake).slot(2) == ["train_llama3_8b", *names[3:]]  # which has not its 6.5 minutes
-    assert session(tmp_path, fake).slot(8) == ["train_llama3_1b"]  # 2 minutes; a smaller one went first
+    assert session(tmp_path, fake).slot(9) == ["train_llama3_1b"]  # 2 minutes; a smaller one went first
     assert session(tmp_path, fake).slot(9) == []
     assert sum("pytest" in c for c in fake.commands) == 1
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_is_advised_is_advised_by_the_ceilings_measured_here(tmp_path: Path, device: str) -> None:
+    """A CPU is advised nothing, so it is given no rates."""
+    fake = Fake(tmp_path / "results", seconds=5)
+    made = session(tmp_path, fake, device=device)
+    made.slot(20)
+    (run,) = (tmp_path / "results" / "ceilings").iterdir()
+    (command,) = (c for c in fake.commands if "axes.convert=advised" in c)
+    assert [w for w in command if w.startswith("ceilings=")] == ([f"ceilings={run}"] if device == "cuda" else [])
 
 
 def test_a_stage_of_one_case_begins_only_where_it_has_its_minutes(tmp_path: Path) -> None:
