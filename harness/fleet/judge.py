@@ -149,7 +149,9 @@ def _out_of_line(alike: Sequence[Card], off: dict[str, dict[Key, float]], tolera
             score = scores.get(card.name, middle) - middle
             if abs(score) > limit:
                 share = float(math.expm1(score))
-                said = f"{abs(share):.1%} {'above' if share > 0 else 'below'} the middle of {len(scores)} cards"
+                said = (
+                    f"{abs(share):.1%} {'above' if share > 0 else 'below'} the middle of {len(scores)} cards"
+                )
                 why = f"{said}, limit {math.expm1(limit):.1%}; {_cause(card, alike, place)}"
                 kind = "slow" if share > 0 else "fast"
                 found.append(Outlier(card.name, card.model, suite, regime, kind, share, why))

@@ -23,8 +23,10 @@ RATE = 0.05  # of healthy fleets may have a card out of line
 TOLERANCE_SDS = 2.44  # standard deviations of healthy cards in a tolerance: log(1.05) / 0.02
 SIGMAS = 3.5
 MAD_TO_SD = 1.4826  # of a normal distribution: 1 / quantile(0.75)
-DRAWS = 20_000  # fleets; the rate is then met to a tenth of itself
-DRAWN_CARDS = 4_000_000  # over all fleets, at most: fewer of large ones, 32 MB
+DRAWN = (
+    2_000_000  # cards, in as many fleets as that makes, but `FEWEST`: the rate is met to a tenth of itself
+)
+FEWEST = 4000
 
 
 def limits(
@@ -49,8 +51,8 @@ def widening(cards: int, of: int) -> float:
         cards: of the fleet, at least 2.
         of: scores that each is judged by, at least 1.
     """
-    fleets = max(1000, min(DRAWS, DRAWN_CARDS // cards))
-    scores = np.random.default_rng([cards, of]).normal(0.0, 1 / TOLERANCE_SDS, (fleets, cards))
+    shape = max(FEWEST, DRAWN // cards), cards
+    scores = np.random.default_rng([cards, of]).normal(0.0, 1 / TOLERANCE_SDS, shape)
     middle, sd = _robust(scores)
     furthest = np.abs(scores - middle[:, None]).max(axis=1)
     needed = np.where(furthest > SIGMAS * sd, furthest, 0.0)
