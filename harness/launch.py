@@ -26,6 +26,7 @@ from rich.console import Console
 from harness import shards, store, watch
 from harness.config import command_line, load
 from harness.errors import UsageError, one_line, unknown
+from harness.fleet.request import refuse_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,6 +94,7 @@ def main(argv: Sequence[str]) -> int:
     name = _chosen_launcher(to_hydra)
     launcher = LAUNCHERS[name]
     request = load(words, _device if launcher.here else _leave)
+    refuse_shares(request.config, chosen[0].count)
     if launcher.here or request.config["dry_run"]:
         from harness.plan import describe, make_plan
         from harness.suites import SUITES

@@ -32,6 +32,7 @@ from harness.config import Request, command_line, load
 from harness.diagnosis.finding import few
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, Place
+from harness.fleet.request import refuse_another_card, refuse_shares
 from harness.plan import Plan, describe, make_plan
 from harness.processes import interruptible
 from harness.progress import Progress
@@ -65,6 +66,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
     gpus = places.chosen(
         config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()
     )
+    refuse_shares(config, max(len(gpus), shard.count if shard is not None else 1))
     console = Console(stderr=True)
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
@@ -160,6 +162,7 @@ class _Work:
         run_id, folder, kept = _place(config, facts, shard)
         if kept is None:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
+        refuse_another_card(config, kept, conditions[0][1])
         changed = changes(kept, conditions)
         if not config["resume_anyway"]:
             refuse(run_id, changed)

@@ -13,7 +13,7 @@ from harness.errors import UsageError
 from harness.fleet.cards import cards, groups
 from harness.fleet.judge import Group, Spread, judge
 from harness.report.markup import markdown
-from harness.report.text import percent, plural, ratio
+from harness.report.text import percent, plural, ratio, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +86,8 @@ def as_dict(found: Sequence[Group]) -> dict[str, Any]:
                 "spreads": [asdict(spread) for spread in group.spreads],
                 "differences": group.differences,
                 "checksums_compared": group.checked,
+                "judged_by_times": sorted(group.timed),
+                "judged_by_results": sorted(group.compared),
             }
             for group in found
         ],
@@ -122,8 +124,8 @@ def _show(found: Sequence[Group]) -> None:
 
 def _head(group: Group) -> str:
     env = group.cards[0].env
-    commit = str(env.get("git_commit") or "unknown")[:7]
-    return f"{group.model}: {plural(len(group.cards), 'card')}, torch {env.get('torch')}, commit {commit}"
+    code = env.get("code") or f"commit {str(env.get('git_commit') or 'unknown')[:7]}"
+    return f"{group.model}: {plural(len(group.cards), 'card')}, torch {env.get('torch')}, code {code}"
 
 
 def _lines(group: Group) -> Iterator[str]:
@@ -131,9 +133,9 @@ def _lines(group: Group) -> Iterator[str]:
         yield "Measured on CPUs: this compares machines and says nothing about a GPU."
     if group.why_not:
         yield f"Times are not judged: {group.why_not}."
-    if group.checked:
-        wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)
-        verdict = "all cards gave the same bits" if not wrong else f"{plural(wrong, 'card')} gave other bits"
+    wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)
+    if group.checked or wrong:
+        verdict = "all cards gave the same bits" if not wrong else f"{plural(wrong, 'card')} computed wrongly"
         yield f"{plural(group.checked, 'result')} compared bit by bit: {verdict}."
     elif len(group.cards) > 1:
         yield "No checksum of a product was measured on two of them (sweep=fleet does)."
@@ -143,14 +145,15 @@ def _tables(group: Group) -> Iterator[_Table]:
     if group.outliers:
         yield (
             "Out of line",
-            ("card", "suite", "what", "why"),
-            [(o.card, o.suite, o.kind, o.reason) for o in group.outliers],
+            ("card", "suite", "regime", "what", "why"),
+            [(o.card, o.suite, o.regime, o.kind, o.reason) for o in group.outliers],
         )
     if group.spreads:
         yield (
             "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest",
             (
                 "suite",
+                "regime",
                 "arm",
                 ">cards",
                 ">cases",
@@ -178,6 +181,7 @@ def _spread_cells(s: Spread) -> tuple[str, ...]:
     shares = percent(s.low), percent(s.high)
     return (
         s.suite,
+        s.regime,
         s.arm,
         f"{s.cards}",
         f"{s.cases}",
@@ -189,11 +193,14 @@ def _spread_cells(s: Spread) -> tuple[str, ...]:
 
 
 def _verdict(found: Sequence[Group]) -> str:
+    every = {card.name for group in found for card in group.cards}
     out = {outlier.card for group in found for outlier in group.outliers}
-    judged = sum(len(group.cards) for group in found if not group.why_not or group.checked)
-    total = sum(len(group.cards) for group in found)
+    timed = {name for group in found for name in group.timed}
+    compared = {name for group in found for name in group.compared}
     if out:
-        return f"{plural(len(out), 'card')} of {total} out of line: {', '.join(sorted(out))}"
-    if not judged:
-        return f"can't tell: none of {plural(total, 'card')} could be judged"
-    return f"no card out of line; {judged} of {total} judged"
+        return f"{plural(len(out), 'card')} of {len(every)} out of line: {', '.join(sorted(out))}"
+    if not timed | compared:
+        return f"can't tell: none of {plural(len(every), 'card')} could be judged"
+    unknown = sorted(every - timed) if timed else []
+    missing = f"; not by times: {some(unknown)}" if unknown else ""
+    return f"no card out of line; judged by times {len(timed)} of {len(every)}, by results {len(compared)}{missing}"

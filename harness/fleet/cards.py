@@ -1,8 +1,12 @@
 """Cards: the rows of many machines by the GPU that made them, and the cards that may be set side by side.
 
 A card is a GPU of a host, both known by a hash (`gpu_uuid_hash`, `host_hash`); where a run was measured on a CPU, the
-host is the card. Cards are alike if model, software and code agree. Power limit, driver and what else may differ
-between them are differences to be listed: they explain an outlier and do not excuse it.
+host is the card. Cards are alike if model, software and code agree, and what one GPU measured with two torches or two
+states of the code counts as two. Power limit, driver and what else may differ between cards that are alike are
+differences to be listed: they explain an outlier and do not excuse it.
+
+Of a case that a card measured several times the newest attempt counts, whole. Results are another matter: a card that
+was wrong once has been wrong, so what contradicts it later does not replace it.
 """
 
 from __future__ import annotations
@@ -20,26 +24,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, str, str, str, str]  # suite, case id, arm, metric, regime
+ArmKey = tuple[str, str, str]  # suite, case id, arm: rows of an arm that never ran have no regime
 
+CHECKSUM = "checksum"  # the suite whose results are compared by their bits
+WRONG = "numerics: "  # with which the reason of an arm begins that its check refuted
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
-SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "git_commit", "threads")
+SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
 # What may differ between cards that are
-VARIES = (
-    "driver",
-    "power_limit_w",
-    "max_sm_clock_mhz",
-    "ecc",
-    "mig",
-    "gpu_sm_count",
-    "git_dirty",
-    "os",
-    "python",
-)
+VARIES = ("driver", "power_limit_w", "max_sm_clock_mhz", "ecc", "git_commit", "git_dirty", "os", "python")
 
 
 @dataclass
 class Card:
-    """One GPU of one host and what it measured, the newest row of each measurement.
+    """One GPU of one host and what it measured with one software.
 
     Attributes:
         name: short, the same in every report of this card.
@@ -49,8 +46,10 @@ class Card:
         baselines: the arm that each arm is compared with.
         clock_mhz: middle SM clock by measurement, where it could be read.
         throttled: the measurements during which the GPU throttled.
-        failed: reason of each arm that has no time.
-        checksums: of the suite `checksum`: by case and arm.
+        failed: reason of each arm that failed, in any regime.
+        checksums: of the suite `checksum`: all that a case and arm ever gave.
+        wrong: why a result is wrong whatever others give, by case and arm: it is not the exact product, or not the
+            one that the card gave a moment before.
     """
 
     name: str
@@ -60,13 +59,19 @@ class Card:
     baselines: dict[Key, str] = field(default_factory=dict)
     clock_mhz: dict[Key, float] = field(default_factory=dict)
     throttled: set[Key] = field(default_factory=set)
-    failed: dict[Key, str] = field(default_factory=dict)
-    checksums: dict[tuple[str, str], str] = field(default_factory=dict)
+    failed: dict[ArmKey, str] = field(default_factory=dict)
+    checksums: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    wrong: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def alike(self) -> tuple[str, ...]:
         """What a card must share to be compared with this one."""
-        return (self.model, *(str(self.env.get(name)) for name in SOFTWARE))
+        return _alike(self.env)
+
+    @property
+    def runs(self) -> set[ArmKey]:
+        """The arms that have a time and failed in no regime."""
+        return {(suite, case, arm) for suite, case, arm, *_ in self.times} - self.failed.keys()
 
 
 def cards(frame: pd.DataFrame) -> list[Card]:
@@ -75,16 +80,26 @@ def cards(frame: pd.DataFrame) -> list[Card]:
     Args:
         frame: rows of the store with all attempts: cards that were given one run id must not replace each other.
     """
-    found: dict[str, Card] = {}
+    found: dict[tuple[str, ...], Card] = {}
     envs = {text: json.loads(text) for text in frame["env"].unique()}
-    for row in frame.sort_values("attempt", kind="stable").to_dict("records"):
+    rows = [r for r in frame.sort_values("attempt", kind="stable").to_dict("records") if not _again(r)]
+    newest = {(*_key(envs[r["env"]]), r["case_id"]): r["attempt"] for r in rows if r["status"] != "skipped"}
+    for row in rows:
         env = envs[row["env"]]
-        name = _name(env)
-        card = found.setdefault(name, Card(name, _model(env), env))
+        key = _key(env)
+        card = found.setdefault(key, Card(card_name(env), _model(env), env))
         card.env = env
-        if not str(row["arm"]).endswith(AGAIN):
-            _add(card, row)
-    return [found[name] for name in sorted(found)]
+        _add_result(card, row)
+        # What was skipped does not replace what was measured.
+        if row["attempt"] == newest.get((*key, row["case_id"])):
+            _add_time(card, row)
+    return [found[key] for key in sorted(found)]
+
+
+def card_name(env: Mapping[str, Any]) -> str:
+    """The short name of the GPU of an environment, or of its host where there is none."""
+    host = str(env.get("host_hash") or "unknown")[:8]
+    return f"{str(env['gpu_uuid_hash'])[:8]}@{host}" if env.get("gpu_uuid_hash") else f"host {host}"
 
 
 def groups(of: Iterable[Card]) -> list[list[Card]]:
@@ -107,19 +122,37 @@ def differences(group: Sequence[Card]) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def _add(card: Card, row: Mapping[Any, Any]) -> None:
-    """One row; a later one of the same measurement replaces an earlier one, whether it failed or not."""
-    key = (row["suite"], row["case_id"], row["arm"], row["metric"], row["regime"])
-    resolved = json.loads(row["resolved"] or "{}")
-    if isinstance(resolved, dict) and "checksum" in resolved:
-        card.checksums[row["case_id"], row["arm"]] = str(resolved["checksum"])
-    if row["metric"] not in TIMES:
+def _again(row: Mapping[Any, Any]) -> bool:
+    """Whether a row is of the second timing of a baseline."""
+    return str(row["arm"]).endswith(AGAIN)
+
+
+def _add_result(card: Card, row: Mapping[Any, Any]) -> None:
+    """What a row of the suite `checksum` says of the bits; a result that is known to be wrong is no vote."""
+    if row["suite"] != CHECKSUM:
         return
-    for kept in (card.times, card.failed, card.clock_mhz, card.baselines):
-        kept.pop(key, None)
-    card.throttled.discard(key)
+    key = (row["case_id"], row["arm"])
+    if _is_wrong(row):
+        card.wrong[key] = str(row["reason"])
+        return
+    resolved = json.loads(row["resolved"] or "{}")
+    if row["status"] == "ok" and "checksum" in resolved:
+        card.checksums.setdefault(key, set()).add(str(resolved["checksum"]))
+
+
+def _is_wrong(row: Mapping[Any, Any]) -> bool:
+    """Whether the check of a product refuted it; anything else that fails is a failure like those of other suites."""
+    refuted = row["metric"] not in TIMES or str(row["reason"]).startswith(WRONG)
+    return bool(row["suite"] == CHECKSUM and row["status"] == "failed" and refuted)
+
+
+def _add_time(card: Card, row: Mapping[Any, Any]) -> None:
+    """One row of the newest attempt of its case."""
+    if row["metric"] not in TIMES or _is_wrong(row):
+        return
+    key = (row["suite"], row["case_id"], row["arm"], row["metric"], row["regime"])
     if row["status"] == "failed":
-        card.failed[key] = str(row["reason"])
+        card.failed[row["suite"], row["case_id"], row["arm"]] = str(row["reason"])
     if row["status"] != "ok" or not (math.isfinite(row["value"]) and row["value"] > 0):
         return
     card.times[key], card.baselines[key] = float(row["value"]), str(row["baseline"] or "")
@@ -131,9 +164,15 @@ def _add(card: Card, row: Mapping[Any, Any]) -> None:
         card.throttled.add(key)
 
 
-def _name(env: Mapping[str, Any]) -> str:
-    host = str(env.get("host_hash") or "unknown")[:8]
-    return f"{str(env['gpu_uuid_hash'])[:8]}@{host}" if env.get("gpu_uuid_hash") else f"host {host}"
+def _key(env: Mapping[str, Any]) -> tuple[str, ...]:
+    return (card_name(env), *_alike(env))
+
+
+def _alike(env: Mapping[str, Any]) -> tuple[str, ...]:
+    # Rows of before the code was hashed have its commit. MIG counts as off where it could not be asked for: a slice has
+    # fewer multiprocessors and less memory than its card.
+    code = env.get("code") or env.get("git_commit")
+    return (_model(env), *(str(env.get(name)) for name in SOFTWARE), str(code), str(bool(env.get("mig"))))
 
 
 def _model(env: Mapping[str, Any]) -> str:

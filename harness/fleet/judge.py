@@ -1,15 +1,16 @@
 """What a fleet's rows say: how far cards of one model lie apart, which of them is out of line, which computes wrongly.
 
 **Rule of times.** Compared are cards that are alike, on each measurement that at least three of them have. A card's
-deviation there is the logarithm of its time over the median of the cards; its score in a suite is the median of its
-deviations. A card is out of line if its score lies further from the middle score than the tolerance (5 %) *and* than 3.5
-robust standard deviations (1.4826 times the median absolute deviation of the scores; Iglewicz and Hoaglin, How to
-Detect and Handle Outliers, ASQC 1993). A median over measurements keeps one noisy case from condemning a card; a score by suite
-shows a fault of the memory (casts) beside one of the cores (products). Healthy cards of one node lie some 5 % apart
-(docs/fleet.md), which is what the tolerance is for.
+deviation there is the logarithm of its time over the median of the cards; its score in a suite and regime is the median
+of its deviations there, and how far a score may lie from the middle one says `harness.fleet.limit`. A median over
+measurements keeps one noisy case from condemning a card; a score by suite shows a fault of the memory (copies) beside
+one of the cores (products), and one by regime a card that throttles under sustained load alone.
 
-**Rule of results.** The suite `checksum` multiplies fixed operands. Alike cards must give the same bits; whichever
-differs from most of the others is wrong, and where no value has a majority all of them are suspect.
+**Rule of results.** The suite `checksum` multiplies fixed operands. A card whose product was not the exact one, or not
+the one that it gave a moment before, computes wrongly whatever the others do. Alike cards must give the same bits;
+whichever gave bits that most of the others did not is wrong, be it once, and where no value has a majority all are suspect.
+
+**Rule of failures.** A card on which something fails is out of line if it runs on at least half of those that tried.
 """
 
 from __future__ import annotations
@@ -22,26 +23,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.fleet.cards import Card, Key, differences
+from harness.fleet.cards import CHECKSUM, Card, Key, differences
+from harness.fleet.limit import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Collection, Sequence
 
 ENOUGH = 3  # cards, below which the odd one can't be told from the others
-SIGMAS = 3.5
-MAD_TO_SD = 1.4826  # of a normal distribution: 1 / quantile(0.75)
 CLOCK_SHARE = 0.97  # of the others' clock, below which the clock is taken for the cause
 
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """A card that is out of line, in one suite or by its results."""
+    """A card that is out of line, in one suite and regime or by its results (regime "")."""
 
     card: str
     model: str
     suite: str
+    regime: str
     kind: str  # slow, fast, corrupt, fails
     off: float  # its time over the middle one, minus 1; 0 where no time is meant
     reason: str
@@ -49,7 +48,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far the cards lie apart in one arm of a suite.
+    """How far the cards lie apart in one arm of a suite, in one regime.
 
     Attributes:
         cards, cases: that were compared.
@@ -60,6 +59,7 @@ class Spread:
     """
 
     suite: str
+    regime: str
     arm: str
     cards: int
     cases: int
@@ -72,20 +72,28 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Alike cards and what is found among them."""
+    """Alike cards and what is found among them.
+
+    Attributes:
+        checked: results that at least two cards have a checksum of.
+        timed: names of the cards that were judged by their times.
+        compared: names of the cards that were judged by their results.
+    """
 
     model: str
     cards: tuple[Card, ...]
     spreads: tuple[Spread, ...] = ()
     outliers: tuple[Outlier, ...] = ()
     differences: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    checked: int = 0  # results that at least two cards have a checksum of
+    checked: int = 0
+    timed: frozenset[str] = frozenset()
+    compared: frozenset[str] = frozenset()
 
     @property
     def why_not(self) -> str:
         """Why no card can be judged by its times; empty where some can."""
         if len(self.cards) < ENOUGH:
-            return f"{len(self.cards)} of this model, software and commit: an outlier takes {ENOUGH} to tell"
+            return f"{len(self.cards)} of this model, software and code: an outlier takes {ENOUGH} to tell"
         return "" if self.spreads else f"no measurement that {ENOUGH} of the cards have in common"
 
 
@@ -105,14 +113,20 @@ def judge(alike: Sequence[Card], tolerance: float) -> Group:
         }
         for card in alike
     }
-    corrupt, checked = _corrupt(alike)
+    checked = [
+        key
+        for key in sorted(set().union(*(c.checksums for c in alike)))
+        if sum(key in c.checksums for c in alike) > 1
+    ]
     return Group(
         alike[0].model,
         tuple(alike),
         tuple(_spreads(alike, shared, off)),
-        (*corrupt, *_failing(alike), *_out_of_line(alike, off, tolerance)),
+        (*_corrupt(alike), *_failing(alike), *_out_of_line(alike, off, tolerance)),
         differences(alike),
-        checked,
+        len(checked),
+        timed=frozenset(name for name, own in off.items() if own),
+        compared=frozenset(c.name for c in alike if c.wrong or any(key in c.checksums for key in checked)),
     )
 
 
@@ -120,47 +134,40 @@ def _middle(alike: Sequence[Card], key: Key) -> float:
     return math.exp(statistics.median(math.log(c.times[key]) for c in alike if key in c.times))
 
 
-def limits(scores: NDArray[np.float64], tolerance: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The middle score of each fleet and how far a card's may be from it.
-
-    Args:
-        scores: [fleets, cards], logarithms.
-        tolerance: deviation that is nobody's fault, 0.05 for 5 %.
-    """
-    middle = np.median(scores, axis=1)
-    sd = MAD_TO_SD * np.median(np.abs(scores - middle[:, None]), axis=1)
-    return middle, np.maximum(math.log1p(tolerance), SIGMAS * sd)
-
-
 def _out_of_line(alike: Sequence[Card], off: dict[str, dict[Key, float]], tolerance: float) -> list[Outlier]:
     found = []
-    for suite in sorted({key[0] for own in off.values() for key in own}):
+    places = sorted({_place(key) for own in off.values() for key in own})
+    for place in places:
+        suite, regime = place
         scores = {
-            card.name: statistics.median(own)
-            for card in alike
-            if (own := [d for key, d in off[card.name].items() if key[0] == suite])
+            name: statistics.median(deviations)
+            for name, own in off.items()
+            if (deviations := [d for key, d in own.items() if _place(key) == place])
         }
-        if len(scores) < ENOUGH:
-            continue
-        (middle,), (limit,) = limits(np.array([list(scores.values())]), tolerance)
+        (middle,), (limit,) = limits(np.array([list(scores.values())]), tolerance, len(places))
         for card in alike:
             score = scores.get(card.name, middle) - middle
             if abs(score) > limit:
                 share = float(math.expm1(score))
-                said = f"{abs(share):.1%} {'above' if share > 0 else 'below'} the middle of {len(scores)} cards, limit {math.expm1(limit):.1%}"
-                kind = "slow" if share > 0 else "fast"
-                found.append(
-                    Outlier(
-                        card.name, card.model, suite, kind, share, f"{said}; {_cause(card, alike, suite)}"
-                    )
+                said = (
+                    f"{abs(share):.1%} {'above' if share > 0 else 'below'} the middle of {len(scores)} cards"
                 )
+                why = f"{said}, limit {math.expm1(limit):.1%}; {_cause(card, alike, place)}"
+                kind = "slow" if share > 0 else "fast"
+                found.append(Outlier(card.name, card.model, suite, regime, kind, share, why))
     return found
 
 
-def _cause(card: Card, alike: Sequence[Card], suite: str) -> str:
+def _place(key: Key) -> tuple[str, str]:
+    """Suite and regime, of which each card has a score."""
+    suite, _, _, _, regime = key
+    return suite, regime
+
+
+def _cause(card: Card, alike: Sequence[Card], place: tuple[str, str]) -> str:
     """What else is different about a card that is out of line."""
     said = []
-    mine = [key for key in card.times if key[0] == suite]
+    mine = [key for key in card.times if _place(key) == place]
     throttled = sum(key in card.throttled for key in mine)
     if throttled:
         said.append(f"throttled in {throttled} of {len(mine)} measurements")
@@ -186,8 +193,8 @@ def _cause(card: Card, alike: Sequence[Card], suite: str) -> str:
 
 def _spreads(alike: Sequence[Card], shared: set[Key], off: dict[str, dict[Key, float]]) -> list[Spread]:
     found = []
-    for suite, arm in sorted({(key[0], key[2]) for key in shared}):
-        keys = [key for key in shared if (key[0], key[2]) == (suite, arm)]
+    for place, arm in sorted({(_place(key), key[2]) for key in shared}):
+        keys = [key for key in shared if (_place(key), key[2]) == (place, arm)]
         own = {
             name: statistics.median(deviations)
             for name, by_key in off.items()
@@ -197,7 +204,7 @@ def _spreads(alike: Sequence[Card], shared: set[Key], off: dict[str, dict[Key, f
         speedups = [s for card in alike if (s := _speedup(card, keys)) is not None]
         found.append(
             Spread(
-                suite,
+                *place,
                 arm,
                 len(own),
                 len(keys),
@@ -222,39 +229,50 @@ def _speedup(card: Card, keys: Sequence[Key]) -> float | None:
     return math.exp(statistics.fmean(logs)) if logs else None
 
 
-def _corrupt(alike: Sequence[Card]) -> tuple[list[Outlier], int]:
-    """Cards whose results have other bits than most of the others', and how many results could be compared."""
-    found: dict[str, Outlier] = {}
-    keys = sorted(set().union(*(card.checksums for card in alike)))
-    checked = [key for key in keys if sum(key in card.checksums for card in alike) > 1]
-    for case, arm in checked:
-        values = {card.name: card.checksums[case, arm] for card in alike if (case, arm) in card.checksums}
-        (first, votes), *others = Counter(values.values()).most_common()
-        if not others:
-            continue
-        right = first if votes > len(values) / 2 else None
-        for card in alike:
-            value = values.get(card.name, right)
-            if value != right and card.name not in found:
-                said = f"{votes} of {len(values)} cards give {first}" if right else "no value has a majority"
-                reason = f"product {arm} of case {case} has checksum {value}, {said}: a card computes wrongly"
-                found[card.name] = Outlier(card.name, card.model, "checksum", "corrupt", 0.0, reason)
-    return list(found.values()), len(checked)
+def _corrupt(alike: Sequence[Card]) -> list[Outlier]:
+    """Cards whose results are wrong: refuted by the card's own check, or of other bits than most cards'."""
+    found: dict[str, str] = {}
+    for card in alike:
+        for (case, arm), reason in card.wrong.items():
+            found.setdefault(card.name, f"product {arm} of case {case}: {reason}")
+    for case, arm in sorted(set().union(*(card.checksums for card in alike))):
+        given = {card.name: values for card in alike if (values := card.checksums.get((case, arm)))}
+        right, said = _majority(given.values())
+        for name, values in given.items():
+            if values != right:
+                gave = " and ".join(sorted(values))
+                found.setdefault(
+                    name, f"product {arm} of case {case} has checksum {gave}, {said}: a card computes wrongly"
+                )
+    return [
+        Outlier(card.name, card.model, CHECKSUM, "", "corrupt", 0.0, found[card.name])
+        for card in alike
+        if card.name in found
+    ]
+
+
+def _majority(given: Collection[set[str]]) -> tuple[set[str], str]:
+    """The one right value, none where it can't be told, and how many cards gave it.
+
+    Args:
+        given: the values of each card; more than one where a card contradicts itself.
+    """
+    (first, votes), *others = Counter(value for values in given for value in values).most_common()
+    if 2 * votes > len(given) and all(count < votes for _, count in others):
+        return {first}, f"{votes} of {len(given)} cards give {first}"
+    return set(), "no value has a majority"
 
 
 def _failing(alike: Sequence[Card]) -> list[Outlier]:
-    """Cards on which something fails that runs on most of the others."""
+    """Cards on which something fails that runs on at least half of the cards that tried."""
+    ran = Counter(key for card in alike for key in card.runs)
+    failed = Counter(key for card in alike for key in card.failed)
     found = []
     for card in alike:
-        alone = [
-            (key, reason)
-            for key, reason in sorted(card.failed.items())
-            if sum(key in other.times for other in alike) >= max(2, len(alike) / 2)
-        ]
+        alone = [(key, reason) for key, reason in sorted(card.failed.items()) if ran[key] >= failed[key]]
         if alone:
-            (suite, case, arm, *_), reason = alone[0]
+            (suite, case, arm), reason = alone[0]
             more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
-            found.append(
-                Outlier(card.name, card.model, suite, "fails", 0.0, f"{arm} of case {case}{more}: {reason}")
-            )
+            why = f"{arm} of case {case}{more}: {reason}"
+            found.append(Outlier(card.name, card.model, suite, "", "fails", 0.0, why))
     return found

@@ -1,89 +1,28 @@
-"""Oracles: fleets made up here with a known fault in a known card, Python's statistics module, CPU runs for real.
-
-No number in these rows was measured: `fleet` draws healthy cards from a seeded generator and then breaks one.
-"""
+"""Oracles: fleets made up with a known fault in a known card (fleet_fixtures), CPU runs for real."""
 
 from __future__ import annotations
 
 import json
 import math
-import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from report_fixtures import H200, TIMING, figure, write_run
+from fleet_fixtures import BASE_MS, CASES, CHECK, card, env, failed, judged, names, sustained, time
+from report_fixtures import figure, write_run
 
 import harness.fleet
-from harness import store
 from harness.__main__ import main
 from harness.case import Case
-from harness.fleet.cards import cards, groups
-from harness.fleet.judge import Group, judge, limits
-from harness.fleet.rates import lines, rate
-from harness.measurement import Measurement
+from harness.config import load
+from harness.plan import make_plan
+from harness.suites import SUITES
 
 ROOT = Path(harness.fleet.__file__).parents[2]
-CASES = [Case.of("gemm", {"M": m, "K": 64, "N": 64}) for m in (1024, 2048, 4096)]
 LONG = Case.of("gemm", {"M": 8192, "K": 64, "N": 64})  # on the cards that are told to have it
-CASTS = [Case.of("cast", {"M": m, "K": 64}) for m in (1024, 2048)]
-CHECK = Case.of("checksum", {"cube": 64, "data": "codes"})
-BASE_MS = {"bf16": 2.0, "fp8_rowwise": 1.25}
-
-
-def time(case: Case, arm: str, ms: float, clock: float = 1755.0, throttled: bool = False) -> Measurement:
-    return Measurement(
-        case.suite,
-        case.case_id,
-        arm,
-        case.axes_json,
-        "time_ms",
-        "ok",
-        baseline="" if arm == "bf16" else "bf16",
-        regime="isolated",
-        samples=(ms,) * 3,
-        rounds=(0, 1, 2),
-        sample_clock_mhz=(clock,) * 3,
-        timing={**TIMING, "throttled": throttled},
-    )
-
-
-def card(folder: Path, name: str, slow: float = 1.0, slow_casts: float = 1.0, **more: object) -> None:
-    """One invented card: times 1 % around the same middle, times `slow`."""
-    draw = random.Random(name)
-    clock, throttled = float(str(more.pop("clock", 1755.0))), bool(more.pop("throttled", False))
-    checksum, run_id = str(more.pop("checksum", "c0ffee")), str(more.pop("run_id", f"run-{name}"))
-    failed, extra = more.pop("failed", None), more.pop("extra", None)
-    cases = []
-    if extra is not None:
-        cases.append([time(LONG, arm, 8 * ms * float(str(extra))) for arm, ms in BASE_MS.items()])
-    for case in (*CASES, *CASTS):
-        level = (slow_casts if case.suite == "cast" else slow) * case.integer("M") / 1024
-        cases.append(
-            [
-                time(case, arm, ms * level * math.exp(draw.gauss(0, 0.01)), clock, throttled)
-                for arm, ms in BASE_MS.items()
-            ]
-        )
-    if failed:
-        gone = cases[0][1]
-        cases[0][1] = replace(
-            gone, status="failed", samples=(), rounds=(), sample_clock_mhz=(), reason=str(failed)
-        )
-    cases.append([figure(CHECK, "fp8_rowwise", "mismatches", 0.0, resolved={"checksum": checksum})])
-    env = H200 | {"gpu_uuid_hash": name * 3, "host_hash": "0123456789ab"} | more
-    write_run(folder / name, cases, run_id=run_id, sweep="fleet", env=env)
-
-
-def judged(folder: Path, tolerance: float = 0.05) -> list[Group]:
-    return [judge(group, tolerance) for group in groups(cards(store.read(folder, all_attempts=True)))]
-
-
-def names(count: int) -> list[str]:
-    return [f"{i:04x}" for i in range(count)]
+ECC = "CUDA error: uncorrectable ECC"
 
 
 def test_healthy_cards_are_in_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,18 +30,18 @@ def test_healthy_cards_are_in_line(tmp_path: Path, capsys: pytest.CaptureFixture
         card(tmp_path, name)
     (group,) = judged(tmp_path)
     assert not group.outliers
-    assert {(s.suite, s.arm, s.cards, s.cases) for s in group.spreads} == {
-        (suite, arm, 8, count) for suite, count in (("gemm", 3), ("cast", 2)) for arm in BASE_MS
+    assert {(s.suite, s.regime, s.arm, s.cards, s.cases) for s in group.spreads} == {
+        (suite, "isolated", arm, 8, count) for suite, count in (("gemm", 3), ("cast", 2)) for arm in BASE_MS
     }
     assert all(-0.04 < s.low <= 0 <= s.high < 0.04 for s in group.spreads)
     assert main(["fleet", str(tmp_path)]) == 0
-    assert "no card out of line; 8 of 8 judged" in capsys.readouterr().out
+    assert "no card out of line; judged by times 8 of 8, by results 8\n" in capsys.readouterr().out
 
 
 def test_what_two_cards_measured_judges_none(tmp_path: Path) -> None:
     """One of the two took three times as long; which of them is at fault nobody can tell."""
-    for name, extra in zip(names(4), (1.0, 3.0, None, None), strict=True):
-        card(tmp_path, name, extra=extra)
+    for name, slow in zip(names(4), (1.0, 3.0, None, None), strict=True):
+        card(tmp_path, name, extra=[[time(LONG, "bf16", 16 * slow)]] if slow else [])
     (group,) = judged(tmp_path)
     assert not group.outliers
     assert {s.cases for s in group.spreads if s.suite == "gemm"} == {3}
@@ -119,7 +58,8 @@ def test_what_two_cards_measured_judges_none(tmp_path: Path) -> None:
         ({"slow_casts": 1.3}, "cast", "slow", "memory"),
         ({"slow": 0.85, "driver": "999.1"}, "gemm", "fast", "driver 999.1"),
         ({"checksum": "badbad"}, "checksum", "corrupt", "5 of 6 cards give c0ffee"),
-        ({"failed": "CUDA error: uncorrectable ECC"}, "gemm", "fails", "uncorrectable ECC"),
+        ({"fails": ECC}, "gemm", "fails", ECC),
+        ({"extra": [failed(CASES[0], ECC, "sustained")]}, "gemm", "fails", ECC),
     ],
 )
 def test_a_planted_fault_is_found_where_it_is_with_its_cause(
@@ -141,21 +81,11 @@ def test_a_planted_fault_is_found_where_it_is_with_its_cause(
     assert "1 card of 6 out of line: beef" in capsys.readouterr().out
 
 
-def test_two_cards_that_disagree_are_both_suspect(tmp_path: Path) -> None:
-    card(tmp_path, "aaaa", checksum="1")
-    card(tmp_path, "bbbb", checksum="2")
-    (group,) = judged(tmp_path)
-    assert [(o.card[:4], o.kind) for o in group.outliers] == [("aaaa", "corrupt"), ("bbbb", "corrupt")]
-    assert "no value has a majority" in group.outliers[0].reason
-    assert "2 of this model" in group.why_not
-
-
 def test_the_slowest_card_bounds_what_may_be_claimed(tmp_path: Path) -> None:
     """Oracle: three cards without noise, by hand: speedups 1.6, 1.6 and 1.6 / 1.02, times 1, 1 and 1.02."""
     for name, factor in {"aaaa": 1.0, "bbbb": 1.0, "cccc": 1.02}.items():
         rows = [[time(case, "bf16", 2.0), time(case, "fp8_rowwise", 1.25 * factor)] for case in CASES]
-        env = H200 | {"gpu_uuid_hash": name * 3, "host_hash": "0123456789ab"}
-        write_run(tmp_path / name, rows, run_id=name, env=env)
+        write_run(tmp_path / name, rows, run_id=name, env=env(name))
     (group,) = judged(tmp_path)
     (spread,) = [s for s in group.spreads if s.arm == "fp8_rowwise"]
     assert spread.slowest[:4] == "cccc"
@@ -170,8 +100,8 @@ def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_pa
     for far, count in ((0.7, 0), (0.75, 1)):
         folder = tmp_path / str(far)
         for i, score in enumerate([0.0, 0.1, 0.2, 0.3, far]):
-            env = H200 | {"gpu_uuid_hash": f"{i}" * 12, "host_hash": "0123456789ab"}
-            write_run(folder / str(i), [[time(CASES[0], "bf16", math.exp(score))]], run_id=str(i), env=env)
+            rows = [time(CASES[0], "bf16", math.exp(score))]
+            write_run(folder / str(i), [rows], run_id=str(i), env=env(f"{i}" * 4))
         (group,) = judged(folder)
         assert len(group.outliers) == count
 
@@ -187,17 +117,53 @@ def test_what_differs_between_the_cards_is_listed(tmp_path: Path, capsys: pytest
     assert "| power_limit_w | 600.0 | 1: beef" in capsys.readouterr().out.replace("\\_", "_")
 
 
-def test_other_models_software_and_commits_are_not_set_side_by_side(tmp_path: Path) -> None:
-    card(tmp_path, "aaaa")
-    for name, more in {
-        "bbbb": {"gpu": "NVIDIA L40S"},
-        "cccc": {"torch": "2.11.0"},
-        "dddd": {"git_commit": "f" * 40},
-    }.items():
-        card(tmp_path, name, slow=3.0, checksum=name, **more)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"gpu": "NVIDIA L40S"}),
+        ({}, {"torch": "2.11.0"}),
+        ({}, {"git_commit": "f" * 40}),  # of before the code was hashed
+        ({"code": "aaaa"}, {"code": "bbbb"}),  # two trees with uncommitted changes
+        ({"gpu_sm_count": 132}, {"gpu_sm_count": 114}),
+        ({"mig": False}, {"mig": True}),
+    ],
+)
+def test_other_models_software_and_code_are_not_set_side_by_side(
+    one: dict[str, object], other: dict[str, object], tmp_path: Path
+) -> None:
+    for name in names(3):
+        card(tmp_path, name, **one)
+    card(tmp_path, "beef", slow=3.0, checksum="badbad", **other)
     found = judged(tmp_path)
-    assert [len(group.cards) for group in found] == [1, 1, 1, 1]
+    assert [len(group.cards) for group in found] == [3, 1]
     assert not any(group.outliers for group in found)
+
+
+def test_one_code_of_two_commits_is_one_code(tmp_path: Path) -> None:
+    """A commit that changes no code (a page, a log) changes no time; and MIG that can't be asked for is off."""
+    for name in names(3):
+        card(tmp_path, name, code="aaaa", mig=False)
+    card(tmp_path, "beef", slow=1.3, code="aaaa", mig=None, git_commit="f" * 40)
+    (group,) = judged(tmp_path)
+    assert [o.card[:4] for o in group.outliers] == ["beef"]
+    assert set(group.differences) == {"git_commit"}
+
+
+@pytest.mark.parametrize("software", [{"code": "old"}, {"torch": "2.11.0"}])
+def test_a_card_is_judged_on_what_it_measured_with_the_software_of_the_others(
+    software: dict[str, object], tmp_path: Path
+) -> None:
+    """It took half as long again before; with the present software only its result is known."""
+    now = {"code": "new"}
+    for name in names(4):
+        card(tmp_path / "now", name, **now)
+    card(tmp_path / "before", "beef", slow=1.5, **now | software)
+    result = figure(CHECK, "fp8_rowwise", "mismatches", 0.0, resolved={"checksum": "c0ffee"})
+    write_run(tmp_path / "now" / "beef", [[result]], run_id="beef", sweep="fleet", env=env("beef", **now))
+    found = judged(tmp_path)
+    assert [len(group.cards) for group in found] == [5, 1]
+    assert not any(group.outliers for group in found)
+    assert len(found[0].timed) == 4
 
 
 def test_cards_that_were_given_one_run_id_do_not_replace_each_other(tmp_path: Path) -> None:
@@ -215,6 +181,73 @@ def test_the_newest_measurement_of_a_card_counts(tmp_path: Path) -> None:
     (group,) = judged(tmp_path)
     assert len(group.cards) == 5
     assert not group.outliers
+
+
+@pytest.mark.parametrize("lead", [1, 2, 3])
+def test_throttling_under_load_alone_is_found(lead: int, tmp_path: Path) -> None:
+    """25 % slower in each sustained row, of as many cases as were measured so; well in all others."""
+    for name in (*names(5), "beef"):
+        bad = name == "beef"
+        card(tmp_path, name, extra=[sustained(c, 1.25 if bad else 1.0, bad) for c in CASES[:lead]])
+    (group,) = judged(tmp_path)
+    (outlier,) = group.outliers
+    assert (outlier.card[:4], outlier.suite, outlier.regime) == ("beef", "gemm", "sustained")
+    assert outlier.off == pytest.approx(0.25)
+    assert f"throttled in {2 * lead} of {2 * lead}" in outlier.reason
+    high = {(s.regime, s.high > 0.2) for s in group.spreads if s.suite == "gemm"}
+    assert high == {("isolated", False), ("sustained", True)}
+
+
+def test_slow_memory_alone_is_found_by_the_cases_of_the_sweep(tmp_path: Path) -> None:
+    """Its copy takes a quarter longer and its products as long as the others'."""
+    plan = make_plan(load(["sweep=fleet"], lambda asked: "cuda").config, SUITES)
+    for name in (*names(4), "beef"):
+        slow = {"ceilings": 1.25} if name == "beef" else {}
+        rows = [[time(c.case, a, slow.get(c.case.suite, 1.0)) for a in c.arms] for c in plan.cases]
+        write_run(tmp_path / name, rows, run_id=name, sweep="fleet", env=env(name))
+    (group,) = judged(tmp_path)
+    assert [(o.card[:4], o.suite, o.kind) for o in group.outliers] == [("beef", "ceilings", "slow")]
+
+
+@pytest.mark.parametrize(("broken", "whole", "blamed"), [(1, 1, 1), (2, 2, 2), (3, 2, 0), (4, 0, 0)], ids=str)
+def test_what_fails_on_most_cards_is_nobodys_fault(
+    broken: int, whole: int, blamed: int, tmp_path: Path
+) -> None:
+    for i, name in enumerate(names(broken + whole)):
+        card(tmp_path, name, fails=ECC if i < broken else "")
+    (group,) = judged(tmp_path)
+    assert [o.kind for o in group.outliers] == ["fails"] * blamed
+
+
+def test_a_failure_is_forgotten_once_its_case_has_run(tmp_path: Path) -> None:
+    for night in ("first", "second"):
+        for name in (*names(4), "beef"):
+            card(tmp_path / night, name, fails=ECC if (night, name) == ("first", "beef") else "")
+    (group,) = judged(tmp_path)
+    assert not group.outliers
+
+
+def test_a_card_without_a_measurement_in_common_is_not_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in names(4):
+        card(tmp_path, name)
+    write_run(tmp_path / "beef", [[time(LONG, "bf16", 99.0)]], run_id="beef", sweep="fleet", env=env("beef"))
+    assert main(["fleet", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "judged by times 4 of 5, by results 4; not by times: beefbeef@01234567\n" in said
+
+
+def test_what_was_skipped_does_not_replace_what_was_measured(tmp_path: Path) -> None:
+    """A second night whose time ran out before the case of the slow card."""
+    for name in names(4):
+        card(tmp_path, name)
+    card(tmp_path, "beef", slow=1.5)
+    late = [failed(case, "time budget of 1 s was spent") for case in CASES]
+    skipped = [[replace(r, status="skipped") for r in rows] for rows in late]
+    write_run(tmp_path / "late", skipped, run_id="late", sweep="fleet", env=env("beef"))
+    (group,) = judged(tmp_path)
+    assert [(o.card[:4], o.kind) for o in group.outliers] == [("beef", "slow")]
 
 
 def test_json_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,17 +320,3 @@ def test_real_runs_of_three_hosts_are_compared(
     ]  # times are a shared CPU's
     assert main(["fleet", "one", "two", "three", "tolerance=99"]) in (0, 1)
     assert "6 results compared bit by bit: all cards gave the same bits" in capsys.readouterr().out
-
-
-def test_the_error_rates_of_the_page_are_those_of_the_rule() -> None:
-    """Oracle: the same draws again."""
-    page = (ROOT / "docs" / "fleet.md").read_text()
-    assert "\n".join(lines()) in page
-
-
-def test_a_rule_without_a_tolerance_would_cry_wolf() -> None:
-    """What the tolerance is for: three cards of one spread often look as if one were far off."""
-    assert rate(3, 0.01, 0.0) < 0.01
-    scores = [[random.Random(i).gauss(0, 0.01) for i in range(3 * j, 3 * j + 3)] for j in range(2000)]
-    middle, limit = limits(np.array(scores), 1e-9)
-    assert (np.abs(np.array(scores) - middle[:, None]) > limit[:, None]).any(axis=1).mean() > 0.2
