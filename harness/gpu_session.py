@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 
 from harness import environment, gpu_summary, store
 from harness.errors import UsageError, unknown
+from harness.measurement import BUDGET
 from harness.report import write_report
-from harness.resume import BUDGET
 
 NEEDED = (
     "hydra",

@@ -12,9 +12,8 @@ from harness import gpu_session, store
 from harness.config import load
 from harness.errors import UsageError
 from harness.gpu_session import STAGES, Session
-from harness.measurement import Measurement
+from harness.measurement import BUDGET, Measurement
 from harness.plan import make_plan
-from harness.resume import BUDGET
 from harness.suites import train
 from harness.timing_session import METERED_S
 
