@@ -83,6 +83,58 @@ def test_a_peer_is_set_against_our_arm_of_the_same_recipe_and_mode(found: list[P
     assert nanochat.over_bf16 == pytest.approx(0.6)
 
 
+def league_of(folder: Path, *runs: list[list[Measurement]]) -> list[tuple[str, int, float, float]]:
+    """(arm, cases, against ours, over bf16) in the order of the table, of several runs."""
+    for i, cases in enumerate(runs):
+        write_run(folder, cases, run_id=f"r{i}", env=H200)
+    (machine,) = load([folder], folder).machines
+    return [(p.arm, p.cases, p.against_ours, p.over_bf16) for p in places(machine)]
+
+
+def layer_times(
+    case: Case, bf16: float, ours: float = 0, torchao: float = 0, te: float = 0
+) -> list[Measurement]:
+    """The times of a layer; 0 where an arm has none."""
+    peers = [("torchao_rowwise_eager", torchao, "torchao"), ("te_rowwise_eager", te, "transformer_engine")]
+    arms = [("bf16_eager", bf16, ""), ("rowwise_eager", ours, ""), *peers]
+    return [
+        time(case, arm, ms, "" if arm == "bf16_eager" else "bf16_eager", peer) for arm, ms, peer in arms if ms
+    ]
+
+
+def test_every_figure_is_of_the_cases_that_the_arm_ours_and_bf16_all_measured(tmp_path: Path) -> None:
+    """Ours gains 2x in the first case and 1.25x in the second. A peer that has the second alone is set against that; one
+    that has both stands apart; a case without bf16, and one without ours, count for nobody."""
+    extra = [Case.of("linear", {"M": m, "K": 64, "N": 64}) for m in (32, 48)]
+    found = league_of(
+        tmp_path,
+        [
+            layer_times(LAYERS[0], 10.0, 5.0, te=2.0),
+            layer_times(LAYERS[1], 10.0, 8.0, torchao=7.0, te=10.0),
+            layer_times(extra[0], 0, 9.0, torchao=1.0),
+            layer_times(extra[1], 9.0, torchao=1.0),
+        ],
+    )
+    assert found == [
+        ("te_rowwise_eager", 2, pytest.approx(math.sqrt(2.5 * 0.8)), pytest.approx(math.sqrt(5 * 1))),
+        ("rowwise_eager", 2, pytest.approx(1), pytest.approx(math.sqrt(2 * 1.25))),
+        ("torchao_rowwise_eager", 1, pytest.approx(8 / 7), pytest.approx(10 / 7)),
+        ("rowwise_eager", 1, pytest.approx(1), pytest.approx(1.25)),
+    ]
+
+
+def test_arms_are_compared_within_a_run_the_newest_that_has_them_all(tmp_path: Path) -> None:
+    """The last run lacks the peer: its times of the others were not made in the same rounds."""
+    runs = [
+        [layer_times(LAYERS[0], 10.0, ours, torchao=torchao)]
+        for ours, torchao in ((5.0, 5.0), (4.0, 5.0), (1.0, 0.0))
+    ]
+    assert league_of(tmp_path, *runs) == [
+        ("rowwise_eager", 1, pytest.approx(1), pytest.approx(2.5)),
+        ("torchao_rowwise_eager", 1, pytest.approx(0.8), pytest.approx(2)),
+    ]
+
+
 def test_products_are_led_back_to_bf16_over_our_arm(found: list[Place]) -> None:
     product = [p for p in found if p.level == "GEMM"]
     assert [(p.arm, p.peer) for p in product] == [("scaled_mm_rowwise", "scaled_mm"), ("fp8_rowwise", "")]
