@@ -121,9 +121,10 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
         self._parts: list[str] = []
+        self._replaced: list[str] = []  # parts that are to be removed
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._attempt = _next_attempt(_run_of(folder))
+            self._attempt = _next_attempt(run_folder(folder / "run.json"))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -171,16 +172,17 @@ class RunWriter:
             warnings.warn(f"{self.folder}: closed without compacting ({error})", RuntimeWarning, stacklevel=2)
 
     def _compact(self) -> None:
-        if len(self._parts) < 2:
-            return
-        table = pa.concat_tables([_read_part(self.folder / name).rows for name in self._parts])
-        table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
-        # Named after its first part: where this is cut short and done again, the second file replaces the first.
-        _write_durably(table, self.folder / self._parts[0].replace("part-", "rows-"))
-        replaced, self._parts = self._parts, []
-        for name in replaced:
+        if len(self._parts) >= 2:
+            table = pa.concat_tables([_read_part(self.folder / name).rows for name in self._parts])
+            table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
+            # Named after its first part: where this is cut short and done again, the second file replaces the first.
+            _write_durably(table, self.folder / self._parts[0].replace("part-", "rows-"))
+            self._replaced += self._parts
+            self._parts = []
+        for name in self._replaced:
             with suppress(OSError):  # a part that stays is known to be replaced
-                (self.folder / name).unlink()
+                (self.folder / name).unlink(missing_ok=True)
+        self._replaced = []
 
     def _write_about(self) -> None:
         target = self.folder / "run.json"
@@ -325,17 +327,12 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
 
 
 def run_folder(file: Path) -> Path:
-    """The folder of the run that a file of rows belongs to: the one it lies in, or of a shard the one above.
+    """The folder of the run that a file belongs to: the one it lies in, or of a shard the one above.
 
     >>> run_folder(Path("results/gemm/r1/shard-0-of-2/rows-1.parquet")).name
     'r1'
     """
-    return _run_of(file.parent)
-
-
-def _run_of(folder: Path) -> Path:
-    """The folder of the run of which this folder is the whole or a shard."""
-    return folder.parent if re.fullmatch(r"shard-\d+-of-\d+", folder.name) else folder
+    return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
 
 
 def _next_attempt(run: Path) -> int:
