@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness import stats
+from harness import measurement, stats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AGAIN = ":again"  # suffix of the A/A control arm
-TIMES = ("time_ms", "launch_us")  # metrics sampled in rounds
+TIMES = measurement.TIMES
 SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 MIN_ROUNDS = 3  # a t interval over two rounds has one degree of freedom: too wide to decide anything
 

@@ -40,6 +40,10 @@ __all__ = [
 # Two runs may be compared number by number when these agree. Left out on purpose: the git commit (what a
 # gate compares), host name, GPU UUID and free memory (a fleet of one kind stays comparable; chips of one
 # kind differ by some 5 %, which `gpu_uuid_hash` lets a reader see), numpy and OS (not on the timed path).
+_LATER = (
+    "deep_gemm",
+    "aiter",
+)  # fields that the first ids lack: they count where there is something to count
 ENV_ID_FIELDS = (
     "device",
     "gpu",
@@ -61,6 +65,7 @@ ENV_ID_FIELDS = (
     "isa",
     "cpu_cores",
     "threads",
+    *_LATER,
 )
 
 COMMIT_VARIABLE = "FP8_HARNESS_COMMIT"
@@ -125,8 +130,10 @@ def fingerprint(
 
 def env_id(facts: Mapping[str, Any]) -> str:
     """Ten hexadecimal digits over `ENV_ID_FIELDS`; a missing field counts as None."""
-    relevant = json.dumps([facts.get(name) for name in ENV_ID_FIELDS], sort_keys=True)
-    return hashlib.sha256(relevant.encode()).hexdigest()[:10]
+    relevant: list[Any] = [facts.get(name) for name in ENV_ID_FIELDS if name not in _LATER]
+    later = {name: facts[name] for name in _LATER if facts.get(name) is not None}
+    text = json.dumps(relevant + [later] * bool(later), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 @functools.cache
@@ -161,6 +168,8 @@ def _versions() -> dict[str, Any]:
         "triton": _version("triton"),
         "torchao": _version("torchao"),
         "transformer_engine": _version("transformer-engine"),
+        "deep_gemm": _version("deep-gemm"),
+        "aiter": _version("amd-aiter") or _version("aiter"),  # renamed, see harness.peers.aiter
         "numpy": _version("numpy"),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import tasks
 from harness.bench import Bench, Setting
-from harness.resume import BUDGET, LOST
+from harness.measurement import BUDGET, LOST
 from harness.rows import is_trial, row, unfinished_rows
 from harness.tasks import Task, WorkerJob
 from harness.timing import Timer, TimingConfig, timer_for
@@ -144,10 +144,6 @@ class Executor:
 
     def _run_all(self, cases: Sequence[PlannedCase], run: _Run, done: set[tuple[str, str]]) -> None:
         """Makes the runs of trial suites that are not done, and stores each as it ends."""
-        try:
-            run.writer.carry_over(done)
-        except OSError as error:
-            raise _DiskError(error.strerror) from error
         for planned in cases:
             skipped = [
                 row(planned, arm, "skipped", reason=why.reason)

@@ -32,9 +32,9 @@ from harness.data import corpus, shakespeare
 from harness.errors import UsageError, unknown
 from harness.gpu_stages import STAGES, Stage
 from harness.hardware import lookup
+from harness.measurement import BUDGET
 from harness.processes import interruptible
 from harness.report import write_report
-from harness.resume import BUDGET
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,6 +22,14 @@ SCHEMA_VERSION = 3
 Status = Literal["ok", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
 
+TIMES = ("time_ms", "launch_us")  # metrics that the arms of a case are sampled for in the same rounds
+
+# How the reason of a row begins that waits: what kept it from being measured may have passed, so resume= runs it again.
+BUDGET = "time budget"
+LOST = "the device was lost"
+DIED = "its process died"
+WAITING = (BUDGET, LOST, DIED)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:

@@ -9,9 +9,9 @@ from harness import store
 from harness.advise.training import content
 from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
+from harness.measurement import WAITING
 from harness.rows import is_trial
 from harness.training.batches import text_of
-from harness.workers import DIED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.plan import Plan
-
-BUDGET = "time budget"  # a skipped row whose reason starts with this is run by resume=
-LOST = "the device was lost"  # likewise a failed one
 
 
 def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -137,4 +134,4 @@ def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]
 
 def _waiting(rows: pd.DataFrame) -> pd.Series[bool]:
     """The rows of what was not measured for a reason that may have passed."""
-    return rows["reason"].str.startswith((BUDGET, LOST, DIED))
+    return rows["reason"].str.startswith(WAITING)

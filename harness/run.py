@@ -167,9 +167,8 @@ class _Work:
         if not config["resume_anyway"]:
             refuse(run_id, changed)
         done = stored_cases(kept, plan)
-        # The arms of a case are compared with one another: under other conditions all of them are run again. They are
-        # carried over within one folder, so that a shard makes those again that another folder holds.
-        arms = stored_arms(folder, plan, done) if folder.exists() and not changed else set()
+        # The arms of a case are compared with one another: under other conditions all of them are run again.
+        arms = set() if changed else stored_arms(kept, plan, done)
         return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
 
 

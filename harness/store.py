@@ -8,7 +8,10 @@
 A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
 killed run loses at most the case under way. The compacted file names the parts that it replaces, so a kill
 between the rename and the removal of the parts does not count a row twice. Merging the results of two
-machines is copying folders.
+machines is copying folders: names of files are unique, so one that turns up twice is a copy and is read once.
+
+What was measured again counts as its last attempt has it. An attempt that came to nothing for a reason that may pass
+(`WAITING`: a spent budget, a killed process) takes no measured row's place.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import re
 import secrets
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,16 +32,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import UsageError
-from harness.measurement import SCHEMA_VERSION, Measurement, to_json
+from harness.measurement import SCHEMA_VERSION, TIMES, WAITING, Measurement, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     import pandas as pd
 
-_FILL = {"part": "", "tries": 1}  # what stands in a column that an older schema_version lacks; elsewhere null
+_FILL = {
+    "part": "",
+    "tries": 1,
+    "attempt": 0,
+}  # what stands in a column that an older schema_version lacks; elsewhere null
 GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
+_UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
+_DRAWN = (
+    20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
+)
 
 SCHEMA = pa.schema(
     [
@@ -66,7 +78,7 @@ SCHEMA = pa.schema(
         ("bytes_moved", pa.float64()),
         ("timing", pa.string()),
         ("tries", pa.int32()),
-        ("attempt", pa.int64()),  # of a case that was run again, the largest wins; see RunWriter
+        ("attempt", pa.int64()),  # of what was run again, the largest wins; see RunWriter and read
         ("env_id", pa.string()),
         ("env", pa.string()),
         ("created_at", pa.string()),
@@ -109,10 +121,10 @@ class RunWriter:
         self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
         self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
         self._parts: list[str] = []
+        self._replaced: list[str] = []  # parts that are to be removed
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # The clock of a machine may be set back between two attempts: the later one still wins.
-            self._attempt = max(time.time_ns(), 1 + _last_attempt(folder))
+            self._attempt = _next_attempt(run_folder(folder / "run.json"))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -145,20 +157,6 @@ class RunWriter:
         if len(self._parts) >= GATHERED:
             self._compact()
 
-    def carry_over(self, arms: Collection[tuple[str, str]]) -> None:
-        """Takes rows of earlier attempts of this run into the present one, so that what is added to their cases
-        does not replace them.
-
-        Args:
-            arms: (case id, arm) of the rows to keep.
-        """
-        if not arms:
-            return
-        frame = read(self.folder)
-        frame = frame[[key in arms for key in zip(frame["case_id"], frame["arm"], strict=True)]]
-        kept = frame.assign(attempt=self._attempt)
-        self._write(pa.Table.from_pandas(kept, schema=SCHEMA, preserve_index=False))
-
     def close(self, state: str) -> None:
         """Gathers the parts that this writer has left into one file, and records how the run ended.
 
@@ -174,18 +172,22 @@ class RunWriter:
             warnings.warn(f"{self.folder}: closed without compacting ({error})", RuntimeWarning, stacklevel=2)
 
     def _compact(self) -> None:
-        if len(self._parts) < 2:
-            return
-        table = pa.concat_tables([_read_part(self.folder / name).rows for name in self._parts])
-        table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
-        _write_durably(table, self.folder / f"rows-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet")
-        for name in self._parts:
-            (self.folder / name).unlink()
-        self._parts.clear()
+        if len(self._parts) >= 2:
+            table = pa.concat_tables([_read_part(self.folder / name).rows for name in self._parts])
+            table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
+            # Named after its first part: where this is cut short and done again, the second file replaces the first.
+            _write_durably(table, self.folder / self._parts[0].replace("part-", "rows-"))
+            self._replaced += self._parts
+            self._parts = []
+        for name in self._replaced:
+            with suppress(OSError):  # a part that stays is known to be replaced
+                (self.folder / name).unlink(missing_ok=True)
+        self._replaced = []
 
     def _write_about(self) -> None:
         target = self.folder / "run.json"
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
+        # Not by the process's number: two containers on one folder may have the same.
+        temporary = target.with_suffix(f".{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_text(json.dumps(self._about, indent=1, default=str) + "\n")
             temporary.replace(target)
@@ -198,7 +200,7 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
 
     Args:
         paths: Parquet files, run folders, or folders of runs (searched downward).
-        all_attempts: keep the rows of cases that a resumed run measured again; by default the last attempt wins.
+        all_attempts: keep all rows of what was measured again; by default the last attempt wins.
 
     Returns:
         The columns of `SCHEMA`. `frame.attrs["problems"]` says of each file that could not be read
@@ -215,14 +217,10 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
             break
     for problem in problems:
         warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
-    replaced = {part.path.parent / name for part in parts for name in part.replaces}
-    kept = [part for part in parts if part.path not in replaced]
+    kept = _each_once(parts)
     frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
     if not all_attempts:
-        # A case's rows are written together, so a resumed run replaces all of them or none.
-        attempt = frame["attempt"].fillna(0)
-        last = attempt.groupby([frame["run_id"], frame["case_id"]], dropna=False).transform("max")
-        frame = frame[attempt == last].reset_index(drop=True)
+        frame = _last_attempts(frame)
     # Text, not objects: pandas writes `attrs` along with the frame.
     frame.attrs["problems"] = problems
     frame.attrs["files"] = [str(part.path) for part in kept]
@@ -238,10 +236,37 @@ class _Part:
     replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
 
 
+def _each_once(parts: Sequence[_Part]) -> list[_Part]:
+    """The files without those whose rows another one holds: copies of it, and what it was compacted from."""
+    replaced = {name for part in parts for name in part.replaces}
+    found: dict[Hashable, _Part] = {}
+    for part in parts:
+        name = part.path.name
+        if name not in replaced:
+            found.setdefault(part.replaces or (name if _UNIQUE.fullmatch(name) else part.path), part)
+    return list(found.values())
+
+
+def _last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows that stand where something was measured more than once.
+
+    The arms of a timed case are stored together and compared round by round, so one attempt stands for all of them. The
+    runs of a trial suite are stored as each ends, so each arm has a last attempt of its own.
+    """
+    attempt = frame["attempt"].fillna(0)
+    case = [frame["run_id"], frame["case_id"]]
+    timed = frame["metric"].isin(TIMES).groupby(case, dropna=False).transform("any")
+    unit = frame.groupby([*case, frame["arm"].mask(timed, "")], dropna=False).ngroup()
+    why = [reason for reason in frame["reason"].unique() if str(reason).startswith(WAITING)]
+    waits = frame["reason"].isin(why).groupby([unit, attempt]).transform("any")
+    rank = attempt.where(~waits | waits.groupby(unit).transform("all"), -1)
+    return frame[rank == rank.groupby(unit).transform("max")].reset_index(drop=True)
+
+
 def _read_parts(named: Sequence[Path]) -> tuple[list[_Part], list[str], bool]:
     """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
     parts, problems, vanished = [], [], False
-    for path in dict.fromkeys(file for p in named for file in _files(p)):
+    for path in {file.resolve(): file for p in named for file in _files(p)}.values():
         try:
             parts.append(_read_part(path))
         except (OSError, pa.ArrowException, ValueError) as error:
@@ -302,7 +327,7 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
 
 
 def run_folder(file: Path) -> Path:
-    """The folder of the run that a file of rows belongs to: the one it lies in, or of a shard the one above.
+    """The folder of the run that a file belongs to: the one it lies in, or of a shard the one above.
 
     >>> run_folder(Path("results/gemm/r1/shard-0-of-2/rows-1.parquet")).name
     'r1'
@@ -310,10 +335,13 @@ def run_folder(file: Path) -> Path:
     return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
 
 
-def _last_attempt(folder: Path) -> int:
-    """The largest attempt in a run; 0 where it has none, or none that can be read."""
+def _next_attempt(run: Path) -> int:
+    """A number for an attempt that begins now: nanoseconds since 1970, the last bits drawn.
+
+    It exceeds all that the run holds in any of its shards, since a clock may be set back, or lie behind another machine's.
+    """
     last = 0
-    for path in folder.rglob("*.parquet"):
+    for path in run.rglob("*.parquet"):
         try:
             with pq.ParquetFile(path) as file:
                 found = file.read(columns=["attempt"]).columns  # none where the file is not ours
@@ -322,7 +350,7 @@ def _last_attempt(folder: Path) -> int:
             )
         except (OSError, pa.ArrowException):  # read() says so
             continue
-    return last
+    return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)
 
 
 def _files(path: Path) -> list[Path]:

@@ -34,6 +34,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.measurement import DIED
 from harness.processes import (
     end_with_parent,
     ending,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 PRELOADED = ["harness.tasks", "harness.suites"]  # nothing of it starts a thread; pyarrow would
-DIED = "its process died"  # a failed row whose reason starts with this is run by resume=
 TRIES = 2
 LEAK_BYTES = (
     2**30

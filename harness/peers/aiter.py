@@ -2,13 +2,15 @@
 
 The other path of ROCm, hipBLASLt, is what `torch._scaled_mm` calls there: arms `scaled_mm_*`.
 
-Signature (XQ [M, K], WQ [N, K], x_scale, w_scale, bias, dtype) read 2026-11-21 in ROCm/aiter, `aiter/ops/gemm_op_a8w8.py`.
+Signature (XQ [M, K], WQ [N, K], x_scale, w_scale, bias, dtype) read 2026-11-21 in ROCm/aiter, `aiter/ops/gemm_op_a8w8.py`;
+name of the package in its `setup.py`.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -42,7 +44,9 @@ def missing(device: str) -> str | None:
 
 
 def version() -> str:
-    """Of the installed package."""
+    """Of the installed package, which is called amd-aiter, and in earlier releases aiter."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("amd-aiter")
     return importlib.metadata.version("aiter")
 
 

@@ -28,13 +28,13 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
         a: codes.
         b: codes.
         a_scale_inv: [M, K / 128], rows next to each other.
-        b_scale_inv: [K / 128, N / 128].
+        b_scale_inv: [K / 128, N / 128], those along K next to each other.
         fast: it always moves its sums to float32.
     """
     library: Any = importlib.import_module("deep_gemm")
     out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
     multiply = getattr(library, "fp8_gemm_nt", None) or library.gemm_fp8_fp8_bf16_nt
-    multiply((a, a_scale_inv), (b.t(), b_scale_inv.t().contiguous()), out)
+    multiply((a, a_scale_inv), (b.t(), b_scale_inv.t()), out)
     return out
 
 

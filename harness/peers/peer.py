@@ -14,6 +14,7 @@ from harness.kernels_by_name import FP8_GEMM, kernel_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
@@ -30,6 +31,9 @@ class Peer:
         recipes: of `fp8core.recipe.RECIPES`, those that `linear` or `gemm` offers under the same name.
         modes: how `linear` is meant to be run.
         linear: (layer, recipe name) -> a module that shares the layer's parameters.
+        around: (recipe name, first) -> a context for a whole forward pass of a model with such layers; `first` says whether
+            it is the first microbatch of a step, whose casts of weights are kept for the others; None where it is the
+            only one, or of no step.
         fails_under_autocast: recipe name -> why such a layer can't train on a float32 input under autocast; None where it
             can. Asked only where nothing is missing.
         unfit: (recipe name, device) -> why this recipe of it can't run here; asked only where nothing is missing.
@@ -48,6 +52,7 @@ class Peer:
     recipes: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     linear: Callable[[nn.Linear, str], nn.Module] | None = None
+    around: Callable[[str, bool | None], AbstractContextManager[None]] | None = None
     fails_under_autocast: Callable[[str], str | None] = lambda recipe: None
     unfit: Callable[[str, str], str | None] = lambda recipe, device: None
     operators: bool = True

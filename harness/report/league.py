@@ -1,4 +1,8 @@
-"""League: fp8core beside the other implementations, each on what both measured: cast, product, layer, whole step."""
+"""League: fp8core beside the other implementations, each on what both measured: cast, product, layer, whole step.
+
+Ranked together are only arms with the same cases: those that the arm, ours and bf16 all have a time of in one run. An
+implementation that can do the easy half of the cases alone is set against ours and bf16 on that half.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 from harness import stats
 from harness.report import text
 from harness.report.numerics import SQNR
-from harness.report.records import arm_records, newest
+from harness.report.records import arm_records
 from harness.report.table import Cell, Spec, known, make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from harness.report.runs import Machine
     from harness.report.table import Record, Table
+
+    Key = tuple[str, str]  # run and case
+    Arms = Mapping[str, Mapping[Key, Record]]  # the times of each arm
 
 LEVELS = {"cast": "cast", "gemm": "GEMM", "linear": "linear layer", "train": "training step"}
 
@@ -28,7 +35,8 @@ class Place:
     """An arm in the league of the arms that do the same.
 
     Attributes:
-        against_ours: our time over its time, geometric mean over the cases that both measured; above 1 it is faster.
+        cases: that the arm, ours and bf16 all have a time of; the figures are of these alone.
+        against_ours: our time over its time, geometric mean; above 1 it is faster.
         over_bf16: likewise of the bf16 baseline; of casts, of our eager one.
         sqnr_db: the worst of any case and result.
         mismatches: codes of casts that differ from the reference; NaN where none were counted.
@@ -47,21 +55,24 @@ class Place:
 
 
 def places(machine: Machine) -> list[Place]:
-    """The arms of peers that have a time, each league with our arm among them, the fastest first."""
+    """The arms of peers that have a time, each league with our arm among them on the same cases, the fastest first."""
     found: list[Place] = []
     for suite, level in LEVELS.items():
         if suite not in machine.suites:
             continue
-        by_arm: dict[str, dict[str, Record]] = {}
-        for r in newest(arm_records(machine, suite)):
+        by_arm: dict[str, dict[Key, Record]] = {}
+        for r in arm_records(machine, suite):
             if r["status"] == "ok" and r["regime"] in ("isolated", ""):
-                by_arm.setdefault(r["arm"], {})[r["case_id"]] = r
-        leagues: dict[str, list[str]] = {}
+                by_arm.setdefault(r["arm"], {})[r["run_id"], r["case_id"]] = r
+        leagues: dict[tuple[str, frozenset[Key]], list[str]] = {}
         for arm, records in by_arm.items():
             if _resolved(next(iter(records.values()))).get("peer"):
-                leagues.setdefault(_ours(suite, arm, records, by_arm), []).append(arm)
-        for ours, arms in leagues.items():
-            own = [_place(level, ours, arm, by_arm) for arm in [*([ours] if ours in by_arm else []), *arms]]
+                ours = _ours(suite, arm, records, by_arm)
+                shared = _shared((arm, ours, _root(arm, by_arm)), by_arm)
+                leagues.setdefault((ours, shared), []).append(arm)
+        for (ours, shared), arms in leagues.items():
+            all_arms = [*([ours] if ours in by_arm and shared else []), *arms]
+            own = [_place(level, ours, arm, shared, by_arm) for arm in all_arms]
             found += sorted(own, key=lambda p: -p.against_ours if known(p.against_ours) else math.inf)
     return found
 
@@ -84,16 +95,19 @@ def league_table(machine: Machine) -> Table:
         Spec("codes that differ", lambda r: _figure(r["place"].mismatches), "from the reference cast"),
     ]
     absent = "; ".join(_absent(machine))
-    caption = "Geometric means over the cases that both measured, in the same rounds; every arm passed the same check."
+    caption = (
+        "Geometric means over the cases that the arm, ours and bf16 all measured, in the same rounds; arms with other cases "
+        "have a row of ours on those beside them. Every arm passed the same check."
+    )
     records = [{"place": place} for place in places(machine)]
     return make_table(
         f"league-{machine.env_id}", specs, records, caption + (f" Not here: {absent}." if absent else "")
     )
 
 
-def _place(level: str, ours: str, arm: str, by_arm: Mapping[str, Mapping[str, Record]]) -> Place:
-    records = by_arm[arm]
-    resolved = _resolved(next(iter(records.values())))
+def _place(level: str, ours: str, arm: str, shared: Iterable[Key], by_arm: Arms) -> Place:
+    records = {key: by_arm[arm][key] for key in shared}
+    resolved = _resolved(next(iter(by_arm[arm].values())))
     sqnr = [r[m] for r in records.values() for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
     wrong = [r["mismatches"] for r in records.values() if known(r.get("mismatches"))]
     return Place(
@@ -110,7 +124,14 @@ def _place(level: str, ours: str, arm: str, by_arm: Mapping[str, Mapping[str, Re
     )
 
 
-def _ours(suite: str, arm: str, records: Mapping[str, Record], by_arm: Mapping[str, object]) -> str:
+def _shared(arms: Iterable[str], by_arm: Arms) -> frozenset[Key]:
+    """The cases that all of some arms have, each in the newest run that has them all; arms without any are passed over."""
+    had = [by_arm[arm] for arm in arms if arm in by_arm]
+    newest = {case: (run, case) for run, case in had[0] if all((run, case) in other for other in had)}
+    return frozenset(newest.values())
+
+
+def _ours(suite: str, arm: str, records: Mapping[Key, Record], by_arm: Arms) -> str:
     """Our arm that does the same: of products and casts the baseline, else the one whose name is the rest of its own."""
     if suite in ("cast", "gemm"):
         return str(next(iter(records.values()))["baseline"])
@@ -119,7 +140,7 @@ def _ours(suite: str, arm: str, records: Mapping[str, Record], by_arm: Mapping[s
     return rest if rest in by_arm else rest.removesuffix("_linears") + "_eager" * rest.endswith("_linears")
 
 
-def _root(arm: str, by_arm: Mapping[str, Mapping[str, Record]]) -> str:
+def _root(arm: str, by_arm: Arms) -> str:
     """The baseline of an arm, or that baseline's own, until one has no FP8; of eager against compiled none is asked."""
     seen = {arm}
     while arm in by_arm and (base := str(next(iter(by_arm[arm].values()))["baseline"])) and base not in seen:
@@ -130,8 +151,8 @@ def _root(arm: str, by_arm: Mapping[str, Mapping[str, Record]]) -> str:
     return arm
 
 
-def _mean_ratio(of: Mapping[str, Record], over: Mapping[str, Record]) -> float:
-    shared = [r["value"] / over[case]["value"] for case, r in of.items() if case in over]
+def _mean_ratio(of: Mapping[Key, Record], over: Mapping[Key, Record]) -> float:
+    shared = [of[key]["value"] / r["value"] for key, r in over.items() if key in of]
     return stats.geometric_mean(shared).value if shared else math.nan
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
@@ -341,20 +342,28 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
 
 # The state of a run whose shards are in several: that which says most about what is missing
 _STATES = ("failed", "interrupted", "running", "finished")
+_LAUNCHED = "python -m harness -m "  # the command of who started shards, and knows of these alone
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What is known of a run; of one whose shards were started apart, what they say together."""
-    own = store.read_about(folder)
-    shards = [store.read_about(path.parent) for path in sorted(folder.glob("shard-*/run.json"))]
-    if own or not shards:
+    """What is known of a run; of one that has shards, what they say together.
+
+    Where it was spread several times, all shards of one spread are all of it; so is a process that ended it without any.
+    """
+    own, spreads = store.read_about(folder), dict[int, list[dict[str, Any]]]()
+    for path in sorted(folder.glob("shard-*/run.json")):
+        if named := re.fullmatch(r"shard-\d+-of-(\d+)", path.parent.name):
+            spreads.setdefault(int(named[1]), []).append(store.read_about(path.parent))
+    alone = not str(own.get("command", "")).startswith(_LAUNCHED)
+    if not spreads or (alone and own.get("state") == "finished"):
         return own
-    states = {about.get("state") for about in shards}
-    if len(shards) < int(min(folder.glob("shard-*/run.json")).parent.name.rpartition("-")[2]):
-        states.add("running")  # a shard is yet to come
+    shards = [about for spread in spreads.values() for about in spread]
+    states = {about.get("state") for about in shards} | {"running"}  # a shard is yet to come, or to go on
+    if any([about.get("state") for about in spread] == ["finished"] * n for n, spread in spreads.items()):
+        states = {"finished"}
     return {
-        **shards[0],
-        "state": next((state for state in _STATES if state in states), "unknown"),
+        **(own or shards[0]),
+        "state": next(state for state in _STATES if state in states),
         "started_at": min(str(about.get("started_at", "")) for about in shards),
     }
 

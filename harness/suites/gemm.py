@@ -241,13 +241,12 @@ def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:
 
 
 def _quantised(x: Tensor, cast: Cast, dim: int) -> Operand:
-    """An operand in FP8, scaled along the contracted dimension `dim`."""
+    """An operand in FP8, scaled along the contracted dimension `dim`; scales of blocks as the fused casts lay them."""
     codes, scale_inv = scale_and_cast(
         x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two
     )
-    if (
-        cast.granularity == "1x128" and dim != 0
-    ):  # as the fused casts lay it: neighbouring rows are neighbours
+    # Of A's blocks neighbouring rows are neighbours; of B's, which is a transposed weight, those along K.
+    if (cast.granularity == "1x128" and dim != 0) or (cast.granularity == "128x128" and dim == 0):
         scale_inv = scale_inv.t().contiguous().t()
     return Operand(codes, scale_inv)
 

@@ -288,7 +288,7 @@ class _Run:
         with untouched(self.trainee.model), torch.no_grad():
             self.trainee.model.eval()
             for batch in self.job.heldout:
-                total += float(self.trainee.run(*batch))
+                total += float(self.trainee.forward(batch))
         self.curves.add("heldout_loss", self.step, total / len(self.job.heldout))
 
     def _save(self, checkpoints: Checkpoints) -> None:

@@ -159,6 +159,13 @@ class Setup:
         return fqn not in self.left_out
 
     @property
+    def casts_kept(self) -> bool:
+        """Whether each weight is cast once for all microbatches of a step. Compiled layers cast as ever."""
+        if self.accumulation == 1 or self.recipe is None or self.compiled:
+            return False
+        return not self.peer or PEERS[self.peer].around is not None
+
+    @property
     def sequences(self) -> int:
         """Of one optimizer step."""
         return self.batch * self.accumulation
@@ -223,8 +230,8 @@ class Trainee:
             raise ValueError(f"{len(batches)} microbatches given; this set-up takes {count}")
         losses = []
         with self._casts_kept():
-            for batch in batches:
-                loss = self.run(*batch)
+            for i, batch in enumerate(batches):
+                loss = self.forward(batch, None if count == 1 else i == 0)
                 if not isinstance(loss, Tensor) or loss.dim() != 0:
                     shape = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
                     raise TypeError(f"the model returned {shape}; expected its loss, a 0-dimensional tensor")
@@ -232,15 +239,29 @@ class Trainee:
                 losses.append(loss.detach())
         return (losses[0] if count == 1 else torch.stack(losses).mean()).float()
 
+    def forward(self, batch: tuple[Tensor, ...], first: bool | None = None) -> Tensor:
+        """The loss of one forward pass, in what the peer wants around it.
+
+        Args:
+            batch: what is handed to the model.
+            first: whether it is the first of several microbatches of a step; None: it stands alone.
+        """
+        setup = self.setup
+        wanted = PEERS[setup.peer].around if setup.peer else None
+        if wanted is None or setup.recipe is None:
+            return self.run(*batch)
+        with wanted(setup.recipe.name, first):
+            return self.run(*batch)
+
     def update_scales(self) -> None:
         """What ends a step for delayed and static scales of fp8core's layers."""
         if self.setup.recipe is not None and not self.setup.peer:
             update_scales(self.model)
 
     def _casts_kept(self) -> AbstractContextManager[None]:
-        """One cast of each weight for all microbatches. Compiled layers cast as ever, and its hooks would recompile."""
+        """One cast of each weight for all microbatches, of fp8core's layers; its hooks would recompile."""
         setup = self.setup
-        keep = setup.accumulation > 1 and setup.recipe is not None and not setup.peer and not setup.compiled
+        keep = setup.casts_kept and not setup.peer
         # Comparing the weights' bits waits for the device; nothing in a step writes them but the optimizer.
         return microbatches(self.model, check_content=not setup.graph) if keep else nullcontext()
 

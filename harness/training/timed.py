@@ -238,6 +238,8 @@ class TimedArm:
         if facts["flops_formula_id"] == "palm":
             facts["flops_causal"] = on_paper.flops(setup, "causal")
             facts["flops_recomputed"] = on_paper.recomputed_flops(setup)
+        if recipe is not None:
+            facts["weight_casts"] = "once a step" if setup.casts_kept else "each microbatch"
         if setup.peer:
             facts |= {"peer": setup.peer, "peer_version": PEERS[setup.peer].version()}
         text = corpus_of(setup.model, self.source.data, self.source.path)

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from fakes import FakeCuda, FakeNvml
 
-from harness import environment
+from harness import environment, store
 from harness.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
 from harness.gpu_monitor import GpuMonitor, NullMonitor
 
@@ -110,6 +111,32 @@ def test_env_id_moves_with_every_field_it_names_and_with_no_other() -> None:
         assert name not in ENV_ID_FIELDS
         assert env_id({**facts, name: "something else"}) == base
     assert env_id(dict(reversed(facts.items()))) == base, "order of the mapping does not count"
+
+
+@pytest.mark.parametrize("peer", ["torchao", "transformer_engine", "deep_gemm", "aiter"])
+def test_another_version_of_a_peer_is_another_environment(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each library that an adapter asks the version of; by the name that its package has."""
+    packages = {"aiter": "amd-aiter"}
+    installed = {packages.get(peer, peer.replace("_", "-")): "2.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    before = fingerprint("cpu")
+    assert before[peer] == "2.0"
+    installed = dict.fromkeys(installed, "2.1")
+    assert env_id(fingerprint("cpu")) != env_id(before) != env_id({**before, peer: None})
+
+
+def test_environments_keep_the_ids_that_are_stored() -> None:
+    """Oracle: every row that is committed; runs that were made before a field was added can still be resumed."""
+    rows = store.read(Path(environment.__file__).parents[1] / "results")
+    stored = [(i, json.loads(env)) for i, env in rows.groupby("env_id")["env"].first().items()]
+    assert stored
+    assert [env_id(env) for _, env in stored] == [i for i, _ in stored]
 
 
 def test_env_id_holds_what_a_stored_baseline_needs() -> None:

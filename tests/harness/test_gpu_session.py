@@ -17,8 +17,7 @@ from harness import gpu_session, store
 from harness.data import shakespeare
 from harness.errors import UsageError
 from harness.gpu_session import REHEARSAL, STAGES, Session, predicted_layers
-from harness.measurement import Measurement
-from harness.resume import BUDGET
+from harness.measurement import BUDGET, Measurement
 
 
 @pytest.fixture(autouse=True)

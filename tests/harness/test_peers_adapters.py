@@ -11,12 +11,14 @@ import os
 import subprocess
 import sys
 import types
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tiny_lm import tiny_lm, tokens
 from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 from toy import ToySuite
@@ -29,6 +31,7 @@ from harness.case import Case
 from harness.peers import PEERS, aiter, deepgemm, torchao, torchao_mx, transformer_engine, triton_tutorial
 from harness.peers.peer import fp8_kernels
 from harness.suites import gemm, linear, train
+from harness.training.setup import Setup, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,10 +88,19 @@ def test_its_arms_are_skipped_with_that_line_before_what_this_device_lacks(
 # Transformer Engine
 
 
+@dataclass
+class Seen:
+    """What a stand-in for Transformer Engine was asked for: the recipe of each autocast, `is_first_microbatch` of each call."""
+
+    recipes: list[str] = field(default_factory=list)
+    firsts: list[bool | None] = field(default_factory=list)
+    depth: int = 0
+
+
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A stand-in whose Linear is PyTorch's and whose autocast notes which recipe is on."""
-    seen: list[str] = []
+def engine(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """A stand-in whose Linear is PyTorch's."""
+    seen = Seen()
 
     class Linear(nn.Linear):
         def __init__(
@@ -96,11 +108,20 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ) -> None:
             super().__init__(inner, outer, bias=bias, dtype=params_dtype, device=device)
 
+        def forward(self, input: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+            assert seen.depth == 1
+            seen.firsts.append(is_first_microbatch)
+            return super().forward(input)
+
     @contextmanager
     def autocast(enabled: bool, recipe: Any) -> Iterator[None]:
         assert enabled
-        seen.append(type(recipe).__name__)
-        yield
+        seen.recipes.append(type(recipe).__name__)
+        seen.depth += 1
+        try:
+            yield
+        finally:
+            seen.depth -= 1
 
     classes = {theirs: type(theirs, (), {}) for theirs, _ in transformer_engine._RECIPES.values()}
     recipes = types.SimpleNamespace(**classes)
@@ -128,26 +149,55 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(("recipe", "theirs"), [(k, v[0]) for k, v in transformer_engine._RECIPES.items()])
 @pytest.mark.parametrize("bias", [False, True])
 def test_engines_layer_runs_in_its_recipe_and_shares_the_parameters(
-    recipe: str, theirs: str, bias: bool, engine: list[str]
+    recipe: str, theirs: str, bias: bool, engine: Seen
 ) -> None:
     layer = nn.Linear(32, 48, bias=bias)
     new = transformer_engine.EngineLinear(layer, recipe)
     x = torch.randn(16, 32)
     assert torch.equal(new(x), layer(x))
-    assert engine == [theirs]
+    assert engine == Seen([theirs], [None])
     assert new.weight is layer.weight
     assert {id(p) for p in new.parameters()} == {id(p) for p in layer.parameters()}
 
 
-def test_the_engine_is_asked_which_recipes_it_has_here(engine: list[str]) -> None:
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_model_of_the_engine_has_one_autocast_a_forward_pass_and_casts_weights_once_a_step(
+    microbatches: int, engine: Seen
+) -> None:
+    """Leaving an autocast updates the scales of all layers, and the first layer in it those of the backward pass."""
+    config = Setup(
+        "tiny", 4, 8, compute="fp32", recipe=RECIPES["delayed"], peer="transformer_engine", accumulation=microbatches
+    )  # fmt: skip
+    made = prepare(config, "cpu", tiny_lm())
+    layers = sum(isinstance(m, transformer_engine.EngineLinear) for m in made.model.modules())
+    assert layers >= 2
+    for _ in range(2):
+        made.step([tokens(i) for i in range(microbatches)])
+    firsts: list[bool | None] = [None] if microbatches == 1 else [True, False, False]
+    expected = [first for first in 2 * firsts for _ in range(layers)]
+    assert engine == Seen(["DelayedScaling"] * 2 * microbatches, expected)
+    with torch.no_grad():
+        made.forward(tokens(0))  # as an evaluation does
+    assert engine == Seen(["DelayedScaling"] * (2 * microbatches + 1), expected + [None] * layers)
+    assert config.casts_kept is (microbatches > 1)
+    assert not replace(config, recipe=RECIPES["tensorwise"], peer="torchao").casts_kept
+
+
+def test_a_forward_pass_that_fails_leaves_no_autocast_behind(engine: Seen) -> None:
+    layer = transformer_engine.EngineLinear(nn.Linear(16, 16), "tensorwise")
+    with suppress(ValueError), transformer_engine.around("tensorwise", None):
+        raise ValueError
+    layer(torch.ones(16, 16))
+    assert engine.recipes == ["Float8CurrentScaling"] * 2
+
+
+def test_the_engine_is_asked_which_recipes_it_has_here(engine: Seen) -> None:
     assert transformer_engine.unfit("tensorwise", "cuda") is None
     assert "needs CUDA 12.9" in str(transformer_engine.unfit("blockwise", "cuda"))
     assert transformer_engine.unfit("mxfp8", "cuda") is None  # a release that can't be asked
 
 
-def test_the_engine_before_its_autocast_was_renamed(
-    engine: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_before_its_autocast_was_renamed(engine: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     library: Any = sys.modules["transformer_engine.pytorch"]
     new = library.autocast
     monkeypatch.delattr(library, "autocast")
@@ -155,7 +205,7 @@ def test_the_engine_before_its_autocast_was_renamed(
         library, "fp8_autocast", lambda enabled, fp8_recipe: new(enabled, fp8_recipe), raising=False
     )
     transformer_engine.EngineLinear(nn.Linear(16, 16), "tensorwise")(torch.ones(16, 16))
-    assert engine == ["Float8CurrentScaling"]
+    assert engine.recipes == ["Float8CurrentScaling"]
 
 
 def test_products_that_are_no_operators_are_counted_by_kernel_name() -> None:
@@ -184,7 +234,7 @@ def dequantised(codes: Tensor, scale_inv: Tensor) -> Tensor:
 def test_deepgemm_gets_blocks_as_its_readme_asks(
     role: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Oracle: the suite's own check of the product, made of what the stand-in was handed."""
+    """Oracle: the suite's own check of the product, made of what the stand-in was handed, which no call copied."""
 
     def multiply(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], out: Tensor) -> None:
         (left, left_scale), (right, right_scale) = a, b
@@ -192,12 +242,14 @@ def test_deepgemm_gets_blocks_as_its_readme_asks(
         assert right.is_contiguous()
         assert left_scale.shape == (256, 2)
         assert left_scale.stride() == (1, 256)
-        assert right_scale.shape == (1, 2)
+        assert right_scale.shape == (3, 2)
+        assert right_scale.is_contiguous()
+        assert right_scale._is_view()
         out.copy_(dequantised(left, left_scale) @ dequantised(right, right_scale).t())
 
     put(monkeypatch, deep_gemm=types.SimpleNamespace(**{name: multiply}))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1")
-    work = gemm.build(product_case(role), "deepgemm_blockwise", "cpu")
+    work = gemm.build(product_case(role, N=384), "deepgemm_blockwise", "cpu")
     numerics = work.check()
     assert numerics.ok, numerics.reason
     assert gemm.ARMS["deepgemm_blockwise"].baseline == "fp8_blockwise_triton"

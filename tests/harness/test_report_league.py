@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from report_fixtures import H200, TIMING, absent, figure, write_run
 
+from harness import config
+from harness.__main__ import main
 from harness.case import Case
 from harness.measurement import Measurement
+from harness.peers import torchao
 from harness.report import write_report
 from harness.report.league import Place, places
 from harness.report.runs import load
+from harness.report.tables import suite_table
 
 LAYERS = [Case.of("linear", {"M": m, "K": 64, "N": 64}) for m in (1024, 4096)]
 PRODUCT = Case.of("gemm", {"M": 1024, "K": 64, "N": 64})
@@ -83,6 +87,58 @@ def test_a_peer_is_set_against_our_arm_of_the_same_recipe_and_mode(found: list[P
     assert nanochat.over_bf16 == pytest.approx(0.6)
 
 
+def league_of(folder: Path, *runs: list[list[Measurement]]) -> list[tuple[str, int, float, float]]:
+    """(arm, cases, against ours, over bf16) in the order of the table, of several runs."""
+    for i, cases in enumerate(runs):
+        write_run(folder, cases, run_id=f"r{i}", env=H200)
+    (machine,) = load([folder], folder).machines
+    return [(p.arm, p.cases, p.against_ours, p.over_bf16) for p in places(machine)]
+
+
+def layer_times(
+    case: Case, bf16: float, ours: float = 0, torchao: float = 0, te: float = 0
+) -> list[Measurement]:
+    """The times of a layer; 0 where an arm has none."""
+    peers = [("torchao_rowwise_eager", torchao, "torchao"), ("te_rowwise_eager", te, "transformer_engine")]
+    arms = [("bf16_eager", bf16, ""), ("rowwise_eager", ours, ""), *peers]
+    return [
+        time(case, arm, ms, "" if arm == "bf16_eager" else "bf16_eager", peer) for arm, ms, peer in arms if ms
+    ]
+
+
+def test_every_figure_is_of_the_cases_that_the_arm_ours_and_bf16_all_measured(tmp_path: Path) -> None:
+    """Ours gains 2x in the first case and 1.25x in the second. A peer that has the second alone is set against that; one
+    that has both stands apart; a case without bf16, and one without ours, count for nobody."""
+    extra = [Case.of("linear", {"M": m, "K": 64, "N": 64}) for m in (32, 48)]
+    found = league_of(
+        tmp_path,
+        [
+            layer_times(LAYERS[0], 10.0, 5.0, te=2.0),
+            layer_times(LAYERS[1], 10.0, 8.0, torchao=7.0, te=10.0),
+            layer_times(extra[0], 0, 9.0, torchao=1.0),
+            layer_times(extra[1], 9.0, torchao=1.0),
+        ],
+    )
+    assert found == [
+        ("te_rowwise_eager", 2, pytest.approx(math.sqrt(2.5 * 0.8)), pytest.approx(math.sqrt(5 * 1))),
+        ("rowwise_eager", 2, pytest.approx(1), pytest.approx(math.sqrt(2 * 1.25))),
+        ("torchao_rowwise_eager", 1, pytest.approx(8 / 7), pytest.approx(10 / 7)),
+        ("rowwise_eager", 1, pytest.approx(1), pytest.approx(1.25)),
+    ]
+
+
+def test_arms_are_compared_within_a_run_the_newest_that_has_them_all(tmp_path: Path) -> None:
+    """The last run lacks the peer: its times of the others were not made in the same rounds."""
+    runs = [
+        [layer_times(LAYERS[0], 10.0, ours, torchao=torchao)]
+        for ours, torchao in ((5.0, 5.0), (4.0, 5.0), (1.0, 0.0))
+    ]
+    assert league_of(tmp_path, *runs) == [
+        ("rowwise_eager", 1, pytest.approx(1), pytest.approx(2.5)),
+        ("torchao_rowwise_eager", 1, pytest.approx(0.8), pytest.approx(2)),
+    ]
+
+
 def test_products_are_led_back_to_bf16_over_our_arm(found: list[Place]) -> None:
     product = [p for p in found if p.level == "GEMM"]
     assert [(p.arm, p.peer) for p in product] == [("scaled_mm_rowwise", "scaled_mm"), ("fp8_rowwise", "")]
@@ -111,3 +167,50 @@ def test_without_peers_there_is_no_league(tmp_path: Path) -> None:
     write_run(tmp_path, [[time(PRODUCT, "bf16", 4.0), time(PRODUCT, "fp8_rowwise", 2.0, "bf16")]], env=H200)
     page = write_report([tmp_path], tmp_path / "out.html").markdown.read_text()
     assert "League" not in page
+
+
+# For real
+
+FIGURES = ("underflow", "saturated", "mismatches")  # and all that is in dB
+
+
+@pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
+def test_torchao_is_in_quicks_report_with_its_figures_in_the_columns_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One small case of each suite, with the arms of the sweep that need no compiler. Oracle: the same cells are filled."""
+    monkeypatch.chdir(tmp_path)
+    parts = config.load(["sweep=quick"], lambda device: "cpu").config["parts"]
+    arms = {part: [arm for arm in parts[part]["arms"] if "compile" not in arm] for part in ("linear", "cast")}
+    sizes = [f"parts.{part}.axes.{name}=32" for part in ("linear", "gemm", "cast") for name in "MKN"]
+    sizes.remove("parts.cast.axes.N=32")
+    one = ["gemm.axes.role=[output]", "cast.axes.granularity=[rowwise]", "ceilings.axes.what=[launch]"]
+    timing = ["rounds=2", "timing.min_seconds=0", "timing.min_samples=1", "timing.max_seconds=0.05"]
+    words = ["sweep=quick", "device=cpu", "quiet=true", "isolate=false", *sizes, *timing]
+    words += [f"parts.{axis}" for axis in one]
+    words += [f"parts.{part}.arms=[{','.join(names)}]" for part, names in arms.items()]
+    assert main([*words, "timing.warmup_min_seconds=0", "run_id=r1"]) == 0
+    page = Path("reports/r1.md").read_text()
+    (machine,) = load([tmp_path / "results"], tmp_path).machines
+    for suite, names in arms.items():
+        table = suite_table(machine, suite)
+        titles = [column.title for column in table.columns]
+        rows = {row[titles.index("arm")].text: row for row in table.rows}
+        assert set(rows) == set(names)
+        theirs = [arm for arm in names if arm.startswith("torchao_")]
+        assert theirs
+        for arm in theirs:
+            filled = [
+                {
+                    t
+                    for t, cell in zip(titles, row, strict=True)
+                    if cell.text and (t in FIGURES or "(dB)" in t)
+                }
+                for row in (rows[arm], rows[arm.removeprefix("torchao_")])
+            ]
+            assert filled[0] == filled[1]
+            assert len(filled[0]) >= 4
+            assert page.count(f"| {arm} |") >= 3  # of numerics, of speed, of the suite; and the league
+    assert {p.arm for p in places(machine) if p.peer} == {
+        a for names in arms.values() for a in names if "torchao" in a
+    }

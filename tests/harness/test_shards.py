@@ -19,6 +19,7 @@ from harness.__main__ import main
 from harness.case import Case
 from harness.errors import UsageError
 from harness.plan import Plan, PlannedCase
+from harness.report import runs
 from harness.shards import Shard, cores_of, costs, deal, of_command, parse, share
 from harness.workload import Unsupported, Workload
 
@@ -235,6 +236,48 @@ def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite
     assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
     assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
     assert "has not ended" not in Path("two.md").read_text()
+
+
+def test_a_report_after_half_of_the_shards_were_launched_says_that_the_others_are_missing(
+    toy: ToySuite,
+) -> None:
+    """Who launched them finished, and knows of no other; what another machine adds ends the run."""
+    words = ["sweep=toy", "device=cpu"]
+    assert main(["-m", *words, "shard=0/4,1/4", "run_id=r1", "quiet=true"]) == 0
+    assert "has not ended" in Path("reports/r1.md").read_text()
+    assert [main([*words, f"shard={i}/4", "run_id=r1"]) for i in (2, 3)] == [0, 0]
+    assert main(["report", "results/toy/r1", "-o", "four.html"]) == 0
+    assert "has not ended" not in Path("four.md").read_text()
+
+
+def about(folder: Path, state: str, command: str = "python -m harness sweep=toy") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"state": state, "command": command, "started_at": "2026"}))
+
+
+@pytest.mark.parametrize(
+    ("own", "shards", "state"),
+    [
+        ("", {"0-of-2": "finished"}, "running"),
+        ("", {"0-of-2": "finished", "1-of-2": "finished"}, "finished"),
+        ("", {"0-of-2": "finished", "1-of-2": "interrupted"}, "interrupted"),
+        ("launched", {"0-of-2": "finished"}, "running"),
+        ("launched", {}, "finished"),
+        ("alone", {"0-of-2": "interrupted"}, "finished"),  # resume= without shards did the rest
+        ("", {"0-of-2": "interrupted", "0-of-3": "finished"}, "interrupted"),
+        ("", {"0-of-2": "interrupted", "0-of-1": "finished"}, "finished"),  # spread again
+        ("", {"0-of-2": "finished", "0-of-3": "finished", "1-of-3": "finished"}, "running"),
+        ("", {"mine": "finished"}, None),
+    ],
+)
+def test_the_state_of_a_run_is_that_of_its_shards(
+    own: str, shards: dict[str, str], state: str | None, tmp_path: Path
+) -> None:
+    if own:
+        about(tmp_path, "finished", "python -m harness -m x" if own == "launched" else "python -m harness x")
+    for name, its in shards.items():
+        about(tmp_path / f"shard-{name}", its)
+    assert runs._about(tmp_path).get("state") == state
 
 
 def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:

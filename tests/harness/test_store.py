@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
+import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,21 @@ import pytest
 
 from harness import store
 from harness.errors import UsageError
-from harness.measurement import Measurement
+from harness.measurement import WAITING, Measurement
 
 
 def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:
     return [Measurement("s", case, arm, "{}", "time_ms", "ok", samples=(value, value))]
+
+
+def trial(case: str, arm: str, value: float = 1.0, reason: str = "") -> list[Measurement]:
+    """A run of a trial suite, or why there is none."""
+    samples = () if reason else (value,)
+    return [
+        Measurement(
+            "s", case, arm, "{}", "loss", "failed" if reason else "ok", samples=samples, reason=reason
+        )
+    ]
 
 
 def writer(folder: Path, **changes: Any) -> store.RunWriter:
@@ -140,11 +153,199 @@ def test_the_later_attempt_wins_though_the_clock_was_set_back(
     folder = tmp_path / "r1"
     writer(folder).append(rows("c1", 1.0))
     real = time.time_ns
-    monkeypatch.setattr(store.time, "time_ns", lambda: real() - 3600 * 10**9)
+    monkeypatch.setattr(time, "time_ns", lambda: real() - 3600 * 10**9)
     writer(folder).append(rows("c1", 2.0))
     writer(folder).append(rows("c1", 3.0))
     assert store.read(folder)["value"].tolist() == [3.0]
     assert len(store.read(folder, all_attempts=True)) == 3
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_two_writers_that_begin_at_once_have_attempts_of_their_own(
+    behind: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one tick of the clock, and with clocks that both lie behind the last attempt: what each adds to it is drawn."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    if behind:
+        writer(tmp_path / "r1").append(rows("c9"))
+        now -= 3600 * 10**9
+    for run in [writer(tmp_path / "r1") for _ in range(2)]:
+        run.append(rows("c1"))
+    assert (store.read(tmp_path)["case_id"] == "c1").sum() == 1
+
+
+@pytest.mark.parametrize("later", ["shard-0-of-3", "shard-1-of-2", "."])
+def test_the_later_attempt_wins_though_another_shard_was_written_by_a_clock_ahead(
+    later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 3600 * 10**9)
+    writer(tmp_path / "r1" / "shard-0-of-2", run_id="r1").append(rows("c1", 1.0))
+    monkeypatch.setattr(time, "time_ns", real)
+    writer(tmp_path / "r1" / later, run_id="r1").append(rows("c1", 2.0))
+    assert store.read(tmp_path)["value"].tolist() == [2.0]
+
+
+def test_a_duplicate_that_is_killed_early_hides_no_run_that_it_did_not_make(tmp_path: Path) -> None:
+    """The runs of a trial suite are stored one by one; the arms of a timed case are one measurement."""
+    first = writer(tmp_path / "r1")
+    first.append(trial("c1", "p", 1.0))
+    second = writer(tmp_path / "r1")
+    first.append(trial("c1", "q", 1.0))
+    first.append(trial("c1", "r", 1.0))
+    first.append(rows("c2", 1.0) + rows("c2", 1.0, arm="b"))
+    first.close("finished")
+    second.append(trial("c1", "p", 2.0))
+    second.append(rows("c2", 2.0))
+    frame = store.read(tmp_path).sort_values(["case_id", "arm"])
+    found = list(zip(frame["case_id"], frame["arm"], frame["value"], strict=True))
+    assert found == [("c1", "p", 2.0), ("c1", "q", 1.0), ("c1", "r", 1.0), ("c2", "a", 2.0)]
+
+
+@pytest.mark.parametrize("why", WAITING)
+@pytest.mark.parametrize("kind", ["timed", "trial"])
+def test_an_attempt_that_was_put_off_replaces_no_measured_row(kind: str, why: str, tmp_path: Path) -> None:
+    """A later duplicate that came to nothing; where nothing else is known, the last such attempt stands."""
+
+    def waiting(case: str, more: str) -> list[Measurement]:
+        if kind == "trial":
+            return trial(case, "a", reason=why + more)
+        return [
+            Measurement("s", case, arm, "{}", "time_ms", "failed", reason=why + more) for arm in ("a", "b")
+        ]
+
+    early = writer(tmp_path / "r1")
+    early.append(waiting("c1", " first") + waiting("c2", " first"))
+    measured = writer(tmp_path / "r1")
+    measured.append(trial("c1", "a", 2.0) if kind == "trial" else rows("c1", 2.0) + rows("c1", 2.0, arm="b"))
+    late = writer(tmp_path / "r1")
+    late.append(waiting("c1", " last") + waiting("c2", " last"))
+    frame = store.read(tmp_path)
+    assert set(frame[frame["case_id"] == "c1"]["value"]) == {2.0}
+    assert set(frame[frame["case_id"] == "c2"]["reason"]) == {why + " last"}
+    assert len(frame) == (2 if kind == "trial" else 4)
+
+
+def test_another_failure_is_a_result_that_replaces_the_one_before(tmp_path: Path) -> None:
+    for reason in ("", "loss is nan at step 3"):
+        writer(tmp_path / "r1").append(trial("c1", "a", reason=reason))
+    assert store.read(tmp_path)["reason"].tolist() == ["loss is nan at step 3"]
+
+
+# Copies
+
+
+def closed_run(folder: Path) -> Path:
+    run = writer(folder)
+    for case in ("c1", "c2"):
+        run.append(rows(case))
+    run.close("finished")
+    return folder
+
+
+def test_a_run_that_was_copied_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below one folder, by a relative and an absolute path, and both with all attempts."""
+    folder = closed_run(tmp_path / "results" / "r1")
+    shutil.copytree(folder, tmp_path / "results" / "from-node7" / "r1")
+    monkeypatch.chdir(tmp_path)
+    ways: list[list[str | Path]] = [["results"], ["results/r1", folder], ["results", folder / ".." / "r1"]]
+    for paths in ways:
+        for every in (False, True):
+            frame = store.read(paths, all_attempts=every)
+            assert sorted(frame["case_id"]) == ["c1", "c2"]
+            assert len(frame.attrs["files"]) == 1
+
+
+def test_a_run_that_was_copied_while_it_lasted_and_again_later_counts_once(tmp_path: Path) -> None:
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"))
+    shutil.copytree(tmp_path / "r1", tmp_path / "early" / "r1")
+    run.append(rows("c3"))
+    run.close("finished")
+    assert sorted(store.read(tmp_path, all_attempts=True)["case_id"]) == ["c1", "c2", "c3"]
+
+
+def test_a_copy_that_is_damaged_costs_nothing(tmp_path: Path) -> None:
+    folder = closed_run(tmp_path / "b")
+    shutil.copytree(folder, tmp_path / "a")
+    (damaged,) = (tmp_path / "a").glob("*.parquet")
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.warns(RuntimeWarning, match=damaged.name):
+        assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
+
+
+def test_files_of_one_name_that_people_gave_are_different_files(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        store.read(closed_run(tmp_path / "made" / name)).to_parquet(tmp_path / name / "kernels.parquet")
+    shutil.rmtree(tmp_path / "made")
+    assert set(store.read(tmp_path)["run_id"]) == {"one", "two"}
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, PermissionError])
+@pytest.mark.parametrize("at", range(3))
+def test_a_compaction_that_is_cut_short_counts_no_row_twice(
+    at: int, fault: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C or a disk that refuses, after the rename or before the first or second removal; closing compacts again."""
+    run, events = writer(tmp_path / "r1"), itertools.count()
+    for i in range(3):
+        run.append(rows(f"c{i}"))
+    rename, unlink = Path.replace, Path.unlink
+
+    def happens() -> None:
+        if next(events) == at:
+            raise fault
+
+    def replace(self: Path, target: Path) -> Path:
+        done = rename(self, target)
+        if target.name.startswith("rows-"):
+            happens()
+        return done
+
+    def remove(self: Path, missing_ok: bool = False) -> None:
+        if self.match("part-*.parquet"):
+            happens()
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(Path, "unlink", remove)
+    with suppress(fault):
+        run._compact()
+    run.append(rows("c3"))
+    run.close("interrupted")
+    assert next(events) > at
+    if fault is KeyboardInterrupt:
+        assert len(list(tmp_path.glob("r1/part-*"))) == (0 if at == 0 else 1)  # the one that came after
+    for every in (False, True):
+        assert sorted(store.read(tmp_path, all_attempts=every)["case_id"]) == ["c0", "c1", "c2", "c3"]
+
+
+def test_two_compactions_of_the_same_parts_count_once(tmp_path: Path) -> None:
+    """As an earlier version left them, which gave the second file a name of its own."""
+    (whole,) = closed_run(tmp_path / "r1").glob("*.parquet")
+    shutil.copy(whole, whole.with_name(f"rows-{time.time_ns():020d}-abcdef.parquet"))
+    assert len(store.read(tmp_path, all_attempts=True)) == 2
+
+
+def test_two_writers_with_one_process_number_write_run_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers on one folder: the second writes its own while the first is about to rename."""
+    rename, others = Path.replace, [tmp_path]
+
+    def replace(self: Path, target: Path) -> Path:
+        if others and target.name == "run.json":
+            writer(others.pop())
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    writer(tmp_path)
+    assert not others
+    assert store.read_about(tmp_path)["state"] == "running"
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_duplicate_shard_counts_once(tmp_path: Path) -> None:

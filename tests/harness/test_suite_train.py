@@ -164,6 +164,8 @@ def test_every_axis_is_checked_the_same_way(axes: dict[str, Any], arm: str) -> N
         once = train.build(case(), arm, "cpu")
         assert work.tokens == 3 * once.tokens
         assert sum(work.flops.values()) == 3 * sum(once.flops.values())
+        casts = {"tensorwise_eager": "once a step", "torchao_tensorwise_eager": "each microbatch"}
+        assert work.resolved.get("weight_casts") == casts.get(arm)
     if axes.get("layers"):
         assert work.resolved["layers"] == "truncated to 1 of 2 layers"
 
