@@ -5,11 +5,13 @@ Cases are timed one after the other, on several GPUs as many at once as there ar
 once, and resume= goes on with the arms that are left.
 
 With places to work at, each task is done by a worker process (`harness.workers`): a case that crashes, hangs or asks for
-too much memory takes its worker with it and ends as failed rows. Without any, all is done in this process.
+too much memory takes its worker with it and ends as failed rows: of the arm that did it, the other arms are timed again.
+Without any, all is done in this process.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
 TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
-
-
 # What writing raises over what a suite put into a row: pyarrow's errors are among them, and that of a text that is no UTF-8.
 _UNSTORABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
@@ -89,6 +89,7 @@ class Executor:
         places: where cases are timed, one at a time each; none: everything is done in this process.
         lanes: runs of trial suites at once, over all places.
         case_timeout_s: a worker may be silent for so long; by default `TIMEOUT_S` and what the timing may take.
+        case_wall_s: a worker may have a task for so long, whatever signs of life it gives; None: without limit.
         on_case: told of each case that is timed before it starts.
         on_step: told of each run of a trial suite how many steps are done, and of how many; 0 of 0 when it starts.
         clock: seconds; injectable for tests.
@@ -105,6 +106,7 @@ class Executor:
     places: Sequence[Place] = ()
     lanes: int = 1
     case_timeout_s: float | None = None
+    case_wall_s: float | None = None
     on_case: Callable[[PlannedCase], None] = lambda planned: None
     on_step: Callable[[Task, int, int], None] = lambda task, done, total: None
     clock: Callable[[], float] = time.perf_counter
@@ -216,7 +218,8 @@ class _Run:
                 self.executor.on_step(job.task, done, total)
 
         conditions = [place.conditions for place in places]
-        with Pool(conditions, self.executor.timeout_s(wanted)) as pool:
+        silence_s, wall_s = self.executor.timeout_s(wanted), self.executor.case_wall_s or math.inf
+        with Pool(conditions, silence_s, wall_s) as pool:
             jobs = (WorkerJob(self.setting, task) for task in self._that_may_start(wanted))
             for ended in pool.run(jobs, on_sign):
                 yield replace(ended, job=ended.job.task)

@@ -15,6 +15,7 @@ worker. So has an arm that was silent for too long, or spoiled its process. A jo
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -101,10 +102,11 @@ class Pool:
     Args:
         conditions: a worker each.
         timeout_s: a job may go on for so long without a sign of life.
+        wall_s: and a worker may have it for so long, whatever signs it gives.
     """
 
-    def __init__(self, conditions: Sequence[Conditions], timeout_s: float) -> None:
-        self._workers = [_Worker(index, each, timeout_s) for index, each in enumerate(conditions)]
+    def __init__(self, conditions: Sequence[Conditions], timeout_s: float, wall_s: float = math.inf) -> None:
+        self._workers = [_Worker(index, each, timeout_s, wall_s) for index, each in enumerate(conditions)]
 
     def __enter__(self) -> Pool:
         return self
@@ -149,8 +151,9 @@ def _feed(worker: _Worker, waiting: Iterator[Job]) -> Iterator[Ended]:
 class _Worker:
     """One place in the pool: a process, seen from outside, and the job that it has."""
 
-    def __init__(self, index: int, conditions: Conditions, timeout_s: float) -> None:
-        self.index, self._conditions, self._timeout_s = index, conditions, timeout_s
+    def __init__(self, index: int, conditions: Conditions, timeout_s: float, wall_s: float) -> None:
+        self.index, self._conditions = index, conditions
+        self._timeout_s, self._wall_s = timeout_s, wall_s
         self.job: Job | None = None
         self._tries = self._deaths = 0
         self._process: ForkServerProcess | None = None
@@ -159,7 +162,8 @@ class _Worker:
         self._arm = ArmUnderWay()
         self._printed = b""
         self._what = ""
-        self._deadline = 0.0
+        self._deadline = 0.0  # for its next sign of life
+        self._end = math.inf  # for the job, from its first sign on
 
     def take(self, job: Job) -> Ended | None:
         """Starts on a job; None unless it can't be handed over."""
@@ -186,7 +190,7 @@ class _Worker:
                 self._ours.send_bytes(wire)
         self.job = job
         self._tries += 1
-        self._deadline = time.monotonic() + START_S
+        self._deadline, self._end = time.monotonic() + START_S, math.inf
 
     def _give_to_another(self, job: Job) -> None:
         self.end()
@@ -214,8 +218,8 @@ class _Worker:
         return [self._ours, self._process.sentinel, *([self._noise] if self._noise else [])]
 
     def left_s(self) -> float:
-        """Until its silence has been too long."""
-        return self._deadline - time.monotonic()
+        """Until its silence, or the job, has been too long."""
+        return min(self._deadline, self._end) - time.monotonic()
 
     def hear(self, ready: Sequence[Any], on_sign: OnSign) -> Ended | None:
         """Takes in what is there; how its job ended, if it has."""
@@ -228,7 +232,8 @@ class _Worker:
                 if isinstance(message, Answer):
                     return self._answered(message)
                 self._what = message.what
-                self._deadline = time.monotonic() + self._timeout_s
+                now = time.monotonic()
+                self._deadline, self._end = now + self._timeout_s, min(self._end, now + self._wall_s)
                 on_sign(self.job, message.done, message.total)
         except _UnreadableError as error:
             # Of no arm: what an arm wrote there is read when another may be under way.
@@ -237,11 +242,13 @@ class _Worker:
             return self._died()
         if self._process.sentinel in ready:
             return self._died()
-        if self.left_s() <= 0:
-            where = self._where("since")
-            silence = f"no sign of life for {self._timeout_s:g} s{where}; case_timeout_s=SECONDS allows more"
-            return self._failed(silence, self._arm.read())
-        return None
+        if self.left_s() > 0:
+            return None
+        if self._end < self._deadline:  # of no arm: the one under way may be the least of it
+            where = self._where("after")
+            return self._failed(f"not done within {self._wall_s:g} s{where}; case_wall_s=SECONDS allows more")
+        silence = f"no sign of life for {self._timeout_s:g} s{self._where('since')}"
+        return self._failed(f"{silence}; case_timeout_s=SECONDS allows more", self._arm.read())
 
     def _receive(self) -> Sign | Answer:
         """The next message; EOFError or OSError where the pipe is closed."""

@@ -83,6 +83,16 @@ def test_without_other_processes_a_lost_device_is_laid_at_its_arm_and_resume_run
     assert len(stored_cases(Path("run"), plan(suite, 3))) == 1
 
 
+def test_a_case_that_takes_too_long_as_a_whole_fails_as_a_whole() -> None:
+    _, frame = sweep(Unruly(acts={1: "hang"}), 2, case_wall_s=1.0)
+    rows = of_case(frame, 1)
+    assert rows["reason"].tolist() == [
+        "not done within 1 s in arm other after it was begun; case_wall_s=SECONDS allows more"
+    ] * len(rows)
+    assert rows["arm"].tolist() == ["base", "other"]
+    assert (of_case(frame, 2)["status"] == "ok").all()
+
+
 # What arm `other` does, and how the reasons of its row and of the other arm's begin: rows that are read, are read together.
 UNFIT = {
     "unreadable": ("its rows cannot be read: ModuleNotFoundError: No module named 'no_such_module'",) * 2,

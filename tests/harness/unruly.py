@@ -130,7 +130,7 @@ def scribble(case: Case, what: bytes = b"\0\0\0\x10sixteen bytes ..") -> None:
     """Writes into the pipe that answers come by: a length, and what is no message."""
     for descriptor in range(3, 200):
         try:
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket"):
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket"):
                 os.write(descriptor, what)
         except OSError:
             pass
