@@ -67,7 +67,7 @@ class ArmFaultError(RuntimeError):
     """
 
     def __init__(self, arm: str, rows: list[Measurement]) -> None:
-        super().__init__(f"the device was lost in arm {arm}: {rows[-1].reason}")
+        super().__init__(f"arm {arm} lost the device: {rows[-1].reason}")
         self.arm, self.rows = arm, rows
 
 
