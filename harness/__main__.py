@@ -33,7 +33,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
       resume_anyway=true   shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of run.log)
       results_dir=DIR   reports_dir=DIR
-      processes  isolate=true|false   case_timeout_s=SECONDS   case_memory_gib=GIB   devices=all|0,1
+      processes  isolate=true|false   devices=all|0,1   case_timeout_s=SECONDS   case_wall_s=SECONDS   case_memory_gib=GIB
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N

@@ -2,14 +2,15 @@
 
 Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then time the arms
 that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is timed ends as a `failed` row
-with its reason; the other arms go on.
+with its reason; the other arms go on. One that takes the device with it ends the case in this process.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment
@@ -29,7 +30,8 @@ from harness.timing import Timer, TimingConfig, measure, measure_sustained, time
 from harness.workload import Suite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from harness.measurement import Measurement
@@ -56,6 +58,19 @@ class Setting:
     folder: Path | None = None
 
 
+class ArmFaultError(RuntimeError):
+    """An arm took the device with it: this process can measure nothing more.
+
+    Attributes:
+        arm: which.
+        rows: its own; the last one says what it died of.
+    """
+
+    def __init__(self, arm: str, rows: list[Measurement]) -> None:
+        super().__init__(f"arm {arm} lost the device: {rows[-1].reason}")
+        self.arm, self.rows = arm, rows
+
+
 class Bench:
     """Measures cases on one device, in this process.
 
@@ -69,35 +84,51 @@ class Bench:
         self.setting, self._timer, self._monitor = setting, timer, monitor
 
     def measure(
-        self, planned: PlannedCase, *, sustained: bool = False, on_stage: Callable[[str], None] | None = None
+        self,
+        planned: PlannedCase,
+        *,
+        sustained: bool = False,
+        on_stage: Callable[[str], None] = lambda stage: None,
+        on_arm: Callable[[str], None] = lambda arm: None,
     ) -> list[Measurement]:
         """All rows of one case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms.
 
         Args:
             planned: the case.
             sustained: under sustained load as well.
-            on_stage: told of each stage that is done.
+            on_stage: told of each stage that begins.
+            on_arm: told which arm is under way, before each of its timed blocks too; "" for none.
+
+        Raises:
+            ArmFaultError: an arm took the device with it.
         """
         try:
-            return self._measure(planned, sustained, on_stage or (lambda stage: None))
+            return self._measure(planned, sustained, on_stage, on_arm)
+        except ArmFaultError:
+            raise
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
             return all_arms(planned, "failed", one_line(error))
 
-    def lost(self) -> str:
+    def lost(self, *, release: bool = True) -> str:
         """Why this process can use its device no more; "" where it can. After a CUDA fault every later call fails.
 
-        A device that is well gets back what a case left in its memory.
+        Args:
+            release: a device that is well gets back what no arm holds any more.
         """
         try:
             self._timer.synchronize()
-            if self.setting.device == "cuda":
+            if release and self.setting.device == "cuda":
                 release_memory()
         except RuntimeError as error:
             return one_line(error)
         return ""
 
     def _measure(
-        self, planned: PlannedCase, sustained: bool, on_stage: Callable[[str], None]
+        self,
+        planned: PlannedCase,
+        sustained: bool,
+        on_stage: Callable[[str], None],
+        on_arm: Callable[[str], None],
     ) -> list[Measurement]:
         device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
         rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
@@ -106,28 +137,47 @@ class Bench:
             release_memory()
         arms: dict[str, PreparedArm] = {}
         for name in planned.runnable:
+            on_stage(
+                "it was begun"
+            )  # raises where the arm before has closed the pipe, whose fault it still is
+            on_arm(name)
             arm = self._prepare(planned, name, rows)
             if arm is not None:
                 arms[name] = arm
-            elif device == "cuda":
-                release_memory()  # what this arm held is there for the next one, now that no frame holds it
-            on_stage(f"arm {name} was made ready")
+            elif (
+                self.lost()
+            ):  # where it is not, it has got back what this arm held, now that no frame holds it
+                raise ArmFaultError(name, [r for r in rows if r.arm == name])
+        on_stage("timing began")
+        on_arm("")
         if self.setting.control:
             baselines = {arm.baseline or arm.name for arm in arms.values()}
             for name in [name for name in arms if name in baselines]:
                 arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
         closures = {name: arm.workload.run for name, arm in arms.items()}
-        resident = {n: a.workload.resident for n, a in arms.items() if a.workload.resident is not None}
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self._timer
+        blocks = _Blocks(on_arm, lambda: self.lost(release=False), timer)
+        resident = {n: partial(blocks.of, n, r) for n, a in arms.items() if (r := a.workload.resident)}
         before = environment.snapshot(self._monitor)
         watch = compiling.CompileWatch()
-        timings = list(measure(closures, timer, timing, seed, self._monitor, resident=resident).items())
-        if sustained and not resident:  # a resident arm is timed under its own load already
-            on_stage("it was timed")
+        timings = list(
+            measure(
+                closures, timer, timing, seed, self._monitor, annotate=blocks.range_of, resident=resident
+            ).items()
+        )
+        if sustained and not resident and not blocks.culprit:  # a resident arm is under its own load already
+            on_stage("timing under load began")
             # Listed first: making the copies takes memory and time that no timed call may spend.
             rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
-            timings += measure_sustained(rotating, timer, timing, seed, self._monitor).items()
+            timings += measure_sustained(
+                rotating, timer, timing, seed, self._monitor, annotate=blocks.range_of
+            ).items()
+        on_arm("")
+        if name := blocks.culprit:
+            work, resolved = arms[name].workload, arms[name].resolved
+            rows.append(row(planned, name, "failed", work.metric, resolved, blocks.reason))
+            raise ArmFaultError(name, [r for r in rows if r.arm == name])
         # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
         recompiled = watch.steady_fault()
         state = {"before": before, "after": environment.snapshot(self._monitor)}
@@ -157,12 +207,12 @@ class Bench:
                 profiled = workload.profile(self.setting.folder)
                 resolved.update(workload.resolved)
                 rows += numerics_rows(planned, arm, profiled)
+            rows += numerics_rows(planned, arm, numerics)  # refuses a figure that is none
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
             rows.append(
                 row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
             return None
-        rows += numerics_rows(planned, arm, numerics)
         if not numerics.ok:
             rows.append(
                 row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
@@ -197,6 +247,37 @@ class Bench:
             work.run()
             self._timer.synchronize()
             return time.perf_counter() - started
+
+
+class _Blocks:
+    """The timed blocks of all arms: tells whose it is, and finds the one in which the device was lost.
+
+    Attributes:
+        culprit: that arm; "" where none was.
+        reason: what it raised.
+    """
+
+    def __init__(self, on_arm: Callable[[str], None], lost: Callable[[], str], timer: Timer) -> None:
+        self._on_arm, self._lost, self._timer = on_arm, lost, timer
+        self.culprit = self.reason = ""
+
+    def range_of(self, name: str) -> AbstractContextManager[None]:
+        """The context around a block."""
+        return self.of(name, partial(self._timer.annotate, name))
+
+    @contextmanager
+    def of(self, name: str, context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """A context of an arm, which is under way from then on: its memory, or a block."""
+        arm = name.removesuffix(AGAIN)
+        self._on_arm(arm)
+        try:
+            with context():
+                yield
+        except Exception as error:
+            # A block ends with the device at rest: what it did wrong shows before the next arm has its turn.
+            if not self.culprit and self._lost():
+                self.culprit, self.reason = arm, one_line(error)
+            raise
 
 
 def _timed_suite(planned: PlannedCase) -> Suite:

@@ -91,6 +91,7 @@ class SweepConfig:
         None  # all, or numbers of GPUs: a worker each; default: the first one that is visible
     )
     case_timeout_s: float | None = None  # a worker may be silent for so long; default: see harness.executor
+    case_wall_s: float | None = None  # and may have a case for so long; default: no limit
     case_memory_gib: float | None = None  # that a case may ask for on a CPU; default: nearly all that is free
     resume: str | None = None  # run id: run only what that run lacks
     run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart

@@ -5,11 +5,13 @@ Cases are timed one after the other, on several GPUs as many at once as there ar
 once, and resume= goes on with the arms that are left.
 
 With places to work at, each task is done by a worker process (`harness.workers`): a case that crashes, hangs or asks for
-too much memory takes its worker with it and ends as failed rows. Without any, all is done in this process.
+too much memory takes its worker with it and ends as failed rows: of the arm that did it, the other arms are timed again.
+Without any, all is done in this process.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -17,10 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import tasks
-from harness.bench import Bench, Setting
+import pyarrow as pa
+
+from harness import store, tasks
+from harness.bench import ArmFaultError, Bench, Setting
+from harness.errors import one_line
 from harness.measurement import BUDGET, LOST
-from harness.rows import is_trial, row, unfinished_rows
+from harness.rows import is_trial, row, rows_of_others, unfinished_rows
 from harness.tasks import Task, WorkerJob
 from harness.timing import Timer, TimingConfig, timer_for
 from harness.workers import Conditions, Ended, Pool
@@ -30,12 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from harness import store
     from harness.measurement import Measurement
     from harness.plan import Plan, PlannedCase
 
 CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
 TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
+# What writing raises over what a suite put into a row: pyarrow's errors are among them, and that of a text that is no UTF-8.
+_UNSTORABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 class _DiskError(Exception):
@@ -83,6 +89,7 @@ class Executor:
         places: where cases are timed, one at a time each; none: everything is done in this process.
         lanes: runs of trial suites at once, over all places.
         case_timeout_s: a worker may be silent for so long; by default `TIMEOUT_S` and what the timing may take.
+        case_wall_s: a worker may have a task for so long, whatever signs of life it gives; None: without limit.
         on_case: told of each case that is timed before it starts.
         on_step: told of each run of a trial suite how many steps are done, and of how many; 0 of 0 when it starts.
         clock: seconds; injectable for tests.
@@ -99,6 +106,7 @@ class Executor:
     places: Sequence[Place] = ()
     lanes: int = 1
     case_timeout_s: float | None = None
+    case_wall_s: float | None = None
     on_case: Callable[[PlannedCase], None] = lambda planned: None
     on_step: Callable[[Task, int, int], None] = lambda task, done, total: None
     clock: Callable[[], float] = time.perf_counter
@@ -194,10 +202,9 @@ class _Run:
             task = end.job
             rows = end.result
             if end.fault:
-                again = "; resume=RUN_ID runs it again" if end.died else ""
-                rows = unfinished_rows(task.planned, task.arm, end.fault + again, end.printed)
+                rows = unfinished_rows(task.planned, task.arm, end.fault, end.printed)
             place = places[end.worker] if places else None
-            rows = [replace(r, tries=end.tries) for r in rows]
+            rows = [replace(r, tries=end.tries) for r in (*rows, *task.failed)]
             if task.arm and self.setting.device != "cpu" and place is not None and places.count(place) > 1:
                 # Its seconds are those of a GPU that others computed on.
                 rows = [
@@ -213,7 +220,8 @@ class _Run:
                 self.executor.on_step(job.task, done, total)
 
         conditions = [place.conditions for place in places]
-        with Pool(conditions, self.executor.timeout_s(wanted)) as pool:
+        silence_s, wall_s = self.executor.timeout_s(wanted), self.executor.case_wall_s or math.inf
+        with Pool(conditions, silence_s, wall_s) as pool:
             jobs = (WorkerJob(self.setting, task) for task in self._that_may_start(wanted))
             for ended in pool.run(jobs, on_sign):
                 yield replace(ended, job=ended.job.task)
@@ -227,7 +235,12 @@ class _Run:
                 if task.arm:
                     executor.on_step(task, done, total)
 
-            yield Ended(task, result=tasks.do(task, bench, tell))
+            try:
+                rows = tasks.do(task, bench, tell)
+            except ArmFaultError as error:  # there is no other process that could time the other arms
+                why = f"{LOST} in arm {error.arm}: {error.rows[-1].reason}; resume=RUN_ID runs the case again"
+                rows = [*error.rows, *rows_of_others(task.planned, error.arm, why)]
+            yield Ended(task, result=rows)
             fault = bench.lost()
             if fault:
                 self._lost = f"{LOST} in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
@@ -255,15 +268,57 @@ class _Run:
         return budget is None or self.executor.clock() - self._started <= budget
 
     def store(self, rows: Sequence[Measurement], planned: PlannedCase, place: Place | None = None) -> None:
-        """Makes rows durable and counts them."""
+        """Makes rows durable and counts them; one that no file can hold becomes a failed row that says so."""
         env_of = (place.env_id, place.env) if place is not None and place.env_id is not None else None
         try:
-            self.writer.append(rows, env_of)
+            try:
+                self.writer.append(rows, env_of)
+            except _UNSTORABLE:
+                # Found out only now: a second look at each row would cost every case more than writing it does.
+                if not any(_refusal(r) for r in rows):
+                    raise  # it is none of theirs
+                rows = [_made_storable(r) for r in rows]
+                self.writer.append(rows, env_of)
         except OSError as error:
             raise _DiskError(error.strerror) from error
         self.outcome.statuses.update(r.status for r in rows)
         failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
         self.outcome.reasons.update(dict.fromkeys(failed))
+
+
+def _refusal(measurement: Measurement) -> str:
+    """Why the store could not hold a row; "" where it could."""
+    try:
+        pa.Table.from_pylist([measurement.as_row()], schema=store.SCHEMA)
+    except _UNSTORABLE as error:
+        return one_line(error)
+    return ""
+
+
+def _made_storable(measurement: Measurement) -> Measurement:
+    """The row with its texts made printable, or a failed one in its place."""
+    shown = replace(measurement, reason=_printable(measurement.reason), part=_printable(measurement.part))
+    refusal = _refusal(shown)
+    if not refusal:
+        return shown
+    why = f"its row cannot be stored: {_printable(refusal)}"
+    return replace(
+        shown,
+        status="failed",
+        reason=f"{shown.reason}; {why}" if shown.reason else why,
+        resolved={},
+        samples=(),
+        rounds=(),
+        sample_clock_mhz=(),
+        flops={},
+        bytes_moved=None,
+        timing={},
+    )
+
+
+def _printable(text: str) -> str:
+    """A text that any file can hold: bytes that were no text, which Python keeps as surrogates, are written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _workspace(writer: store.RunWriter, planned: PlannedCase, arm: str) -> Path:

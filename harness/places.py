@@ -101,7 +101,7 @@ def check(config: Mapping[str, Any]) -> None:
     Raises:
         UsageError: which, and the way out.
     """
-    for key in ("case_timeout_s", "case_memory_gib"):
+    for key in ("case_timeout_s", "case_wall_s", "case_memory_gib"):
         value = config[key]
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(

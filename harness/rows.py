@@ -108,6 +108,12 @@ def unfinished_rows(planned: PlannedCase, arm: str, reason: str, printed: str) -
     ]
 
 
+def rows_of_others(planned: PlannedCase, arm: str, reason: str) -> list[Measurement]:
+    """As `unfinished_rows`, for all arms but one."""
+    others = replace(planned, arms=tuple(name for name in planned.arms if name != arm))
+    return unfinished_rows(others, "", reason, "")
+
+
 def about(error: BaseException) -> dict[str, object]:
     """For `resolved`: what is known of an exception beside its one line."""
     if isinstance(error, MemoryShortageError):

@@ -207,6 +207,7 @@ def _measure(
             places=work.places,
             lanes=work.lanes,
             case_timeout_s=config["case_timeout_s"],
+            case_wall_s=config["case_wall_s"],
             on_case=progress.case,
             on_step=progress.step,
         )

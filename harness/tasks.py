@@ -9,23 +9,25 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness import environment
-from harness.bench import Bench, Setting
+from harness.bench import ArmFaultError, Bench, Setting
 from harness.errors import OUT_OF_MEMORY, one_line
-from harness.rows import trial_rows
+from harness.rows import rows_of_others, trial_rows, unfinished_rows
 from harness.timing import timer_for
+from harness.worker_process import Instead
 from harness.workload import Trial, TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from harness.case import Case
     from harness.measurement import Measurement
     from harness.plan import PlannedCase
+    from harness.worker_process import Tell
 
 REPORT_S = 0.2  # between two messages about the steps of one run
 
@@ -39,29 +41,73 @@ class Task:
         arm: of a trial suite, the arm whose run this is; "" where the case is timed, all arms at once.
         workspace: where a run may keep checkpoints; None where the case is timed.
         sustained: time the case under sustained load as well.
+        failed: rows of arms that were taken out of the case, see `without`.
     """
 
     planned: PlannedCase
     arm: str = ""
     workspace: Path | None = None
     sustained: bool = False
+    failed: tuple[Measurement, ...] = ()
 
     @property
     def case(self) -> Case:
         """The case, without what was planned for it."""
         return self.planned.case
 
+    def without(self, arm: str, rows: Sequence[Measurement], reason: str, printed: str = "") -> Task | None:
+        """The task for the other arms of a case, which are then all timed in the same rounds.
 
-def do(task: Task, bench: Bench, tell: Callable[[int, int, str], None]) -> list[Measurement]:
-    """The rows of a task; whatever its suite raises is among them.
+        The arms that are compared with this one, directly or through another, fail with it.
+
+        Args:
+            arm: which has failed.
+            rows: its own.
+            reason: of the arms that fail with it.
+            printed: the last lines that were printed.
+
+        Returns:
+            None where no arm would be left, and where the case is not timed or has no such arm.
+        """
+        planned, arms = self.planned, self.planned.suite.ARMS
+        gone, more = {arm}, {arm}
+        while more:
+            more = {name for name in planned.runnable if arms[name].baseline in more} - gone
+            gone |= more
+        if self.arm or arm not in planned.runnable or gone >= set(planned.runnable):
+            return None
+        left = replace(planned, arms=tuple(name for name in planned.arms if name not in gone))
+        compared = [
+            one for name in planned.runnable if name in gone - {arm}
+            for one in unfinished_rows(planned, name, reason, printed)
+        ]  # fmt: skip
+        return replace(self, planned=left, failed=(*self.failed, *rows, *compared))
+
+
+def do(
+    task: Task,
+    bench: Bench,
+    tell: Callable[[int, int, str], None],
+    on_arm: Callable[[str], None] = lambda arm: None,
+) -> list[Measurement]:
+    """The rows of a task, without those of `Task.failed`; whatever its suite raises is among them.
 
     Args:
         task: what to do.
         bench: measures in this process.
         tell: told of steps done, of how many, and in words.
+        on_arm: told which arm of a case that is timed is under way; "" for none.
+
+    Raises:
+        ArmFaultError: an arm of a case that is timed took the device with it.
     """
     if task.workspace is None:
-        return bench.measure(task.planned, sustained=task.sustained, on_stage=lambda stage: tell(0, 0, stage))
+        return bench.measure(
+            task.planned,
+            sustained=task.sustained,
+            on_stage=lambda stage: tell(0, 0, stage),
+            on_arm=on_arm,
+        )
     assert isinstance(task.planned.suite, TrialSuite)
 
     def on_step(done: int, total: int) -> None:
@@ -78,16 +124,28 @@ def do(task: Task, bench: Bench, tell: Callable[[int, int, str], None]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """A task as a worker does it (`harness.workers.Job`)."""
+    """A task as a worker does it (`harness.worker_process.Job`)."""
 
     setting: Setting
     task: Task
 
-    def __call__(self, tell: Callable[[int, int, str], None]) -> tuple[list[Measurement], bool]:
+    def __call__(self, tell: Tell) -> tuple[list[Measurement] | Instead, bool]:
         """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
         bench = _bench(self.setting)
-        rows = do(self.task, bench, _now_and_then(tell))
+        try:
+            rows = do(self.task, bench, _now_and_then(tell), tell.at)
+        except ArmFaultError as fault:
+            rest = self.task.without(fault.arm, fault.rows, str(fault))
+            if rest is not None:
+                return Instead(replace(self, task=rest)), True
+            return [*fault.rows, *rows_of_others(self.task.planned, fault.arm, str(fault))], True
         return rows, bool(bench.lost()) or any(r.reason.startswith(OUT_OF_MEMORY) for r in rows)
+
+    def without(self, arm: str, fault: str, printed: str) -> WorkerJob | None:
+        """The rest of it, without an arm that ended its process (`harness.worker_process.Divisible`)."""
+        rows = unfinished_rows(self.task.planned, arm, fault, printed)
+        rest = self.task.without(arm, rows, fault, printed)
+        return None if rest is None else replace(self, task=rest)
 
 
 @functools.cache

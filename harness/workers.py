@@ -8,99 +8,58 @@ fault poisons all that a process does later); then another takes its place. It i
 server that has imported torch and the suites, runs nothing and so holds no threads that a fork could lose.
 
 Every job ends exactly once. One whose worker died is given to a second worker, since many deaths come from outside (the
-kernel's memory killer, an operator); one that takes two workers with it has failed.
-
-What a job prints never reaches the terminal nor the pipe that answers come by: standard output and error of a worker are
-a second pipe, of which the last lines are kept for the reason of a failure.
+kernel's memory killer, an operator); with the second death it has failed. If it has arms and was at one of them
+(`worker_process.Divisible`), that arm has failed, and the rest of the job is done without it, all of it anew, in another
+worker. So has an arm that was silent for too long, or spoiled its process. A job of n arms thus takes 1 + n workers at most.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import gc
-import importlib
+import math
 import multiprocessing
 import os
 import pickle
-import signal
-import sys
+import socket
+import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from harness.errors import one_line
 from harness.measurement import DIED
-from harness.processes import (
-    end_with_parent,
-    ending,
-    kill_group,
-    limit_memory,
-    memory_of_this_process,
+from harness.processes import ending, kill_group
+from harness.worker_process import (
+    Answer,
+    ArmUnderWay,
+    Conditions,
+    Divisible,
+    Instead,
+    Job,
+    Sign,
+    Tell,
+    serve,
 )
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
     from types import TracebackType
 
+__all__ = ["Conditions", "Ended", "Instead", "Job", "Pool", "Tell", "start_server"]
+
 PRELOADED = ["harness.tasks", "harness.suites"]  # nothing of it starts a thread; pyarrow would
-TRIES = 2
-LEAK_BYTES = (
-    2**30
-)  # of resident memory above what the first job of a process left: then another takes its place
 START_S = 300.0  # for a worker to start; the server's first imports are within it
+MESSAGE_S = 60.0  # for the rest of a message that has begun
 KEPT_BYTES = 4000  # of what a worker printed last
 
-Tell = Callable[[int, int, str], None]  # a job's sign of life: steps done, of how many, and what it does next
-Job = Callable[[Tell], tuple[Any, bool]]  # picklable; returns its result and whether its process is spoiled
 OnSign = Callable[[Any, int, int], None]
 
-# A suite is a module, which does not pickle; its name does.
-ForkingPickler.register(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
 
-
-class _Sign(NamedTuple):
-    done: int
-    total: int
-    what: str
-
-
-class _Answer(NamedTuple):
-    result: Any
-    spoiled: bool
-    fault: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What the process of a worker takes over from this one, whenever it is started.
-
-    Attributes:
-        environ: the environment variables.
-        folder: the working folder.
-        threads: of torch.
-        memory_bytes: that it may ask for beyond what it starts with; None: no limit.
-        leak_bytes: of resident memory above what its first job left, after which another process takes its place.
-    """
-
-    environ: Mapping[str, str]
-    folder: str
-    threads: int
-    memory_bytes: int | None = None
-    leak_bytes: int = LEAK_BYTES
-
-    @classmethod
-    def here(cls, memory_bytes: int | None = None, variables: Mapping[str, str] | None = None) -> Conditions:
-        """Those of this process; `variables` are added to its environment."""
-        import torch
-
-        return cls(
-            {**os.environ, **(variables or {})}, str(Path.cwd()), torch.get_num_threads(), memory_bytes
-        )
+class _UnreadableError(Exception):
+    """What came from a worker is no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +67,7 @@ class Ended:
     """How a job ended.
 
     Attributes:
-        job: which.
+        job: which; what is left of it, where it was done without some of its arms.
         worker: index of the conditions that it ran under.
         tries: workers that had it.
         result: what it returned.
@@ -143,10 +102,11 @@ class Pool:
     Args:
         conditions: a worker each.
         timeout_s: a job may go on for so long without a sign of life.
+        wall_s: and a worker may have it for so long, whatever signs it gives.
     """
 
-    def __init__(self, conditions: Sequence[Conditions], timeout_s: float) -> None:
-        self._workers = [_Worker(index, each, timeout_s) for index, each in enumerate(conditions)]
+    def __init__(self, conditions: Sequence[Conditions], timeout_s: float, wall_s: float = math.inf) -> None:
+        self._workers = [_Worker(index, each, timeout_s, wall_s) for index, each in enumerate(conditions)]
 
     def __enter__(self) -> Pool:
         return self
@@ -191,50 +151,62 @@ def _feed(worker: _Worker, waiting: Iterator[Job]) -> Iterator[Ended]:
 class _Worker:
     """One place in the pool: a process, seen from outside, and the job that it has."""
 
-    def __init__(self, index: int, conditions: Conditions, timeout_s: float) -> None:
-        self.index, self._conditions, self._timeout_s = index, conditions, timeout_s
+    def __init__(self, index: int, conditions: Conditions, timeout_s: float, wall_s: float) -> None:
+        self.index, self._conditions = index, conditions
+        self._timeout_s, self._wall_s = timeout_s, wall_s
         self.job: Job | None = None
-        self._tries = 0
+        self._tries = self._deaths = 0
         self._process: ForkServerProcess | None = None
         self._ours: Connection
         self._noise: Connection | None = None
+        self._arm = ArmUnderWay()
         self._printed = b""
         self._what = ""
-        self._deadline = 0.0
+        self._deadline = 0.0  # for its next sign of life
+        self._end = math.inf  # for the job, from its first sign on
 
     def take(self, job: Job) -> Ended | None:
         """Starts on a job; None unless it can't be handed over."""
-        self._tries = 0
+        self._tries = self._deaths = 0
         try:
-            self._give(job)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            wire = ForkingPickler.dumps(job)
+        except Exception as error:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
             why = f"cannot be handed to a worker process ({error}); isolate=false does it in this one"
             return Ended(job, self.index, fault=why)
+        self._give(job, wire)
         return None
 
-    def _give(self, job: Job) -> None:
+    def _give(self, job: Job, wire: memoryview) -> None:
         self._printed, self._what = b"", "it started"
+        self._arm.write("")
         try:
             if self._process is None:
                 self._start()
-            self._ours.send(job)
+            self._ours.send_bytes(wire)
         except OSError:  # it died while it had nothing to do
             self.end()
             self._start()
             with suppress(OSError):  # and again: the death is heard of as any other
-                self._ours.send(job)
+                self._ours.send_bytes(wire)
         self.job = job
         self._tries += 1
-        self._deadline = time.monotonic() + START_S
+        self._deadline, self._end = time.monotonic() + START_S, math.inf
+
+    def _give_to_another(self, job: Job) -> None:
+        self.end()
+        self._give(job, ForkingPickler.dumps(job))
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._ours, theirs = context.Pipe()
+        _limit_waiting(self._ours, MESSAGE_S)
         self._noise, noise = context.Pipe(duplex=False)
         os.set_blocking(self._noise.fileno(), False)
         # Not a daemon: a job may start processes of its own.
-        process = context.Process(target=_serve, args=(theirs, noise, self._conditions), daemon=False)
+        process = context.Process(
+            target=serve, args=(theirs, noise, self._arm, self._conditions), daemon=False
+        )
         process.start()
         self._process = process
         theirs.close()
@@ -246,8 +218,8 @@ class _Worker:
         return [self._ours, self._process.sentinel, *([self._noise] if self._noise else [])]
 
     def left_s(self) -> float:
-        """Until its silence has been too long."""
-        return self._deadline - time.monotonic()
+        """Until its silence, or the job, has been too long."""
+        return min(self._deadline, self._end) - time.monotonic()
 
     def hear(self, ready: Sequence[Any], on_sign: OnSign) -> Ended | None:
         """Takes in what is there; how its job ended, if it has."""
@@ -256,24 +228,48 @@ class _Worker:
             self._listen()
         try:
             while self._ours.poll():
-                message = self._ours.recv()
-                if isinstance(message, _Answer):
+                message = self._receive()
+                if isinstance(message, Answer):
                     return self._answered(message)
                 self._what = message.what
-                self._deadline = time.monotonic() + self._timeout_s
+                now = time.monotonic()
+                self._deadline, self._end = now + self._timeout_s, min(self._end, now + self._wall_s)
                 on_sign(self.job, message.done, message.total)
+        except _UnreadableError as error:
+            # Of no arm: what an arm wrote there is read when another may be under way.
+            return self._failed(f"its rows cannot be read: {error}")
         except (EOFError, OSError):
             return self._died()
         if self._process.sentinel in ready:
             return self._died()
-        if self.left_s() <= 0:
-            silence = f"no sign of life for {self._timeout_s:g} s since {self._what}; case_timeout_s=SECONDS allows more"
-            return self._failed(silence)
-        return None
+        if self.left_s() > 0:
+            return None
+        if self._end < self._deadline:  # of no arm: the one under way may be the least of it
+            where = self._where("after")
+            return self._failed(f"not done within {self._wall_s:g} s{where}; case_wall_s=SECONDS allows more")
+        silence = f"no sign of life for {self._timeout_s:g} s{self._where('since')}"
+        return self._failed(f"{silence}; case_timeout_s=SECONDS allows more", self._arm.read())
 
-    def _answered(self, answer: _Answer) -> Ended:
+    def _receive(self) -> Sign | Answer:
+        """The next message; EOFError or OSError where the pipe is closed."""
+        try:
+            wire = self._ours.recv_bytes()
+        except (BlockingIOError, MemoryError, OverflowError) as error:
+            raise _UnreadableError(f"a message broke off ({one_line(error)})") from error
+        try:
+            message = pickle.loads(wire)
+        except Exception as error:  # whatever an object raises when it is made anew
+            raise _UnreadableError(one_line(error)) from error
+        if not isinstance(message, Sign | Answer):
+            raise _UnreadableError(f"it sent a {type(message).__name__}")
+        return message
+
+    def _answered(self, answer: Answer) -> Ended | None:
         if answer.fault:
             return self._failed(answer.fault)
+        if isinstance(answer.result, Instead):
+            self._give_to_another(answer.result.job)
+            return None
         job, self.job = self.job, None
         if answer.spoiled:
             self.end()
@@ -281,22 +277,33 @@ class _Worker:
 
     def _died(self) -> Ended | None:
         assert self._process is not None
+        assert self.job is not None
         self._process.join(5)
-        how = ending(self._process.exitcode or 0)
-        if self._tries < TRIES and self.job is not None:
-            self.end()
-            self._give(self.job)
+        self._deaths += 1
+        if self._deaths == 1:
+            self._give_to_another(self.job)
             return None
+        times = "twice" if self._deaths == 2 else f"{self._deaths} times"
+        how = ending(self._process.exitcode or 0)
         printed = self._last_lines()
         said = f": {printed.splitlines()[-1][:200]}" if printed else ""
-        return self._failed(
-            f"{DIED} {'twice ' if self._tries == TRIES else ''}({how}) after {self._what}{said}", died=True
-        )
+        fault = f"{DIED} {times} ({how}){self._where('after')}{said}; resume=RUN_ID runs it again"
+        return self._failed(fault, self._arm.read(), died=True)
 
-    def _failed(self, fault: str, *, died: bool = False) -> Ended:
+    def _where(self, preposition: str) -> str:
+        """In words, what was under way."""
+        arm = self._arm.read()
+        return f"{f' in arm {arm}' if arm else ''} {preposition} {self._what}"
+
+    def _failed(self, fault: str, arm: str = "", *, died: bool = False) -> Ended | None:
+        """The end of the job; None where the fault is that of one arm, and the job goes on without it."""
         printed = self._last_lines()
         self.end()
         job, self.job = self.job, None
+        rest = job.without(arm, fault, printed) if arm and isinstance(job, Divisible) else None
+        if rest is not None:
+            self._give_to_another(rest)
+            return None
         return Ended(job, self.index, self._tries, fault=fault, died=died, printed=printed)
 
     def _listen(self) -> None:
@@ -331,45 +338,7 @@ class _Worker:
         self._process = self._noise = None
 
 
-def _serve(parent: Connection, noise: Connection, conditions: Conditions) -> None:
-    """The process of a worker: does jobs until its parent has no more, or is gone."""
-    os.setpgrp()  # Ctrl-C reaches every process of the terminal's group; the parent decides what becomes of this one
-    for asked in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a scheduler sends it to every process; a handler is not inherited
-        signal.signal(asked, lambda *_: None)
-    end_with_parent()
-    for descriptor in (1, 2):
-        os.dup2(noise.fileno(), descriptor)
-    noise.close()
-    faulthandler.enable()
-    gc.freeze()  # what the server made is never garbage; looking through it would copy its pages
-    os.environ.clear()
-    os.environ.update(conditions.environ)
-    os.chdir(conditions.folder)
-    if conditions.memory_bytes is not None:
-        limit_memory(conditions.memory_bytes)
-    import torch
-
-    torch.set_num_threads(conditions.threads)
-    settled = 0  # resident memory after the first job
-
-    def tell(done: int, total: int, what: str) -> None:
-        parent.send(_Sign(done, total, what))
-
-    while True:
-        try:
-            job: Job = parent.recv()
-        except (EOFError, OSError):
-            return
-        tell(0, 0, "its start")
-        result, spoiled = job(tell)
-        sys.stdout.flush()
-        resident = memory_of_this_process("VmRSS")
-        settled = settled or resident
-        answer = _Answer(result, spoiled or resident - settled > conditions.leak_bytes)
-        try:
-            parent.send(answer)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            parent.send(_Answer(None, False, f"its rows cannot be sent: {error}"))
+def _limit_waiting(connection: Connection, seconds: float) -> None:
+    """From now on reading raises BlockingIOError where nothing more comes for so long: half a message must not stop a sweep."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))

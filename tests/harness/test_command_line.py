@@ -89,6 +89,7 @@ def test_skipped_arms_are_exit_0_and_the_end_says_why(
         ["sweep=toy", "device=cpu", "devices=all"],
         ["sweep=toy", "device=cpu", "devices=0,1"],
         ["sweep=toy", "case_timeout_s=0"],
+        ["sweep=toy", "case_wall_s=0"],
         ["sweep=toy", "case_memory_gib=-1"],
         ["sweep=toy", "case_timeout_s=5", "isolate=false"],
         ["sweep=toy", "workers=2", "isolate=false"],

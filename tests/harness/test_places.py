@@ -26,7 +26,8 @@ from harness.workers import Conditions, Pool, Tell
 
 GPUS = [Gpu(i, f"uuid-{i}") for i in range(4)]
 CONFIG: dict[str, Any] = {
-    "isolate": True, "device": "cuda", "devices": None, "case_memory_gib": None, "case_timeout_s": None, "workers": None,
+    "isolate": True, "device": "cuda", "devices": None, "case_memory_gib": None, "case_timeout_s": None, "case_wall_s": None,
+    "workers": None,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,34 @@ def hang(tell: Tell) -> tuple[Any, bool]:
     Path("child").write_text(str(child.pid))
     time.sleep(600)
     raise AssertionError
+
+
+def chatter(tell: Tell) -> tuple[Any, bool]:
+    while True:
+        tell(0, 0, "a word")
+        time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class Arms:
+    """A job of several arms, of which those that are fatal end its process; keeps why others were left out."""
+
+    arms: str
+    fatal: str
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    def __call__(self, tell: Tell) -> tuple[Any, bool]:
+        for arm in self.arms:
+            tell(0, 0, "it was begun")
+            tell.at(arm)
+            if arm in self.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+        tell.at("")
+        return self.arms, False
+
+    def without(self, arm: str, fault: str, printed: str) -> Arms | None:
+        rest = self.arms.replace(arm, "")
+        return Arms(rest, self.fatal, (*self.left_out, (arm, fault))) if rest else None
 
 
 def noise(tell: Tell) -> tuple[Any, bool]:
@@ -158,6 +186,34 @@ def test_a_silent_job_is_ended_with_all_that_it_started() -> None:
     assert good.result[0] == "next"
     child = int(Path("child").read_text())
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_that_is_never_silent_is_ended_all_the_same() -> None:
+    with Pool([Conditions.here()], 60, wall_s=0.3) as pool:
+        chatty, good = pool.run([chatter, partial(answer, "next")])
+    assert chatty.fault == "not done within 0.3 s after a word; case_wall_s=SECONDS allows more"
+    assert (chatty.died, chatty.tries) == (False, 1)
+    assert good.result[0] == "next"
+
+
+DEATH = "its process died {} (signal 9, SIGKILL) in arm {} after it was begun; resume=RUN_ID runs it again"
+
+
+@pytest.mark.parametrize(
+    ("fatal", "left", "times"), [("b", "ac", ["twice"]), ("ca", "b", ["twice", "3 times"])]
+)
+def test_a_job_is_done_without_the_arms_that_end_its_process(fatal: str, left: str, times: list[str]) -> None:
+    (ended,) = do([Arms("abc", fatal)])
+    assert (ended.result, ended.fault, ended.tries) == (left, "", 2 + len(fatal))
+    reasons = zip(sorted(fatal), times, strict=True)
+    assert ended.job.left_out == tuple((arm, DEATH.format(often, arm)) for arm, often in reasons)
+
+
+def test_a_job_all_of_whose_arms_end_their_process_is_given_up_after_one_worker_an_arm_and_one_more() -> None:
+    (ended,) = do([Arms("abc", "abc")])
+    assert (ended.tries, ended.died) == (4, True)
+    assert ended.fault == DEATH.format("4 times", "c")
+    assert [arm for arm, _ in ended.job.left_out] == ["a", "b"]
 
 
 def test_each_sign_of_life_gives_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from toy import ToySuite, nothing
 
 from harness.case import Case
-from harness.workload import Numerics, Workload
+from harness.timers import CpuTimer
+from harness.workload import ArmInfo, Numerics, Workload
 
 kept: list[bytes] = []
+fault: list[str] = []  # of this process's device
+FOUR = {
+    "base": ArmInfo("the baseline"),
+    "other": ArmInfo("a candidate", baseline="base"),
+    "peer": ArmInfo("another", baseline="base"),
+    "far": ArmInfo("compared with a candidate", baseline="other"),
+}
 
 
 def segfault(case: Case) -> None:
@@ -66,21 +77,95 @@ def die(case: Case) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-ACTS: Mapping[str, Callable[[Case], None]] = {
-    act.__name__: act for act in (segfault, exits, hang, hog, babble, close_everything, leak, die_once, die)
-}
+def lose(case: Case) -> None:
+    """A CUDA fault: nothing that this process asks of its device later is done."""
+
+    def synchronize(self: CpuTimer) -> None:
+        raise RuntimeError(fault[0])
+
+    fault.append("CUDA error: an illegal memory access was encountered")
+    CpuTimer.synchronize = synchronize
+    raise RuntimeError(fault[0])
+
+
+class Unreadable:
+    """Pickles, but cannot be made anew."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __import__, ("no_such_module",)
+
+
+class Unsendable:
+    """Does not pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ValueError("no pickle")
+
+
+def unreadable(case: Case) -> dict[str, Any]:
+    return {"resolved": {"it": Unreadable()}}
+
+
+def unsendable(case: Case) -> dict[str, Any]:
+    return {"resolved": {"it": Unsendable()}}
+
+
+def tensor(case: Case) -> dict[str, Any]:
+    return {"resolved": {"it": torch.ones(2)}}
+
+
+def words(case: Case) -> dict[str, Any]:
+    return {"bytes_moved": "many"}
+
+
+def undecodable(case: Case) -> None:
+    raise RuntimeError("a bad \udcff byte")
+
+
+def nan(case: Case) -> dict[str, Any]:
+    return {"check": lambda: Numerics({"sqnr_db": float("nan")})}
+
+
+def scribble(case: Case, what: bytes = b"\0\0\0\x10sixteen bytes ..") -> None:
+    """Writes into the pipe that answers come by: a length, and what is no message."""
+    for descriptor in range(3, 200):
+        try:
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket"):
+                os.write(descriptor, what)
+        except OSError:
+            pass
+
+
+def begin(case: Case) -> None:
+    """Half a message."""
+    scribble(case, b"\0\0\x10\0half")
+    time.sleep(600)
+
+
+ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
+    act.__name__: act
+    for act in (
+        segfault, exits, hang, hog, babble, close_everything, leak, die_once, die, lose, unreadable, unsendable, tensor,
+        words, undecodable, nan, scribble, begin,
+    )
+}  # fmt: skip
 
 
 @dataclass
 class Unruly(ToySuite):
-    """Arm `other` of case n does `acts[n]` while it is built."""
+    """Arm `other` of case n does `acts[n]` while it is built, or the arms do `acts[n][arm]`; "timed ..." when they are timed."""
 
-    acts: Mapping[int, str] = field(default_factory=dict)
+    acts: Mapping[int, str | Mapping[str, str]] = field(default_factory=dict)
 
     def build(self, case: Case, arm: str, device: str) -> Workload:
-        act = self.acts.get(case.integer("n"))
-        if act is not None and arm == "other":
-            ACTS[act](case)
-        return Workload(
-            run=nothing, check=lambda: Numerics({"sqnr_db": 28.5}), resolved={"process": os.getpid()}
-        )
+        if fault:
+            raise RuntimeError(fault[0])
+        acts = self.acts.get(case.integer("n"), {})
+        act = ({"other": acts} if isinstance(acts, str) else acts).get(arm)
+        given: dict[str, Any] = {"run": nothing, "check": lambda: Numerics({"sqnr_db": 28.5})}
+        if act is not None and act.startswith("timed "):
+            given["run"] = partial(ACTS[act.removeprefix("timed ")], case)
+        elif act is not None:
+            given |= ACTS[act](case) or {}
+        resolved = {"process": os.getpid(), **given.pop("resolved", {})}
+        return Workload(**given, resolved=resolved)
