@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from harness.diagnosis.finding import few
 from harness.errors import UsageError
 from harness.executor import Executor, Outcome, Place
 from harness.plan import Plan, describe, make_plan
+from harness.processes import interruptible
 from harness.progress import Progress
 from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import is_trial
@@ -41,12 +41,10 @@ from harness.suites import SUITES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
 
     from harness.places import Gpu
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
-ONE_INTERRUPT_S = 5.0  # Ctrl-C and SIGTERM that follow one another so closely count as one
 
 
 def run_sweep(overrides: Sequence[str]) -> int:
@@ -111,7 +109,7 @@ def _run(
         console.print(f"resumed although changed: {change}", highlight=False, markup=False)
     started = time.perf_counter()
     note = runlog.Note(writer)
-    with _interruptible(), runlog.log_to(work.folder, runlog.level(config["log_level"])):
+    with interruptible(), runlog.log_to(work.folder, runlog.level(config["log_level"])):
         outcome = _measure(request, plan, writer, work, console, note)
         writer.close(outcome.state)
         note.write(
@@ -367,28 +365,3 @@ def _writable(folder: Path, key: str) -> None:
         raise UsageError(
             f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR"
         ) from error
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, ends the run as Ctrl-C does: cleanly.
-
-    Either often comes twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
-    the run from recording how it ended.
-    """
-    heard = -ONE_INTERRUPT_S
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        if time.monotonic() - heard >= ONE_INTERRUPT_S:
-            heard = time.monotonic()
-            raise KeyboardInterrupt
-
-    # A shell lets its background jobs ignore Ctrl-C, and so it stays.
-    asked = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
-    before = [(number, signal.signal(number, stop)) for number in asked]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
