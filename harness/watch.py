@@ -142,6 +142,9 @@ def summary(parts: Sequence[Part], now: float) -> str:
         said.append(
             f"{bound}{duration(max(times))} left" if times and max(times) > 0 else "time left unknown"
         )
+    silent = max((now - part.written for part in parts if part.state == "running"), default=0.0)
+    if silent > SILENT_S:
+        said.append(f"the longest silent for {duration(silent)}")
     rows = sum((Counter(part.statuses) for part in parts), Counter())
     if rows:
         said.append(", ".join(f"{rows[status]} {status}" for status in sorted(rows)))
