@@ -4,6 +4,9 @@ Hydra starts the shards (joblib: processes here; submitit: Slurm jobs; ray: a Ra
 `sweep=NAME shard=i/n run_id=ID` with a run id given here. What came of them is read from the run's folder, not from the
 launcher: a worker that was killed, a node that was lost or a job that was started twice leaves the rows that it had
 stored, and `resume=ID` runs the rest, spread or not.
+
+Shards on this machine end with the command, and each computes at a place of its own (`harness.side_by_side`): a GPU, or
+a share of the cores. Of more shards than places, the others wait their turn. Shards elsewhere are their scheduler's.
 """
 
 from __future__ import annotations
@@ -12,21 +15,23 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import shards, store, watch
+from harness import shards, side_by_side, store, watch
 from harness.config import command_line, load
 from harness.errors import UsageError, one_line, unknown
 from harness.fleet.request import refuse_shares
+from harness.processes import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,6 +61,7 @@ LAUNCHERS = {
     ),
     "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False),
 }
+INTERRUPTED = "interrupted"
 LOOK_S = 1.0  # between two looks at the shards
 LINE_S = 30.0  # between two lines of progress where there is no terminal
 
@@ -68,8 +74,10 @@ class Job:
     run_id: str = ""
     shard: str = ""
     folder: str = ""  # to run in
-    cores: list[int] = field(default_factory=list)  # to divide among the shards; empty: leave them alone
-    gpus: list[str] = field(default_factory=list)  # likewise, one a shard in turn
+    lead: str = ""  # the folder of `side_by_side` where shards are processes of this machine
+    places: int = 0  # of them, for shards to take; 0: they share nothing
+    cores: list[int] = field(default_factory=list)  # to divide among the places; empty: leave them alone
+    gpus: list[str] = field(default_factory=list)  # likewise, one a place
     hydra: Any = field(
         default_factory=lambda: {
             "job": {"name": "fp8-harness", "chdir": False},
@@ -104,6 +112,12 @@ def main(argv: Sequence[str]) -> int:
             for shard in chosen:
                 sys.stdout.write("\n".join([f"shard {shard}", *describe(shards.share(plan, shard))]) + "\n")
             return 0
+    several = launcher.here and name != "basic"  # shards at once, each in a process of its own
+    cores = sorted(os.sched_getaffinity(0)) if several and request.config["device"] == "cpu" else []
+    gpus = _gpus() if several and request.config["device"] == "cuda" else []
+    places = min(len(cores or gpus), len(chosen))
+    if name == "joblib":
+        places, to_hydra = _at_once(places, to_hydra)
     folder = _folder(request)
     goes_on = request.config["resume"] is not None
     config = _absolute(request.config)
@@ -125,20 +139,27 @@ def main(argv: Sequence[str]) -> int:
             "question": request.config["question"],
         },
     )
-    several = launcher.here and name != "basic"  # shards at once, each in a process of its own
     job = Job(
         words=json.dumps(kept).replace("$", "\\u0024"),
         run_id="" if goes_on else folder.name,
         folder=str(Path.cwd()),
-        cores=sorted(os.sched_getaffinity(0)) if several and request.config["device"] == "cpu" else [],
-        gpus=_gpus() if several and request.config["device"] == "cuda" else [],
+        places=places,
+        cores=cores,
+        gpus=gpus,
     )
+    overrides = [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"]
     began = time.time()
-    with _watched(folder, chosen, began, request.config["quiet"]):
-        trouble = _launch(
-            job, [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"], to_hydra, folder
-        )
-    return _finish(request, writer, chosen, trouble, time.time() - began)
+    with (
+        side_by_side.lead() if several else nullcontext() as lead,
+        interruptible(lead.end if lead else None) as interrupts,
+    ):
+        if lead:
+            job.lead = str(lead.folder)
+        with _watched(folder, chosen, began, request.config["quiet"]):
+            trouble = _launch(job, overrides, to_hydra, folder)
+        if interrupts.heard:
+            trouble = INTERRUPTED
+        return _finish(request, writer, chosen, trouble, time.time() - began)
 
 
 def run_shard(config: DictConfig) -> int:
@@ -146,11 +167,35 @@ def run_shard(config: DictConfig) -> int:
     if Path(config.folder).is_dir():  # else this is another machine, and paths are absolute where they matter
         os.chdir(config.folder)
     shard = shards.parse(config.shard)
-    # A process that has opened its GPU sees no other one, though the workers that it starts would.
-    if config.gpus and not _gpu_is_open():
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[shard.index % len(config.gpus)]
+    if config.lead:
+        side_by_side.follow(config.lead)
+    try:
+        with (
+            interruptible() as interrupts,
+            side_by_side.at_work(config.lead) if config.lead else nullcontext(True) as wanted,
+        ):
+            if interrupts.heard or not wanted:  # an earlier shard was stopped, and the sweep with it
+                return 2
+            if config.places:
+                _settle(config)
+            return _run_shard(config, shard)
+    except UsageError as error:
+        sys.stderr.write(f"error: shard {shard}: {error}\n")
+    except KeyboardInterrupt:  # before it measured anything
+        sys.stderr.write(f"error: shard {shard}: interrupted\n")
+    return 2
+
+
+def _settle(config: DictConfig) -> None:
+    """Takes a place for this process, which keeps it for all shards that it gets: a GPU that is open stays open."""
+    own = side_by_side.place(config.lead, config.places)
+    if config.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[own]
     if config.cores:
-        shards.pin(shards.cores_of(shard, list(config.cores)))
+        shards.pin(shards.cores_of(own, config.places, list(config.cores)))
+
+
+def _run_shard(config: DictConfig, shard: Shard) -> int:
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
         multiprocessing.set_start_method("forkserver", force=True)
@@ -161,11 +206,27 @@ def run_shard(config: DictConfig) -> int:
         f"shard={shard}",
         *([f"run_id={config.run_id}"] if config.run_id else []),
     ]
-    try:
-        return run_sweep(words)
-    except UsageError as error:
-        sys.stderr.write(f"error: shard {shard}: {error}\n")
-        return 2
+    return run_sweep(words)
+
+
+def _at_once(places: int, to_hydra: Sequence[str]) -> tuple[int, list[str]]:
+    """The places of joblib's processes, no more than it is asked for, and the words for Hydra that start so many.
+
+    A process more than there are places would get a shard and wait with it for another one's end.
+
+    Raises:
+        UsageError: it is asked for what is no number of processes.
+    """
+    key = "hydra.launcher.n_jobs"
+    asked = [word for word in to_hydra if word.lstrip("+").startswith(f"{key}=")]
+    for word in asked:
+        if not re.fullmatch(r"-1|[1-9]\d{0,5}", word.partition("=")[2]):
+            raise UsageError(
+                f"{word}: expected how many shards at once, or -1 for as many as there is room for"
+            )
+    most = int(asked[-1].partition("=")[2]) if asked else -1
+    places = places if most < 0 else min(places, most)
+    return places, [*(word for word in to_hydra if word not in asked), f"{key}={places}"]
 
 
 def _chosen_launcher(to_hydra: Sequence[str]) -> str:
@@ -212,7 +273,7 @@ def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder:
     try:
         hydra.main(version_base="1.3", config_path=None, config_name="shards")(run_shard)()
     except KeyboardInterrupt:
-        return "interrupted"
+        return INTERRUPTED
     except Exception as error:  # noqa: BLE001 -- whatever a launcher raises, the rows say what is done
         return one_line(error)
     except SystemExit as error:
@@ -231,7 +292,7 @@ def _finish(
     folder = writer.folder
     states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in chosen}
     unfinished = {shard: state for shard, state in states.items() if state != "finished"}
-    writer.close("finished" if not unfinished else "interrupted" if trouble == "interrupted" else "failed")
+    writer.close("finished" if not unfinished else INTERRUPTED if trouble == INTERRUPTED else "failed")
     rows, _ = store.read_quietly(folder)
     counts = rows["status"].value_counts()
     said = ", ".join(f"{counts[status]} {status}" for status in sorted(counts.index)) or "no rows"
@@ -239,16 +300,23 @@ def _finish(
         f"{len(chosen) - len(unfinished)} of {len(chosen)} shards finished in {seconds:.0f} s: {said}\n"
     )
     sys.stdout.write(f"results  {folder}\n")
+    sys.stdout.flush()  # whatever becomes of the report, the reader knows where the rows are
+    message = ""
     if len(rows):
         html = Path(request.config["reports_dir"]) / f"{folder.name}.html"
-        sys.stdout.write(f"report   {write_report([folder], html).html}\n")
+        try:
+            sys.stdout.write(f"report   {write_report([folder], html).html}\n")
+        except KeyboardInterrupt:
+            message = f"interrupted; python -m harness report {folder} makes the report"
     if unfinished:
         which = ", ".join(f"{shard} ({state})" for shard, state in unfinished.items())
         why = f": {trouble}" if trouble else ""
-        sys.stderr.write(
-            f"error: shards {which} did not finish{why}; what they stored is kept, the same command with "
-            f"resume={folder.name} runs the rest\n"
+        message = (
+            f"shards {which} did not finish{why}; what they stored is kept, the same command with "
+            f"resume={folder.name} runs the rest"
         )
+    if message:
+        sys.stderr.write(f"error: {message}\n")
         return 2
     return 1 if counts.get("failed", 0) else 0
 
@@ -318,13 +386,6 @@ def _device(asked: str) -> str:
 def _leave(asked: str) -> str:
     """The device of a machine that is not this one: each shard finds out by itself."""
     return "cpu" if asked == "auto" else asked
-
-
-def _gpu_is_open() -> bool:
-    """Whether this process has used CUDA: joblib gives one process several shards, one after the other."""
-    import torch
-
-    return torch.cuda.is_initialized()
 
 
 def _gpus() -> list[str]:

@@ -1,4 +1,4 @@
-"""Processes that work for another one: how they end with it or when told to, what ended them, what memory they hold."""
+"""Processes: how this one is interrupted, how those that work for another end with it, and what is known of each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,66 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 ONE_INTERRUPT_S = 5.0  # Ctrl-C and SIGTERM that follow one another so closely count as one
+
+
+class Interrupts:
+    """The handler of Ctrl-C and SIGTERM within `interruptible`; `heard` says whether one came."""
+
+    def __init__(self, instead: Callable[[], None] | None) -> None:
+        self._instead, self._last = instead, -ONE_INTERRUPT_S
+        self.heard = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if time.monotonic() - self._last < ONE_INTERRUPT_S:
+            return
+        first = not self.heard
+        self.heard, self._last = True, time.monotonic()
+        if first and self._instead is not None:
+            self._instead()
+        else:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interruptible(instead: Callable[[], None] | None = None) -> Iterator[Interrupts]:
+    """SIGTERM, as a scheduler sends it, ends what is within as Ctrl-C does: cleanly, by KeyboardInterrupt.
+
+    Either often comes twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
+    the run from recording how it ended. Within another one this is that other one, so that all of it counts as one.
+
+    Args:
+        instead: what the first interrupt does where it is not to raise; one that comes later raises.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    outer = next((h for h in map(signal.getsignal, numbers) if isinstance(h, Interrupts)), None)
+    if outer is not None:
+        yield outer
+        return
+    own = Interrupts(instead)
+    # A shell lets its background jobs ignore Ctrl-C, and so it stays.
+    asked = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, own)) for number in asked]
+    try:
+        yield own
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def began(pid: int) -> int | None:
+    """When a process of this machine began, in clock ticks since it was booted; None where it is gone, or not reaped.
+
+    Tells a process from a later one that has its number, whatever becomes of the wall clock (proc(5), `starttime`).
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may have spaces
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def end_with_parent() -> None:
@@ -75,28 +131,3 @@ def limit_memory(extra_bytes: int) -> None:
     limit = memory_of_this_process("VmData") + extra_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM, as a scheduler sends it, ends the block as Ctrl-C does: cleanly.
-
-    Either often comes twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
-    a run from recording how it ended.
-    """
-    heard = -ONE_INTERRUPT_S
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        if time.monotonic() - heard >= ONE_INTERRUPT_S:
-            heard = time.monotonic()
-            raise KeyboardInterrupt
-
-    # A shell lets its background jobs ignore Ctrl-C, and so it stays.
-    asked = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
-    before = [(number, signal.signal(number, stop)) for number in asked]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

@@ -14,14 +14,15 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
+from harness.processes import began
 from harness.store import RunWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from harness.measurement import Measurement
 
@@ -92,6 +93,7 @@ class Note:
         self._state |= more
         about = {
             "pid": os.getpid(),
+            "began": began(os.getpid()),
             "host": this_host(),
             "started": self._started,
             "written": self._last,
@@ -105,8 +107,15 @@ class Note:
 
 
 def this_host() -> str:
-    """Hash of the host's name, by which a reader of a note knows whether it may ask for the process."""
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12]
+    """Hash of the host's name, by which a reader of a note knows whether it may ask for the process.
+
+    A container may have the name of its host and still number its processes by itself: its namespace is part of it.
+    """
+    try:
+        numbers = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        numbers = ""
+    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:12]
 
 
 class _File(logging.FileHandler):

@@ -125,14 +125,14 @@ def _cost(planned: PlannedCase, mean: Mapping[str, float]) -> float:
     return len(planned.runnable) * each
 
 
-def cores_of(shard: Shard, cores: Sequence[int]) -> list[int]:
-    """The cores that a shard has to itself where all of them run on one machine; all where there are too few.
+def cores_of(place: int, count: int, cores: Sequence[int]) -> list[int]:
+    """The cores of one of `count` places on a machine, of which there are no more than cores.
 
-    >>> cores_of(Shard(1, 2), [0, 1, 2, 3, 4])
+    >>> cores_of(1, 2, [0, 1, 2, 3, 4])
     [2, 3]
     """
-    each = len(cores) // shard.count
-    return list(cores[shard.index * each : (shard.index + 1) * each]) or list(cores)
+    each = len(cores) // count
+    return list(cores[place * each : (place + 1) * each])
 
 
 def pin(cores: Sequence[int]) -> None:

@@ -1,7 +1,9 @@
 """`python -m harness watch RUN`: how far a sweep is, from any terminal that sees its folder. Imports no torch.
 
 Read are the notes `progress.json` that a run, or each of its shards, keeps (`harness.runlog`). Nothing is asked of the
-processes themselves, which may be on other machines; of one on this machine it is checked that it still lives.
+processes themselves, which may be on other machines. Of one on this machine it is checked that it still lives, by its
+number and when it began. One elsewhere counts as running until its note says otherwise, since one that died there is as
+silent as one that has a long case: how long it has been silent is what can be said.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-import psutil
 from rich.live import Live
 
 from harness import terminal
 from harness.errors import UsageError
+from harness.processes import began
 from harness.runlog import PROGRESS, this_host
 from harness.store import find_run
 
@@ -67,22 +69,22 @@ class Part:
         return max(0.0, self.started + (self.written - self.started) / self.share - now)
 
 
-def look(folder: Path, alive: Callable[[int], bool] = psutil.pid_exists) -> list[Part]:
+def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]:
     """The parts of a run: its shards in order, those that have not begun included; else the run itself.
 
     A run that was resumed without shards has both, and the newer note stands for the run.
 
     Args:
         folder: of the run.
-        alive: whether a process of this host lives.
+        asked: when a process of this host began, None where it is gone.
     """
-    whole = _part("", folder / PROGRESS, alive)
+    whole = _part("", folder / PROGRESS, asked)
     shards: dict[tuple[int, int], Part] = {}
     for path in folder.glob("shard-*-of-*"):
         found = re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name)
         if found:
             index, count = int(found[1]), int(found[2])
-            part = _part(f"{index}/{count}", path / PROGRESS, alive)
+            part = _part(f"{index}/{count}", path / PROGRESS, asked)
             shards[count, index] = part or Part(f"{index}/{count}", "waiting")
     newest = max((part.written for part in shards.values()), default=-1.0)
     if whole is not None and whole.written > newest:
@@ -95,11 +97,11 @@ def look(folder: Path, alive: Callable[[int], bool] = psutil.pid_exists) -> list
     return [shards.get((count, i), Part(f"{i}/{count}", "waiting")) for i in range(count)]
 
 
-def _part(name: str, path: Path, alive: Callable[[int], bool]) -> Part | None:
+def _part(name: str, path: Path, asked: Callable[[int], int | None]) -> Part | None:
     try:
         note = json.loads(path.read_text())
         state, here = str(note["state"]), note["host"] == this_host()
-        if state == "running" and here and not alive(int(note["pid"])):
+        if state == "running" and here and asked(int(note["pid"])) != note["began"]:
             state = "gone"
         return Part(
             name,
@@ -140,6 +142,9 @@ def summary(parts: Sequence[Part], now: float) -> str:
         said.append(
             f"{bound}{duration(max(times))} left" if times and max(times) > 0 else "time left unknown"
         )
+    silent = max((now - part.written for part in parts if part.state == "running"), default=0.0)
+    if silent > SILENT_S:
+        said.append(f"the longest silent for {duration(silent)}")
     rows = sum((Counter(part.statuses) for part in parts), Counter())
     if rows:
         said.append(", ".join(f"{rows[status]} {status}" for status in sorted(rows)))

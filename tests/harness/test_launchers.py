@@ -139,10 +139,7 @@ def test_a_killed_ray_worker_is_replaced_and_its_shard_goes_on() -> None:
     process = start(*spread("ray", *SLOWLY))
     kept = kill_a_shard_at_work(process)
     _, err = process.communicate(timeout=300)
-    if process.returncode:  # where Ray gives up, the shard can be given again
-        assert "resume=r1" in err
-        for i in range(2):
-            assert main(["sweep=tiny", "device=cpu", *SLOWLY, "run_id=r1", f"shard={i}/2"]) == 0
+    assert process.returncode == 0, err
     whole()
     assert kept >= 1
     frame = store.read("results/tiny/r1")

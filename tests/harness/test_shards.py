@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from toy import ToySuite, offered
 
-from harness import launch, store
+from harness import store
 from harness.__main__ import main
 from harness.case import Case
 from harness.errors import UsageError
 from harness.plan import Plan, PlannedCase
 from harness.report import runs
-from harness.shards import Shard, cores_of, costs, deal, of_command, parse, share
+from harness.shards import Shard, costs, deal, of_command, parse, share
 from harness.workload import Unsupported, Workload
 
 
@@ -101,11 +99,6 @@ def test_a_case_costs_as_many_arms_as_run() -> None:
     assert [cost for _, cost in costs([lacking, two])] == [1.0, 2.0]
 
 
-def test_cores_are_divided_and_all_are_left_where_they_are_too_few() -> None:
-    assert [cores_of(Shard(i, 2), [4, 5, 6]) for i in range(2)] == [[4], [5]]
-    assert cores_of(Shard(2, 3), [4, 5]) == [4, 5]
-
-
 # Running
 
 
@@ -167,23 +160,6 @@ def test_shards_are_spread_again_to_go_on_with_a_run_given_by_its_path(toy: ToyS
     assert set(before["attempt"]) == set(kept["attempt"])
     assert set(frame["run_id"]) == {"r1"}
     assert store.read_about(Path("old/toy/r1"))["state"] == "finished"
-
-
-@pytest.mark.parametrize(("is_open", "seen"), [(False, "7"), (True, "5")])
-def test_a_process_that_has_opened_its_gpu_keeps_it(
-    is_open: bool, seen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """joblib's processes do one shard after another. CUDA reads the variable once, and this process's own GPU is the
-    one that it locks and describes in the rows."""
-    found: list[str] = []
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    monkeypatch.setattr("torch.cuda.is_initialized", lambda: is_open)
-    monkeypatch.setattr(
-        "harness.run.run_sweep", lambda words: found.append(os.environ["CUDA_VISIBLE_DEVICES"])
-    )
-    job = launch.Job(words="[]", shard="1/2", folder=".", gpus=["5", "7"])
-    launch.run_shard(OmegaConf.structured(job))
-    assert found == [seen]
 
 
 def test_dry_run_lists_the_cases_of_the_shard(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:

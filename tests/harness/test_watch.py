@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from toy import ToySuite, offered
 
 from harness import watch
 from harness.__main__ import main
 from harness.case import Case
+from harness.processes import began
 from harness.runlog import PROGRESS, this_host
 from harness.watch import Part, look, summary
 from harness.workload import Workload
@@ -25,6 +27,7 @@ def note(folder: Path, **more: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = {
         "pid": os.getpid(),
+        "began": began(os.getpid()),
         "host": this_host(),
         "started": 1000.0,
         "written": 1100.0,
@@ -70,15 +73,51 @@ def test_the_shards_of_a_run_include_those_to_come(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "alive", "state"),
-    [(this_host(), True, "running"), (this_host(), False, "gone"), ("elsewhere", False, "running")],
+    ("host", "now", "state"),
+    [
+        (this_host(), 42, "running"),
+        (this_host(), 43, "gone"),  # another process has its number
+        (this_host(), None, "gone"),
+        ("elsewhere", None, "running"),
+    ],
 )
 def test_a_process_of_this_host_that_is_gone_is_told_from_one_elsewhere(
-    host: str, alive: bool, state: str, tmp_path: Path
+    host: str, now: int | None, state: str, tmp_path: Path
 ) -> None:
-    note(tmp_path, host=host)
-    (part,) = look(tmp_path, lambda pid: alive)
+    note(tmp_path, host=host, began=42)
+    (part,) = look(tmp_path, lambda pid: now)
     assert part.state == state
+
+
+def test_watching_ends_although_another_process_has_the_number_of_one_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This very process, which began at another time than the note says."""
+    note(tmp_path, began=(began(os.getpid()) or 0) + 1)
+    assert main(["watch", str(tmp_path)]) == 0
+    assert "gone" in capsys.readouterr().out
+
+
+def test_when_a_process_began_tells_it_from_others_and_the_dead() -> None:
+    """Oracle: psutil, which adds the time of the boot; a child that has ended and is not reaped yet."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ticks = os.sysconf("SC_CLK_TCK")
+    own, its = began(os.getpid()), began(child.pid)
+    assert own is not None
+    assert its is not None
+    apart = psutil.Process(child.pid).create_time() - psutil.Process().create_time()
+    assert its - own == pytest.approx(apart * ticks, abs=1.5)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert began(child.pid) is None
+    child.communicate()
+    assert began(child.pid) is None
+
+
+def test_how_long_a_process_elsewhere_has_been_silent_is_said() -> None:
+    part = Part("", "running", 10, 0.25, "", 1000.0, 1100.0)
+    assert "silent" not in summary([part], 1150.0)
+    assert "the longest silent for 16:40" in summary([part, Part("1/2", "finished")], 2100.0)
 
 
 @pytest.mark.parametrize(
