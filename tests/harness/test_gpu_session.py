@@ -122,7 +122,9 @@ def test_what_is_advised_is_advised_by_the_ceilings_measured_here(tmp_path: Path
     made.slot(20)
     (run,) = (tmp_path / "results" / "ceilings").iterdir()
     (command,) = (c for c in fake.commands if "axes.convert=advised" in c)
-    assert [w for w in command if w.startswith("ceilings=")] == ([f"ceilings={run}"] if device == "cuda" else [])
+    assert [w for w in command if w.startswith("ceilings=")] == (
+        [f"ceilings={run}"] if device == "cuda" else []
+    )
 
 
 def test_a_stage_of_one_case_begins_only_where_it_has_its_minutes(tmp_path: Path) -> None:
