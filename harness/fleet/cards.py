@@ -136,7 +136,7 @@ def _add_result(card: Card, row: Mapping[Any, Any]) -> None:
         card.wrong[key] = str(row["reason"])
         return
     resolved = json.loads(row["resolved"] or "{}")
-    if row["status"] == "ok" and "checksum" in resolved:
+    if "checksum" in resolved:
         card.checksums.setdefault(key, set()).add(str(resolved["checksum"]))
 
 

@@ -209,12 +209,15 @@ def test_slow_memory_alone_is_found_by_the_cases_of_the_sweep(tmp_path: Path) ->
     assert [(o.card[:4], o.suite, o.kind) for o in group.outliers] == [("beef", "ceilings", "slow")]
 
 
-@pytest.mark.parametrize(("broken", "whole", "blamed"), [(1, 1, 1), (2, 2, 2), (3, 2, 0), (4, 0, 0)], ids=str)
+@pytest.mark.parametrize("regime", ["", "sustained"])
+@pytest.mark.parametrize(("broken", "whole", "blamed"), [(1, 1, 1), (2, 2, 2), (3, 2, 0), (4, 0, 0)])
 def test_what_fails_on_most_cards_is_nobodys_fault(
-    broken: int, whole: int, blamed: int, tmp_path: Path
+    broken: int, whole: int, blamed: int, regime: str, tmp_path: Path
 ) -> None:
     for i, name in enumerate(names(broken + whole)):
-        card(tmp_path, name, fails=ECC if i < broken else "")
+        bad = i < broken
+        extra = [failed(CASES[0], ECC, regime)] if bad and regime else []
+        card(tmp_path, name, fails=ECC if bad and not regime else "", extra=extra)
     (group,) = judged(tmp_path)
     assert [o.kind for o in group.outliers] == ["fails"] * blamed
 

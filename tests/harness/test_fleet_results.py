@@ -111,6 +111,10 @@ def test_a_refuted_result_stays_refuted(tmp_path: Path, monkeypatch: pytest.Monk
         ({"aaaa": ["1"], "bbbb": ["1", "2"]}, ["bbbb"]),
         ({"aaaa": ["1", "2"]}, ["aaaa"]),  # alone, of two nights
         ({"aaaa": ["1", "2"], "bbbb": ["2", "1"]}, ["aaaa", "bbbb"]),
+        (
+            {"aaaa": ["1", "2"], "bbbb": ["1"], "cccc": ["2"]},
+            ["aaaa", "bbbb", "cccc"],
+        ),  # two of three for either
         ({"aaaa": ["1"]}, []),
         ({"aaaa": ["1"], "bbbb": ["1"], "cccc": ["2"]}, ["cccc"]),
     ],
