@@ -40,7 +40,11 @@ FAULTS: list[tuple[dict[str, str], int, dict[str, str]]] = [
     ({"base": "die"}, 2, dict.fromkeys(FOUR, f"{TWICE} base after it was begun; resume=")),
     ({"peer": "lose"}, 2, {"peer": CUDA}),
     ({"peer": "timed lose"}, 2, {"peer": CUDA}),
-    ({"other": "lose", "peer": "die"}, 4, {"other": CUDA, "far": f"arm other lost the device: {CUDA}", "peer": TWICE}),
+    (
+        {"other": "lose", "peer": "die"},
+        4,
+        {"other": CUDA, "far": f"arm other lost the device: {CUDA}", "peer": TWICE},
+    ),
     ({"base": "timed lose"}, 1, {**dict.fromkeys(FOUR, f"arm base lost the device: {CUDA}"), "base": CUDA}),
     ({"peer": "nan"}, 1, {"peer": "ValueError: sqnr_db of toy/peer: NaN is no measurement"}),
 ]
@@ -77,7 +81,9 @@ def test_without_other_processes_a_lost_device_is_laid_at_its_arm_and_resume_run
     times = frame[frame["metric"] == "time_ms"]
     rows = of_case(times, 2).set_index("arm")["reason"].to_dict()
     assert rows.pop("other") == CUDA
-    assert set(rows.values()) == {f"the device was lost in arm other: {CUDA}; resume=RUN_ID runs the case again"}
+    assert set(rows.values()) == {
+        f"the device was lost in arm other: {CUDA}; resume=RUN_ID runs the case again"
+    }
     assert of_case(times, 3)["reason"].str.startswith("the device was lost in case ").all()
     assert len(stored_cases(Path("run"), plan(suite, 3))) == 1
 
