@@ -137,16 +137,13 @@ class Bench:
             release_memory()
         arms: dict[str, PreparedArm] = {}
         for name in planned.runnable:
-            on_stage(
-                "it was begun"
-            )  # raises where the arm before has closed the pipe, whose fault it still is
+            # In this order: it raises where the arm before has closed the pipe, and that one is still under way.
+            on_stage("it was begun")
             on_arm(name)
             arm = self._prepare(planned, name, rows)
             if arm is not None:
                 arms[name] = arm
-            elif (
-                self.lost()
-            ):  # where it is not, it has got back what this arm held, now that no frame holds it
+            elif self.lost():  # if not, what this arm held is there for the next one: no frame holds it now
                 raise ArmFaultError(name, [r for r in rows if r.arm == name])
         on_stage("timing began")
         on_arm("")
