@@ -39,7 +39,8 @@ class Lead:
 
     def end(self) -> None:
         """Interrupts the shards at work, and has those to come do nothing."""
-        os.write(self._file, _OVER)
+        with suppress(OSError):  # a full disk: they end as if this command had died
+            os.write(self._file, _OVER)
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
@@ -56,12 +57,13 @@ def lead() -> Iterator[Lead]:
 
 @cache
 def follow(folder: str) -> None:
-    """From now on this process ends with the command, and leaves to it what is sent to all processes at once.
+    """From now on this process ends with the command, to which a terminal's Ctrl-C is left.
 
-    When the command ends, this process sends itself SIGTERM, and exits after its shard if the command has died.
+    When the command ends, this process sends itself SIGTERM, and exits after its shard if the command has died. Between
+    two shards it passes SIGTERM over, which a scheduler sends to all processes: joblib would take its end for a crash.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     threading.Thread(target=_follow, args=(Path(folder),), daemon=True).start()
 
 

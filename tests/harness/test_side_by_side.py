@@ -173,10 +173,11 @@ def test_shards_are_interrupted_by_their_command_and_later_ones_do_nothing(start
     with side_by_side.lead() as lead:
         at_work = start(SHARD, lead.folder)
         assert [line(at_work), line(at_work)] == ["wanted", "0"]
-        at_work.send_signal(signal.SIGTERM)  # as a scheduler sends it to every process
+        at_work.send_signal(signal.SIGINT)  # as a terminal does; the command hears it too
+        assert select.select([at_work.stdout], [], [], 0.5)[0] == []
         lead.end()
         assert line(at_work) == "interrupted"
-        at_work.send_signal(signal.SIGINT)  # as a terminal does, late
+        at_work.send_signal(signal.SIGTERM)  # as a scheduler does, to every process
         assert line(start(SHARD, lead.folder)) == "unwanted"
         assert at_work.poll() is None  # what started it has yet to hear how it ended
 
