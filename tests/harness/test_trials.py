@@ -331,6 +331,23 @@ def test_the_command_line_makes_runs_and_reports_them(
     assert frame["axes"].str.contains('"model":"nano"').all()
 
 
+@pytest.mark.parametrize("spread", [[], ["shard=0/1"]])
+def test_what_one_shard_stored_of_a_case_is_not_made_again_by_another(
+    spread: list[str], command: ToyTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the third of four arms; the rest is made without shards, or by those of another number."""
+    words = ["sweep=toyt", "device=cpu", "isolate=false", "quiet=true", "axes.seed=0"]
+    monkeypatch.setitem(run.SUITES, "toy_trials", ToyTrials({"rowwise": "stop"}))
+    assert main([*words, "run_id=r1", "shard=0/1"]) == 2
+    whole = Path("results/toyt/r1")
+    (whole / "shard-0-of-1").rename(whole / "shard-0-of-2")
+    monkeypatch.setitem(run.SUITES, "toy_trials", command)
+    assert main([*words, "resume=r1", *spread]) == 0
+    frame = store.read(whole, all_attempts=True)
+    assert not frame.duplicated(["case_id", "arm", "metric", "part"]).any()
+    assert curves(frame) == {key: values for key, values in WHOLE.items() if key[0] == 0}
+
+
 @pytest.mark.parametrize(
     ("words", "arms"),
     [
