@@ -65,13 +65,16 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Starts programs, which end with the test."""
     started: list[subprocess.Popen[str]] = []
 
     def program(code: str, *words: object) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", code, *map(str, words)]
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        env = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(tmp_path),
+        }  # a killed one leaves its folder
         started.append(
             subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         )
