@@ -61,22 +61,21 @@ for shard in sys.argv[2:]:
     job = launch.Job(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
     launch.run_shard(OmegaConf.structured(job))
 """
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts programs, which end with the test."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def program(code: str, *words: object) -> subprocess.Popen[str]:
+    def program(code: str, *words: object) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", code, *map(str, words)]
-        env = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(tmp_path),
-        }  # a killed one leaves its folder
+        # One that is killed leaves its folder.
+        env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+        # Without a buffer here, which `select` could not look into.
         started.append(
-            subprocess.Popen(command, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            subprocess.Popen(command, env=env, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         )
         return started[-1]
 
@@ -86,9 +85,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def line(process: subprocess.Popen[str]) -> str:
+def line(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    return process.stdout.readline().decode().strip()
 
 
 # Places
@@ -101,7 +100,7 @@ def test_a_place_has_one_process_and_the_next_when_that_has_died(start: Start) -
         second, third = start(SHARD, lead.folder), start(SHARD, lead.folder)
         assert [line(second), line(third)] == ["wanted", "wanted"]
         (had,), _, _ = select.select([second.stdout, third.stdout], [], [], 60)
-        assert had.readline().strip() == "1"
+        assert had.readline().strip() == b"1"
         waits = third if had is second.stdout else second
         assert select.select([waits.stdout], [], [], 2 * side_by_side.LOOK_S)[0] == []
         first.kill()
@@ -116,8 +115,7 @@ def test_more_shards_than_gpus_share_none_and_a_process_keeps_its_own(start: Sta
         assert [words[0] for words in said] == ["shard=0/8", "shard=4/8"]
         assert {words[1] for words in said} == {"5", "7"}
         assert one.stdin is not None
-        one.stdin.write("\n")
-        one.stdin.flush()
+        one.stdin.write(b"\n")
         assert line(one).split() == ["shard=2/8", said[0][1]]
 
 
