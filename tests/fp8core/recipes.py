@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fp8core import RECIPES, Float8LinearRecipeName, Recipe
 from fp8core.gemm import backend_named
 
@@ -21,3 +23,7 @@ def on_cpu(name: str) -> Recipe:
 
 
 ON_CPU = tuple(name for name in RECIPES if on_cpu(name) is RECIPES[name])  # with an FP8 kernel there
+
+_FIRST = ("tensorwise", "blockwise")  # one scale, and many
+# For tests that take seconds a recipe: of each kind one, the others with the slow tests
+FIRST_THEN_SLOW = [n if n in _FIRST else pytest.param(n, marks=pytest.mark.slow) for n in RECIPES]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import FIRST_THEN_SLOW, on_cpu
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -107,7 +107,7 @@ def test_emulation_autocast_and_no_grad_trace_without_breaks(name: str) -> None:
         assert torch.equal(compiled(x), layer(x))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", FIRST_THEN_SLOW)
 def test_open_sizes_are_one_graph_for_all(name: str) -> None:
     """`dynamic=True`, where Dynamo takes stored numbers for variables too. Oracle: eager, bitwise."""
     layer = Float8Linear(64, 48, bias=False, config=on_cpu(name))

@@ -256,7 +256,7 @@ sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
     ("how", "isolate", "times"),
     [
         (signal.SIGINT, "true", 3),  # an impatient hand
-        (signal.SIGTERM, "true", 1),
+        pytest.param(signal.SIGTERM, "true", 1, marks=pytest.mark.slow),
         (signal.SIGKILL, "true", 1),
         (signal.SIGTERM, "false", 2),
     ],

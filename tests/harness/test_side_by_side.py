@@ -228,7 +228,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("how", "isolate"), [(signal.SIGTERM, "true"), (signal.SIGINT, "false")])
+@pytest.mark.parametrize(
+    ("how", "isolate"),
+    [(signal.SIGTERM, "true"), pytest.param(signal.SIGINT, "false", marks=pytest.mark.slow)],
+)
 def test_shards_in_turn_end_with_the_one_that_is_interrupted(
     how: signal.Signals, isolate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
