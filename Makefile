@@ -6,7 +6,7 @@
 # make bench        speed bars (harness overhead)
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          on a GPU machine: gpu tests, sweeps, training steps and a loss, in slots of at most 9 minutes; run it again
-#                   to go on. ARGS=text=FILE names nanoGPT's text; ARGS=device=cpu rehearses it all here, in two minutes
+#                   to go on. ARGS=text=FILE names nanoGPT's text; ARGS=device=cpu rehearses it all here, in three minutes
 # make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published
 # make PY=python3 … uses the environment that is already there and installs nothing
 
