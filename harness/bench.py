@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment
-from harness.errors import one_line
+from harness.errors import SpoiledError, one_line
 from harness.rows import (
     AGAIN,
     PreparedArm,
@@ -82,6 +82,7 @@ class Bench:
 
     def __init__(self, setting: Setting, timer: Timer, monitor: Any = None) -> None:
         self.setting, self._timer, self._monitor = setting, timer, monitor
+        self._spoiled = ""
 
     def measure(
         self,
@@ -115,6 +116,8 @@ class Bench:
         Args:
             release: a device that is well gets back what no arm holds any more.
         """
+        if self._spoiled:
+            return self._spoiled
         try:
             self._timer.synchronize()
             if release and self.setting.device == "cuda":
@@ -206,6 +209,8 @@ class Bench:
                 rows += numerics_rows(planned, arm, profiled)
             rows += numerics_rows(planned, arm, numerics)  # refuses a figure that is none
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
+            if isinstance(error, SpoiledError):
+                self._spoiled = one_line(error)
             rows.append(
                 row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
             )
@@ -272,7 +277,7 @@ class _Blocks:
                 yield
         except Exception as error:
             # A block ends with the device at rest: what it did wrong shows before the next arm has its turn.
-            if not self.culprit and self._lost():
+            if not self.culprit and (isinstance(error, SpoiledError) or self._lost()):
                 self.culprit, self.reason = arm, one_line(error)
             raise
 

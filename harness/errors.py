@@ -17,6 +17,10 @@ class UsageError(ValueError):
     """The request cannot be carried out; the message names the value, the expectation and the way out."""
 
 
+class SpoiledError(RuntimeError):
+    """What was refused has left this process unfit for its device, though the device still answers it."""
+
+
 class MemoryShortageError(MemoryError):
     """Memory ran out; `facts` say of what, and belong into the `resolved` of the row."""
 

@@ -146,7 +146,9 @@ class Session:
             # A stage that has spent its share makes room for the next; what it lacks stays named in its rows.
             whole = stage.whole and self.device == "cuda"  # in a rehearsal each takes seconds
             left = rest if whole else min(rest, own)
-            if not self._open(stage) or left < (max(own, 20) if whole else 20):
+            # With less than that a stage would start one case, if any.
+            least = own if whole else min(own, stage.last_start_s + 20)
+            if not self._open(stage) or left < max(least, 20):
                 continue
             started = self._clock()
             try:
@@ -190,8 +192,12 @@ class Session:
         # Untested versions may warn, and a test file may lack a package: neither may cost the other tests.
         lenient = ["-W", "default", "--continue-on-collection-errors", "-rs"]
         some = stage.small if self.device == "cpu" else ()
+        # Nearly all of their time is that of Triton's compiler, which has the cores of the machine to itself.
+        several = importlib.util.find_spec("xdist") is not None and self.device == "cuda"
+        spread = ["-n", "8", "--dist", "worksteal"] if several else []
+        which = "gpu and not alone" if several else "gpu"
         code, output = self._run(
-            [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *lenient, *some], seconds
+            [sys.executable, "-m", "pytest", "-q", "-m", which, *spread, *lenient, *some], seconds
         )
         entry.update(done=code != 124, exit=code, output=output[-200_000:])
 

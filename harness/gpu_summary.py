@@ -63,11 +63,13 @@ def lines(frame: pd.DataFrame, tests: str, predicted: Sequence[Check] = ()) -> l
 
 
 def of_tests(output: str) -> list[str]:
-    """The line with which pytest ends; none where it did not run."""
+    """The line with which pytest ends; that there is none where it was cut, and nothing where it did not run."""
     ends = re.findall(
         r"^=* ?(.*\b(?:passed|failed|skipped|error)\b.* in [\d.]+s.*?) ?=*$", output, re.MULTILINE
     )
-    return [f"tests: {ends[-1]}"] if ends else []
+    if ends:
+        return [f"tests: {ends[-1]}"]
+    return ["tests: cut before they ended, no verdict"] if output else []
 
 
 def _ceilings(frame: pd.DataFrame) -> Iterator[str]:
@@ -102,7 +104,9 @@ def _shares(frame: pd.DataFrame) -> Iterator[str]:
         )
     fastest: dict[str, dict[str, float]] = {}  # kind -> case -> rate
     for r in rows_of(own[own["suite"] == "gemm"]):
-        if math.isfinite(r["tflops"]) and not _resolved(r).get("peer"):
+        # The ceilings are of exact accumulation; fast products would be held against another sum.
+        comparable = not _resolved(r).get("peer") and not _resolved(r).get("use_fast_accum")
+        if math.isfinite(r["tflops"]) and comparable:
             fp8 = any(name.startswith(FP8_DTYPES) for name in json.loads(r["flops"] or "{}"))
             rates = fastest.setdefault("fp8" if fp8 else "bf16", {})
             rates[r["case_id"]] = max(rates.get(r["case_id"], 0.0), r["tflops"])

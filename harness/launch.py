@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
         gpus=gpus,
     )
     overrides = [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"]
-    began = time.time()
+    began, before = time.time(), _ended(folder, chosen)
     with (
         side_by_side.lead() if several else nullcontext() as lead,
         interruptible(lead.end if lead else None) as interrupts,
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
             trouble = _launch(job, overrides, to_hydra, folder)
         if interrupts.heard:
             trouble = INTERRUPTED
-        return _finish(request, writer, chosen, trouble, time.time() - began)
+        return _finish(request, writer, before, trouble, time.time() - began)
 
 
 def run_shard(config: DictConfig) -> int:
@@ -283,14 +283,24 @@ def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder:
     return ""
 
 
+def _ended(folder: Path, chosen: Sequence[Shard]) -> dict[Shard, object]:
+    """When each shard ended last, as it noted it."""
+    return {shard: store.read_about(folder / shard.folder).get("ended_at") for shard in chosen}
+
+
 def _finish(
-    request: Request, writer: store.RunWriter, chosen: Sequence[Shard], trouble: str, seconds: float
+    request: Request, writer: store.RunWriter, before: dict[Shard, object], trouble: str, seconds: float
 ) -> int:
-    """Reads what came of the shards, writes the report of what there is, and says what is missing."""
+    """Reads what came of the shards, writes the report of what there is, and says what is missing.
+
+    A shard that ended no later than `before` says was refused this time, or never begun.
+    """
     from harness.report import write_report
 
     folder = writer.folder
+    chosen, ended = list(before), _ended(folder, list(before))
     states = {shard: store.read_about(folder / shard.folder).get("state", "not begun") for shard in chosen}
+    states |= {s: "not begun" for s in chosen if states[s] == "finished" and ended[s] == before[s]}
     unfinished = {shard: state for shard, state in states.items() if state != "finished"}
     writer.close("finished" if not unfinished else INTERRUPTED if trouble == INTERRUPTED else "failed")
     rows, _ = store.read_quietly(folder)

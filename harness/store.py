@@ -89,7 +89,7 @@ SCHEMA = pa.schema(
 def new_run_id(git_sha: str | None) -> str:
     """`<UTC time>-<commit>-<random>`: sorts by time, says which code ran, never collides."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return f"{stamp}-{(git_sha or 'nogit')[:7]}-{secrets.token_hex(2)}"
+    return f"{stamp}-{(git_sha or 'nogit')[:7]}-{secrets.token_hex(4)}"
 
 
 class RunWriter:
@@ -258,9 +258,14 @@ def _last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
     timed = frame["metric"].isin(TIMES).groupby(case, dropna=False).transform("any")
     unit = frame.groupby([*case, frame["arm"].mask(timed, "")], dropna=False).ngroup()
     why = [reason for reason in frame["reason"].unique() if str(reason).startswith(WAITING)]
-    waits = frame["reason"].isin(why).groupby([unit, attempt]).transform("any")
-    rank = attempt.where(~waits | waits.groupby(unit).transform("all"), -1)
-    return frame[rank == rank.groupby(unit).transform("max")].reset_index(drop=True)
+    waits = frame["reason"].isin(why)
+    tried = ~waits & (frame["status"] != "skipped")
+    whole = ~waits.groupby([unit, attempt]).transform("any")
+    # An attempt that lacks nothing, else one that measured something, else one that was put off altogether
+    tier = whole.astype(int) + (whole | tried.groupby([unit, attempt]).transform("any"))
+    best = tier == tier.groupby(unit).transform("max")
+    last = attempt.where(best, -1)
+    return frame[best & (last == last.groupby(unit).transform("max"))].reset_index(drop=True)
 
 
 def _read_parts(named: Sequence[Path]) -> tuple[list[_Part], list[str], bool]:

@@ -15,7 +15,7 @@ What is traced by `torch.compile` is settled while tracing, so that the graph ho
 was measured before, in this process or on disk. A step in eager mode, such as `fp8core.verify` makes, measures. Sizes
 that the trace leaves open take the default.
 
-A result belongs to a product, a device and versions of torch, CUDA and Triton, since the libraries come with these. N,
+A result belongs to a product, a device, versions of torch, CUDA and Triton, and the sources of fp8core's kernels. N,
 always a dimension of a weight, counts exactly. M or K counts tokens, which may vary from step to step: both are rounded
 up to `LEADING_BITS` bits, at most 16 sizes a binade, which leaves the sizes of nearly all models as they are; up to 4096
 a step is at most 128, the rows of one tile, within which either library does the same work.
@@ -155,9 +155,16 @@ class Fastest:
             if has_static_value(M) and has_static_value(K) and has_static_value(N):
                 return self._while_tracing(*product)
             return self._of_open_sizes(product)
-        return self.settled.get(product) or self._settle(
+        return self._standing(product) or self._settle(
             product, (a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
         )
+
+    def _standing(self, product: Product) -> str | None:
+        """What is settled and holds now: who was found to be faster does not count while nothing is to be measured."""
+        known = self.settled.get(product)
+        if known is None or known == next(iter(self.candidates)) or not self._unmeasurable(product):
+            return known
+        return None
 
     def _able(self, product: Product) -> list[str]:
         """Who takes the product by its rules.
@@ -189,8 +196,8 @@ class Fastest:
 
     def _known(self, product: Product) -> str:
         """What is settled or remembered, else the default; runs while `torch.compile` traces."""
-        if product in self.settled:
-            return self.settled[product]
+        if standing := self._standing(product):
+            return standing
         able = self._able(product)
         return (self._recalled(product, able) if len(able) > 1 else None) or able[0]
 
@@ -342,7 +349,9 @@ def _key(product: Product) -> str:
     M, K, N, a, b, granularity, out_dtype, fast, device = product
     types = " ".join(str(dtype).removeprefix("torch.") for dtype in (a, b, out_dtype))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    versions = f"torch {torch.__version__}|cuda {torch.version.cuda}|triton {triton.__version__}"
+    from fp8core.kernels import tuning
+
+    versions = f"torch {torch.__version__}|cuda {torch.version.cuda}|triton {triton.__version__}|kernels {tuning.sources()}"
     sums = "fast" if fast else "exact"
     return f"scaled_mm {granularity} {sums}|{rounded(M)}x{rounded(K)}x{N}|{types}|{name}|{versions}"
 

@@ -17,6 +17,8 @@ whole groups of 32 both ways, for which one tile is right; a choice would cost l
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import logging
 import os
@@ -100,11 +102,21 @@ def remember(name: str, best: Candidate) -> None:
 def key(kernel: str, shape: Sequence[int], dtype: torch.dtype, device_name: str) -> str:
     """What a result is remembered under.
 
-    >>> key("cast", (1000, 4096), torch.bfloat16, "H200").rpartition("|")[0]
+    >>> key("cast", (1000, 4096), torch.bfloat16, "H200").rsplit("|", 2)[0]
     'cast|1024x4096|bfloat16|H200'
     """
     bucket = "x".join(str(1 << max(size - 1, 0).bit_length()) for size in shape)
-    return f"{kernel}|{bucket}|{str(dtype).removeprefix('torch.')}|{device_name}|triton {triton.__version__}"
+    versions = f"triton {triton.__version__}|kernels {sources()}"
+    return f"{kernel}|{bucket}|{str(dtype).removeprefix('torch.')}|{device_name}|{versions}"
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the sources of the kernels: what was measured of others holds no more."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def cache_file() -> Path:

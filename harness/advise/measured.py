@@ -121,7 +121,11 @@ def steps(
     for row in rows_of(paired_ratios(own)):
         name, _, mode = row["arm"].rpartition("_")
         recipe = recipe_of(name, mode == "compile")
-        if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
+        predictable = mode in (
+            "eager",
+            "compile",
+        )  # a recorded step waits for no launch, which neither is told
+        if recipe is None or not predictable or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         found = resolved[row["run_id"], row["case_id"], row["arm"]]
         known = traced(json.loads(row["axes"]), found)

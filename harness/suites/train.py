@@ -245,6 +245,10 @@ def _no_advice(case: Case, setup: Setup, device: str) -> Unsupported | None:
         )
     if setup.experts != "hp":
         return Unsupported("shape", f"convert={ADVISED} judges Linear layers; with it leave experts=hp")
+    if setup.graph:
+        return Unsupported(
+            "shape", f"convert={ADVISED} knows eager and compiled steps, no recorded ones; take RECIPE_eager"
+        )
     found = advice.machine_here(device, _option(case, "ceilings"))
     return Unsupported("device", found) if isinstance(found, str) else None
 

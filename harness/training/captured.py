@@ -19,13 +19,14 @@ What must not happen meanwhile: https://docs.nvidia.com/dl-cuda-graph/torch-cuda
 
 from __future__ import annotations
 
+import functools
 import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from harness.errors import one_line, out_of_memory
+from harness.errors import SpoiledError, one_line, out_of_memory
 from harness.timers import gc_paused
 
 if TYPE_CHECKING:
@@ -41,8 +42,12 @@ if TYPE_CHECKING:
 WARM_UP = 3  # dynamic scales, then delayed ones, then once more with everything in its place
 
 
-class CaptureError(RuntimeError):
-    """A step can't be recorded; the message says why."""
+class CaptureError(SpoiledError):
+    """A step can't be recorded; the message says why.
+
+    The allocator goes on to count a recording that the driver refused as under way: it gives nothing back any more, so
+    that later arms of this process would run out of memory that is there (CUDACachingAllocator, `captures_underway`).
+    """
 
 
 class Tape(Protocol):
@@ -65,11 +70,17 @@ class Tape(Protocol):
         ...
 
 
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 class CudaTape:
     """A CUDA graph of the current device."""
 
     def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()
+        # One for all: libraries keep a workspace for each stream that they have met, and would for each recording.
+        self._stream = _stream(torch.cuda.current_device())
         self._graph = torch.cuda.CUDAGraph()
 
     @contextmanager
@@ -82,9 +93,11 @@ class CudaTape:
         gc.collect()
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:  # whatever failed, memory given back on the current stream may still be written on this one
+            current.wait_stream(self._stream)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -113,7 +113,8 @@ def replay_fault(replayed: Sequence[float], eager: Sequence[float]) -> str:
     """Why replayed steps do not compute what eager ones compute, from the losses of both; "" if they do.
 
     They run the same kernels on the same batches from the same weights, so only the order of atomic additions may
-    move a loss. Weights that stay as they are, or a batch that is not read, move it by more than `LOSS_BOUND`.
+    move a loss. `LOSS_BOUND` finds weights that stay as they are and a batch that is not read; a scale or a moment that
+    lags by a step may move the loss by less, and is held by the tests, which compare bits.
     """
     for place, (mine, base) in enumerate(zip(replayed, eager, strict=True)):
         if not abs(mine - base) <= LOSS_BOUND:

@@ -143,6 +143,7 @@ def test_a_layer_compiles_into_one_graph_both_ways() -> None:
         assert all(torch.equal(*pair) for pair in zip(got, want, strict=True))
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 @pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("size", [(4096, 4096, 4096), (16384, 4096, 14336), (512, 8192, 1024)], ids=str)

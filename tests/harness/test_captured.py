@@ -324,6 +324,8 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
     cuda = FakeGraphs()
     for name, fake in cuda.functions.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(captured, "_stream", lambda device: torch.cuda.Stream())
     return cuda
 
 

@@ -40,6 +40,8 @@ FAULTS: list[tuple[dict[str, str], int, dict[str, str]]] = [
     ({"base": "die"}, 2, dict.fromkeys(FOUR, f"{TWICE} base after it was begun; resume=")),
     ({"peer": "lose"}, 2, {"peer": CUDA}),
     ({"peer": "timed lose"}, 2, {"peer": CUDA}),
+    ({"peer": "spoil"}, 2, {"peer": "SpoiledError: a recording was refused"}),
+    ({"peer": "timed spoil"}, 2, {"peer": "SpoiledError: a recording was refused"}),
     (
         {"other": "lose", "peer": "die"},
         4,

@@ -256,6 +256,7 @@ def test_what_shares_the_power_of_a_machine_is_timed_on_one_device() -> None:
     assert set(frame["env_id"]) == {"e-a"}
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 def test_a_worker_on_a_gpu_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
     """The sweep that it works for has no context of its own, or is known; nothing else may compute there."""

@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from harness import store
 from harness.errors import UsageError
-from harness.measurement import WAITING, Measurement
+from harness.measurement import BUDGET, DIED, WAITING, Measurement
 
 
 def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:
@@ -225,6 +226,23 @@ def test_an_attempt_that_was_put_off_replaces_no_measured_row(kind: str, why: st
     assert set(frame[frame["case_id"] == "c1"]["value"]) == {2.0}
     assert set(frame[frame["case_id"] == "c2"]["reason"]) == {why + " last"}
     assert len(frame) == (2 if kind == "trial" else 4)
+
+
+def test_an_attempt_that_measured_some_arms_stands_before_one_that_measured_none(tmp_path: Path) -> None:
+    """An arm killed its process, the others were timed; the resumed case had no time left; a later one had."""
+    done, late = (
+        rows("c1", 1.0),
+        Measurement("s", "c1", "a", "{}", "time_ms", "skipped", reason=f"{BUDGET} of 1 s"),
+    )
+    died = Measurement("s", "c1", "b", "{}", "time_ms", "failed", reason=f"{DIED} twice")
+    writer(tmp_path / "r1").append([*done, died])
+    writer(tmp_path / "r1").append([late, replace(late, arm="b")])
+    assert store.read(tmp_path)["status"].tolist() == ["ok", "failed"]
+    writer(tmp_path / "r1").append([*rows("c1", 2.0), replace(died, reason=f"{DIED} again")])
+    assert store.read(tmp_path)["value"].tolist()[0] == 2.0
+    writer(tmp_path / "r1").append(rows("c1", 3.0) + rows("c1", 3.0, arm="b"))
+    writer(tmp_path / "r1").append([late, replace(late, arm="b")])
+    assert store.read(tmp_path)["value"].tolist() == [3.0, 3.0]
 
 
 def test_another_failure_is_a_result_that_replaces_the_one_before(tmp_path: Path) -> None:

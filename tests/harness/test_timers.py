@@ -172,6 +172,7 @@ def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, f
     assert fake_cuda.allocated == [100 * 2**20] * 2
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 def test_on_a_gpu_a_known_busy_kernel_reads_as_its_length() -> None:
     """Oracle: `torch.cuda._sleep` of twice the cycles takes twice the time, launch gaps not included."""

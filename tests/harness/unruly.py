@@ -17,6 +17,7 @@ import torch
 from toy import ToySuite, nothing
 
 from harness.case import Case
+from harness.errors import SpoiledError
 from harness.timers import CpuTimer
 from harness.workload import ArmInfo, Numerics, Workload
 
@@ -75,6 +76,11 @@ def die_once(case: Case) -> None:
 
 def die(case: Case) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spoil(case: Case) -> None:
+    """The device answers, and yet this process is to be used no more."""
+    raise SpoiledError("a recording was refused")
 
 
 def lose(case: Case) -> None:
@@ -145,7 +151,7 @@ def begin(case: Case) -> None:
 ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
-        segfault, exits, hang, hog, babble, close_everything, leak, die_once, die, lose, unreadable, unsendable, tensor,
+        segfault, exits, hang, hog, babble, close_everything, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
         words, undecodable, nan, scribble, begin,
     )
 }  # fmt: skip
