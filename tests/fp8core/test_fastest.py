@@ -94,6 +94,20 @@ def test_it_is_measured_once_and_kept(times: dict[str, float], cache: Path) -> N
     assert clock.timed == 2 * ROUNDS
 
 
+def test_what_was_settled_does_not_hold_while_nothing_is_to_be_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Oracle: docs/numerics.md: with FP8CORE_TUNE=0, or under deterministic algorithms, "torch", whatever was found before."""
+    clock = Clock(torch=2.0, triton=1.0)
+    choosing, given = clock.choosing(), operands()
+    assert choosing.choice(*given) == "triton"
+    monkeypatch.setattr(choosing, "_unmeasurable", lambda product: True)
+    assert choosing.choice(*given) == "torch"
+    assert choosing._known(SMALL) == "torch"
+    monkeypatch.undo()
+    assert choosing.choice(*given) == "triton"
+
+
 def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: each change makes a new key, except of sizes within a bucket."""
     base = SMALL._replace(M=4096, K=4096, N=4096)
@@ -107,7 +121,10 @@ def test_the_key_names_all_that_the_time_depends_on(monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as changed:
             changed.setattr(module, attribute, "9.9")
             keys.add(fastest._key(base))
-    assert len(keys) == 1 + len(changes) + 3
+    with monkeypatch.context() as changed:
+        changed.setattr(tuning, "sources", lambda: "other kernels")
+        keys.add(fastest._key(base))
+    assert len(keys) == 1 + len(changes) + 4
     near = base._replace(M=4090, K=4000)
     assert fastest._key(near) == fastest._key(base)
     assert fastest._key(base._replace(N=4095)) != fastest._key(base)

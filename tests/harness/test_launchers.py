@@ -20,8 +20,10 @@ from hydra.core.global_hydra import GlobalHydra
 
 from harness import launch, store
 from harness.__main__ import main
+from harness.config import load as compose_request
 from harness.config import sweeps
 from harness.report.runs import load
+from harness.shards import of_command
 
 SWEEP = """\
 # Do shards survive?
@@ -331,3 +333,22 @@ def test_the_ray_cluster_file_is_one(tmp_path: Path) -> None:
         "worker_start_ray_commands",
     } <= set(cluster)
     assert any("fp8-harness[ray]" in command for command in cluster["setup_commands"])
+
+
+def test_a_shard_that_ended_no_later_than_before_did_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed sweep whose shards were all refused: their notes are of last time. Oracle: which of them ended anew."""
+    folder, both = tmp_path / "r1", of_command("0/2,1/2")
+    for shard in both:
+        (folder / shard.folder).mkdir(parents=True)
+        (folder / shard.folder / "run.json").write_text('{"state": "finished", "ended_at": "2026-01-01"}')
+    before = launch._ended(folder, both)
+    (folder / both[1].folder / "run.json").write_text('{"state": "finished", "ended_at": "2026-01-02"}')
+    writer = store.RunWriter(folder, run_id="r1", sweep="toy", env_id="e", env={}, about={})
+    request = compose_request(["sweep=gemm", "device=cpu", f"reports_dir={tmp_path}"], lambda _: "cpu")
+    assert launch._finish(request, writer, before, "it could not start any worker", 1.0) == 2
+    said = capsys.readouterr()
+    assert "1 of 2 shards finished" in said.out
+    assert "shards 0/2 (not begun) did not finish: it could not start any worker" in said.err
+    assert store.read_about(folder)["state"] == "failed"

@@ -760,6 +760,17 @@ def machine(monkeypatch: pytest.MonkeyPatch, **figures: float) -> None:
     monkeypatch.setattr(training, "machine_here", lambda device, run: made)
 
 
+def test_a_recorded_step_is_advised_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prediction is of eager and compiled steps, which wait for launches that a recorded one does not have."""
+    machine(monkeypatch)
+    of = case(model="llama_tiny", compute="bf16_autocast", convert="advised")
+    monkeypatch.setattr(train.captured, "refused", lambda device, experts: "")
+    why = train.unsupported(of, "tensorwise_graph", "cpu")
+    assert why is not None
+    assert "take RECIPE_eager" in why.reason
+    assert train.unsupported(of, "tensorwise_eager", "cpu") is None
+
+
 def test_an_advised_arm_converts_the_layers_that_pay_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
