@@ -13,14 +13,6 @@ from fp8core.kernels import tuning
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` run on the device only, and say why elsewhere."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm device; none is visible"))
-
-
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)

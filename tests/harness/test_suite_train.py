@@ -288,8 +288,6 @@ def test_replayed_arms_take_the_eager_arm_s_steps(
 )
 def test_on_a_gpu_replays_agree_with_eager_steps(axes: dict[str, Any], arm: str) -> None:
     """Oracle: the check of the arm itself, in which the same steps run eagerly; then two blocks of one graph each."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA or ROCm device")
     made = train._timed(case(compute="bf16_autocast", **axes), arm, 2, "cuda")
     numerics = made.check()
     assert numerics.ok, numerics.reason

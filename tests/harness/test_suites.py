@@ -44,7 +44,6 @@ pytestmark = [
 needs_compiler = pytest.mark.skipif(
     compile_unavailable("cpu") is not None, reason=f"compile arms are off: {compile_unavailable('cpu')}"
 )
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device")
 
 CAST = {"dtype": "e4m3fn", "granularity": "rowwise", "src": "bf16", "M": 33, "K": 48}
 GEMM = {
@@ -356,7 +355,6 @@ def test_ceilings(what: str) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("name", SUITES)
 def test_every_arm_is_right_on_the_gpu(name: str) -> None:
     """Each suite at a size that its kernels tile, every arm that the device has, operand sets rotating."""

@@ -9,10 +9,7 @@ from fp8core import convert_to_float8_training
 from harness.models import build
 from harness.models.memory import predict
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("name", ["nano", "llama_tiny", "llama_moe_tiny"])

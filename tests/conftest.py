@@ -1,0 +1,13 @@
+"""For all tests: those marked `gpu` run on a device only, and say why elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA or ROCm device; none is visible"))
