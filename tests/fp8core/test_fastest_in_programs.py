@@ -15,7 +15,7 @@ from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import BACKENDS, E4M3FN, RECIPES, Float8Linear, quantize, scaled_mm
-from fp8core.gemm import FASTEST, fastest, layout
+from fp8core.gemm import FASTEST, fastest
 from fp8core.gemm.fastest import ROUNDS
 from fp8core.gemm.grouped import one_call_reason, scaled_grouped_mm
 from fp8core.gemm.layout import Operand
@@ -149,8 +149,8 @@ def test_a_layer_compiles_into_one_graph_both_ways() -> None:
 @pytest.mark.parametrize("size", [(4096, 4096, 4096), (16384, 4096, 14336), (512, 8192, 1024)], ids=str)
 def test_the_choice_is_not_below_the_bar_on_a_gpu(size: tuple[int, int, int], granularity: str) -> None:
     """Oracle: `do_bench` of each library and of the choice in turn; 0.95 of the better one, the bar of issue 9."""
-    if reason := layout.device_reason("cuda", E4M3FN, E4M3FN):
-        pytest.skip(reason)
+    if torch.version.hip or torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("fp8core's matmul needs an NVIDIA GPU of compute capability 8.9")
     given = [t.cuda() if isinstance(t, torch.Tensor) else t for t in operands(*size, granularity)]
     chosen = FASTEST.choice(*given)
     times: dict[str, list[float]] = {name: [] for name in (*NAMES, "fastest")}

@@ -6,41 +6,25 @@ have both.
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from triton.runtime import interpreter
+from interpreted import CANNOT_LOOP, interpreter_cannot_loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def interpreter_cannot_loop() -> bool:
-    """Triton 3.6's interpreter makes an integer of an array of one element, which NumPy 2.4 refuses."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            int(np.ones(1))  # the question is whether it raises
-        except TypeError:
-            return "int(self.handle.data))" in inspect.getsource(interpreter)
-    return False
 
 
 pytestmark = [
     pytest.mark.skipif(
         os.environ.get("TRITON_INTERPRET") == "1", reason="this process is the interpreter's already"
     ),
-    pytest.mark.skipif(
-        interpreter_cannot_loop(), reason="this Triton's interpreter needs NumPy < 2.4; install either anew"
-    ),
+    pytest.mark.skipif(interpreter_cannot_loop(), reason=CANNOT_LOOP),
 ]
 HERE = Path(__file__).parent
 KERNEL_TESTS = (
