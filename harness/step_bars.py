@@ -92,15 +92,22 @@ class Held:
 def held(frame: pd.DataFrame) -> list[Held]:
     """Every bar, for the rows of one machine."""
     steps = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
-    largest = _largest(steps)
-    model = str(json.loads(largest["axes"].iloc[0])["model"]) if len(largest) else ""
-    return [_held(bar, largest, model) for bar in BARS]
+    told = _told(steps)
+    model = _model(told["axes"].iloc[0]) if len(told) else ""
+    return [_held(bar, told, model) for bar in BARS]
 
 
-def _largest(steps: pd.DataFrame) -> pd.DataFrame:
-    """The newest rows of the case with the most work; empty where none was timed."""
+def _model(axes: str) -> str:
+    return str(json.loads(axes)["model"])
+
+
+def _told(steps: pd.DataFrame) -> pd.DataFrame:
+    """The newest rows of the case of `MODEL` with the most work, else of any model; empty where none was timed."""
     work = {
-        (r["case_id"], r["run_id"]): sum(json.loads(r["flops"] or "{}").values())
+        (r["case_id"], r["run_id"]): (
+            _model(r["axes"]) == MODEL,
+            sum(json.loads(r["flops"] or "{}").values()),
+        )
         for r in rows_of(steps[steps["status"] == "ok"])
         if not r["arm"].endswith(AGAIN)
     }

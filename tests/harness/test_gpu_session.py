@@ -147,6 +147,17 @@ def test_a_stage_of_one_case_may_have_the_rest_of_its_slot(tmp_path: Path) -> No
     assert fake.timeouts == [540, 120]  # all of 9 minutes; and of what it left the tests' own
 
 
+def test_a_stage_is_not_begun_for_a_case_it_could_not_start(tmp_path: Path) -> None:
+    """Oracle: of the loss, runs start until 90 s before its end; it begins where it could use 20 s beside them."""
+    spent = {"train_llama3_8b": 480.0, "tests": 120.0, "ceilings": 60.0}
+    for seconds, begins in ((109, False), (111, True)):
+        fake = Fake(tmp_path / f"{seconds}", seconds=5)
+        made = session(tmp_path / f"{seconds}", fake)
+        made.state = {name: {"done": True, "seconds": used} for name, used in spent.items()}
+        made.slot(seconds / 60)
+        assert any("sweep=nanogpt_char" in command for command in fake.commands) == begins
+
+
 def test_what_ran_out_of_time_goes_on_with_its_own_run(tmp_path: Path) -> None:
     fake = Fake(tmp_path / "results", seconds=15, short=1)
     made = session(tmp_path, fake)

@@ -104,6 +104,17 @@ def test_shares_are_of_what_was_measured_here(tmp_path: Path) -> None:
                 ("fp8_rowwise", "e4m3", 0.5),
             ]
         ),
+        # Another sum than that of the ceiling, and a peer's: neither counts.
+        timed(
+            "gemm",
+            "g0",
+            "fp8_tensorwise_fast",
+            "{}",
+            0.1,
+            flops={"e4m3": 1e9},
+            resolved={"use_fast_accum": True},
+        ),
+        timed("gemm", "g0", "torchao", "{}", 0.1, flops={"e4m3": 1e9}, resolved={"peer": "torchao"}),
         Measurement("gemm", "g2", "bf16", "{}", "time_ms", "skipped", reason="no room"),
     ]
     said = "\n".join(lines(stored(tmp_path, rows), ""))

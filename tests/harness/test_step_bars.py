@@ -71,11 +71,15 @@ def test_what_is_not_there_is_not_measured_and_says_why(tmp_path: Path) -> None:
     assert {one.outcome for one in nothing} == {"not measured"}
 
 
-def test_the_largest_model_decides(tmp_path: Path) -> None:
+def test_one_model_decides_and_the_ratio_of_another_is_told_without_a_verdict(tmp_path: Path) -> None:
     small = step(model="gpt2", work=1e12, bf16_eager=10.0, tensorwise_eager=20.0)
-    large = step(bf16_eager=100.0, tensorwise_eager=80.0)
-    (said, *_) = held(store.read(write_run(tmp_path, [large, small])))
+    larger = step(model="llama3_70b", work=1e16, bf16_eager=100.0, tensorwise_eager=200.0)
+    asked = step(bf16_eager=100.0, tensorwise_eager=80.0)
+    (said, *_) = held(store.read(write_run(tmp_path / "all", [small, asked, larger])))
     assert (said.model, said.outcome) == ("llama3_8b", "PASS")
+    (said, *_) = held(store.read(write_run(tmp_path / "others", [small, larger])))
+    assert said.outcome == "not measured"
+    assert "no step of llama3_8b was timed; 0.500x (0.500 to 0.500) on llama3_70b" in str(said)
 
 
 def test_the_report_says_what_its_headline_says(tmp_path: Path) -> None:
