@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TRUSTED = (0.8, 1.25)
 _ISOLATED = "isolated"
+_PREDICTED = ("eager", "compile")  # a step recorded as a graph waits for no launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +122,7 @@ def steps(
     for row in rows_of(paired_ratios(own)):
         name, _, mode = row["arm"].rpartition("_")
         recipe = recipe_of(name, mode == "compile")
-        predictable = mode in (
-            "eager",
-            "compile",
-        )  # a recorded step waits for no launch, which neither is told
-        if recipe is None or not predictable or not row["fp8"] or not math.isfinite(row["speedup"]):
+        if recipe is None or mode not in _PREDICTED or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         found = resolved[row["run_id"], row["case_id"], row["arm"]]
         known = traced(json.loads(row["axes"]), found)

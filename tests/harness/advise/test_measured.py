@@ -93,6 +93,22 @@ def test_an_advised_step_is_predicted_with_its_own_layers(tmp_path: Path) -> Non
     assert predicted(advice={"left_in_bf16": {"wide": "0.9x"}}) < 1.01
 
 
+def test_a_recorded_step_is_held_against_no_prediction(tmp_path: Path) -> None:
+    """Those of eager steps have launches in them that it doesn't wait for."""
+    bf16, e4m3 = {"bf16": 1e12}, {"e4m3": 1e12}
+    arms = {
+        "bf16_eager": {"ms": 10.0, "flops": bf16},
+        "tensorwise_eager": {"ms": 9.0, "flops": e4m3, "baseline": "bf16_eager"},
+        "bf16_graph": {"ms": 8.0, "flops": bf16, "baseline": "bf16_eager"},
+        "tensorwise_graph": {"ms": 7.0, "flops": e4m3, "baseline": "bf16_graph"},
+    }
+    rows = frame(tmp_path, Invented(1).times(Case.of("train", {"model": "m"}), arms))
+    known = model(("x", 8192, 8192)), Plan()
+    assert [c.arm for c in measured.steps(rows, RATES, lambda axes, found: known, recipe_of)] == [
+        "tensorwise_eager"
+    ]
+
+
 def test_errors_and_their_spread() -> None:
     checks = [Check("layer", "", "", p, 1.0, "") for p in (1.1, 1.2, 1.3)]
     assert [round(c.error, 3) for c in checks] == [0.1, 0.2, 0.3]
