@@ -254,11 +254,14 @@ def recipe_unsupported(recipe: Recipe | None, tokens: int, device: str) -> Unsup
     """
     if recipe is None or not backend_named(recipe.backend).is_fp8:
         return None
+    rules = backend_named(recipe.backend)
+    if recipe.backend == "triton" and (why := kernels_missing(device, "emulate them, by recipe.emulated()")):
+        return why
     for name, gemm in recipe.gemms.items():
         if gemm.a is None or gemm.b is None:
             continue
-        reason = layout.device_reason(device, gemm.a.format, gemm.b.format)
-        reason = reason or layout.granularity_reason(device, gemm.granularity, recipe.nearest)
+        reason = rules.device_reason(device, gemm.a.format, gemm.b.format)
+        reason = reason or rules.granularity_reason(device, gemm.granularity, recipe.nearest)
         if reason:
             return Unsupported("device", reason)
         if name == "grad_weight" and tokens % layout.MULTIPLE:

@@ -12,12 +12,13 @@ import pytest
 import torch
 from model_for_training import BATCH, build
 
-from fp8core import Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule, operands
+from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule, operands
 from harness import store
 from harness.__main__ import main
 from harness.case import Case
 from harness.errors import UsageError
 from harness.suites import divergence
+from harness.suites.common import recipe_unsupported
 from harness.training.bisect import Finding, bisect, locate, schedule_with
 from harness.training.loop import Job, train
 from harness.training.setup import prepare
@@ -255,6 +256,15 @@ def test_tokens_that_fp8_cannot_take_are_skipped_with_the_reason() -> None:
     assert blockwise is not None
     assert blockwise.kind == "device"
     assert divergence.unsupported(case(), "blockwise_golden", "cpu") is None
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise", "mxfp8"])
+def test_a_recipe_is_asked_of_its_own_backend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an invented H200, which multiplies blocks by fp8core's kernel. Oracle: `RECIPES`; only 1x32 has no kernel there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    why = recipe_unsupported(RECIPES[name], 32, "cuda")
+    assert (why is not None) == (name == "mxfp8"), why
 
 
 def test_a_batch_function_that_fails_in_the_middle_is_named_on_the_terminal(
