@@ -135,7 +135,10 @@ def main(argv: Sequence[str]) -> int:
         env={},
         about={
             "command": command_line(["-m", *argv]),
-            "config": request.config,
+            # What the device decides is not known where shards run elsewhere: they hold themselves to their own.
+            "config": request.config
+            if launcher.here or f"device={request.config['device']}" in words
+            else {},
             "question": request.config["question"],
         },
     )

@@ -257,16 +257,22 @@ class FakeGraphs:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.streams = 0  # made so far
         self.current = "default"
         self.refuses = False  # captures, as of a step that waits
         self.functions: dict[str, Callable[..., Any]] = {
-            "Stream": lambda: FakeStream(self, "side"),
+            "Stream": self.make_stream,
+            "current_device": lambda: 0,
             "CUDAGraph": lambda: self,
             "current_stream": lambda: FakeStream(self, self.current),
             "stream": self.stream,
             "graph": self.graph,
             "synchronize": lambda: self.note("synchronize"),
         }
+
+    def make_stream(self, device: int) -> FakeStream:
+        self.streams += 1
+        return FakeStream(self, "side")
 
     def note(self, what: str) -> None:
         self.log.append(f"{what} on {self.current}")

@@ -3,6 +3,8 @@ documented order of calls."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import weakref
 from contextlib import contextmanager
@@ -324,8 +326,9 @@ def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:
     cuda = FakeGraphs()
     for name, fake in cuda.functions.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(captured, "_stream", lambda device: torch.cuda.Stream())
+    monkeypatch.setattr(
+        captured, "_stream", functools.cache(captured._stream.__wrapped__)
+    )  # no fake outlives its test
     return cuda
 
 
@@ -339,6 +342,18 @@ def noting(cuda: FakeGraphs, made: Trainee, monkeypatch: pytest.MonkeyPatch) -> 
         return step(self, batches)
 
     monkeypatch.setattr(Trainee, "step", noted)
+
+
+def test_all_recordings_share_a_stream_which_is_waited_for_whatever_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Libraries keep a workspace for each stream; and what a failed warm-up still writes must not be given back yet."""
+    cuda = fake_graphs(monkeypatch)
+    for _ in range(3):
+        with contextlib.suppress(ValueError), captured.CudaTape().beside():
+            raise ValueError
+    assert cuda.streams == 1
+    assert cuda.log == ["side waits for default on default", "default waits for side on default"] * 3
 
 
 def test_what_is_asked_of_cuda_and_on_which_stream(monkeypatch: pytest.MonkeyPatch) -> None:
