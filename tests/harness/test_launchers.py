@@ -352,3 +352,15 @@ def test_a_shard_that_ended_no_later_than_before_did_not_run(
     assert "1 of 2 shards finished" in said.out
     assert "shards 0/2 (not begun) did not finish: it could not start any worker" in said.err
     assert store.read_about(folder)["state"] == "failed"
+
+
+@pytest.mark.parametrize(("words", "known"), [([], False), (["device=cpu"], True)])
+def test_the_device_of_the_command_is_not_that_of_shards_elsewhere(
+    words: list[str], known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node of a cluster without a GPU the sizes of `sweep=gemm` are others: a shard must not be refused for them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "_chosen_launcher", lambda to_hydra: "ray")
+    monkeypatch.setattr(launch, "_launch", lambda *given: "")
+    assert main(["-m", "sweep=gemm", *words, "shard=0/2,1/2", "run_id=r1", "quiet=true"]) == 2  # nothing ran
+    assert bool(store.read_about(tmp_path / "results" / "gemm" / "r1")["config"]) == known
