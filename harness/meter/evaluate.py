@@ -93,7 +93,8 @@ def _count(instruction: Instruction) -> int:
     if "WIDE" in instruction.opcode:
         return 2
     if instruction.name == "LDSM":
-        return int(instruction.opcode.rsplit(".", 1)[1]) if instruction.opcode[-1].isdigit() else 1
+        last = instruction.opcode.rsplit(".", 1)[1]
+        return int(last) if last.isdigit() else 1
     return max(1, instruction.access_bytes // 4)
 
 
@@ -175,7 +176,7 @@ def _value(
     if plain in _MOVES or name in _MOVES:
         return _known(state, rest[:1], lambda a: ((a,), None))
     if plain == "IMAD" or plain == "IMAD32I":
-        if "WIDE" in parts:
+        if {"WIDE", "HI"} & parts:
             third = _pair(state, rest[2])
             return _known(
                 state, rest[:2], lambda a, b, c: (integers.multiply_add(parts, a, b, c), None), third
@@ -269,7 +270,7 @@ def _add(state: State, texts: list[str], carry: Value) -> tuple[tuple[int, ...],
         value = state.word(text.lstrip("-") if negative else text)
         if isinstance(value, str):
             return value
-        total += (~value & integers.MASK) + 1 if negative and value else value
+        total += (~value & integers.MASK) + 1 if negative else value
     return (total & integers.MASK,), bool(total >> 32)
 
 

@@ -43,14 +43,14 @@ def unknown(values: Sequence[Value | Truth]) -> str | None:
 
 
 def multiply_add(parts: set[str], a: int, b: int, c: int, carry: int = 0) -> tuple[int, ...]:
-    """IMAD: one 32-bit result, or the two halves of a wide one (c is then 64 bits)."""
+    """IMAD: one 32-bit result, or the two halves of a wide one; c is 64 bits for WIDE and HI."""
     is_unsigned = "U32" in parts
     x, y = (a, b) if is_unsigned else (signed(a), signed(b))
     if "WIDE" in parts:
         wide = (x * y + c) & 0xFFFF_FFFF_FFFF_FFFF
         return wide & MASK, wide >> 32
     if "HI" in parts:
-        return (((x * y) >> 32) + c & MASK,)
+        return ((x * y + c) >> 32 & MASK,)
     return (a * b + c + carry & MASK,)
 
 
