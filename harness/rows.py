@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import MemoryShortageError
-from harness.measurement import Measurement
+from harness.measurement import PARTIAL, Measurement
 from harness.timing_session import METERED_S
 from harness.workload import TrialSuite
 
@@ -149,6 +149,20 @@ def time_row(
         bytes_moved=work.bytes_moved,
         timing={**timing.as_json_dict(), **state},
     )
+
+
+def partial_row(whole: Measurement, least: int) -> Measurement:
+    """A row of a case that is still measured, marked as such; a failed one stays as it is.
+
+    Args:
+        whole: as if the case ended here.
+        least: rounds that it is to have.
+    """
+    if whole.status != "ok":
+        return whole
+    rounds = len(set(whole.rounds))
+    why = f"{PARTIAL}: {rounds} of at least {least} rounds, then it was cut off; resume=RUN_ID measures the case again"
+    return replace(whole, status="partial", reason=why)
 
 
 def energy_row(planned: PlannedCase, arm: PreparedArm, timing: Timing, device: str) -> Measurement:

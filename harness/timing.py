@@ -56,6 +56,7 @@ def measure(
     clock: Clock = time.perf_counter,
     annotate: Annotate | None = None,
     resident: Mapping[str, Resident] | None = None,
+    on_round: Callable[[dict[str, Timing]], None] | None = None,
 ) -> dict[str, Timing]:
     """Times all arms of a case in the isolated regime, interleaved.
 
@@ -69,6 +70,8 @@ def measure(
         annotate: name -> context around each block; the timer's profiler range by default.
         resident: of the arms that are whole training steps (all of a case or none), the context that holds their
             memory; see the module.
+        on_round: given what was measured so far, after a round that others follow, `checkpoint_s` apart. What it takes
+            is not charged to the case.
 
     Returns:
         A Timing per arm. All arms that did not fail have the same rounds. An arm that raises leaves the
@@ -80,7 +83,11 @@ def measure(
     for run in session.live().values():
         run.plan(timer, config)
     begin, budget = clock(), config.max_seconds * len(arms)
+    method, l2 = timer.method, timer.l2
+    if resident:
+        method, l2 = f"{method}_adjoining", "none" if l2 == "none" else "warm"
     cap: StopReason = "sample_cap"
+    kept = begin
     for round_index in range(config.max_rounds):
         if not session.live():
             break
@@ -93,9 +100,12 @@ def measure(
         if clock() - begin >= budget:
             cap = "time_cap"
             break
-    method, l2 = timer.method, timer.l2
-    if resident:
-        method, l2 = f"{method}_adjoining", "none" if l2 == "none" else "warm"
+        last = round_index + 1 == config.max_rounds
+        if on_round is not None and not last and clock() - kept >= config.checkpoint_s:
+            stopped = clock()
+            on_round(session.finish("isolated", method, dict.fromkeys(arms, l2), rule, "under_way"))
+            kept = clock()
+            begin += kept - stopped
     return session.finish("isolated", method, dict.fromkeys(arms, l2), rule, cap)
 
 

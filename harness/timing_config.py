@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Regime = Literal["isolated", "sustained"]
 WarmupRule = Literal["clock_stable", "no_clock", "time_cap", "lead_in"]
-StopReason = Literal["converged", "time_cap", "sample_cap", "throttled"]
+StopReason = Literal["converged", "time_cap", "sample_cap", "throttled", "under_way"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class TimingConfig:
         sustained_lead_seconds: untimed load at the head of each sustained run. Power control settles in
             some tens of milliseconds after the arm changes.
         sustained_max_cases: cases per sweep that are measured so (the executor picks the largest).
+        checkpoint_s: seconds between two snapshots of the rounds finished so far; 0 makes one after every round.
     """
 
     min_rounds: int = 8
@@ -59,6 +60,7 @@ class TimingConfig:
     sustained_rounds: int = 4
     sustained_lead_seconds: float = 0.2
     sustained_max_cases: int = 6
+    checkpoint_s: float = 1.0
 
     def __post_init__(self) -> None:
         at_least = {

@@ -197,7 +197,9 @@ class Session:
         for name, run in self.runs.items():
             failed = bool(run.failure)
             stop: StopReason = cap
-            if run.converged(self.config):
+            if cap == "under_way":
+                pass  # more rounds follow
+            elif run.converged(self.config):
                 stop = "converged"
             elif run.throttles:
                 stop = "throttled"
