@@ -24,6 +24,7 @@ from harness.rows import (
     numerics_rows,
     partial_row,
     row,
+    split_row,
     time_row,
 )
 from harness.timers import release_memory
@@ -192,6 +193,10 @@ class Bench:
                 annotate=blocks.range_of,
                 resident=resident,
                 on_round=None if on_rows is None else keep,
+                splits={name: arm.workload.split for name, arm in arms.items() if arm.workload.split},
+                rotations={
+                    name: arm.workload.covering for name, arm in arms.items() if arm.workload.covering
+                },
             ).items()
         )
         if sustained and not resident and not blocks.culprit:  # a resident arm is under its own load already
@@ -312,6 +317,7 @@ def _rows_of(
 ) -> list[Measurement]:
     """The rows of a timed arm: its time, and the energy of a training step."""
     rows = [time_row(planned, arm, timing, recompiled, state)]
+    rows += split_row(planned, arm, timing, rows[0])
     if arm.workload.tokens and not timing.failure:
         energy = energy_row(planned, arm, timing, device)
         if energy.status == "ok" or not arm.name.endswith(AGAIN):

@@ -68,6 +68,12 @@ METRICS = filed(
             "time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"
         ),
         Metric(
+            "forward_backward_ms",
+            "ms",
+            "lower",
+            "of the steps that time_ms is of: forward and backward passes of all microbatches, up to clipping",
+        ),
+        Metric(
             "compile_s",
             "s",
             "lower",

@@ -151,6 +151,25 @@ def time_row(
     )
 
 
+def split_row(
+    planned: PlannedCase, arm: PreparedArm, timing: Timing, whole: Measurement
+) -> list[Measurement]:
+    """The row of what the samples took up to the point that the closure marks; none where it marks none.
+
+    Args:
+        planned: the case.
+        arm: which.
+        timing: with the samples.
+        whole: the row of the whole samples.
+    """
+    if not arm.workload.split_metric or whole.status != "ok":
+        return []
+    if not timing.split_ms:
+        why = "the point inside of a step was not passed in every sample"
+        return [row(planned, arm.name, "skipped", arm.workload.split_metric, arm.resolved, why)]
+    return [replace(whole, metric=arm.workload.split_metric, samples=timing.split_ms)]
+
+
 def partial_row(whole: Measurement, least: int) -> Measurement:
     """A row of a case that is still measured, marked as such; a failed one stays as it is.
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from harness.timers import L2State
 
+# Below it a single pair of events, which tell 0.5 us, is off by more than 1 %.
+SHORT_MS = 0.05
+
 Regime = Literal["isolated", "sustained"]
 WarmupRule = Literal["clock_stable", "no_clock", "time_cap", "lead_in"]
 StopReason = Literal["converged", "time_cap", "sample_cap", "throttled", "under_way"]
@@ -109,6 +112,10 @@ class Timing:
         late_samples: samples whose work was not wholly queued when the device reached it (CUDA only).
         rel_half_width: what the stop rule saw at the end; None below two rounds.
         throttled_rounds: rounds in which a throttle reason was read; their samples are kept.
+        resolution_ms: smallest difference between two samples that the timer tells, by call.
+        hold: what kept the device from work that was not queued yet (`harness.device_wait`); "" where nothing did.
+        short: why samples shorter than `SHORT_MS` are single calls all the same; "" where they are not.
+        split_ms: of each sample, ms up to the point that the closure marks; empty where it marks none.
         contended: another process computed on the device before or after; None where it can't be known.
     """
 
@@ -132,8 +139,12 @@ class Timing:
     throttled_rounds: tuple[int, ...] = ()
     failure: str = ""
     joules: tuple[float, ...] = ()
+    resolution_ms: float = 0.0
+    hold: str = ""
+    short: str = ""
+    split_ms: tuple[float, ...] = ()
 
     def as_json_dict(self) -> dict[str, object]:
         """The store's `timing` column: all that has no column or row of its own."""
-        own_column = {"samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "joules"}
+        own_column = {"samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "joules", "split_ms"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own_column}

@@ -29,6 +29,7 @@ from harness.suites import oracle
 from harness.suites.common import (
     Rotation,
     compile_missing,
+    covering,
     draw,
     generator,
     kernels_missing,
@@ -153,6 +154,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         resolved=resolved,
         compiled=compiled,
         variants=Rotation(function, (x,), device),
+        covering=covering(function, (x,), device),
     )
 
 
