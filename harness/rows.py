@@ -50,7 +50,7 @@ def row(
 ) -> Measurement:
     """A row of one arm; its baseline is the suite's, of an arm timed again the arm itself.
 
-    The metric "" is the one that every arm of the suite has: the time, of a trial suite the loss.
+    The metric "" is the one that every arm of the suite has: the time, of a trial suite its `METRIC`, by default the loss.
     """
     name = arm.removesuffix(AGAIN)
     return Measurement(
@@ -60,7 +60,7 @@ def row(
         baseline=planned.suite.ARMS[name].baseline if arm == name else name,
         axes=planned.case.axes_json,
         seed=planned.case.seed,
-        metric=metric or ("loss" if is_trial(planned) else "time_ms"),
+        metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),
         status=status,
         regime=regime,
         resolved=resolved or {},
