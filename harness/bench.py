@@ -22,7 +22,9 @@ from harness.rows import (
     all_arms,
     energy_row,
     numerics_rows,
+    partial_row,
     row,
+    split_row,
     time_row,
 )
 from harness.timers import release_memory
@@ -30,12 +32,13 @@ from harness.timing import Timer, TimingConfig, measure, measure_sustained, time
 from harness.workload import Suite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from harness.measurement import Measurement
     from harness.plan import PlannedCase
+    from harness.timing import Timing
     from harness.workload import Workload
 
 
@@ -91,6 +94,7 @@ class Bench:
         sustained: bool = False,
         on_stage: Callable[[str], None] = lambda stage: None,
         on_arm: Callable[[str], None] = lambda arm: None,
+        on_rows: Callable[[list[Measurement]], None] | None = None,
     ) -> list[Measurement]:
         """All rows of one case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms.
 
@@ -99,12 +103,13 @@ class Bench:
             sustained: under sustained load as well.
             on_stage: told of each stage that begins.
             on_arm: told which arm is under way, before each of its timed blocks too; "" for none.
+            on_rows: given all rows so far between two rounds, those of times as `partial`.
 
         Raises:
             ArmFaultError: an arm took the device with it.
         """
         try:
-            return self._measure(planned, sustained, on_stage, on_arm)
+            return self._measure(planned, sustained, on_stage, on_arm, on_rows)
         except ArmFaultError:
             raise
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
@@ -132,6 +137,7 @@ class Bench:
         sustained: bool,
         on_stage: Callable[[str], None],
         on_arm: Callable[[str], None],
+        on_rows: Callable[[list[Measurement]], None] | None,
     ) -> list[Measurement]:
         device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
         rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
@@ -161,12 +167,40 @@ class Bench:
         resident = {n: partial(blocks.of, n, r) for n, a in arms.items() if (r := a.workload.resident)}
         before = environment.snapshot(self._monitor)
         watch = compiling.CompileWatch()
+
+        def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
+            # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
+            recompiled = watch.steady_fault()
+            state = {"before": before, "after": environment.snapshot(self._monitor)}
+            return [
+                found
+                for name, timed in timings
+                for found in _rows_of(planned, arms[name], timed, recompiled, state, device)
+            ]
+
+        def keep(timings: Mapping[str, Timing]) -> None:
+            on_arm("")
+            if on_rows is not None and not blocks.culprit:
+                on_rows([*rows, *(partial_row(r, timing.min_rounds) for r in time_rows(timings.items()))])
+
         timings = list(
             measure(
-                closures, timer, timing, seed, self._monitor, annotate=blocks.range_of, resident=resident
+                closures,
+                timer,
+                timing,
+                seed,
+                self._monitor,
+                annotate=blocks.range_of,
+                resident=resident,
+                on_round=None if on_rows is None else keep,
+                splits={name: arm.workload.split for name, arm in arms.items() if arm.workload.split},
+                rotations={
+                    name: arm.workload.covering for name, arm in arms.items() if arm.workload.covering
+                },
             ).items()
         )
         if sustained and not resident and not blocks.culprit:  # a resident arm is under its own load already
+            keep(dict(timings))
             on_stage("timing under load began")
             # Listed first: making the copies takes memory and time that no timed call may spend.
             rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
@@ -178,16 +212,7 @@ class Bench:
             work, resolved = arms[name].workload, arms[name].resolved
             rows.append(row(planned, name, "failed", work.metric, resolved, blocks.reason))
             raise ArmFaultError(name, [r for r in rows if r.arm == name])
-        # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
-        recompiled = watch.steady_fault()
-        state = {"before": before, "after": environment.snapshot(self._monitor)}
-        rows += [time_row(planned, arms[name], timing, recompiled, state) for name, timing in timings]
-        energy = [
-            energy_row(planned, arms[name], timing, device)
-            for name, timing in timings
-            if arms[name].workload.tokens and not timing.failure
-        ]
-        return rows + [row for row in energy if row.status == "ok" or not row.arm.endswith(AGAIN)]
+        return rows + time_rows(timings)
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
@@ -280,6 +305,24 @@ class _Blocks:
             if not self.culprit and (isinstance(error, SpoiledError) or self._lost()):
                 self.culprit, self.reason = arm, one_line(error)
             raise
+
+
+def _rows_of(
+    planned: PlannedCase,
+    arm: PreparedArm,
+    timing: Timing,
+    recompiled: str,
+    state: Mapping[str, object],
+    device: str,
+) -> list[Measurement]:
+    """The rows of a timed arm: its time, and the energy of a training step."""
+    rows = [time_row(planned, arm, timing, recompiled, state)]
+    rows += split_row(planned, arm, timing, rows[0])
+    if arm.workload.tokens and not timing.failure:
+        energy = energy_row(planned, arm, timing, device)
+        if energy.status == "ok" or not arm.name.endswith(AGAIN):
+            rows.append(energy)
+    return rows
 
 
 def _timed_suite(planned: PlannedCase) -> Suite:

@@ -20,7 +20,7 @@ import pandas as pd
 from harness import measurement, stats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = measurement.TIMES
@@ -59,11 +59,16 @@ _COLUMNS = [
 ]
 
 
-def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
+def paired_ratios(
+    frame: pd.DataFrame, *, partial: bool = False, metrics: Collection[str] = TIMES
+) -> pd.DataFrame:
     """How each arm compares with the baseline that its suite declares for it.
 
     Args:
         frame: rows as read by `harness.store.read`.
+        partial: also pair the finished rounds of cases that were cut off; their verdict is "unclear" and the reason
+            says so. By default they are missing.
+        metrics: times that are paired.
 
     Returns:
         One row a (run, case, arm, regime, time metric), A/A controls left out:
@@ -82,8 +87,9 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """
     # Grouped here and not by pandas: a group of a frame costs a millisecond, and a sweep has thousands of cases.
     cases: dict[tuple[str, str, str], list[_Row]] = {}
-    for record in rows_of(frame[frame["metric"].isin(TIMES)]):
-        cases.setdefault((record["run_id"], record["case_id"], record["metric"]), []).append(_Row(record))
+    for record in rows_of(frame[frame["metric"].isin(list(metrics))]):
+        key = record["run_id"], record["case_id"], record["metric"]
+        cases.setdefault(key, []).append(_Row(record, partial))
     out: list[dict[str, object]] = []
     for rows in cases.values():
         for regime, arms in _by_regime(rows):
@@ -98,10 +104,12 @@ def paired_ratios(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(out, columns=_COLUMNS)
 
 
-def against(frame: pd.DataFrame, arm: str, other: str) -> pd.DataFrame:
+def against(
+    frame: pd.DataFrame, arm: str, other: str, *, partial: bool = False, metrics: Collection[str] = TIMES
+) -> pd.DataFrame:
     """`paired_ratios` of one arm against another one that its suite does not declare: both were timed in the same rounds."""
     baseline = frame["baseline"].where(frame["arm"] != arm, other)
-    ratios = paired_ratios(frame.assign(baseline=baseline))
+    ratios = paired_ratios(frame.assign(baseline=baseline), partial=partial, metrics=metrics)
     return ratios[ratios["arm"] == arm]
 
 
@@ -203,7 +211,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 class _Row:
     """One stored row of a time, its JSON columns parsed on demand."""
 
-    def __init__(self, record: dict[str, Any]) -> None:
+    def __init__(self, record: dict[str, Any], partial: bool = False) -> None:
         self.record = record
         self.arm: str = record["arm"]
         self.baseline: str = record["baseline"] or ""
@@ -211,7 +219,8 @@ class _Row:
         self.axes: str = record["axes"]
         self.env_id: str = record["env_id"]
         self.value: float = record["value"]
-        self.ok: bool = record["status"] == "ok"
+        self.partial = partial and record["status"] == "partial"
+        self.ok: bool = record["status"] == "ok" or self.partial
 
     @property
     def why_not(self) -> str:
@@ -291,6 +300,8 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         else:
             low, high = (math.exp(end) for end in stats.t_interval(ratios))
             verdict, reason = _judge(speedup, low, high, floor)
+        if arm.partial or base.partial:  # what was cut off decides nothing
+            verdict, reason = "unclear", (arm if arm.partial else base).record["reason"]
     return {
         **{column: arm.record[column] for column in _COLUMNS if column in arm.record},
         "regime": regime,

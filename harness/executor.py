@@ -11,6 +11,7 @@ Without any, all is done in this process.
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import time
@@ -192,6 +193,7 @@ class _Run:
         )
         self._started = executor.clock()
         self._lost = ""
+        self._partial: dict[str, list[Measurement]] = {}  # case id -> the rows of its last snapshot
 
     def do(self, wanted: Sequence[Task], places: Sequence[Place]) -> None:
         """Does tasks, at some places or here, and stores the rows of each as it ends."""
@@ -203,6 +205,7 @@ class _Run:
             rows = end.result
             if end.fault:
                 rows = unfinished_rows(task.planned, task.arm, end.fault, end.printed)
+                rows = self._with_partial(task, rows, end.fault)
             place = places[end.worker] if places else None
             rows = [replace(r, tries=end.tries) for r in (*rows, *task.failed)]
             if task.arm and self.setting.device != "cpu" and place is not None and places.count(place) > 1:
@@ -219,11 +222,14 @@ class _Run:
             if job.task.arm and total:
                 self.executor.on_step(job.task, done, total)
 
+        def on_partial(job: WorkerJob, worker: int, rows: list[Measurement]) -> None:
+            self.keep(job.task, rows, places[worker])
+
         conditions = [place.conditions for place in places]
         silence_s, wall_s = self.executor.timeout_s(wanted), self.executor.case_wall_s or math.inf
         with Pool(conditions, silence_s, wall_s) as pool:
             jobs = (WorkerJob(self.setting, task) for task in self._that_may_start(wanted))
-            for ended in pool.run(jobs, on_sign):
+            for ended in pool.run(jobs, on_sign, on_partial):
                 yield replace(ended, job=ended.job.task)
 
     def _here(self, wanted: Sequence[Task]) -> Iterator[Ended]:
@@ -236,7 +242,7 @@ class _Run:
                     executor.on_step(task, done, total)
 
             try:
-                rows = tasks.do(task, bench, tell)
+                rows = tasks.do(task, bench, tell, on_rows=functools.partial(self.keep, task))
             except ArmFaultError as error:  # there is no other process that could time the other arms
                 why = f"{LOST} in arm {error.arm}: {error.rows[-1].reason}; resume=RUN_ID runs the case again"
                 rows = [*error.rows, *rows_of_others(task.planned, error.arm, why)]
@@ -267,9 +273,31 @@ class _Run:
         budget = self.executor.budget_s
         return budget is None or self.executor.clock() - self._started <= budget
 
+    def keep(self, task: Task, rows: list[Measurement], place: Place | None = None) -> None:
+        """Makes a snapshot of a case under way durable; one of fewer rounds, as of another try, replaces nothing."""
+        case_id = task.case.case_id
+        if _rounds(rows) < _rounds(self._partial.get(case_id, ())):
+            return
+        try:
+            self.writer.checkpoint([*rows, *task.failed], _env_of(place))
+        except _UNSTORABLE:  # the final rows will say so
+            return
+        except OSError as error:
+            raise _DiskError(error.strerror) from error
+        self._partial[case_id] = rows
+
+    def _with_partial(self, task: Task, rows: list[Measurement], fault: str) -> list[Measurement]:
+        """The rows of a case that came to no end: of an arm with finished rounds those, with what ended it."""
+        kept = [r for r in self._partial.get(task.case.case_id, ()) if r.status == "partial"]
+        arms = {r.arm for r in kept}
+        return [replace(r, reason=f"{r.reason}; {fault}") for r in kept] + [
+            r for r in rows if r.arm not in arms
+        ]
+
     def store(self, rows: Sequence[Measurement], planned: PlannedCase, place: Place | None = None) -> None:
         """Makes rows durable and counts them; one that no file can hold becomes a failed row that says so."""
-        env_of = (place.env_id, place.env) if place is not None and place.env_id is not None else None
+        env_of = _env_of(place)
+        self._partial.pop(planned.case.case_id, None)
         try:
             try:
                 self.writer.append(rows, env_of)
@@ -284,6 +312,15 @@ class _Run:
         self.outcome.statuses.update(r.status for r in rows)
         failed = (f"{planned.case}, {r.arm}: {r.reason}" for r in rows if r.status == "failed")
         self.outcome.reasons.update(dict.fromkeys(failed))
+
+
+def _env_of(place: Place | None) -> tuple[str, Mapping[str, object]] | None:
+    return (place.env_id, place.env) if place is not None and place.env_id is not None else None
+
+
+def _rounds(rows: Iterable[Measurement]) -> int:
+    """Finished rounds that a snapshot holds."""
+    return max((1 + max(r.rounds) for r in rows if r.rounds), default=0)
 
 
 def _refusal(measurement: Measurement) -> str:

@@ -6,6 +6,7 @@ Schema history
 1  first version
 2  column `part`: which part of the case the number is of (a layer and role, a kernel class); "" = the whole
 3  column `tries`: processes that had the case in this sweep, 2 where the first one died
+   status `partial` (2026-11): finished rounds of a case that was cut off; no reader that asks for "ok" takes them
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 
 SCHEMA_VERSION = 3
 
-Status = Literal["ok", "skipped", "failed"]
+Status = Literal["ok", "partial", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
 
 TIMES = ("time_ms", "launch_us")  # metrics that the arms of a case are sampled for in the same rounds
@@ -28,7 +29,8 @@ TIMES = ("time_ms", "launch_us")  # metrics that the arms of a case are sampled 
 BUDGET = "time budget"
 LOST = "the device was lost"
 DIED = "its process died"
-WAITING = (BUDGET, LOST, DIED)
+PARTIAL = "partial"  # some rounds of a case that was cut off: samples, and the reason why there are no more
+WAITING = (BUDGET, LOST, DIED, PARTIAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,12 @@ METRICS = filed(
     (
         Metric(
             "time_ms", "ms", "lower", "one call of the timed closure; `resolved.timed` says what it spans"
+        ),
+        Metric(
+            "forward_backward_ms",
+            "ms",
+            "lower",
+            "of the steps that time_ms is of: forward and backward passes of all microbatches, up to clipping",
         ),
         Metric(
             "compile_s",
@@ -276,7 +284,11 @@ class Measurement:
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: NaN is no measurement; it is a failure"
             )
-        if self.status != "ok" and (self.samples or not self.reason):
+        if self.status == "partial" and not (self.samples and self.reason.startswith(PARTIAL)):
+            raise ValueError(
+                f"{self.metric} of {self.suite}/{self.arm}: 'partial' needs samples and a reason that begins with {PARTIAL!r}"
+            )
+        if self.status not in ("ok", "partial") and (self.samples or not self.reason):
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: {self.status!r} needs a reason and no samples"
             )

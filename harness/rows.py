@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import MemoryShortageError
-from harness.measurement import Measurement
+from harness.measurement import PARTIAL, Measurement
 from harness.timing_session import METERED_S
 from harness.workload import TrialSuite
 
@@ -50,7 +50,7 @@ def row(
 ) -> Measurement:
     """A row of one arm; its baseline is the suite's, of an arm timed again the arm itself.
 
-    The metric "" is the one that every arm of the suite has: the time, of a trial suite the loss.
+    The metric "" is the one that every arm of the suite has: the time, of a trial suite its `METRIC`, by default the loss.
     """
     name = arm.removesuffix(AGAIN)
     return Measurement(
@@ -60,7 +60,7 @@ def row(
         baseline=planned.suite.ARMS[name].baseline if arm == name else name,
         axes=planned.case.axes_json,
         seed=planned.case.seed,
-        metric=metric or ("loss" if is_trial(planned) else "time_ms"),
+        metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),
         status=status,
         regime=regime,
         resolved=resolved or {},
@@ -149,6 +149,39 @@ def time_row(
         bytes_moved=work.bytes_moved,
         timing={**timing.as_json_dict(), **state},
     )
+
+
+def split_row(
+    planned: PlannedCase, arm: PreparedArm, timing: Timing, whole: Measurement
+) -> list[Measurement]:
+    """The row of what the samples took up to the point that the closure marks; none where it marks none.
+
+    Args:
+        planned: the case.
+        arm: which.
+        timing: with the samples.
+        whole: the row of the whole samples.
+    """
+    if not arm.workload.split_metric or whole.status != "ok":
+        return []
+    if not timing.split_ms:
+        why = "the point inside of a step was not passed in every sample"
+        return [row(planned, arm.name, "skipped", arm.workload.split_metric, arm.resolved, why)]
+    return [replace(whole, metric=arm.workload.split_metric, samples=timing.split_ms)]
+
+
+def partial_row(whole: Measurement, least: int) -> Measurement:
+    """A row of a case that is still measured, marked as such; a failed one stays as it is.
+
+    Args:
+        whole: as if the case ended here.
+        least: rounds that it is to have.
+    """
+    if whole.status != "ok":
+        return whole
+    rounds = len(set(whole.rounds))
+    why = f"{PARTIAL}: {rounds} of at least {least} rounds, then it was cut off; resume=RUN_ID measures the case again"
+    return replace(whole, status="partial", reason=why)
 
 
 def energy_row(planned: PlannedCase, arm: PreparedArm, timing: Timing, device: str) -> Measurement:

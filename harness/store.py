@@ -10,8 +10,12 @@ killed run loses at most the case under way. The compacted file names the parts 
 between the rename and the removal of the parts does not count a row twice. Merging the results of two
 machines is copying folders: names of files are unique, so one that turns up twice is a copy and is read once.
 
+A case under way is snapshot between its rounds (`RunWriter.checkpoint`): a part whose times have the status `partial`,
+replaced by the next snapshot and at last by the rows of the whole case. It stays where the run is cut off.
+
 What was measured again counts as its last attempt has it. An attempt that came to nothing for a reason that may pass
-(`WAITING`: a spent budget, a killed process) takes no measured row's place.
+(`WAITING`: a spent budget, a killed process) takes no measured row's place. Of attempts that were all cut off, the one
+with the most rounds counts; rounds of two attempts are never mixed.
 """
 
 from __future__ import annotations
@@ -122,6 +126,7 @@ class RunWriter:
         self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
         self._parts: list[str] = []
         self._replaced: list[str] = []  # parts that are to be removed
+        self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._attempt = _next_attempt(run_folder(folder / "run.json"))
@@ -143,19 +148,44 @@ class RunWriter:
             measurements: the rows.
             env: env_id and environment of these rows where they are not the writer's own (another GPU).
         """
+        self._append(list(measurements), env)
+
+    def checkpoint(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """As `append`, for the rows so far of one case; its next snapshot or its final rows take their place."""
+        rows = list(measurements)
+        name = self._append(rows, env)
+        self._snapshots |= dict.fromkeys((m.case_id for m in rows), name)
+
+    def _append(
+        self, measurements: Sequence[Measurement], env: tuple[str, Mapping[str, object]] | None
+    ) -> str:
+        """Writes a part in the place of the snapshots of its cases; its name, "" where there are no rows."""
         own = {**self._constant, "attempt": self._attempt, "created_at": _now()}
         if env is not None:
             own |= {"env_id": env[0], "env": to_json(env[1])}
-        rows = [{**m.as_row(), **own} for m in measurements]
-        if rows:
-            self._write(pa.Table.from_pylist(rows, schema=SCHEMA))
-
-    def _write(self, rows: pa.Table) -> None:
+        if not measurements:
+            return ""
+        table = pa.Table.from_pylist([{**m.as_row(), **own} for m in measurements], schema=SCHEMA)
+        cases = {m.case_id for m in measurements} & self._snapshots.keys()
+        outdated = sorted({self._snapshots[case] for case in cases})
+        if outdated:
+            table = table.replace_schema_metadata({_REPLACES: json.dumps(outdated).encode()})
         name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
-        _write_durably(rows, self.folder / name)
+        _write_durably(table, self.folder / name)
         self._parts.append(name)
+        for case in cases:
+            del self._snapshots[case]
+        for old in outdated:
+            self._parts.remove(old)
+            with suppress(OSError):  # one that stays is known to be replaced
+                (self.folder / old).unlink(missing_ok=True)
+            if (self.folder / old).exists():
+                self._replaced.append(old)
         if len(self._parts) >= GATHERED:
             self._compact()
+        return name
 
     def close(self, state: str) -> None:
         """Gathers the parts that this writer has left into one file, and records how the run ended.
@@ -166,19 +196,23 @@ class RunWriter:
         self._about.update(state=state, ended_at=_now())
         try:
             self._write_about()
+            self._snapshots.clear()  # of cases that were cut off: they are all that there will be
             self._compact()
         except OSError as error:
             # The parts stay as they are and read the same; only the tidying is lost.
             warnings.warn(f"{self.folder}: closed without compacting ({error})", RuntimeWarning, stacklevel=2)
 
     def _compact(self) -> None:
-        if len(self._parts) >= 2:
-            table = pa.concat_tables([_read_part(self.folder / name).rows for name in self._parts])
-            table = table.replace_schema_metadata({_REPLACES: json.dumps(self._parts).encode()})
+        under_way = set(self._snapshots.values())
+        closed = [name for name in self._parts if name not in under_way]
+        if len(closed) >= 2:
+            table = pa.concat_tables([_read_part(self.folder / name).rows for name in closed])
+            replaced = json.dumps([*closed, *self._replaced]).encode()
+            table = table.replace_schema_metadata({_REPLACES: replaced})
             # Named after its first part: where this is cut short and done again, the second file replaces the first.
-            _write_durably(table, self.folder / self._parts[0].replace("part-", "rows-"))
-            self._replaced += self._parts
-            self._parts = []
+            _write_durably(table, self.folder / closed[0].replace("part-", "rows-"))
+            self._replaced += closed
+            self._parts = [name for name in self._parts if name in under_way]
         for name in self._replaced:
             with suppress(OSError):  # a part that stays is known to be replaced
                 (self.folder / name).unlink(missing_ok=True)
@@ -260,10 +294,17 @@ def _last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
     why = [reason for reason in frame["reason"].unique() if str(reason).startswith(WAITING)]
     waits = frame["reason"].isin(why)
     tried = ~waits & (frame["status"] != "skipped")
-    whole = ~waits.groupby([unit, attempt]).transform("any")
-    # An attempt that lacks nothing, else one that measured something, else one that was put off altogether
-    tier = whole.astype(int) + (whole | tried.groupby([unit, attempt]).transform("any"))
+    sitting = [unit, attempt]
+    partial = (frame["status"] == "partial").groupby(sitting).transform("any")
+    whole = ~waits.groupby(sitting).transform("any")
+    some = tried.groupby(sitting).transform("any")
+    # Prefer a complete attempt, then one whose measured arms are complete, then one that was cut off, then a deferred one.
+    tier = whole.astype(int) * 3 + (~whole & some & ~partial) * 2 + (~whole & partial)
     best = tier == tier.groupby(unit).transform("max")
+    if partial.any():  # of several that were cut off, the one with the most rounds
+        rounds = frame["rounds"].map(lambda of: max(of, default=-1) + 1).where(best & (tier == 1), 0)
+        most = rounds.groupby(sitting).transform("max")
+        best &= most == most.where(best, -1).groupby(unit).transform("max")
     last = attempt.where(best, -1)
     return frame[best & (last == last.groupby(unit).transform("max"))].reset_index(drop=True)
 

@@ -89,6 +89,7 @@ def do(
     bench: Bench,
     tell: Callable[[int, int, str], None],
     on_arm: Callable[[str], None] = lambda arm: None,
+    on_rows: Callable[[list[Measurement]], None] | None = None,
 ) -> list[Measurement]:
     """The rows of a task, without those of `Task.failed`; whatever its suite raises is among them.
 
@@ -97,6 +98,7 @@ def do(
         bench: measures in this process.
         tell: told of steps done, of how many, and in words.
         on_arm: told which arm of a case that is timed is under way; "" for none.
+        on_rows: given the rows of a case that is timed between two rounds, as `Bench.measure` says.
 
     Raises:
         ArmFaultError: an arm of a case that is timed took the device with it.
@@ -107,6 +109,7 @@ def do(
             sustained=task.sustained,
             on_stage=lambda stage: tell(0, 0, stage),
             on_arm=on_arm,
+            on_rows=on_rows,
         )
     assert isinstance(task.planned.suite, TrialSuite)
 
@@ -133,7 +136,7 @@ class WorkerJob:
         """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
         bench = _bench(self.setting)
         try:
-            rows = do(self.task, bench, _now_and_then(tell), tell.at)
+            rows = do(self.task, bench, _now_and_then(tell), tell.at, tell.keep)
         except ArmFaultError as fault:
             rest = self.task.without(fault.arm, fault.rows, str(fault))
             if rest is not None:

@@ -3,8 +3,10 @@
 Two ways of sampling, on both devices:
 
 * `block`: each sample stands alone. On CUDA an event pair surrounds each one, the L2 cache is flushed
-  outside of the pair, and the work is queued ahead behind a spinning kernel, so that a sample is device
-  time and holds no launch gaps. Samples that could not be queued in time are counted in `late`.
+  outside of the pair, and the work is queued ahead behind a kernel that waits for the host (`harness.device_wait`),
+  so that a sample is device time and holds no launch gaps. Samples that could not be queued in time are counted in
+  `late`. Where calls are too short for the events' resolution the same is done without a flush, with several calls in
+  a sample and their operands rotating (`rotating`, `harness.timing`).
 * `back_to_back`: one sample begins where the last one ended. Nothing is flushed and nothing is held, so
   a sample is throughput: launch gaps count, as they do in training.
 
@@ -14,6 +16,7 @@ described in the CUDA runtime documentation (cudaEventElapsedTime) and in NVIDIA
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import time
@@ -21,8 +24,38 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, Protocol
 
+from harness.device_wait import Hold, Sleep, hold_for
+
 L2State = Literal["cold", "warm", "rotating", "none"]
 Clock = Callable[[], float]  # seconds, monotonic
+
+
+class Split:
+    """A point inside of a timed closure, and what each sample of the last block took up to it.
+
+    The closure calls it once a call, of samples of one call each.
+
+    Attributes:
+        samples_ms: one for each sample, unless the closure did not come by.
+    """
+
+    def __init__(self) -> None:
+        self.samples_ms: list[float] = []
+        self._mark: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        """The closure is at this point."""
+        if self._mark is not None:
+            self._mark()
+
+    @contextmanager
+    def marked_by(self, mark: Callable[[], object]) -> Iterator[None]:
+        """Inside, `mark` is called at the point."""
+        self.samples_ms, self._mark = [], mark
+        try:
+            yield
+        finally:
+            self._mark = None
 
 
 class Timer(Protocol):
@@ -33,12 +66,14 @@ class Timer(Protocol):
         l2: state in which `block` leaves the last-level cache before each sample; "none": not controlled.
         resolution_ms: smallest duration that can be told from zero.
         late: samples of the last `block` that may hold launch gaps.
+        hold: what keeps the device from work that is not queued yet; "" where nothing does.
     """
 
     method: str
     l2: L2State
     resolution_ms: float
     late: int
+    hold: str
 
     def block(
         self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
@@ -47,9 +82,18 @@ class Timer(Protocol):
         ...
 
     def back_to_back(
-        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
     ) -> list[float]:
-        """n adjoining samples without flush or hold, each the mean of `calls` calls."""
+        """n adjoining samples without flush or hold, each the mean of `calls` calls; of one call also up to `split`."""
+        ...
+
+    def rotating(self) -> Timer | None:
+        """The same timer without a flush, for closures that rotate their operands; None where nothing is flushed."""
         ...
 
     def synchronize(self) -> None:
@@ -69,6 +113,7 @@ class CpuTimer:
     # What two clock reads cost (50 to 100 ns), which is far above the clock's own granularity of 1 ns.
     resolution_ms = 1e-4
     late = 0
+    hold = ""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock = clock
@@ -88,8 +133,32 @@ class CpuTimer:
             probe()
         return [1e3 * span / calls for span in spans]
 
-    # Host calls leave no gap between samples, so both ways of sampling are the same one.
-    back_to_back = block
+    def back_to_back(
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
+    ) -> list[float]:
+        """As `block`: host calls leave no gap between samples."""
+        if split is None:
+            return self.block(fn, n, calls, probe)
+        starts: list[float] = []
+        marks: list[float] = []
+
+        def call() -> None:
+            starts.append(self._clock())
+            fn()
+
+        with split.marked_by(lambda: marks.append(self._clock())):
+            samples = self.block(call, n, 1, probe)
+        if len(marks) == n:
+            split.samples_ms = [1e3 * (mark - start) for start, mark in zip(starts, marks, strict=True)]
+        return samples
+
+    def rotating(self) -> None:
+        """Caches of the host are not controlled."""
 
     def synchronize(self) -> None:
         """Nothing is in flight on return of a host call."""
@@ -108,20 +177,19 @@ class CudaTimer:
         flush: overwrite twice that size before each sample of `block`, so that it starts cold.
         allocate: bytes -> a buffer with `zero_()`; device memory by default.
         clock: host clock in seconds, by which the queue is planned; samples never come from it.
+        hold: keeps the device from a chunk of samples until all of it is queued; a sleep by default.
     """
 
     method = "cuda_events"
     resolution_ms = 5e-4
 
-    # A device queue takes about 1000 launches before the host blocks; at 5 us each, 2 ms of host work
-    # fill well under half of it, so a held chunk and the next one both fit.
+    # A device queue takes about 1000 launches before the host blocks, which it must not do while the device waits for
+    # it. At no less than 2.5 us each, 2 ms of host work are 800 at most; a chunk before it is released and drains.
     chunk_ms = 2.0
     # Host time of a flush and two event records.
     sample_overhead_ms = 0.03
-    # The hold outlasts the planned host time, which varies.
+    # A sleep outlasts the planned host time, which varies.
     hold_margin = 1.5
-    # `_sleep` counts SM cycles. 2 GHz is the boost clock of current parts; a slower clock holds for longer.
-    cycles_per_ms = 2_000_000
 
     def __init__(
         self,
@@ -130,6 +198,7 @@ class CudaTimer:
         flush: bool = True,
         allocate: Callable[[int], Any] | None = None,
         clock: Clock = time.perf_counter,
+        hold: Hold | None = None,
     ) -> None:
         if cuda is None:
             import torch
@@ -137,6 +206,8 @@ class CudaTimer:
             cuda = torch.cuda
         self._cuda = cuda
         self._clock = clock
+        self._hold = hold if hold is not None else Sleep(cuda)
+        self.hold = self._hold.name
         self.late = 0
         self.l2: L2State = "cold" if flush else "warm"
         self._scratch = None
@@ -151,7 +222,7 @@ class CudaTimer:
     ) -> list[float]:
         """n samples of `calls` calls each, in ms per call; see the module for flush and queueing.
 
-        One untimed call leads in. It restores the state that another arm disturbed (instruction cache,
+        The device waits for one chunk of samples at a time, of `chunk_ms` of host work: the queue is bounded. One untimed call leads in. It restores the state that another arm disturbed (instruction cache,
         allocator) and shows what one call costs the host, from which the hold is planned.
         """
         starts, ends = self._events(n), self._events(n)
@@ -162,28 +233,46 @@ class CudaTimer:
             sample_ms = 1e3 * (self._clock() - begin) * calls + self.sample_overhead_ms
             chunk = max(1, min(n, int(self.chunk_ms / sample_ms)))
             hold_ms = min(self.hold_margin * chunk * sample_ms, self.hold_margin * self.chunk_ms)
-            for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-                if i % chunk == 0:
-                    self._cuda._sleep(int(hold_ms * self.cycles_per_ms))
-                if self._scratch is not None:
-                    self._scratch.zero_()
-                start.record()
-                for _ in range(calls):
-                    fn()
-                end.record()
-                # The device got there before the call was wholly queued: the sample may hold a gap.
-                self.late += bool(start.query())
+            try:
+                for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                    if i % chunk == 0:
+                        self._hold.release()
+                        self._hold.hold(hold_ms)
+                    if self._scratch is not None:
+                        self._scratch.zero_()
+                    start.record()
+                    for _ in range(calls):
+                        fn()
+                    end.record()
+                    # The device got there before the call was wholly queued: the sample may hold a gap.
+                    self.late += bool(start.query())
+            finally:
+                self._hold.release()
             if probe is not None:
                 probe()
             self.synchronize()
         return [start.elapsed_time(end) / calls for start, end in zip(starts, ends, strict=True)]
 
     def back_to_back(
-        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
     ) -> list[float]:
         """n adjoining samples of `calls` calls each, in ms per call, with one event between two samples."""
         marks = self._events(n + 1)
-        with gc_paused():
+        middles = self._events(n) if split is not None else []
+        unused = iter(middles)
+        passed = [0]
+
+        def mark_middle() -> None:
+            passed[0] += 1
+            if (event := next(unused, None)) is not None:
+                event.record()
+
+        with gc_paused(), split.marked_by(mark_middle) if split is not None else nullcontext():
             marks[0].record()
             for mark in marks[1:]:
                 for _ in range(calls):
@@ -192,7 +281,17 @@ class CudaTimer:
             if probe is not None:
                 probe()
             self.synchronize()
+        if split is not None and passed[0] == n:
+            split.samples_ms = [a.elapsed_time(b) for a, b in zip(marks[:-1], middles, strict=True)]
         return [a.elapsed_time(b) / calls for a, b in itertools.pairwise(marks)]
+
+    def rotating(self) -> CudaTimer | None:
+        """See `Timer`."""
+        if self._scratch is None:
+            return None
+        other = copy.copy(self)
+        other._scratch, other.l2 = None, "rotating"
+        return other
 
     def synchronize(self) -> None:
         """Waits for all queued work; a failed kernel raises here."""
@@ -219,7 +318,7 @@ def timer_for(device: str) -> Timer:
         import torch
 
         torch.cuda.set_device(int(index or torch.cuda.current_device()))
-        return CudaTimer()
+        return CudaTimer(hold=hold_for(torch.cuda))
     raise ValueError(f"no timer for device {device!r}; use 'cpu', 'cuda' or 'cuda:<index>'")
 
 

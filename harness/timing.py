@@ -19,12 +19,13 @@ interval: samples of one round share its clock and its neighbours, so they are n
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from harness.timers import Clock, CpuTimer, CudaTimer, L2State, Timer, timer_for
-from harness.timing_config import StopReason, Timing, TimingConfig, WarmupRule
+from harness.timers import Clock, CpuTimer, CudaTimer, L2State, Split, Timer, timer_for
+from harness.timing_config import SHORT_MS, StopReason, Timing, TimingConfig, WarmupRule
 from harness.timing_session import Annotate, Resident, Session
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CpuTimer",
     "CudaTimer",
+    "Split",
     "Timer",
     "Timing",
     "TimingConfig",
@@ -45,6 +47,7 @@ __all__ = [
 
 # Sustained samples of one run: enough to see a clock ramp inside of it.
 _SAMPLES_PER_RUN = 20
+_QUEUED = 64  # calls that may surely be queued at once
 
 
 def measure(
@@ -56,6 +59,9 @@ def measure(
     clock: Clock = time.perf_counter,
     annotate: Annotate | None = None,
     resident: Mapping[str, Resident] | None = None,
+    on_round: Callable[[dict[str, Timing]], None] | None = None,
+    splits: Mapping[str, Split] | None = None,
+    rotations: Mapping[str, Sequence[Callable[[], object]]] | None = None,
 ) -> dict[str, Timing]:
     """Times all arms of a case in the isolated regime, interleaved.
 
@@ -69,18 +75,31 @@ def measure(
         annotate: name -> context around each block; the timer's profiler range by default.
         resident: of the arms that are whole training steps (all of a case or none), the context that holds their
             memory; see the module.
+        on_round: given what was measured so far, after a round that others follow, `checkpoint_s` apart. What it takes
+            is not charged to the case.
+        splits: of arms whose closures mark a point: what a sample took up to it is kept too.
+        rotations: of each arm closures over operand sets that together exceed twice the last cache, made when first
+            asked for. Where an arm's calls take less than `SHORT_MS`, all arms take several calls a sample over them,
+            and nothing is flushed: one method for all arms of a case.
 
     Returns:
         A Timing per arm. All arms that did not fail have the same rounds. An arm that raises leaves the
         later rounds and has `failure` set; the others go on.
     """
-    session = Session(arms, timer, config, seed, monitor, clock, annotate, resident)
+    session = Session(arms, timer, config, seed, monitor, clock, annotate, resident, splits)
     take = timer.back_to_back if resident else timer.block
     rule = _warm_up(session, take)
+    mean = False
+    if not resident and (turned := _rotated(session, rotations or {})) is not None:
+        timer, take, mean = turned, turned.block, True
     for run in session.live().values():
         run.plan(timer, config)
     begin, budget = clock(), config.max_seconds * len(arms)
+    method, l2 = timer.method + ("_mean" if mean else ""), timer.l2
+    if resident:
+        method, l2 = f"{method}_adjoining", "none" if l2 == "none" else "warm"
     cap: StopReason = "sample_cap"
+    kept = begin
     for round_index in range(config.max_rounds):
         if not session.live():
             break
@@ -93,10 +112,34 @@ def measure(
         if clock() - begin >= budget:
             cap = "time_cap"
             break
-    method, l2 = timer.method, timer.l2
-    if resident:
-        method, l2 = f"{method}_adjoining", "none" if l2 == "none" else "warm"
+        last = round_index + 1 == config.max_rounds
+        if on_round is not None and not last and clock() - kept >= config.checkpoint_s:
+            stopped = clock()
+            on_round(session.finish("isolated", method, dict.fromkeys(arms, l2), rule, "under_way"))
+            kept = clock()
+            begin += kept - stopped
     return session.finish("isolated", method, dict.fromkeys(arms, l2), rule, cap)
+
+
+def _rotated(session: Session, rotations: Mapping[str, Sequence[Callable[[], object]]]) -> Timer | None:
+    """Where a call is short, makes the arms rotate their operands, and returns the timer for it; None elsewhere."""
+    live = session.live()
+    if session.timer.l2 != "cold" or not any(run.call_ms < SHORT_MS for run in live.values()):
+        return None
+    lacking = [name for name in live if len(rotations.get(name, ())) < 2]
+    turned = session.timer.rotating()
+    if lacking or turned is None:
+        session.short = (
+            f"operands of {', '.join(lacking)} cannot fill twice the last cache" if lacking else "no flush"
+        )
+        return None
+    session.timer = turned
+    for name, run in live.items():
+        closures = rotations[name]
+        run.fn, run.call_ms, run.wall_ms = _rotate(closures), math.inf, math.inf
+        session.load(name, run, turned.block, 1, 2)  # shows what a call takes, and makes the operands
+        session.load(name, run, turned.block, 1, min(len(closures), _QUEUED))
+    return turned
 
 
 def _warm_up(session: Session, take: Callable[..., list[float]]) -> WarmupRule:

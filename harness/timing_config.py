@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from harness.timers import L2State
 
+# Below it a single pair of events, which tell 0.5 us, is off by more than 1 %.
+SHORT_MS = 0.05
+
 Regime = Literal["isolated", "sustained"]
 WarmupRule = Literal["clock_stable", "no_clock", "time_cap", "lead_in"]
-StopReason = Literal["converged", "time_cap", "sample_cap", "throttled"]
+StopReason = Literal["converged", "time_cap", "sample_cap", "throttled", "under_way"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class TimingConfig:
         sustained_lead_seconds: untimed load at the head of each sustained run. Power control settles in
             some tens of milliseconds after the arm changes.
         sustained_max_cases: cases per sweep that are measured so (the executor picks the largest).
+        checkpoint_s: seconds between two snapshots of the rounds finished so far; 0 makes one after every round.
     """
 
     min_rounds: int = 8
@@ -59,6 +63,7 @@ class TimingConfig:
     sustained_rounds: int = 4
     sustained_lead_seconds: float = 0.2
     sustained_max_cases: int = 6
+    checkpoint_s: float = 1.0
 
     def __post_init__(self) -> None:
         at_least = {
@@ -107,6 +112,10 @@ class Timing:
         late_samples: samples whose work was not wholly queued when the device reached it (CUDA only).
         rel_half_width: what the stop rule saw at the end; None below two rounds.
         throttled_rounds: rounds in which a throttle reason was read; their samples are kept.
+        resolution_ms: smallest difference between two samples that the timer tells, by call.
+        hold: what kept the device from work that was not queued yet (`harness.device_wait`); "" where nothing did.
+        short: why samples shorter than `SHORT_MS` are single calls all the same; "" where they are not.
+        split_ms: of each sample, ms up to the point that the closure marks; empty where it marks none.
         contended: another process computed on the device before or after; None where it can't be known.
     """
 
@@ -130,8 +139,12 @@ class Timing:
     throttled_rounds: tuple[int, ...] = ()
     failure: str = ""
     joules: tuple[float, ...] = ()
+    resolution_ms: float = 0.0
+    hold: str = ""
+    short: str = ""
+    split_ms: tuple[float, ...] = ()
 
     def as_json_dict(self) -> dict[str, object]:
         """The store's `timing` column: all that has no column or row of its own."""
-        own_column = {"samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "joules"}
+        own_column = {"samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "joules", "split_ms"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own_column}

@@ -19,7 +19,7 @@ from harness.stats import t_interval
 from harness.timing_config import Regime, StopReason, Timing, TimingConfig, WarmupRule
 
 if TYPE_CHECKING:
-    from harness.timers import Clock, L2State, Timer
+    from harness.timers import Clock, L2State, Split, Timer
 
 Annotate = Callable[[str], AbstractContextManager[object]]
 Resident = Callable[[], AbstractContextManager[object]]
@@ -46,6 +46,8 @@ class Run:
     throttles: dict[int, frozenset[str]] = field(default_factory=dict)
     # Of one call, by round: None where the meter was not read, NaN where the block was too short for it.
     joules: list[float | None] = field(default_factory=list)
+    split: Split | None = None  # a point inside of `fn`
+    split_ms: list[float] = field(default_factory=list)  # of each sample up to there
     seconds: float = 0.0
     late: int = 0
     warm_calls: int = 0
@@ -103,8 +105,13 @@ class Session:
         clock: Clock,
         annotate: Annotate | None,
         resident: Mapping[str, Resident] | None = None,
+        splits: Mapping[str, Split] | None = None,
     ) -> None:
-        self.runs = {name: Run(fn, (resident or {}).get(name)) for name, fn in arms.items()}
+        self.runs = {
+            name: Run(fn, (resident or {}).get(name), split=(splits or {}).get(name))
+            for name, fn in arms.items()
+        }
+        self.short = ""  # see Timing
         self.timer, self.config, self.clock = timer, config, clock
         self.monitor: Monitor = monitor if monitor is not None else NullMonitor()
         self.annotate = annotate or timer.annotate
@@ -143,7 +150,10 @@ class Session:
                 with self.annotate(name):
                     for _ in range(lead):
                         run.fn()
-                    samples = take(run.fn, n, calls, self.probe)
+                    if run.split is not None and calls == 1:
+                        samples = take(run.fn, n, calls, self.probe, split=run.split)
+                    else:
+                        samples = take(run.fn, n, calls, self.probe)
                 wall = self.clock() - begin
                 after = self.monitor.energy_j() if lead else None
         except Exception as error:  # noqa: BLE001 -- the closure is anyone's; its failure becomes a row
@@ -180,6 +190,8 @@ class Session:
     def record(self, round_index: int, run: Run, samples: list[float]) -> None:
         """Keeps one round of an arm."""
         run.samples += samples
+        if run.split is not None:
+            run.split_ms += run.split.samples_ms
         run.rounds += [round_index] * len(samples)
         run.clocks += [self.reading] * len(samples)
         run.joules.append(self.joules)
@@ -197,7 +209,9 @@ class Session:
         for name, run in self.runs.items():
             failed = bool(run.failure)
             stop: StopReason = cap
-            if run.converged(self.config):
+            if cap == "under_way":
+                pass  # more rounds follow
+            elif run.converged(self.config):
                 stop = "converged"
             elif run.throttles:
                 stop = "throttled"
@@ -224,5 +238,11 @@ class Session:
                 throttle_reasons=tuple(sorted(frozenset().union(*run.throttles.values()))),
                 throttled_rounds=tuple(run.throttles),
                 failure=run.failure,
+                resolution_ms=self.timer.resolution_ms / run.calls,
+                hold=self.timer.hold
+                if method.startswith("cuda_events") and regime == "isolated" and not run.resident
+                else "",
+                short=self.short,
+                split_ms=tuple(run.split_ms) if len(run.split_ms) == len(run.samples) and not failed else (),
             )
         return result

@@ -48,6 +48,10 @@ class Tell(Protocol):
         """Which of its arms is under way from now on, whose a fault then is; "" for none. Costs less than 1 us."""
         ...
 
+    def keep(self, result: Any) -> None:
+        """Hands over what there is of its result so far; returns when the parent has it safe."""
+        ...
+
 
 Job = Callable[[Tell], tuple[Any, bool]]  # picklable; returns its result and whether its process is spoiled
 
@@ -74,6 +78,12 @@ class Sign(NamedTuple):
     done: int
     total: int
     what: str
+
+
+class Partial(NamedTuple):
+    """A message of a job under way: its result so far, see `Tell.keep`. The parent answers it."""
+
+    result: Any
 
 
 class Answer(NamedTuple):
@@ -134,6 +144,10 @@ class _Teller:
 
     def __call__(self, done: int, total: int, what: str) -> None:
         self._parent.send(Sign(done, total, what))
+
+    def keep(self, result: Any) -> None:
+        self._parent.send(Partial(result))
+        self._parent.recv()  # nothing else comes while a job is under way; a parent that is gone ends this process
 
 
 def serve(parent: Connection, noise: Connection, arm: ArmUnderWay, conditions: Conditions) -> None:

@@ -39,6 +39,7 @@ from harness.worker_process import (
     Divisible,
     Instead,
     Job,
+    Partial,
     Sign,
     Tell,
     serve,
@@ -56,6 +57,7 @@ MESSAGE_S = 60.0  # for the rest of a message that has begun
 KEPT_BYTES = 4000  # of what a worker printed last
 
 OnSign = Callable[[Any, int, int], None]
+OnPartial = Callable[[Any, int, Any], None]
 
 
 class _UnreadableError(Exception):
@@ -117,7 +119,12 @@ class Pool:
         for worker in self._workers:
             worker.end()
 
-    def run(self, jobs: Iterable[Job], on_sign: OnSign = lambda job, done, total: None) -> Iterator[Ended]:
+    def run(
+        self,
+        jobs: Iterable[Job],
+        on_sign: OnSign = lambda job, done, total: None,
+        on_partial: OnPartial = lambda job, worker, result: None,
+    ) -> Iterator[Ended]:
         """Does the jobs in order, as many at once as there are workers, and yields each as it ends.
 
         A worker gets its next job when the caller comes back for more: what the caller does with a result does not
@@ -126,6 +133,7 @@ class Pool:
         Args:
             jobs: asked for one only when a worker is free.
             on_sign: told of every sign of life.
+            on_partial: given job, index of the worker and its result so far; the worker waits until it returns.
         """
         waiting = iter(jobs)
         for worker in self._workers:
@@ -133,7 +141,7 @@ class Pool:
         while busy := [worker for worker in self._workers if worker.job is not None]:
             ready = wait([s for w in busy for s in w.sources()], max(0.0, min(w.left_s() for w in busy)))
             for worker in busy:
-                ended = worker.hear(ready, on_sign)
+                ended = worker.hear(ready, on_sign, on_partial)
                 if ended is not None:
                     yield ended
                     yield from _feed(worker, waiting)
@@ -221,7 +229,7 @@ class _Worker:
         """Until its silence, or the job, has been too long."""
         return min(self._deadline, self._end) - time.monotonic()
 
-    def hear(self, ready: Sequence[Any], on_sign: OnSign) -> Ended | None:
+    def hear(self, ready: Sequence[Any], on_sign: OnSign, on_partial: OnPartial) -> Ended | None:
         """Takes in what is there; how its job ended, if it has."""
         assert self._process is not None
         if self._noise in ready:
@@ -231,6 +239,11 @@ class _Worker:
                 message = self._receive()
                 if isinstance(message, Answer):
                     return self._answered(message)
+                if isinstance(message, Partial):
+                    on_partial(self.job, self.index, message.result)
+                    self._ours.send(None)
+                    self._deadline = time.monotonic() + self._timeout_s
+                    continue
                 self._what = message.what
                 now = time.monotonic()
                 self._deadline, self._end = now + self._timeout_s, min(self._end, now + self._wall_s)
@@ -250,7 +263,7 @@ class _Worker:
         silence = f"no sign of life for {self._timeout_s:g} s{self._where('since')}"
         return self._failed(f"{silence}; case_timeout_s=SECONDS allows more", self._arm.read())
 
-    def _receive(self) -> Sign | Answer:
+    def _receive(self) -> Sign | Partial | Answer:
         """The next message; EOFError or OSError where the pipe is closed."""
         try:
             wire = self._ours.recv_bytes()
@@ -260,7 +273,7 @@ class _Worker:
             message = pickle.loads(wire)
         except Exception as error:  # whatever an object raises when it is made anew
             raise _UnreadableError(one_line(error)) from error
-        if not isinstance(message, Sign | Answer):
+        if not isinstance(message, Sign | Partial | Answer):
             raise _UnreadableError(f"it sent a {type(message).__name__}")
         return message
 

@@ -54,12 +54,15 @@ class Workload:
         compiled: the first call compiles; the executor times that call apart as `compile_s`.
         variants: closures over other operand sets of the same shapes, for the sustained regime, which rotates
             through them so that no operand stays in cache. Empty: `run` alone is repeated.
+        covering: closures that together exceed twice the last cache, made when first asked for: for calls so short that
+            several make a sample. Empty: no such number of sets can be had.
         metric: the name of the time that `run` yields.
         on_host: time by the host's clock on every device; `run` then waits for the device itself.
         resident: of a workload that fills the device alone: the context in which `run` may be called. Entering makes
             its memory and puts it into the same state each time, leaving frees it; `run` allocates the rest.
         recompile: of a compiled one: makes the next `run` compile again, so that it is timed with warm caches too.
         tokens: that one call processes; 0 where the word has no meaning.
+        split: a point that `run` marks, up to which each of its samples is timed as well, as `split_metric`.
         profile: writes files to the run's folder and gives the figures read from them; None: not asked for.
     """
 
@@ -76,6 +79,9 @@ class Workload:
     recompile: Callable[[], None] | None = None
     tokens: int = 0
     profile: Callable[[Path], Numerics] | None = None
+    split: Any = None  # a harness.timers.Split
+    covering: Sequence[Callable[[], object]] = ()
+    split_metric: str = ""
 
     def held(self) -> AbstractContextManager[object]:
         """The context to call `run` in."""

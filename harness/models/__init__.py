@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.errors import UsageError, unknown
-from harness.models.common import CHECKPOINTING, check_checkpointing, materialise, plain_attention, share
+from harness.models.common import (
+    CHECKPOINTING,
+    Weights,
+    check_checkpointing,
+    materialise,
+    plain_attention,
+    share,
+)
 from harness.models.llama import Llama, LlamaConfig, RopeScaling
 from harness.models.llama_moe import LlamaMoe, MoeConfig
 from harness.models.nanogpt import Gpt, GptConfig
@@ -30,6 +37,7 @@ __all__ = [
     "MODELS",
     "ModelSpec",
     "UserModel",
+    "Weights",
     "build",
     "plain_attention",
     "resolve",
@@ -94,6 +102,7 @@ class ModelSpec:
         layers: int | None = None,
         vocab_size: int | None = None,
         checkpointing: str = "none",
+        weights: Weights = "host",
     ) -> nn.Module:
         """The model with its initial weights; see `build`."""
         check_checkpointing(checkpointing)
@@ -112,7 +121,7 @@ class ModelSpec:
         with torch.device("meta"):
             model = _CLASSES[type(config)](config, checkpointing).to(dtype)
         if torch.device(device).type != "meta":
-            materialise(model, device, seed, model.init_std)
+            materialise(model, device, seed, model.init_std, weights)
         return model
 
 
@@ -235,6 +244,7 @@ def build(
     layers: int | None = None,
     vocab_size: int | None = None,
     checkpointing: str = "none",
+    weights: Weights = "host",
 ) -> nn.Module:
     """A model with its initial weights.
 
@@ -246,6 +256,8 @@ def build(
         layers: keep only that many blocks.
         vocab_size: instead of the spec's own.
         checkpointing: of activations, one of `CHECKPOINTING`.
+        weights: "host" draws them on the CPU, the same for every device; "device" on the device, in a hundredth of the
+            time, the same for every device of its kind; "none" leaves them undefined, for who puts in others.
 
     Raises:
         UsageError: an unknown model or value, or weights that do not fit on the device.
@@ -258,6 +270,7 @@ def build(
         layers=layers,
         vocab_size=vocab_size,
         checkpointing=checkpointing,
+        weights=weights,
     )
 
 

@@ -12,7 +12,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from harness.errors import UsageError, unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+
+Weights = Literal["host", "device", "none"]  # where initial weights are drawn, if they are
 
 CHECKPOINTING = ("none", "selective", "full")
 INIT_STD = 0.02  # of every weight matrix; GPT-2's, also Llama's in its published configuration
@@ -199,7 +201,13 @@ def _policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
 _keep_products = partial(create_selective_checkpoint_contexts, _policy)
 
 
-def materialise(model: nn.Module, device: torch.device | str, seed: int, std: Callable[[str], float]) -> None:
+def materialise(
+    model: nn.Module,
+    device: torch.device | str,
+    seed: int,
+    std: Callable[[str], float],
+    weights: Weights = "host",
+) -> None:
     """Gives a model on "meta" its weights, in place; parameters used in several places stay shared.
 
     Matrices are N(0, std(name)^2), vectors named "bias" 0, other vectors (gains of norms) 1. Large matrices are drawn
@@ -210,6 +218,7 @@ def materialise(model: nn.Module, device: torch.device | str, seed: int, std: Ca
         device: where the weights go.
         seed: fixes every one of them.
         std: standard deviation of the matrix of that fully qualified name.
+        weights: "device" draws the matrices there, from a stream of their own each; "none" leaves them undefined.
 
     Raises:
         UsageError: the device has too little memory.
@@ -222,6 +231,12 @@ def materialise(model: nn.Module, device: torch.device | str, seed: int, std: Ca
         if parameter.dim() < 2:
             full = torch.zeros if name.endswith("bias") else torch.ones
             return nn.Parameter(full(parameter.shape, dtype=parameter.dtype, device=device))
+        if weights != "host":
+            made = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            if weights == "device":
+                stream = torch.Generator(device).manual_seed(_key(seed, name) >> 65)  # of 63 bits
+                made.normal_(std=std(name), generator=stream)
+            return nn.Parameter(made)
         drawn = _normal(tuple(parameter.shape), seed, name).mul_(std(name))
         return nn.Parameter(drawn.to(device=device, dtype=parameter.dtype))
 
@@ -246,9 +261,13 @@ def replace_parameters(model: nn.Module, made: dict[nn.Parameter, nn.Parameter])
 
 def _normal(shape: tuple[int, ...], seed: int, name: str) -> Tensor:
     """Standard normal float32 values of numpy's Philox stream with the key sha256("seed/name")[:16]."""
-    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
-    stream = np.random.Generator(np.random.Philox(key=key))
+    stream = np.random.Generator(np.random.Philox(key=_key(seed, name)))
     return torch.from_numpy(stream.standard_normal(shape, dtype=np.float32))
+
+
+def _key(seed: int, name: str) -> int:
+    """128 bits that tell a parameter from all others."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
 
 
 def residual_std(name: str, projections: tuple[str, ...], layers: int) -> float:

@@ -21,6 +21,8 @@ from harness.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from harness.models.common import Weights
+
 TARGET, BATCH = "_target_", "batch"
 
 
@@ -49,8 +51,11 @@ class UserModel:
         layers: int | None = None,
         vocab_size: int | None = None,
         checkpointing: str = "none",
+        weights: Weights = "host",
     ) -> nn.Module:
         """The module, made on the CPU (on "meta" if `device` is) after torch.manual_seed(seed), then moved.
+
+        `weights` is not read: the module draws its own.
 
         Raises:
             UsageError: the callable cannot be imported, fails, or makes no nn.Module; or layers, vocab_size or

@@ -18,6 +18,8 @@ from harness.suites import (
     parallel,
     recipes,
     scale,
+    smoke_kernels,
+    smoke_layers,
     train,
 )
 
@@ -40,5 +42,7 @@ SUITES: Mapping[str, Suite | TrialSuite] = {
     "parallel": parallel,
     "recipes": recipes,
     "scale": scale,
+    "smoke_kernels": smoke_kernels,
+    "smoke_layers": smoke_layers,
     "train": train,
 }

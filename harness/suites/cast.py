@@ -3,6 +3,8 @@
 Timed is all of it: amax, scale, multiply, clamp and rounding. Rowwise, a scale is shared along K. Arms of peers
 (`harness.peers`) do the same to the same input.
 
+The arms `copy` and `read` move the same input without casting it, in the same rounds: what a cast is held against.
+
 Bytes are those that no implementation can spare, the same for all arms of a case but for the second layout of
 `fused_both`: the input once, the codes, and the input again only where its scales need a first pass over more than
 the last cache holds. So no share of the copy bandwidth passes 100 % by counting.
@@ -29,6 +31,7 @@ from harness.suites import oracle
 from harness.suites.common import (
     Rotation,
     compile_missing,
+    covering,
     draw,
     generator,
     kernels_missing,
@@ -56,6 +59,8 @@ AXES: Mapping[str, Axis] = {
 ARMS: Mapping[str, ArmInfo] = {
     "eager": ArmInfo("PyTorch operators, one kernel each"),
     "compile": ArmInfo("the same under torch.compile, fused", baseline="eager"),
+    "copy": ArmInfo("the input copied: read and written once"),
+    "read": ArmInfo("the input read once, for its largest value", baseline="copy"),
     "fused": ArmInfo("fp8core's kernels", baseline="eager"),
     "fused_both": ArmInfo(
         "fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"
@@ -68,6 +73,7 @@ ARMS: Mapping[str, ArmInfo] = {
     },
 }
 FUSED = ("fused", "fused_both")
+MOVES = ("copy", "read")
 CHECKED = 2**24  # elements of the timed tensor that are compared with the reference
 
 
@@ -89,6 +95,8 @@ def points(
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Any device casts; peers must be there, compiled arms need a compiler and kernels an NVIDIA GPU."""
     peer, compiled = _parse(arm)
+    if arm in MOVES:
+        return None
     if arm in FUSED:
         return kernels_missing(device, "time their plain twins")
     if peer is not None and (reason := peer.missing(device)):
@@ -109,6 +117,8 @@ def bytes_moved(case: Case, arm: str, cache: int) -> float:
         arm: only `fused_both` differs.
         cache: bytes that the last cache can have kept of a first pass.
     """
+    if arm in MOVES:
+        return work(case) * (2 if arm == "copy" else 1)
     size, elements = work(case), case.integer("M") * case.integer("K")
     two_passes = case["granularity"] == "tensorwise" or arm == "fused_both"
     again = max(0.0, size - cache) if two_passes else 0.0
@@ -130,6 +140,8 @@ def build(case: Case, arm: str, device: str) -> Workload:
     shape = (case.integer("M"), case.integer("K"))
     x = draw("randn", shape, generator(device, case.seed, 0), SOURCES[str(case["src"])])
 
+    if arm in MOVES:
+        return _move(case, arm, x, device)
     peer, compiled = _parse(arm)
     if peer is not None:
         function = _theirs(peer, dtype, granularity, compiled)
@@ -153,6 +165,33 @@ def build(case: Case, arm: str, device: str) -> Workload:
         resolved=resolved,
         compiled=compiled,
         variants=Rotation(function, (x,), device),
+        covering=covering(function, (x,), device),
+    )
+
+
+def _move(case: Case, arm: str, x: Tensor, device: str) -> Workload:
+    target = (
+        torch.full_like(x, float("nan")) if arm == "copy" else torch.empty((), dtype=x.dtype, device=device)
+    )
+
+    def move(source: Tensor, target: Tensor) -> Tensor:
+        return target.copy_(source) if arm == "copy" else torch.amax(source, dim=(0, 1), out=target)
+
+    # abs() of its own would be a second tensor written; the largest magnitude of |x| is found by reading alone.
+    source = x.abs() if arm == "read" else x
+
+    def check() -> Numerics:
+        move(source, target)
+        right = torch.equal(target, source if arm == "copy" else source.max())
+        return Numerics({}, ok=right, reason="" if right else f"{arm} did not yield what it should")
+
+    return Workload(
+        run=lambda: move(source, target),
+        check=check,
+        bytes_moved=bytes_moved(case, arm, 0),
+        resolved={"timed": ARMS[arm].doc, "backend": "torch"},
+        variants=Rotation(move, (source, target), device),
+        covering=covering(move, (source, target), device),
     )
 
 

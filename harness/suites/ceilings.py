@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.case import Case, Scalar
 from harness.shapes import CUSTOM
 from harness.suites import gemm
-from harness.suites.common import Rotation, draw, generator, refuse_shapes
+from harness.suites.common import Rotation, covering, draw, generator, refuse_shapes
 from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def _move(case: Case, what: str, device: str) -> Workload:
         bytes_moved=float(_bytes(case)),
         resolved={"timed": MOVES[what], "dtype": "bfloat16", "backend": "torch"},
         variants=Rotation(function, (source, target), device),
+        covering=covering(function, (source, target), device),
     )
 
 

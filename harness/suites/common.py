@@ -16,6 +16,7 @@ from torch.autograd.profiler import profile
 from fp8core.gemm import backend_named, layout
 from harness.compiling import compile_unavailable
 from harness.shapes import FROM_MODEL, Layer
+from harness.timers import last_level_cache_bytes
 from harness.workload import Axis, Unsupported
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def way_out(M: int, K: int, N: int, multiple: int, any_shape: str) -> str:
     return (f"nearest: {', '.join(near)}; " if near else "") + f"arms=[{any_shape}] takes M={M}, K={K}, N={N}"
 
 
+COPIES_MOST = 4096  # operand sets of a call that takes microseconds
 _ARMS_MOST = 32  # arms of a case, with room for what they compute
 
 
@@ -125,12 +127,14 @@ class Rotation(Sequence[Callable[[], object]]):
     the same values at other addresses, which is all that matters to a cache.
     """
 
-    def __init__(self, closure: Callable[..., object], operands: Sequence[Tensor], device: str) -> None:
+    def __init__(
+        self, closure: Callable[..., object], operands: Sequence[Tensor], device: str, most: int = 16
+    ) -> None:
         self._closure, self._operands = closure, operands
         size = max(sum(x.numel() * x.element_size() for x in operands), 1)
         on_gpu = torch.device(device).type == "cuda"
         l2 = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
-        self._count = min(16, max(3, -(-max(256 * 2**20, 4 * l2) // size)))
+        self._count = min(most, max(3, -(-max(256 * 2**20, 4 * l2) // size)))
         if on_gpu:
             # All arms of a case make such copies. One set alone, larger than any cache, evicts itself.
             self._count = max(1, min(self._count, torch.cuda.mem_get_info(device)[0] // (_ARMS_MOST * size)))
@@ -147,6 +151,16 @@ class Rotation(Sequence[Callable[[], object]]):
         while len(self._made) < self._count:
             self._made.append(_over_copies(self._closure, self._operands))
         return self._made[index]
+
+
+def covering(closure: Callable[..., object], operands: Sequence[Tensor], device: str) -> Rotation | tuple[()]:
+    """A rotation whose operands exceed twice the last cache of a GPU; () where that many cannot be had, and on a CPU."""
+    if torch.device(device).type != "cuda":
+        return ()
+    found = Rotation(closure, operands, device, COPIES_MOST)
+    size = sum(x.numel() * x.element_size() for x in operands)
+    twice = 2 * last_level_cache_bytes(torch.cuda.get_device_properties(device))
+    return found if len(found) >= 2 and len(found) * size >= twice else ()
 
 
 def _over_copies(closure: Callable[..., object], operands: Sequence[Tensor]) -> Callable[[], object]:

@@ -29,6 +29,7 @@ from harness.suites.common import (
     DATA,
     SIZES,
     Rotation,
+    covering,
     draw,
     generator,
     kernel_names,
@@ -153,6 +154,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
             bytes_moved=2.0 * (M * K + K * N + M * N),
             resolved={**resolved, "a_dtype": "bfloat16", "b_dtype": "bfloat16", "backend": "torch.mm"},
             variants=Rotation(torch.mm, (a, b), device),
+            covering=covering(torch.mm, (a, b), device),
         )
     qa, qb = (_quantised(x, c, d) for x, c, d in zip(_operands(case, device), casts, (-1, 0), strict=True))
     fast, peer, backend = _fast(arm), _peer(arm), _backend(arm)
@@ -185,6 +187,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         bytes_moved=1.0 * (M * K + K * N) + 2.0 * M * N + 4.0 * (qa.scale_inv.numel() + qb.scale_inv.numel()),
         resolved=resolved,
         variants=Rotation(multiply, operands, device),
+        covering=covering(multiply, operands, device),
     )
 
 

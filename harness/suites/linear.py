@@ -38,6 +38,7 @@ from harness.suites.common import (
     SIZES,
     Rotation,
     compile_missing,
+    covering,
     draw,
     generator,
     kernel_names,
@@ -195,6 +196,7 @@ def workload(
         resolved=resolved,
         compiled=resolved["compile"] != "eager",
         variants=Rotation(step, (x, grad), str(x.device)),
+        covering=covering(step, (x, grad), str(x.device)),
     )
 
 

@@ -5,7 +5,7 @@ moments and activations. So an arm gives its memory back at the end of its block
 next one, in place: the parameters stay the objects that compiled code and the optimizer know, and only their storages
 shrink to nothing and grow again. There is one rule for all models and devices, also where everything would have fit.
 
-Entering puts back the same state each time: initial weights (kept once for all arms, in host memory), empty optimizer,
+Entering puts back the same state each time: initial weights (kept once for all arms, `keep`), empty optimizer,
 FP8 amaxes as they were, random numbers of the seed. So every block times the same steps.
 """
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from harness.training.setup import Trainee
 
 
-def host_copy(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters in host memory, by name."""
-    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters()}
+def keep(model: nn.Module, most_bytes: float = 0) -> dict[str, Tensor]:
+    """Copies of all parameters by name: where they are if together they take at most `most_bytes`, else in host memory."""
+    named = dict(model.named_parameters())
+    stay = sum(p.numel() * p.element_size() for p in named.values()) <= most_bytes
+    return {name: p.detach().to(p.device if stay else "cpu", copy=True) for name, p in named.items()}
 
 
 class Residency:

@@ -35,6 +35,7 @@ from harness.peers import PEERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from harness.models import Weights
     from harness.peers import Peer
 
 COMPUTE = ("fp32", "bf16_autocast", "bf16")
@@ -197,13 +198,16 @@ class Trainee:
     audit: Audit
     grad_norm: Tensor | None = field(default=None)
 
-    def step(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    def step(
+        self, batches: Sequence[tuple[Tensor, ...]], halfway: Callable[[], None] = lambda: None
+    ) -> Tensor:
         """One optimizer step: all microbatches forward and backward, clip, optimizer, FP8 scales.
 
         Gradients are cleared at the start, so that those of the step can be read after it.
 
         Args:
             batches: `setup.accumulation` tuples, each of which is handed to the model.
+            halfway: called once the backward passes are queued, before clipping.
 
         Returns:
             Mean loss of the microbatches before the step, 0-dimensional float32; the device may still be at work.
@@ -214,6 +218,7 @@ class Trainee:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.gradients(batches)
+        halfway()
         if self.setup.grad_clip is not None:
             self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.setup.grad_clip)
         self.optimizer.step()
@@ -266,13 +271,14 @@ class Trainee:
         return microbatches(self.model, check_content=not setup.graph) if keep else nullcontext()
 
 
-def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Trainee:
+def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: Weights = "host") -> Trainee:
     """Builds, converts and compiles the model of a set-up, and makes its optimizer.
 
     Args:
         setup: what to build.
         device: "cpu", "cuda" or "cuda:<index>".
         model: a model to take instead of building `setup.model`; it is converted in place.
+        weights: how the initial ones are drawn, as `harness.models.build` says; a user's model draws its own.
 
     Raises:
         UsageError: an unknown model.
@@ -288,6 +294,7 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None) -> Traine
             layers=setup.layers,
             vocab_size=setup.vocab_size,
             checkpointing=setup.checkpointing,
+            weights=weights,
         )
     if setup.recipe is not None:
         model = convert_to_float8_training(model, config=setup.recipe, module_filter_fn=setup.converts)

@@ -13,9 +13,10 @@ from harness.device_memory import peak_memory
 from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
+from harness.timers import Split
 from harness.training import captured, on_paper, steps
 from harness.training.batches import corpus_of, microbatches_of
-from harness.training.residency import Residency, host_copy
+from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, forward_of, prepare
 from harness.workload import Numerics, Workload
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STEPS = 4  # different batches, over and over
+# Of a GPU's memory, what the initial weights that all arms share may take there; larger ones are kept by the host.
+KEPT_SHARE = 1 / 16
 _REPLAYED = 3  # steps that are compared with eager ones, of different batches
 _WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
 
@@ -50,7 +53,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What the arms of a case share: initial weights in host memory, and what the first step without FP8 gives."""
+    """What the arms of a case share: initial weights, drawn once, and what the first step without FP8 gives."""
 
     weights: dict[str, Tensor]
     first: steps.FirstStep
@@ -74,10 +77,11 @@ class TimedArm:
         self.resolved: dict[str, object] = {}
         self._turn = 0
         self._replay: Callable[[captured.Microbatches], Tensor] | None = None
+        self._halfway = Split()
         with self._memory_explained("building the model"):
             self.control = control_of(_without_fp8(setup), source, device)
             self.batches = batches_of(_without_fp8(setup), source, device)
-            self.trainee = prepare(setup, device)
+            self.trainee = prepare(setup, device, weights="none")  # those of the control are put in
             self._resident = Residency(self.trainee, self.control.weights, device)
         self.resolved |= self._facts()
 
@@ -93,6 +97,8 @@ class TimedArm:
             recompile=self.recompile if self.setup.compiled else None,
             tokens=self.tokens,
             profile=self.profile if self.profiling is not None else None,
+            split=None if self.setup.graph else self._halfway,
+            split_metric="" if self.setup.graph else "forward_backward_ms",
         )
 
     @property
@@ -126,7 +132,9 @@ class TimedArm:
 
     def run(self) -> Tensor:
         """One whole optimizer step."""
-        return (self._replay or self.trainee.step)(self._next())
+        if self._replay is not None:
+            return self._replay(self._next())
+        return self.trainee.step(self._next(), self._halfway)
 
     def _next(self) -> list[tuple[Tensor, ...]]:
         self._turn += 1
@@ -234,6 +242,7 @@ class TimedArm:
             "memory": on_paper.memory(setup, self.device),
             "flops_formula_id": on_paper.flops_formula_id(setup),
             "layers": note_of_layers(setup),
+            "weights": f"of all arms, drawn once on {_drawn_on(setup, self.device)}",
         }
         if facts["flops_formula_id"] == "palm":
             facts["flops_causal"] = on_paper.flops(setup, "causal")
@@ -246,6 +255,12 @@ class TimedArm:
         if text is not None:
             return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}
         return facts | {"data": "batches of the model's own"}
+
+
+def _drawn_on(setup: Setup, device: str) -> str:
+    """Where the initial weights come from; a user's model is made on the CPU."""
+    on_gpu = torch.device(device).type == "cuda" and isinstance(resolve(setup.model), ModelSpec)
+    return "the GPU" if on_gpu else "the CPU"
 
 
 def note_of_layers(setup: Setup) -> str:
@@ -271,9 +286,11 @@ def control_of(setup: Setup, source: Source, device: str) -> Control:
 
 
 def _control(setup: Setup, source: Source, device: str) -> Control:
-    trainee = prepare(setup, device)
-    weights = host_copy(trainee.model)
-    with torch.random.fork_rng(devices=[0] if torch.device(device).type == "cuda" else []):
+    on_gpu = torch.device(device).type == "cuda"
+    trainee = prepare(setup, device, weights="device" if on_gpu else "host")
+    total = torch.cuda.get_device_properties(device).total_memory if on_gpu else 0
+    weights = keep(trainee.model, KEPT_SHARE * total)
+    with torch.random.fork_rng(devices=[0] if on_gpu else []):
         torch.manual_seed(setup.seed)
         loss = trainee.step(_step(setup, source, 0, device))
     return Control(weights, steps.FirstStep.of(loss, trainee))

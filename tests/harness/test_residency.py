@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fp8core.recipe import RECIPES
 from harness.compiling import CompileWatch
 from harness.peers import torchao
-from harness.training.residency import Residency, host_copy
+from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, Trainee, prepare
 
 needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
@@ -50,7 +50,7 @@ def held_bytes(made: Trainee, resident: Residency | None = None) -> int:
 def test_each_block_trains_the_same_steps(compute: str, recipe: str) -> None:
     """Bitwise those of a trainee that was never anything but resident, three times over."""
     plain, made = trainee(recipe, compute=compute), trainee(recipe, compute=compute)
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
     want = train(plain)
     for _ in range(3):
         with resident():
@@ -60,7 +60,7 @@ def test_each_block_trains_the_same_steps(compute: str, recipe: str) -> None:
 def test_nothing_is_held_outside() -> None:
     made = trainee("tensorwise")
     parameters = list(made.model.parameters())
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
     assert held_bytes(made) == 0
     with resident():
         assert held_bytes(made) == 4 * sum(p.numel() for p in parameters)
@@ -75,7 +75,7 @@ def test_nothing_is_held_outside() -> None:
 def test_trainees_share_their_initial_weights() -> None:
     """bf16 and FP8 arms of a case start from one copy, which no step changes."""
     base, fp8 = trainee(), trainee("rowwise")
-    weights = host_copy(base.model)
+    weights = keep(base.model)
     before = {name: w.clone() for name, w in weights.items()}
     for made in (base, fp8):
         with Residency(made, weights, "cpu")():
@@ -94,7 +94,7 @@ def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
     other.head.weight = other.embedding.weight
     other.load_state_dict(model.state_dict())
     made, plain = trainee(model=model), trainee(model=other)
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
     assert held_bytes(made, resident) == 0, "a tied weight is no buffer"
     want = train(plain)
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
 @pytest.mark.slow
 def test_compiled_code_survives_coming_and_going() -> None:
     made = trainee("delayed", compiled=True)
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
     with resident():
         want = train(made)
     watch = CompileWatch()
@@ -125,7 +125,7 @@ def test_random_numbers_start_anew_and_those_outside_go_on() -> None:
 
     torch.manual_seed(0)
     made = trainee(model=Dropping())
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
     state = torch.random.get_rng_state()
     runs = []
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_random_numbers_start_anew_and_those_outside_go_on() -> None:
 @needs_torchao
 def test_a_peers_layers_come_and_go_too() -> None:
     plain, made = trainee("tensorwise", peer="torchao"), trainee("tensorwise", peer="torchao")
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
     with resident():
         assert same(train(made), train(plain))
     assert held_bytes(made) == 0
@@ -146,7 +146,7 @@ def test_a_peers_layers_come_and_go_too() -> None:
 
 def test_memory_is_given_up_after_a_failure_inside() -> None:
     made = trainee()
-    resident = Residency(made, host_copy(made.model), "cpu")
+    resident = Residency(made, keep(made.model), "cpu")
 
     def runs_out() -> None:
         with resident():
@@ -162,7 +162,7 @@ def test_memory_is_given_up_after_a_failure_inside() -> None:
 
 def test_weights_of_another_model_are_refused() -> None:
     made = trainee()
-    weights = host_copy(made.model)
+    weights = keep(made.model)
     with pytest.raises(ValueError, match=r"have nothing for head\.weight, \[65, 32\] of torch\.float32"):
         Residency(made, {k: v for k, v in weights.items() if k != "head.weight"}, "cpu")
     with pytest.raises(ValueError, match=r"have \[65, 32\] of torch\.bfloat16 for head\.weight"):

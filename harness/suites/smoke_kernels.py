@@ -1,0 +1,187 @@
+"""Suite `smoke_kernels`: every operator of fp8core once on this device, against its twin in plain PyTorch.
+
+`do: compile` launches each of them, tuned ones with every candidate, and compares nothing: it fills Triton's cache on
+disk, by as many processes at once as there are `workers`. `do: check` compares. Casts must agree bit for bit; results
+that are sums or products in floating point (norms, SwiGLU, matmul) to `BOUND_DB` of their largest value, and codes made of
+those in all but `CODES` of their elements: one bfloat16 rounding of the operand moves a code by one step.
+
+A device without kernels runs the twins themselves, and `resolved.ran` says so: nothing is proved there but the calls.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fp8core.kernels import ops, reference
+from harness import metrics
+from harness.suites.common import generator, refuse_shapes, with_defaults
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.case import Case, Scalar
+
+METRIC = "mismatches"  # of a row that says why there is no figure
+SOURCES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+BOUND_DB = 40.0  # bfloat16 rounds to 2**-9 of a value, about 54 dB; sums in another order cost a few more
+CODES = 0.02
+E4M3 = torch.float8_e4m3fn
+
+AXES: Mapping[str, Axis] = {
+    "kernel": Axis("an operator fp8core::<name>", tuple(ops.OPERATORS)),
+    "do": Axis("launch only, or compare", ("check", "compile")),
+    "M": Axis("rows of the input", default=16384),
+    "K": Axis("columns of the input; rows and columns of the other operand of matmul", default=4096),
+}
+ARMS: Mapping[str, ArmInfo] = {name: ArmInfo(f"input in {name}") for name in SOURCES}
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """No linked axes; every operator where none is named.
+
+    Raises:
+        ValueError: shapes are named, which this suite has no use for.
+    """
+    refuse_shapes("smoke_kernels", shapes, "sizes by axes.M and axes.K")
+    every: list[dict[str, Scalar]] = (
+        [{}] if "kernel" in axes else [{"kernel": name} for name in ops.OPERATORS]
+    )
+    return with_defaults(every, {**axes, "kernel": ()}, AXES)
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """None: a device without kernels runs their twins."""
+    return None
+
+
+def work(case: Case) -> float:
+    """Elements of the input."""
+    return float(case.integer("M") * case.integer("K"))
+
+
+def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+    """One operator, called once or more."""
+    name = case.text("kernel")
+    call = arguments(name, case, SOURCES[arm], device)
+    ran = "plain PyTorch, no kernel" if (why := ops.kernel_missing(call[0])) else "Triton kernel"
+    resolved: dict[str, object] = {"ran": ran + (f": {why}" if why else ""), "operator": f"fp8core::{name}"}
+    compiling = case["do"] == "compile"
+    begun = time.perf_counter()
+    with _every_candidate() if compiling else nullcontext():
+        got = ops.OPERATORS[name](*call)
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+    seconds = Series("compile_s", (time.perf_counter() - begun,), (0,))
+    on_step(1, 1)
+    if compiling:
+        return Trial((seconds,), resolved)
+    want = getattr(reference, name)(*call)
+    wrong, fault = compare(name, _several(got), _several(want))
+    return Trial(
+        (Series(METRIC, (float(wrong),), (0,)),), resolved, failure=fault and f"fp8core::{name}: {fault}"
+    )
+
+
+def arguments(name: str, case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:
+    """A call of an operator at the sizes of the case, by the names and types of its schema.
+
+    Raises:
+        KeyError: an argument that nobody here knows the meaning of; add it below.
+    """
+    M, K = case.integer("M"), case.integer("K")
+    random = generator(device, case.seed, 0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random, device=device).to(dtype)
+
+    if name == "matmul":
+        ones = torch.ones((), device=device)
+        return drawn(M, K).to(E4M3), drawn(K, K).to(E4M3), ones, ones, torch.bfloat16, 0
+    values: dict[str, Callable[[], Any]] = {
+        "weight": lambda: drawn(K),
+        "eps": lambda: 1e-5,
+        "amax": lambda: torch.full((), 4.48, device=device),
+        "rstd": lambda: 0.5 + torch.rand(M, 1, generator=random, device=device),
+        "dtype": lambda: E4M3,
+        "power_of_two": lambda: True,
+        "margin": lambda: 1,
+        "mode": lambda: "floor",
+    }
+    schema = getattr(torch.ops.fp8core, name).default._schema
+    call = []
+    for argument in schema.arguments:
+        if argument.name in values:
+            call.append(values[argument.name]())
+        elif str(argument.type) == "Tensor":
+            call.append(drawn(M, K))
+        else:
+            raise KeyError(f"fp8core::{name} has an argument {argument.name!r} of type {argument.type}")
+    return tuple(call)
+
+
+def compare(name: str, got: Sequence[Tensor], want: Sequence[Tensor]) -> tuple[int, str]:
+    """Elements of all results that differ, and why that is too many; "" where it is not.
+
+    Args:
+        name: of the operator.
+        got: its results.
+        want: those of its twin.
+    """
+    exact, wrong = name.startswith(("amax", "cast")), 0
+    if len(got) != len(want):
+        return 0, f"{len(got)} results, the reference has {len(want)}"
+    for place, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            what = f"{list(mine.shape)} {mine.dtype}, the reference's is {list(theirs.shape)} {theirs.dtype}"
+            return wrong, f"result {place} is {what}"
+        codes = mine.element_size() == 1
+        a, b = mine.double(), theirs.double()
+        differ = int(((a != b) & ~(a.isnan() & b.isnan())).sum())
+        wrong += differ
+        if exact or codes:
+            allowed = 0 if exact else int(CODES * mine.numel())
+            if differ > allowed:
+                return (
+                    wrong,
+                    f"{differ} of {mine.numel()} elements of result {place} differ from the reference, {allowed} allowed",
+                )
+        elif differ and not (decibels := float(metrics.figures(a, b)["sqnr_db"])) >= BOUND_DB:
+            return wrong, f"result {place} is {decibels:.1f} dB from the reference, {BOUND_DB:g} expected"
+    return wrong, ""
+
+
+def _several(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@contextmanager
+def _every_candidate() -> Iterator[None]:
+    """Inside, a tuned operator is launched with each of its candidates, and none is timed or remembered."""
+    from fp8core.kernels import tuning
+
+    real = tuning.choose
+
+    def choose(
+        kernel: str, shape: Any, dtype: Any, device_name: str, candidates: Any, run: Callable[[Any], None]
+    ) -> Any:
+        for candidate in candidates:
+            try:
+                run(candidate)
+            except RuntimeError:  # more than the device has: real tuning passes it over too
+                continue
+        return candidates[0]
+
+    tuning.choose = choose  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        tuning.choose = real
