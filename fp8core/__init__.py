@@ -32,7 +32,7 @@ from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_fo
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
-from fp8core.history import update_scales
+from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
 from fp8core.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
@@ -78,6 +78,7 @@ __all__ = [
     "ScalingGranularity",
     "ScalingType",
     "SwiGLU",
+    "amax_state_dict",
     "async_tp_reason",
     "audit",
     "cast_input",
@@ -86,6 +87,7 @@ __all__ = [
     "convert_to_float8_training",
     "dense_layers_only",
     "grouped_mm",
+    "load_amax_state_dict",
     "microbatches",
     "pad_groups",
     "precompute_float8_dynamic_scale_for_fsdp",

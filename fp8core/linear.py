@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
-from fp8core.history import AmaxMemory
+from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.scaling import check_hp
 from fp8core.sharded import Seen, check_layer, cut_of, shared_amaxes
@@ -42,6 +42,7 @@ from fp8core.two_casts import TwoCasts
 if TYPE_CHECKING:
     from fp8core.gemm.backend import Backend
     from fp8core.gemm.layout import Scaled
+    from fp8core.history import Amaxes
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
     from fp8core.sharded import Cut
@@ -91,6 +92,15 @@ class Float8Linear(nn.Linear):
         amaxes = self._modules.get("amaxes")
         if isinstance(amaxes, AmaxMemory):
             amaxes.reset()
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """With the weight, amaxes come too or start afresh: they are those of the weight that was."""
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        amaxes = self._modules.get("amaxes")
+        if isinstance(amaxes, AmaxMemory) and f"{prefix}weight" in state_dict:
+            amaxes.reset(self.weight.device)
 
     @classmethod
     def from_float(
@@ -186,7 +196,11 @@ class Float8Linear(nn.Linear):
             self._check_cast(flat)
         # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
         cache = None if torch.compiler.is_compiling() or cut is not None else self.weight_cache
-        plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled(), cut)
+        gradients = torch.is_grad_enabled()
+        memory = amaxes_of_pass(self.amaxes, gradients)
+        if memory is not self.amaxes:
+            cache = None  # what it keeps would not be recorded by the next pass with gradients
+        plan = _Plan(self.recipe, memory, cache, gradients, cut)
         output = _ScaledLinear.apply(flat, weight, *given, plan)
         if (
             input.dim() != 2
@@ -263,7 +277,7 @@ class _Plan(NamedTuple):
     """What the three GEMMs need besides tensors. `trains`: a backward pass can follow."""
 
     recipe: Recipe
-    amaxes: AmaxMemory | None
+    amaxes: Amaxes | None
     cache: WeightCache | None
     trains: bool
     cut: Cut | None
@@ -357,6 +371,8 @@ def _weight_operands(
     """
     recipe = plan.recipe
     first, second = recipe.output.b, recipe.grad_input.b
+    if isinstance(weight, Float8Tensor) and isinstance(plan.amaxes, AmaxMemory):
+        plan.amaxes.record_gathered()
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
         lp, lp_again = plan.cache.operands(
