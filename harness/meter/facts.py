@@ -1,0 +1,226 @@
+"""What is read from the machine code of one launch, and predicted from it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.meter import model, pipes, sass, walk
+from harness.meter.build import ARGUMENTS_AT, Built
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.meter.launches import Launch
+
+SAMPLED_PROGRAMS = 5  # spread evenly over the grid: the first and the last ones differ most
+
+
+@dataclass(frozen=True, slots=True)
+class Sm:
+    """What one SM holds, by compute capability (CUDA C++ Programming Guide, "Technical Specifications")."""
+
+    threads: int
+    shared: int
+    ctas: int
+    registers: int = 65536
+    shared_reserved: int = 1024  # of each program
+
+
+SMS: dict[int, Sm] = {
+    80: Sm(2048, 164 * 1024, 32),
+    86: Sm(1536, 100 * 1024, 16),
+    89: Sm(1536, 100 * 1024, 24),
+    90: Sm(2048, 228 * 1024, 32),
+    100: Sm(2048, 228 * 1024, 32),
+    120: Sm(1536, 100 * 1024, 24),
+}
+
+
+def ctas_per_sm(registers: int, warps: int, shared: int, capability: int = 90) -> int:
+    """Programs that one SM runs at a time: by registers, threads, shared memory and the hardware's own limit.
+
+    Registers are allocated by warp, 8 a thread and 256 a warp at a time, in four partitions.
+
+    >>> ctas_per_sm(registers=48, warps=8, shared=8192), ctas_per_sm(registers=128, warps=16, shared=0)
+    (5, 1)
+    """
+    sm = SMS[capability]
+    one_warp = math.ceil(math.ceil(registers / 8) * 8 * 32 / 256) * 256
+    by_registers = (sm.registers // pipes.PARTITIONS // one_warp) * pipes.PARTITIONS // warps
+    return min(by_registers, sm.threads // (32 * warps), sm.shared // (shared + sm.shared_reserved), sm.ctas)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the machine code of one launch shows. Read without a GPU; only `share` is a prediction.
+
+    Attributes:
+        triton: version of the compiler.
+        registers: of a thread.
+        stack: bytes of a thread's stack: above 0 where registers spill.
+        shared: bytes of a program's shared memory.
+        ctas_per_sm: programs that an SM runs at a time.
+        programs: of the grid.
+        waves: programs / (CTAs per SM * SMs).
+        per_element: instructions that all threads execute / elements.
+        alu_per_element: of these, on the units that do integers, logic and packing conversions.
+        conversions: elements converted to FP8 / elements.
+        in_flight: most bytes that an SM has requested of global memory before it waits for them.
+        waits: of a program for global memory.
+        loads, stores: share of the bytes moved by accesses of so many bytes of a thread.
+        code_bytes: read and written per element according to the code, masks taken as on.
+        matrix: the matrix instruction, "" for none.
+        busiest: the unit of the SM that is busy longest.
+        share: of the copy bandwidth, by GPU; empty where the kernel multiplies matrices or nothing can be said.
+        doubts: reasons why a figure is a bound, for people.
+    """
+
+    triton: str
+    registers: int
+    stack: int
+    shared: int
+    ctas_per_sm: int
+    programs: int
+    waves: float
+    per_element: float
+    alu_per_element: float
+    conversions: float
+    in_flight: int
+    waits: float
+    loads: dict[int, float]
+    stores: dict[int, float]
+    code_bytes: float
+    matrix: str
+    busiest: str
+    share: dict[str, float]
+    doubts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, from which `from_json` makes the same facts."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Facts:
+        """The facts that `to_json` wrote."""
+        widths = {name: {int(w): part for w, part in data[name].items()} for name in ("loads", "stores")}
+        return Facts(**{**data, **widths, "doubts": tuple(data["doubts"])})
+
+
+def read(
+    built: Built, launch: Launch, capability: int = 90, processors: int = model.H200.processors
+) -> Facts:
+    """The facts of a launch.
+
+    Args:
+        built: its kernel, compiled for `capability`.
+        launch: the arguments and the grid.
+        capability: 10 * major + minor of the compute capability.
+        processors: SMs of the GPU, for waves.
+
+    Raises:
+        UnreadableCodeError: the machine code cannot be followed.
+    """
+    code = sass.parse(built.sass)
+    words, doubts = argument_words(built, launch, capability)
+    warps = int(launch.options["num_warps"])
+    walked = [
+        walk.Walk(code, words, index, launch.grid, 32 * warps, capability).run()
+        for index in _spread(launch.grid)
+    ]
+    programs = math.prod(launch.grid)
+    share_of_one = 1 / len(walked)
+    opcodes: Counter[str] = sum((w.opcodes for w in walked), Counter())
+    widths = {i.opcode: i.access_bytes for i in code}
+    cycles = pipes.cycles(opcodes, widths)
+    busiest = max(cycles, key=lambda unit: cycles[unit])
+    resident = ctas_per_sm(built.registers, warps, built.shared, capability)
+    total = 32 * warps * programs * share_of_one  # times a count of `walked`: of all threads of the launch
+    loaded, stored = (sum((c[i] for c in ((w.loaded, w.stored) for w in walked)), Counter()) for i in (0, 1))
+    moved = sum(size_and_count for size_and_count in (*loaded.values(), *stored.values())) * total
+    waits = sum(w.waits for w in walked) * share_of_one
+    doubts += _doubts(walked)
+    matrix = sorted({op for op in opcodes if pipes.is_matrix(op)})
+    bytes_moved = launch.bytes_moved or moved
+    share: dict[str, float] = {}
+    if not matrix and not doubts_forbid(doubts) and bytes_moved and resident:
+        busy = cycles[busiest] * share_of_one * warps / pipes.PARTITIONS
+        work = model.Work(bytes_moved / programs, busy, waits, resident, programs)
+        share = {gpu.name: model.share_of_copy(work, gpu) for gpu in model.GPUS}
+    converted = 2 * sum(
+        n for op, n in opcodes.items() if op.startswith("F2FP") and ("E4M3" in op or "E5M2" in op)
+    )
+    return Facts(
+        triton=built.triton,
+        registers=built.registers,
+        stack=max(built.stack, built.local),
+        shared=built.shared,
+        ctas_per_sm=resident,
+        programs=programs,
+        waves=programs / (max(1, resident) * processors),
+        per_element=sum(opcodes.values()) * total / launch.elements,
+        alu_per_element=cycles["alu"] / 2 * total / launch.elements,
+        conversions=converted * total / launch.elements,
+        in_flight=max(w.in_flight for w in walked) * 32 * warps * resident,
+        waits=waits,
+        loads=_shares(loaded),
+        stores=_shares(stored),
+        code_bytes=moved / launch.elements,
+        matrix=" ".join(matrix),
+        busiest=busiest,
+        share=share,
+        doubts=tuple(doubts),
+    )
+
+
+def doubts_forbid(doubts: Sequence[str]) -> bool:
+    """Whether loop counts are in doubt, which leaves nothing to predict from."""
+    return bool(doubts)
+
+
+def argument_words(built: Built, launch: Launch, capability: int) -> tuple[dict[int, int], list[str]]:
+    """(arguments as 32-bit words by offset in constant bank 0, doubts)."""
+    base = ARGUMENTS_AT.get(capability // 10)
+    if base is None:
+        return {}, [f"where sm_{capability} keeps arguments is not known"]
+    values: list[int | None] = []
+    for number, argument in enumerate(launch.arguments):
+        if isinstance(argument, dict):  # a descriptor: itself, then its sizes and strides
+            values += [None, *argument["shape"], *argument["strides"]]
+        elif isinstance(argument, str):
+            values.append(0x7F00_0000_0000 + (number << 36))
+        elif isinstance(argument, float):
+            values.append(None)
+        else:
+            values.append(int(argument))
+    places = built.places(base)
+    if len(places) < len(values):
+        return {}, [f"the code takes {len(places)} parameters, the launch gives {len(values)}"]
+    words: dict[int, int] = {}
+    for (at, size), value in zip(places, values, strict=False):
+        for i in range(0, size if value is not None else 0, 4):
+            words[at + i] = int(value or 0) >> (8 * i) & 0xFFFF_FFFF
+    return words, []
+
+
+def _spread(grid: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    x, y, z = grid
+    total = x * y * z
+    count = min(SAMPLED_PROGRAMS, total)
+    picked = sorted({round(i * (total - 1) / max(1, count - 1)) for i in range(count)})
+    return [(i % x, i // x % y, i // (x * y)) for i in picked]
+
+
+def _shares(moved: Counter[int]) -> dict[int, float]:
+    total = sum(moved.values())
+    return {size: count / total for size, count in sorted(moved.items(), reverse=True)}
+
+
+def _doubts(walked: Sequence[walk.Executed]) -> list[str]:
+    ends = {address: why for w in walked for address, why in w.open_loops.items()}
+    return [
+        f"the loop that ends at {address:#x} depends on {'data' if why == 'load' else why}: its instructions are counted once"
+        for address, why in sorted(ends.items())
+    ]
