@@ -11,7 +11,7 @@ from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
 from harness.measurement import WAITING
 from harness.rows import is_trial
-from harness.training.batches import text_of
+from harness.training.batches import extent_of_case
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
         if "data_path" not in dict(case.axes):
             continue
         stored = {json.loads(r or "{}").get("data_sha256") for r in of_case[case.case_id]} - {None}
-        text = text_of(case)
+        text = extent_of_case(case)
         now = text.sha256 if text is not None else None
         if stored - {now}:
             raise UsageError(

@@ -38,6 +38,7 @@ from harness.processes import interruptible
 from harness.progress import Progress
 from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import is_trial
+from harness.training.batches import fetch
 from harness.suites import SUITES
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _run(
 ) -> int:
     """The part of a sweep that has the devices to itself."""
     config = request.config
+    fetch(c.case for c in plan.cases if c.runnable)
     if config["isolate"]:
         workers.start_server()
     work = _Work.of(config, plan, gpus, shard)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from harness.data import bin as binary
 from harness.data import shakespeare, stdlib
-from harness.data.corpus import Corpus
+from harness.data.corpus import Corpus, Extent
 from harness.errors import UsageError, unknown
 
-__all__ = ["CORPORA", "Corpus", "corpus"]
+__all__ = ["CORPORA", "Corpus", "Extent", "corpus", "extent"]
 
 CORPORA = {
     "stdlib": "bytes of the Python standard library's sources; the default, needs no download",
@@ -46,6 +46,16 @@ def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = N
     if found is not None and not found.exists():
         raise UsageError(f"data={name}: no file {found}")
     return _read(name, found, vocab_size)
+
+
+def extent(name: str, path: str | Path | None = None, vocab_size: int | None = None) -> Extent:
+    """Size and vocabulary of the corpus of that name, without a download: what a plan may ask for.
+
+    Args, Raises: as `corpus`.
+    """
+    if name == "shakespeare" and path is None:
+        return shakespeare.EXTENT
+    return corpus(name, path, vocab_size).extent
 
 
 @functools.lru_cache(maxsize=8)

@@ -20,6 +20,25 @@ if TYPE_CHECKING:
 TRAIN_SHARE = 0.9  # nanoGPT's split, by position
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What can be said of a corpus without its ids.
+
+    Attributes:
+        name: which corpus.
+        vocab_size: ids are 0..vocab_size-1.
+        sha256: of the bytes that the ids come from.
+        train: number of ids in the training part.
+        heldout: number of ids in the held-out part.
+    """
+
+    name: str
+    vocab_size: int
+    sha256: str
+    train: int
+    heldout: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Corpus:
     """Token ids with the name they go by.
@@ -37,6 +56,11 @@ class Corpus:
     sha256: str
     train: npt.NDArray[Any]
     heldout: npt.NDArray[Any]
+
+    @property
+    def extent(self) -> Extent:
+        """Its sizes and name, without the ids."""
+        return Extent(self.name, self.vocab_size, self.sha256, len(self.train), len(self.heldout))
 
     def batch(
         self, step: int, seed: int, batch_size: int, block: int, device: torch.device | str = "cpu"

@@ -192,7 +192,7 @@ def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
 
 def setup_of(case: Case, arm: str) -> Setup:
     """What an arm of a case trains."""
-    text, other = batches.text_of(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
+    text, other = batches.extent_of_case(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
     return Setup(
         model=case.text("model"),
         batch=case.integer("batch"),
@@ -287,8 +287,6 @@ def _check(case: Case) -> None:
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
     seq = case.integer("seq")
     batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"))
-    text = batches.text_of(case)
-    if text is not None and len(text.heldout) <= seq and case.integer("eval_batches"):
-        raise UsageError(
-            f"data={data}: the held-out part has {len(text.heldout)} tokens, seq={seq} needs more"
-        )
+    text = batches.extent_of_case(case)
+    if text is not None and text.heldout <= seq and case.integer("eval_batches"):
+        raise UsageError(f"data={data}: the held-out part has {text.heldout} tokens, seq={seq} needs more")

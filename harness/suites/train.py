@@ -271,7 +271,7 @@ def _peer_of(arm: str) -> str:
 def _setup(case: Case, arm: str, batch: int) -> Setup:
     mode = arm.rpartition("_")[2]
     recipe = RECIPES[ARMS[arm].recipe] if ARMS[arm].recipe else None
-    text = batches.text_of(case)
+    text = batches.extent_of_case(case)
     return Setup(
         model=case.text("model"),
         batch=batch,

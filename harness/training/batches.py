@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harness.data import corpus
+from harness.data import corpus, extent
 from harness.errors import UsageError
 from harness.models import ModelSpec, resolve
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.case import Case
-    from harness.data import Corpus
+    from harness.data import Corpus, Extent
 
 
 def corpus_of(model: str, data: str, path: str = "") -> Corpus | None:
@@ -32,13 +32,36 @@ def text_of(case: Case) -> Corpus | None:
     return corpus_of(case.text("model"), case.text("data"), case.text("data_path"))
 
 
+def extent_of(model: str, data: str, path: str = "") -> Extent | None:
+    """The size of the text that a model reads, without a download; None for a user's model."""
+    spec = resolve(model)
+    return extent(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
+
+
+def extent_of_case(case: Case) -> Extent | None:
+    """The size of the text that a training case reads, without a download."""
+    return extent_of(case.text("model"), case.text("data"), case.text("data_path"))
+
+
+def fetch(cases: Iterable[Case]) -> None:
+    """Reads every text that training cases name, so that a run that cannot have one ends before it starts.
+
+    Raises:
+        UsageError: a text cannot be downloaded or read.
+    """
+    axes = (dict(case.axes) for case in cases)
+    texts = {(a["model"], a["data"], a["data_path"]) for a in axes if {"model", "data", "data_path"} <= a.keys()}
+    for model, data, path in sorted((str(m), str(d), str(p)) for m, d, p in texts):
+        corpus_of(model, data, path)
+
+
 def check(model: str, data: str, path: str, seq: int, layers: int, batch: int) -> None:
     """Refuses lengths that the model or the text does not have, and a batch function that can't be used.
 
     Raises:
         UsageError: names the value, the limit and whose it is; or the function and what it did.
     """
-    spec, text = resolve(model), corpus_of(model, data, path)
+    spec, text = resolve(model), extent_of(model, data, path)
     if not isinstance(spec, ModelSpec) or text is None:
         _check_function(model, batch)
         return
@@ -46,10 +69,8 @@ def check(model: str, data: str, path: str, seq: int, layers: int, batch: int) -
         raise UsageError(f"seq={seq}: model {spec.name} takes at most {spec.max_seq} tokens")
     if layers > spec.layers:
         raise UsageError(f"layers={layers}: model {spec.name} has {spec.layers}")
-    if len(text.train) <= seq:
-        raise UsageError(
-            f"data={text.name}: the training part has {len(text.train)} tokens, seq={seq} needs more"
-        )
+    if text.train <= seq:
+        raise UsageError(f"data={text.name}: the training part has {text.train} tokens, seq={seq} needs more")
 
 
 @functools.lru_cache(maxsize=16)  # cases differ in what this does not depend on

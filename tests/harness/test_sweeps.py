@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harness.config import load, question, sweeps
-from harness.data.shakespeare import SHA256
 from harness.plan import Plan, make_plan
 from harness.suites import SUITES
 from harness.suites.train import MODEL_PEERS
@@ -16,7 +15,6 @@ FOLDER = Path(__file__).parents[2] / "sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
 
 
-COPY = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
 PROCESSES = {"allgather", "parallel"}  # each run is several
@@ -31,18 +29,7 @@ def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"harness.suites.{suite}.free_bytes", lambda device: 140 * 2**30)
 
 
-@pytest.fixture(autouse=True)
-def _text_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy of the text that is kept for tests, where the cache would be."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if COPY.exists():
-        (tmp_path / "fp8-harness").mkdir()
-        (tmp_path / "fp8-harness" / f"shakespeare-{SHA256[:16]}.txt").symlink_to(COPY)
-
-
 def plan(name: str, device: str, *overrides: str) -> Plan:
-    if name == "nanogpt_char" and not COPY.exists():
-        pytest.skip(f"needs the text that lies at {COPY.name} beside the project")
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.data import CORPORA, bin, corpus, shakespeare, stdlib
+from harness.data import CORPORA, bin, corpus, extent, shakespeare, stdlib
+from harness.__main__ import main
 from harness.errors import UsageError
 
 COPY = Path(__file__).parents[4] / "shared" / "data" / "tinyshakespeare.txt"
@@ -83,6 +84,18 @@ def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
         corpus("shakespeare", path)
 
 
+@needs_copy
+def test_extent_of_shakespeare_is_that_of_the_text() -> None:
+    """Oracle: the copy."""
+    assert extent("shakespeare") == corpus("shakespeare", COPY).extent
+
+
+def test_extent_of_a_text_at_a_path_is_that_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(bytes(range(200)))
+    found = extent("bytes", tmp_path / "text")
+    assert (found.train, found.heldout, found.vocab_size) == (180, 20, 256)
+
+
 class TestDownload:
     """The cache and the public address; no test touches the network."""
 
@@ -103,6 +116,29 @@ class TestDownload:
 
         monkeypatch.setattr("urllib.request.urlopen", urlopen)
         return asked
+
+    def test_a_plan_downloads_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Oracle: the addresses that are asked; nanoGPT's published counts of its text."""
+        asked = self.answer(monkeypatch, urllib.error.URLError("no network"))
+        monkeypatch.chdir(tmp_path)
+        assert main(["sweep=nanogpt_char", "device=cpu", "dry_run=true"]) == 0
+        assert main(["sweep=divergence", "axes.data=shakespeare", "device=cpu", "dry_run=true"]) == 0
+        assert asked == []
+        assert not (tmp_path / "cache").exists()
+        assert (extent("shakespeare").train, extent("shakespeare").heldout) == (1_003_854, 111_540)
+        capsys.readouterr()
+
+    def test_a_run_without_its_text_ends_before_it_starts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked = self.answer(monkeypatch, urllib.error.URLError("no network"))
+        monkeypatch.chdir(tmp_path)
+        assert main(["sweep=nanogpt_char", "device=cpu", "isolate=false"]) == 2
+        assert asked == [shakespeare.ADDRESS]
+        assert "cannot be downloaded" in capsys.readouterr().err
+        assert not list(tmp_path.glob("results/**/*.parquet"))
 
     @needs_copy
     def test_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
