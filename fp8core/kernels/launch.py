@@ -29,7 +29,7 @@ class Target:
     Attributes:
         capability: 10 * major + minor of the CUDA compute capability; 0 under the interpreter.
         processors: streaming multiprocessors; grids of persistent kernels are multiples of it.
-        native_cast: the FP8 conversion instruction is there and rounds once, from float32.
+        native_cast: there is an instruction that converts float32 to FP8.
         name: as the driver reports it; part of the key of a tuning result.
     """
 
@@ -65,18 +65,9 @@ def _cuda_target(index: int) -> Target:
     return Target(capability, properties.multi_processor_count, native_cast(capability), properties.name)
 
 
-@lru_cache
 def native_cast(capability: int) -> bool:
-    """Whether Triton converts float32 to FP8 in one rounding on this architecture.
-
-    sm_80 and older have no instruction. For sm_89, Triton 3.6 goes through float16, which rounds twice; what
-    the installed version does is read from the code it makes.
-    """
-    if capability != 89:
-        return capability >= 90
-    from fp8core.kernels.encode import conversion_probe_ptx
-
-    return "f16" not in conversion_probe_ptx(capability)
+    """Whether this architecture converts float32 to FP8 by an instruction: sm_89 (Ada), sm_90 and newer."""
+    return capability >= 89
 
 
 def launch(
