@@ -24,6 +24,7 @@ class Launch:
         arguments: of the others in order: a number, "pointer", or the sizes of a descriptor.
         options: `num_warps`, `num_stages`, `enable_fp_fusion`.
         grid: programs in three dimensions.
+        walks: the grid is work for as many programs as run at once.
         elements: that the whole launch handles.
         bytes_moved: read and written in global memory by the whole launch; 0: count what the code moves.
         name: for people: operator and tile.
@@ -43,6 +44,7 @@ class Launch:
     bytes_moved: float = 0.0
     name: str = ""
     shape: str = ""
+    walks: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> Any:

@@ -69,6 +69,8 @@ def launch_of(kernel: Any, grid: Sequence[int], args: Sequence[Any], keywords: d
     """One launch as data, specialised as Triton's own launcher does: an integer 1 is a constant, multiples of 16 are
     known to be such.
     """
+    from fp8core.kernels.launch import Walking  # imports triton
+
     options = {
         "num_warps": keywords.pop("num_warps", 8),
         "num_stages": keywords.pop("num_stages", 2),
@@ -87,7 +89,8 @@ def launch_of(kernel: Any, grid: Sequence[int], args: Sequence[Any], keywords: d
     x, y, z = (*grid, 1, 1)[:3]
     module = kernel.fn.__module__
     return Launch(
-        module, kernel.fn.__name__, signature, constants, tuple(aligned), tuple(values), options, (x, y, z), 0
+        *(module, kernel.fn.__name__, signature, constants, tuple(aligned), tuple(values), options, (x, y, z), 0),
+        walks=isinstance(grid, Walking),
     )
 
 
