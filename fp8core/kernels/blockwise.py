@@ -20,9 +20,19 @@ import triton.language as tl
 
 from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
+from fp8core.kernels.quads import (
+    encode_rows,
+    encode_transposed,
+    largest_of,
+    load_quads,
+    quads_of,
+    store_of_quads,
+    store_quads,
+    store_transposed,
+)
 
 BLOCK = 128
-WARPS: tuple[tuning.Candidate, ...] = ({"num_warps": 16}, {"num_warps": 8})  # groups fix the tile
+WARPS: tuple[tuning.Candidate, ...] = ({"num_warps": 8}, {"num_warps": 16})  # groups fix the tile
 
 
 @triton.jit
@@ -39,36 +49,38 @@ def _cast_blocks_kernel(
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     NATIVE: tl.constexpr,
+    WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     tiles_k = tl.cdiv(K, BLOCK)
     tile_m, tile_k = tl.program_id(0) // tiles_k, tl.program_id(0) % tiles_k
-    m = tile_m * BLOCK + tl.arange(0, BLOCK)
+    q = quads_of(tile_m, BLOCK)
     k = tile_k * BLOCK + tl.arange(0, BLOCK)
-    keep = (m[:, None] < M) & (k[None, :] < K)
-    keep_t = (k[:, None] < K) & (m[None, :] < M)
-    at = m.to(tl.int64)[:, None] * K + k[None, :]
-    at_t = k.to(tl.int64)[:, None] * M + m[None, :]
-    x = tl.load(x_ptr + at, mask=keep, other=0.0)
-    bits = magnitude_bits(x)
-    wide = widen(x)
+    x = load_quads(x_ptr, q, k, M, K)
+    bits = [magnitude_bits(rows) for rows in x]
 
     if SQUARE:
-        scale = scale_of(tl.max(tl.max(bits, 1), 0).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
-        codes = encode(wide * scale, E5M2, NATIVE)
-        tl.store(codes_ptr + at, codes, mask=keep)
-        tl.store(scale_inv_ptr + tile_m * tiles_k + tile_k, reciprocal(scale))
+        largest = tl.max(tl.max(largest_of(bits), 1), 0)
+        scale = scale_of(largest.to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
+        codes = [encode(widen(rows) * scale, E5M2, NATIVE) for rows in x]
+        store_quads(codes_ptr, codes, q, k, M, K)
         if BOTH:
-            tl.store(codes_t_ptr + at_t, tl.trans(codes), mask=keep_t)
+            store_transposed(codes_t_ptr, codes, q, k, M, K, WORDS, NATIVE)
+        tl.store(scale_inv_ptr + tile_m * tiles_k + tile_k, reciprocal(scale, POWER_OF_TWO))
     else:
-        scale = scale_of(tl.max(bits, 1).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
-        tl.store(codes_ptr + at, encode(wide * scale[:, None], E5M2, NATIVE), mask=keep)
-        tl.store(scale_inv_ptr + tile_k.to(tl.int64) * M + m, reciprocal(scale), mask=m < M)
+        wide = [widen(rows) for rows in x]
+        rows_amax = [tl.max(rows, 1).to(tl.float32, bitcast=True) for rows in bits]
+        scales = [scale_of(amax, E5M2, POWER_OF_TWO) for amax in rows_amax]
+        store_quads(codes_ptr, encode_rows(wide, scales, E5M2, NATIVE), q, k, M, K)
+        inverse = [reciprocal(scale, POWER_OF_TWO) for scale in scales]
+        store_of_quads(scale_inv_ptr + tile_k.to(tl.int64) * M, inverse, q, M)
         if BOTH:
-            scale_t = scale_of(tl.max(bits, 0).to(tl.float32, bitcast=True), E5M2, POWER_OF_TWO)
-            codes_t = tl.trans(encode(wide * scale_t[None, :], E5M2, NATIVE))
-            tl.store(codes_t_ptr + at_t, codes_t, mask=keep_t)
-            tl.store(scale_inv_t_ptr + tile_m.to(tl.int64) * K + k, reciprocal(scale_t), mask=k < K)
+            columns_amax = tl.max(largest_of(bits), 0).to(tl.float32, bitcast=True)
+            scale_t = scale_of(columns_amax, E5M2, POWER_OF_TWO)
+            scaled = [rows * scale_t[None, :] for rows in wide]
+            encode_transposed(codes_t_ptr, scaled, q, k, M, K, E5M2, WORDS, NATIVE)
+            inverse_t = reciprocal(scale_t, POWER_OF_TWO)
+            tl.store(scale_inv_t_ptr + tile_m.to(tl.int64) * K + k, inverse_t, mask=k < K)
 
 
 def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,6 +133,7 @@ def _launch(
             E5M2=dtype == torch.float8_e5m2,
             POWER_OF_TWO=power_of_two,
             NATIVE=target.native_cast,
+            WORDS=M % 4 == 0,
             BLOCK=BLOCK,
             **candidate,
         )

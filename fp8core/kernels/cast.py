@@ -4,9 +4,9 @@ Every program of the cast reads the amax (4 bytes, from cache), computes the sca
 `encode.scale_of`, and program 0 stores its reciprocal for the GEMM.
 
 `_both` writes the codes as they are and transposed out of one read: Hopper's FP8 GEMM wants both operands
-contiguous along the contracted dimension, so a tensor that enters two GEMMs is needed both ways. A tile of
-128 x 128 is encoded once; the transposed copy goes through shared memory so that it too leaves in 16-byte
-runs, where a direct store would write single bytes, K apart.
+contiguous along the contracted dimension, so a tensor that enters two GEMMs is needed both ways. Each element is
+encoded once; the transposed copy goes through shared memory (`quads`) so that it too leaves in 16-byte runs,
+where a direct store would write single bytes, K apart.
 
 *Delayed* scaling takes the amax of an earlier step and finds this one's in the same pass, see
 `encode.leave_amax`.
@@ -29,14 +29,13 @@ import triton.language as tl
 
 from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, tensor_scale, widen
+from fp8core.kernels.quads import load_quads, quads_of, store_quads, store_transposed
 
-# The first is the default. Fewer elements a thread leave registers for more programs on a processor; both sides
-# of a tile are runs of memory, of the codes or of their transpose, so neither may get short.
+# The first is the default. 64 elements a thread: whole words and 16-byte accesses both ways, all loads in flight at once.
 TILES: tuple[tuning.Candidate, ...] = (
-    {"BLOCK_M": 128, "BLOCK_K": 128, "num_warps": 16},
-    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 8},
-    {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 8},
-    {"BLOCK_M": 64, "BLOCK_K": 64, "num_warps": 4},
+    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 4},
+    {"BLOCK_M": 256, "BLOCK_K": 64, "num_warps": 8},
+    {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 4},
 )
 
 
@@ -85,28 +84,33 @@ def _cast_both_kernel(
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     NATIVE: tl.constexpr,
+    WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     scale = tensor_scale(amax_ptr, scale_inv_bits_ptr, FACTOR, DELAYED, E5M2, POWER_OF_TWO)
     tiles_k = tl.cdiv(K, BLOCK_K)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_k
-    largest = tl.zeros((BLOCK_M,), tl.int32)
+    largest = tl.zeros((BLOCK_M // 4, BLOCK_K), tl.int32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         tile = tiles - 1 - tile
-        m = (tile // tiles_k) * BLOCK_M + tl.arange(0, BLOCK_M)
+        q = quads_of(tile // tiles_k, BLOCK_M)
         k = (tile % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)
-        keep = (m[:, None] < M) & (k[None, :] < K)
-        at = m.to(tl.int64)[:, None] * K + k[None, :]
-        x = tl.load(x_ptr + at, mask=keep, other=0.0)
-        codes = encode(widen(x) * scale, E5M2, NATIVE)
-        tl.store(codes_ptr + at, codes, mask=keep)
-        at_t = k.to(tl.int64)[:, None] * M + m[None, :]
-        tl.store(codes_t_ptr + at_t, tl.trans(codes), mask=(k[:, None] < K) & (m[None, :] < M))
+        x = load_quads(x_ptr, q, k, M, K)
         if DELAYED:
-            largest = tl.maximum(largest, tl.max(magnitude_bits(x), 1))
+            upper = tl.maximum(magnitude_bits(x[0]), magnitude_bits(x[1]))
+            lower = tl.maximum(magnitude_bits(x[2]), magnitude_bits(x[3]))
+            largest = tl.maximum(largest, tl.maximum(upper, lower))
+        codes = (
+            encode(widen(x[0]) * scale, E5M2, NATIVE),
+            encode(widen(x[1]) * scale, E5M2, NATIVE),
+            encode(widen(x[2]) * scale, E5M2, NATIVE),
+            encode(widen(x[3]) * scale, E5M2, NATIVE),
+        )
+        store_quads(codes_ptr, codes, q, k, M, K)
+        store_transposed(codes_t_ptr, codes, q, k, M, K, WORDS, NATIVE)
     if DELAYED:
-        leave_amax(tl.max(largest, 0), seen_bits_ptr, scale_inv_bits_ptr)
+        leave_amax(tl.max(tl.max(largest, 1), 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
 def cast(
@@ -154,7 +158,7 @@ def _cast(
     block = 8192
     launch.launch(
         _cast_kernel,
-        launch.persistent_grid(launch.ceil_div(x.numel(), block), x.device),
+        launch.walking(launch.ceil_div(x.numel(), block)),
         *(x, codes.view(torch.uint8), amax, *_bits(scale_inv, seen), x.numel()),
         device=x.device,
         **_constants(x.device, seen, dtype, power_of_two, margin),
@@ -176,12 +180,11 @@ def _cast_both(
     codes = torch.empty((M, K), dtype=dtype, device=x.device)
     codes_t = torch.empty((K, M), dtype=dtype, device=x.device)
     pointers = (x, codes.view(torch.uint8), codes_t.view(torch.uint8), amax, *_bits(scale_inv, seen))
-    constants = _constants(x.device, seen, dtype, power_of_two, margin)
+    constants = _constants(x.device, seen, dtype, power_of_two, margin) | {"WORDS": M % 4 == 0}
 
     def run(tile: tuning.Candidate) -> None:
         tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
-        grid = launch.persistent_grid(tiles, x.device)
-        launch.launch(_cast_both_kernel, grid, *pointers, M, K, device=x.device, **constants, **tile)
+        launch.launch(_cast_both_kernel, launch.walking(tiles), *pointers, M, K, device=x.device, **constants, **tile)
 
     name = "cast_both" if seen is None else "cast_delayed_both"
     run(tuning.choose(name, (M, K), x.dtype, launch.target_of(x.device).name, TILES, run))

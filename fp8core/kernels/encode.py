@@ -1,20 +1,23 @@
 """float32 -> FP8 codes inside a Triton kernel, and the amax and scale arithmetic that goes with it.
 
-    code      = RNE(clamp(v, -fp8_max, +fp8_max))        round to nearest, ties to even; NaN stays NaN
+    code      = RNE(clamp(v, -fp8_max, +fp8_max))        round to nearest, ties to even; Inf saturates, NaN stays NaN
     scale     = fp8_max / max(amax, AMAX_FLOOR)          optionally with its mantissa bits cleared
     scale_inv = 1 / scale
 
 bit for bit as `fp8core.cast` and `fp8core.scaling` have them. Two encoders, chosen at compile time:
 
-native      the clamp, then the hardware's `cvt.rn.satfinite`. For sm_90 and newer, and sm_89 where Triton
-            converts from float32 in one step (`launch.native_cast`).
+native      `cvt.rn.satfinite`, one instruction for two elements, on sm_89 and newer. It is the whole formula: the PTX
+            ISA has it give the largest finite value with the sign of the input where the input is larger or infinite,
+            and NaN for NaN. Written as assembly, because Triton 3.6 makes two roundings of it on sm_89 (through
+            float16), and no clamp before it, which would double the instructions of a cast.
 bit         integer operations on the float32 bits plus one float32 addition. For the interpreter, whose own
             FP8 conversion loses mantissa carries and saturates nothing, and for every older GPU.
 
 The reference divides in float64 and rounds the quotient to float32. Here one correctly rounded float32
 division gives the same bits: rounding a quotient twice is innocent when the wider format has at least 2p + 2
 bits of precision, and 53 >= 2 * 24 + 2 (S. Figueroa, "When is double rounding innocuous?", SIGNUM Newsletter
-30(3), 1995). That holds for normal results, and 448 / 3.4e38 is normal.
+30(3), 1995). That holds for normal results, and 448 / 3.4e38 is normal. A power of two needs no division: its
+exponent is a difference of exponents, see `scale_of`.
 
 Magnitudes are compared as integers. The bits of |x| sort like |x|, Inf above all finite values and NaN above
 Inf, so an integer maximum propagates NaN, needs no order of evaluation and has an atomic.
@@ -48,6 +51,16 @@ FLOOR = tl.constexpr(_float32_at_least(AMAX_FLOOR))
 AMAX_FLOOR_FLOAT64 = tl.constexpr(AMAX_FLOOR)
 INFINITE_BITS = tl.constexpr(struct.unpack("<I", struct.pack("<f", math.inf))[0])
 NAN_BITS = tl.constexpr(0x7FC0_0000)
+FLOOR_BITS = tl.constexpr(struct.unpack("<I", struct.pack("<f", FLOOR.value))[0])
+E4M3_EMAX, E5M2_EMAX = tl.constexpr(E4M3FN.emax), tl.constexpr(E5M2.emax)
+MANTISSA_OF_MAX = tl.constexpr(0x60_0000)  # of 448 and of 57344: both are 1.75 * 2**emax
+
+# Four float32 -> four codes in one register. The first source of `cvt` becomes the upper byte.
+_FOUR_CODES = (
+    "{{ .reg .b16 lower, upper; cvt.rn.satfinite.{0}x2.f32 lower, $2, $1; "
+    "cvt.rn.satfinite.{0}x2.f32 upper, $4, $3; mov.b32 $0, {{lower, upper}}; }}"
+)
+E4M3_ASM, E5M2_ASM = (tl.constexpr(_FOUR_CODES.format(name)) for name in ("e4m3", "e5m2"))
 
 
 @triton.jit
@@ -60,14 +73,8 @@ def encode(v, E5M2: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _encode_native(v, E5M2: tl.constexpr):
-    # Comparisons and selects, not minimum and maximum: those either drop NaN, or with NaN propagation have
-    # produced wrong bytes next to a transposed vectorised store (triton-lang/triton#11111).
-    MAX: tl.constexpr = E5M2_MAX if E5M2 else E4M3_MAX
-    v = tl.where(v > MAX, MAX, v)
-    v = tl.where(v < -MAX, -MAX, v)
-    if E5M2:
-        return v.to(tl.float8e5).to(tl.uint8, bitcast=True)
-    return v.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    ASM: tl.constexpr = E5M2_ASM if E5M2 else E4M3_ASM
+    return tl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [v], dtype=tl.uint8, is_pure=True, pack=4)
 
 
 @triton.jit
@@ -135,20 +142,31 @@ def magnitude_bits(x):
 
 @triton.jit
 def scale_of(amax, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr):
-    """float32 amax -> float32 scale, as `fp8core.scaling.compute_scale`."""
+    """float32 amax -> float32 scale, as `fp8core.scaling.compute_scale`.
+
+    The power of two below 1.75 * 2**emax / (m * 2**e) is 2**(emax - e), or half of that if m > 1.75: adding
+    0x1fffff to the bits of amax carries into e exactly then.
+    """
+    if POWER_OF_TWO:
+        TOP: tl.constexpr = 127 + (E5M2_EMAX if E5M2 else E4M3_EMAX)
+        bits = amax.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        raised = (tl.maximum(bits, FLOOR_BITS) + (0x7FFFFF - MANTISSA_OF_MAX)) & INFINITE_BITS
+        scale = (TOP << 23) - (raised - (127 << 23))
+        scale = tl.where(bits >= INFINITE_BITS, tl.where(bits > INFINITE_BITS, NAN_BITS, 0), scale)
+        return scale.to(tl.float32, bitcast=True)
     MAX: tl.constexpr = E5M2_MAX if E5M2 else E4M3_MAX
     AT_FLOOR: tl.constexpr = (E5M2_MAX if E5M2 else E4M3_MAX) / AMAX_FLOOR_FLOAT64
     scale = tl.div_rn(tl.full(amax.shape, MAX, tl.float32), amax)
-    scale = tl.where(amax < FLOOR, AT_FLOOR, scale)
-    if POWER_OF_TWO:
-        masked = (scale.to(tl.uint32, bitcast=True) & 0xFF800000).to(tl.float32, bitcast=True)
-        scale = tl.where(scale != scale, scale, masked)
-    return scale
+    return tl.where(amax < FLOOR, AT_FLOOR, scale)
 
 
 @triton.jit
-def reciprocal(scale):
-    """Correctly rounded 1 / scale, float32; 1 / 0 is Inf."""
+def reciprocal(scale, POWER_OF_TWO: tl.constexpr = False):
+    """Correctly rounded 1 / scale, float32; 1 / 0 is Inf. POWER_OF_TWO: of such scales, without a division."""
+    if POWER_OF_TWO:
+        bits = scale.to(tl.int32, bitcast=True)
+        inverse = tl.where(bits == 0, INFINITE_BITS, (254 << 23) - bits)
+        return tl.where(bits > INFINITE_BITS, NAN_BITS, inverse).to(tl.float32, bitcast=True)
     return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
 
 
@@ -167,7 +185,7 @@ def tensor_scale(
     """
     scale = scale_of(tl.load(amax_ptr) * FACTOR, E5M2, POWER_OF_TWO)
     if tl.program_id(0) == 0:
-        bits = reciprocal(scale).to(tl.int32, bitcast=True)
+        bits = reciprocal(scale, POWER_OF_TWO).to(tl.int32, bitcast=True)
         if DELAYED:
             tl.atomic_max(scale_inv_bits_ptr, bits & 0x7FFFFFFF, sem="relaxed")
         else:
@@ -185,19 +203,3 @@ def leave_amax(largest_bits, seen_bits_ptr, scale_inv_bits_ptr):
     tl.atomic_max(seen_bits_ptr, largest_bits, sem="relaxed")
     tl.atomic_max(scale_inv_bits_ptr, NAN_BITS, mask=largest_bits >= INFINITE_BITS, sem="relaxed")
 
-
-@triton.jit
-def _probe_kernel(x_ptr, codes_ptr, BLOCK: tl.constexpr):
-    offsets = tl.arange(0, BLOCK)
-    tl.store(codes_ptr + offsets, _encode_native(tl.load(x_ptr + offsets), False))
-
-
-def conversion_probe_ptx(capability: int) -> str:
-    """PTX of the smallest kernel with a native float32 -> e4m3fn conversion, compiled for `sm_<capability>`."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature = {"x_ptr": "*fp32", "codes_ptr": "*u8", "BLOCK": "constexpr"}
-    source = ASTSource(fn=_probe_kernel, signature=signature, constexprs={"BLOCK": 128})
-    options = {"enable_fp_fusion": False}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"]

@@ -19,11 +19,11 @@ import triton.language as tl
 from fp8core.kernels import launch, tuning
 from fp8core.kernels.amax import amax_rows_cols
 from fp8core.kernels.encode import encode, magnitude_bits, reciprocal, scale_of, widen
+from fp8core.kernels.quads import encode_rows, encode_transposed, load_quads, quads_of, store_quads
 
 TILES: tuple[tuning.Candidate, ...] = (  # the first is the default
-    {"BLOCK_M": 128, "BLOCK_K": 128, "num_warps": 16},
-    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 8},
-    {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 8},
+    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 4},
+    {"BLOCK_M": 128, "BLOCK_K": 128, "num_warps": 8},
 )
 HELD = 16384  # columns of one row that a program keeps in registers
 
@@ -64,7 +64,19 @@ def _cast_rows_kernel(
             x = tl.load(x_ptr + row_at + k, mask=in_m & (k < K), other=0.0)
             codes = encode(widen(x) * scale[:, None], E5M2, NATIVE)
             tl.store(codes_ptr + row_at + k, codes, mask=in_m & (k < K))
-    tl.store(scale_inv_ptr + rows, reciprocal(scale), mask=rows < M)
+    tl.store(scale_inv_ptr + rows, reciprocal(scale, POWER_OF_TWO), mask=rows < M)
+
+
+@triton.jit
+def row_scales_of_quads(amax_ptr, q, M, E5M2: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """Scales of rows 4 q .. 4 q + 3: four blocks [Q]."""
+    row = 4 * q
+    return (
+        scale_of(tl.load(amax_ptr + row, mask=row < M, other=0.0), E5M2, POWER_OF_TWO),
+        scale_of(tl.load(amax_ptr + row + 1, mask=row + 1 < M, other=0.0), E5M2, POWER_OF_TWO),
+        scale_of(tl.load(amax_ptr + row + 2, mask=row + 2 < M, other=0.0), E5M2, POWER_OF_TWO),
+        scale_of(tl.load(amax_ptr + row + 3, mask=row + 3 < M, other=0.0), E5M2, POWER_OF_TWO),
+    )
 
 
 @triton.jit
@@ -81,29 +93,29 @@ def _cast_rows_cols_kernel(
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     NATIVE: tl.constexpr,
+    WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     tiles_k = tl.cdiv(K, BLOCK_K)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # from the back, where the amax pass ended
     tile_m, tile_k = tile // tiles_k, tile % tiles_k
-    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    q = quads_of(tile_m, BLOCK_M)
     k = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    keep = (m[:, None] < M) & (k[None, :] < K)
-    at = m.to(tl.int64)[:, None] * K + k[None, :]
-    x = widen(tl.load(x_ptr + at, mask=keep, other=0.0))
+    x = [widen(rows) for rows in load_quads(x_ptr, q, k, M, K)]
 
-    row_scale = scale_of(tl.load(rows_amax_ptr + m, mask=m < M, other=0.0), E5M2, POWER_OF_TWO)
-    tl.store(codes_ptr + at, encode(x * row_scale[:, None], E5M2, NATIVE), mask=keep)
+    scales = row_scales_of_quads(rows_amax_ptr, q, M, E5M2, POWER_OF_TWO)
+    store_quads(codes_ptr, encode_rows(x, scales, E5M2, NATIVE), q, k, M, K)
     col_scale = scale_of(tl.load(cols_amax_ptr + k, mask=k < K, other=0.0), E5M2, POWER_OF_TWO)
-    at_t = k.to(tl.int64)[:, None] * M + m[None, :]
-    codes_t = tl.trans(encode(x * col_scale[None, :], E5M2, NATIVE))
-    tl.store(codes_t_ptr + at_t, codes_t, mask=(k[:, None] < K) & (m[None, :] < M))
+    scaled = [rows * col_scale[None, :] for rows in x]
+    encode_transposed(codes_t_ptr, scaled, q, k, M, K, E5M2, WORDS, NATIVE)
 
     if tile_k == 0:
-        tl.store(rows_scale_inv_ptr + m, reciprocal(row_scale), mask=m < M)
+        m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        row_scale = scale_of(tl.load(rows_amax_ptr + m, mask=m < M, other=0.0), E5M2, POWER_OF_TWO)
+        tl.store(rows_scale_inv_ptr + m, reciprocal(row_scale, POWER_OF_TWO), mask=m < M)
     if tile_m == 0:
-        tl.store(cols_scale_inv_ptr + k, reciprocal(col_scale), mask=k < K)
+        tl.store(cols_scale_inv_ptr + k, reciprocal(col_scale, POWER_OF_TWO), mask=k < K)
 
 
 def cast_rowwise(
@@ -165,6 +177,7 @@ def cast_rowwise_both(
             E5M2=dtype == torch.float8_e5m2,
             POWER_OF_TWO=power_of_two,
             NATIVE=target.native_cast,
+            WORDS=M % 4 == 0,
             **tile,
         )
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fp8core.kernels.occupancy import programs_per_processor
 from harness.meter import model, pipes, sass, walk
 from harness.meter.build import ARGUMENTS_AT, Built
 
@@ -16,41 +17,6 @@ if TYPE_CHECKING:
     from harness.meter.launches import Launch
 
 SAMPLED_PROGRAMS = 5  # spread evenly over the grid: the first and the last ones differ most
-
-
-@dataclass(frozen=True, slots=True)
-class Sm:
-    """What one SM holds, by compute capability (CUDA C++ Programming Guide, "Technical Specifications")."""
-
-    threads: int
-    shared: int
-    ctas: int
-    registers: int = 65536
-    shared_reserved: int = 1024  # of each program
-
-
-SMS: dict[int, Sm] = {
-    80: Sm(2048, 164 * 1024, 32),
-    86: Sm(1536, 100 * 1024, 16),
-    89: Sm(1536, 100 * 1024, 24),
-    90: Sm(2048, 228 * 1024, 32),
-    100: Sm(2048, 228 * 1024, 32),
-    120: Sm(1536, 100 * 1024, 24),
-}
-
-
-def ctas_per_sm(registers: int, warps: int, shared: int, capability: int = 90) -> int:
-    """Programs that one SM runs at a time: by registers, threads, shared memory and the hardware's own limit.
-
-    Registers are allocated by warp, 8 a thread and 256 a warp at a time, in four partitions.
-
-    >>> ctas_per_sm(registers=48, warps=8, shared=8192), ctas_per_sm(registers=128, warps=16, shared=0)
-    (5, 1)
-    """
-    sm = SMS[capability]
-    one_warp = math.ceil(math.ceil(registers / 8) * 8 * 32 / 256) * 256
-    by_registers = (sm.registers // pipes.PARTITIONS // one_warp) * pipes.PARTITIONS // warps
-    return min(by_registers, sm.threads // (32 * warps), sm.shared // (shared + sm.shared_reserved), sm.ctas)
 
 
 @dataclass(frozen=True)
@@ -128,16 +94,19 @@ def read(
     words, doubts = argument_words(built, launch, capability)
     warps = int(launch.options["num_warps"])
     matrix = sorted({i.opcode for i in code if pipes.is_matrix(i.opcode)})
+    resident = programs_per_processor(built.registers, warps, built.shared, capability)
+    grid = launch.grid
+    if launch.walks:
+        grid = (min(grid[0], max(1, resident) * processors), 1, 1)
     # A product is bound by its matrix units, which nothing here models: only what stands in the code is read.
-    picked = [] if matrix else _spread(launch.grid)
-    walked = [walk.Walk(code, words, at, launch.grid, 32 * warps, capability).run() for at in picked]
-    programs = math.prod(launch.grid)
+    picked = [] if matrix else _spread(grid)
+    walked = [walk.Walk(code, words, at, grid, 32 * warps, capability).run() for at in picked]
+    programs = math.prod(grid)
     share_of_one = 1 / max(1, len(walked))
     opcodes: Counter[str] = sum((w.opcodes for w in walked), Counter())
     widths = {i.opcode: i.access_bytes for i in code}
     cycles = pipes.cycles(opcodes, widths)
     busiest = max(cycles, key=lambda unit: cycles[unit]) if walked else ""
-    resident = ctas_per_sm(built.registers, warps, built.shared, capability)
     total = 32 * warps * programs * share_of_one  # times a count of `walked`: of all threads of the launch
     loaded: Counter[int] = sum((w.loaded for w in walked), Counter())
     stored: Counter[int] = sum((w.stored for w in walked), Counter())

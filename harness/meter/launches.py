@@ -24,6 +24,7 @@ class Launch:
         arguments: of the others in order: a number, "pointer", or the sizes of a descriptor.
         options: `num_warps`, `num_stages`, `enable_fp_fusion`.
         grid: programs in three dimensions.
+        walks: the grid is work for as many programs as run at once.
         elements: that the whole launch handles; those of its first tensor, of a product its result's.
         bytes_moved: read and written in global memory by the whole launch; 0: count what the code moves.
         operator: of fp8core, whose launcher made it; "" for a kernel from elsewhere.
@@ -44,6 +45,7 @@ class Launch:
     operator: str = ""
     shape: str = ""
     default: bool = True
+    walks: bool = False
 
     def load(self) -> Any:
         """The `triton.jit` function."""

@@ -77,6 +77,8 @@ def launch_of(kernel: Any, grid: Sequence[int], args: Sequence[Any], keywords: d
 
     Every tensor is taken to be read or written once.
     """
+    from fp8core.kernels.launch import Walking  # imports triton
+
     options = {
         "num_warps": keywords.pop("num_warps", 8),
         "num_stages": keywords.pop("num_stages", 2),
@@ -109,6 +111,7 @@ def launch_of(kernel: Any, grid: Sequence[int], args: Sequence[Any], keywords: d
         (x, y, z),
         elements=tensors[0].numel(),
         bytes_moved=float(sum(moved.values())),
+        walks=isinstance(grid, Walking),
     )
 
 
