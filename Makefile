@@ -4,6 +4,8 @@
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
+# make aot          docs/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
+# make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
 # make gpu          on a GPU machine: gpu tests, sweeps, training steps and a loss, in slots of at most 9 minutes; run it again
 #                   to go on. ARGS=text=FILE names nanoGPT's text; ARGS=device=cpu rehearses it all here, in three minutes
@@ -18,10 +20,11 @@ else
   READY := .venv/.ready
 endif
 ARGS ?=
+TRITON_36 ?= build/triton-3.6.0
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all check format coverage bench gate gpu wheels published setup clean
+.PHONY: quick test test-all check format coverage bench aot aot-check gate gpu wheels published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -50,6 +53,18 @@ coverage: $(READY)
 
 bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
+
+aot: $(READY) $(TRITON_36)
+	$(PY) -m harness.meter.table --triton $(TRITON_36) $(ARGS)
+
+aot-check: $(READY) $(TRITON_36)
+	TRITON_36=$(TRITON_36) OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/aot $(ARGS)
+
+# The Triton that torch 2.11 on the GPU machine brings, beside the installed one; about 200 MB, once.
+build/triton-3.6.0: $(READY)
+	rm -rf $@ $@.partial
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@.partial triton==3.6.0
+	mv $@.partial $@
 
 gate: $(READY)
 	PY=$(PY) .ci/gate $(ARGS)

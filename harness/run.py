@@ -38,8 +38,8 @@ from harness.processes import interruptible
 from harness.progress import Progress
 from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import is_trial
-from harness.training.batches import fetch
 from harness.suites import SUITES
+from harness.training.batches import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

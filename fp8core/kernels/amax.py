@@ -58,7 +58,7 @@ def amax(x: torch.Tensor) -> torch.Tensor:
     """As `reference.amax`; x contiguous, of any shape."""
     largest = launch.zero(x.device)
     block = 8192
-    grid = launch.persistent_grid(launch.ceil_div(x.numel(), block), x.device)
+    grid = launch.walking(launch.ceil_div(x.numel(), block))
     args = (x, largest.view(torch.int32), x.numel())
     launch.launch(_amax_kernel, grid, *args, device=x.device, num_warps=8, BLOCK=block)
     return largest

@@ -158,7 +158,7 @@ def _cast(
     block = 8192
     launch.launch(
         _cast_kernel,
-        launch.persistent_grid(launch.ceil_div(x.numel(), block), x.device),
+        launch.walking(launch.ceil_div(x.numel(), block)),
         *(x, codes.view(torch.uint8), amax, *_bits(scale_inv, seen), x.numel()),
         device=x.device,
         **_constants(x.device, seen, dtype, power_of_two, margin),
@@ -184,8 +184,7 @@ def _cast_both(
 
     def run(tile: tuning.Candidate) -> None:
         tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
-        grid = launch.persistent_grid(tiles, x.device)
-        launch.launch(_cast_both_kernel, grid, *pointers, M, K, device=x.device, **constants, **tile)
+        launch.launch(_cast_both_kernel, launch.walking(tiles), *pointers, M, K, device=x.device, **constants, **tile)
 
     name = "cast_both" if seen is None else "cast_delayed_both"
     run(tuning.choose(name, (M, K), x.dtype, launch.target_of(x.device).name, TILES, run))

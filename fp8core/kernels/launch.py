@@ -18,7 +18,9 @@ from typing import Any
 import torch
 import triton
 
-PROGRAMS_PER_PROCESSOR = 4  # of persistent kernels: what it takes to keep the memory of a processor busy
+from fp8core.kernels.occupancy import programs_per_processor
+
+PROGRAMS_PER_PROCESSOR = 4  # of persistent kernels where it must be known before they are compiled
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # read when triton decorates, so fixed at import
 
 
@@ -70,6 +72,15 @@ def native_cast(capability: int) -> bool:
     return capability >= 89
 
 
+class Walking(tuple[int]):
+    """The grid of a persistent kernel: its blocks of work. Started are as many programs as run at once, or fewer."""
+
+
+def walking(work: int) -> Walking:
+    """The grid of a kernel whose programs walk over `work` blocks, each over many of them."""
+    return Walking((work,))
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -84,7 +95,7 @@ def launch(
 
     Args:
         kernel: a function decorated with `triton.jit`.
-        grid: programs in up to three dimensions; a grid with a 0 starts nothing.
+        grid: programs in up to three dimensions, or `walking(blocks)`; a grid with a 0 starts nothing.
         *args: tensors and numbers, in the order of the kernel's parameters.
         device: of all tensors.
         num_warps: threads of a program / 32.
@@ -96,10 +107,35 @@ def launch(
         return
     options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fp_fusion}
     if INTERPRETED:
-        kernel[grid](*args, **constants)
+        programs = INTERPRETER.processors * PROGRAMS_PER_PROCESSOR
+        kernel[(min(grid[0], programs),) if isinstance(grid, Walking) else grid](*args, **constants)
         return
     with torch.cuda.device(device):
+        if isinstance(grid, Walking):
+            grid = (min(grid[0], _at_once(kernel, args, constants | options, device)),)
         kernel[grid](*args, **constants, **options)
+
+
+_AT_ONCE: dict[tuple[object, ...], int] = {}
+
+
+def _at_once(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any], device: torch.device) -> int:
+    """Programs of a kernel that run on the device at once, from its registers and shared memory.
+
+    More would be a second, partly filled wave. Compiled and looked at once; a specialisation by other alignments may
+    differ by a register or two, which is no reason to look again.
+    """
+    dtypes = tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
+    key = (kernel.fn, device.index, dtypes, *keywords.values())
+    if key not in _AT_ONCE:
+        compiled = kernel.warmup(*args, grid=(1,), **keywords)
+        compiled._init_handles()  # loads it, as the first launch does: the driver knows the registers only then
+        target = target_of(device)
+        resident = programs_per_processor(
+            compiled.n_regs, keywords["num_warps"], compiled.metadata.shared, target.capability
+        )
+        _AT_ONCE[key] = target.processors * max(1, resident)
+    return _AT_ONCE[key]
 
 
 def zero(device: torch.device) -> torch.Tensor:
@@ -108,7 +144,7 @@ def zero(device: torch.device) -> torch.Tensor:
 
 
 def persistent_grid(work: int, device: torch.device) -> tuple[int]:
-    """Programs of a kernel that walks over `work` blocks, each program over many of them."""
+    """As `walking`, for a kernel whose number of programs sizes a buffer: a fixed number for each processor."""
     return (min(work, target_of(device).processors * PROGRAMS_PER_PROCESSOR),)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fp8core.kernels.occupancy import programs_per_processor
 from harness.meter import model, pipes, sass, walk
 from harness.meter.build import ARGUMENTS_AT, Built
 
@@ -16,41 +17,6 @@ if TYPE_CHECKING:
     from harness.meter.launches import Launch
 
 SAMPLED_PROGRAMS = 5  # spread evenly over the grid: the first and the last ones differ most
-
-
-@dataclass(frozen=True, slots=True)
-class Sm:
-    """What one SM holds, by compute capability (CUDA C++ Programming Guide, "Technical Specifications")."""
-
-    threads: int
-    shared: int
-    ctas: int
-    registers: int = 65536
-    shared_reserved: int = 1024  # of each program
-
-
-SMS: dict[int, Sm] = {
-    80: Sm(2048, 164 * 1024, 32),
-    86: Sm(1536, 100 * 1024, 16),
-    89: Sm(1536, 100 * 1024, 24),
-    90: Sm(2048, 228 * 1024, 32),
-    100: Sm(2048, 228 * 1024, 32),
-    120: Sm(1536, 100 * 1024, 24),
-}
-
-
-def ctas_per_sm(registers: int, warps: int, shared: int, capability: int = 90) -> int:
-    """Programs that one SM runs at a time: by registers, threads, shared memory and the hardware's own limit.
-
-    Registers are allocated by warp, 8 a thread and 256 a warp at a time, in four partitions.
-
-    >>> ctas_per_sm(registers=48, warps=8, shared=8192), ctas_per_sm(registers=128, warps=16, shared=0)
-    (5, 1)
-    """
-    sm = SMS[capability]
-    one_warp = math.ceil(math.ceil(registers / 8) * 8 * 32 / 256) * 256
-    by_registers = (sm.registers // pipes.PARTITIONS // one_warp) * pipes.PARTITIONS // warps
-    return min(by_registers, sm.threads // (32 * warps), sm.shared // (shared + sm.shared_reserved), sm.ctas)
 
 
 @dataclass(frozen=True)
@@ -72,7 +38,8 @@ class Facts:
         waits: of a program for global memory.
         loads, stores: share of the bytes moved by accesses of so many bytes of a thread.
         code_bytes: read and written per element according to the code, masks taken as on.
-        matrix: the matrix instruction, "" for none.
+        matrix: the matrix instruction, "" for none. Where there is one, counts of executed instructions are 0: no product
+            is walked.
         busiest: the unit of the SM that is busy longest.
         share: of the copy bandwidth, by GPU; empty where the kernel multiplies matrices or nothing can be said.
         doubts: reasons why a figure is a bound, for people.
@@ -126,26 +93,29 @@ def read(
     code = sass.parse(built.sass)
     words, doubts = argument_words(built, launch, capability)
     warps = int(launch.options["num_warps"])
-    walked = [
-        walk.Walk(code, words, index, launch.grid, 32 * warps, capability).run()
-        for index in _spread(launch.grid)
-    ]
-    programs = math.prod(launch.grid)
-    share_of_one = 1 / len(walked)
+    matrix = sorted({i.opcode for i in code if pipes.is_matrix(i.opcode)})
+    resident = programs_per_processor(built.registers, warps, built.shared, capability)
+    grid = launch.grid
+    if launch.walks:
+        grid = (min(grid[0], max(1, resident) * processors), 1, 1)
+    # A product is bound by its matrix units, which nothing here models: only what stands in the code is read.
+    picked = [] if matrix else _spread(grid)
+    walked = [walk.Walk(code, words, at, grid, 32 * warps, capability).run() for at in picked]
+    programs = math.prod(grid)
+    share_of_one = 1 / max(1, len(walked))
     opcodes: Counter[str] = sum((w.opcodes for w in walked), Counter())
     widths = {i.opcode: i.access_bytes for i in code}
     cycles = pipes.cycles(opcodes, widths)
-    busiest = max(cycles, key=lambda unit: cycles[unit])
-    resident = ctas_per_sm(built.registers, warps, built.shared, capability)
+    busiest = max(cycles, key=lambda unit: cycles[unit]) if walked else ""
     total = 32 * warps * programs * share_of_one  # times a count of `walked`: of all threads of the launch
-    loaded, stored = (sum((c[i] for c in ((w.loaded, w.stored) for w in walked)), Counter()) for i in (0, 1))
-    moved = sum(size_and_count for size_and_count in (*loaded.values(), *stored.values())) * total
+    loaded: Counter[int] = sum((w.loaded for w in walked), Counter())
+    stored: Counter[int] = sum((w.stored for w in walked), Counter())
+    moved = (loaded.total() + stored.total()) * total
     waits = sum(w.waits for w in walked) * share_of_one
     doubts += _doubts(walked)
-    matrix = sorted({op for op in opcodes if pipes.is_matrix(op)})
     bytes_moved = launch.bytes_moved or moved
     share: dict[str, float] = {}
-    if not matrix and not doubts_forbid(doubts) and bytes_moved and resident:
+    if walked and not doubts and bytes_moved and resident:
         busy = cycles[busiest] * share_of_one * warps / pipes.PARTITIONS
         work = model.Work(bytes_moved / programs, busy, waits, resident, programs)
         share = {gpu.name: model.share_of_copy(work, gpu) for gpu in model.GPUS}
@@ -163,7 +133,7 @@ def read(
         per_element=sum(opcodes.values()) * total / launch.elements,
         alu_per_element=cycles["alu"] / 2 * total / launch.elements,
         conversions=converted * total / launch.elements,
-        in_flight=max(w.in_flight for w in walked) * 32 * warps * resident,
+        in_flight=max((w.in_flight for w in walked), default=0) * 32 * warps * resident,
         waits=waits,
         loads=_shares(loaded),
         stores=_shares(stored),
@@ -173,11 +143,6 @@ def read(
         share=share,
         doubts=tuple(doubts),
     )
-
-
-def doubts_forbid(doubts: Sequence[str]) -> bool:
-    """Whether loop counts are in doubt, which leaves nothing to predict from."""
-    return bool(doubts)
 
 
 def argument_words(built: Built, launch: Launch, capability: int) -> tuple[dict[int, int], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 Argument = int | float | str | dict[str, Any]
@@ -24,11 +24,12 @@ class Launch:
         arguments: of the others in order: a number, "pointer", or the sizes of a descriptor.
         options: `num_warps`, `num_stages`, `enable_fp_fusion`.
         grid: programs in three dimensions.
-        elements: that the whole launch handles.
+        walks: the grid is work for as many programs as run at once.
+        elements: that the whole launch handles; those of its first tensor, of a product its result's.
         bytes_moved: read and written in global memory by the whole launch; 0: count what the code moves.
-        name: for people: operator and tile.
+        operator: of fp8core, whose launcher made it; "" for a kernel from elsewhere.
         shape: for people: what it is called on.
-        traffic: reads of a high-precision tensor and codes written, for people.
+        default: what runs where nothing was tuned, not another candidate.
     """
 
     module: str
@@ -41,9 +42,10 @@ class Launch:
     grid: tuple[int, int, int]
     elements: int
     bytes_moved: float = 0.0
-    name: str = ""
+    operator: str = ""
     shape: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
+    default: bool = True
+    walks: bool = False
 
     def load(self) -> Any:
         """The `triton.jit` function."""

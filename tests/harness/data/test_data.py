@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.data import CORPORA, bin, corpus, extent, shakespeare, stdlib
 from harness.__main__ import main
+from harness.data import CORPORA, bin, corpus, extent, shakespeare, stdlib
 from harness.errors import UsageError
 
 COPY = Path(__file__).parents[4] / "shared" / "data" / "tinyshakespeare.txt"
