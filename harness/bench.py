@@ -51,6 +51,7 @@ class Setting:
         timing: warm-up, rounds and stop rule.
         seed: of the order of the arms within the rounds.
         control: time each baseline twice (A/A).
+        warm_compile: compile a second time, from the caches that the first one filled.
         folder: of the run, for files that belong to rows (traces).
     """
 
@@ -59,6 +60,7 @@ class Setting:
     seed: int = 0
     control: bool = True
     folder: Path | None = None
+    warm_compile: bool = True
 
 
 class ArmFaultError(RuntimeError):
@@ -259,7 +261,7 @@ class Bench:
             if fault:
                 return [row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
             rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
-            if work.recompile is not None:
+            if work.recompile is not None and self.setting.warm_compile:
                 work.recompile()
                 again = row(
                     planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)

@@ -84,6 +84,9 @@ class SweepConfig:
     rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
     seed: int = 0
     device: str = "auto"
+    warm_compile: bool = (
+        True  # compile each training step once more, from the caches that the first time filled
+    )
     control: bool = True  # time each baseline twice (A/A): the noise floor of each case
     budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
     isolate: bool = True  # measure in worker processes, which a case may take with it; false: all in this one
@@ -96,6 +99,7 @@ class SweepConfig:
     resume: str | None = None  # run id: run only what that run lacks
     run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart
     shard: str | None = None  # i/n: this share of the cases, see harness.shards
+    report: bool = True  # write the HTML report at the end
     quiet: bool = False  # no progress; errors and the last lines remain
     log_level: str = "INFO"  # of run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
     resume_anyway: bool = (

@@ -84,6 +84,7 @@ class Executor:
         timer: how one block of calls is timed in this process; the device's own by default.
         seed: of the order of the arms within the rounds.
         control: time each baseline twice (A/A).
+        warm_compile: see `harness.bench.Setting`.
         monitor: reads clocks, power and throttling of the GPU in this process; None on a CPU.
         budget_s: start no case after this many seconds.
         folder: of the run, for files that belong to rows (traces).
@@ -101,6 +102,7 @@ class Executor:
     timer: Timer | None = None
     seed: int = 0
     control: bool = True
+    warm_compile: bool = True
     monitor: Any = None
     budget_s: float | None = None
     folder: Path | None = None
@@ -189,7 +191,12 @@ class _Run:
         self.executor, self.writer = executor, writer
         self.outcome = Outcome("finished")
         self.setting = Setting(
-            executor.device, executor.timing, executor.seed, executor.control, executor.folder
+            executor.device,
+            executor.timing,
+            executor.seed,
+            executor.control,
+            executor.folder,
+            executor.warm_compile,
         )
         self._started = executor.clock()
         self._lost = ""

@@ -1,8 +1,9 @@
 """`python -m harness gpu`: everything that is worth measuring on a GPU, in slots that can be cut and continued.
 
-A lent or pre-empted GPU gives minutes, not hours. One call is one slot: it works through the stages (`harness.gpu_stages`)
-until its minutes are spent, packs what there is into at most eight files, and the next call goes on where it stopped.
-Each stage has the id of its run before it starts, so that nothing but the case under way is lost, whatever ends a slot.
+A lent or pre-empted GPU gives minutes, not hours. One call is one slot: it works through the parts (`harness.gpu_stages`)
+until its minutes are spent, packs what there is into at most eight files, and the next call continues where it stopped
+(`harness.gpu_schedule`). Each part has the id of its run before it starts, and each finished round is stored, so that
+nothing but the round under way is lost, whatever ends a slot.
 
 With device=cpu it is a rehearsal: the same session in tiny sizes, in results of its own, to prove the command itself.
 """
@@ -11,32 +12,32 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
+import math
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness import environment, gpu_summary, store
+from harness import environment, gpu_schedule, gpu_smoke, gpu_summary, store
 from harness.advise.measured import Check, layers
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.ceilings import ceilings
 from harness.data import corpus, shakespeare
 from harness.errors import UsageError, unknown
-from harness.gpu_stages import STAGES, Stage
+from harness.gpu_commands import CUT, Runner, run_command, run_words
+from harness.gpu_stages import BUILD_S, STAGES, TRIES, Stage
 from harness.hardware import lookup
-from harness.measurement import BUDGET
+from harness.measurement import BUDGET, PARTIAL
 from harness.processes import interruptible
 from harness.report import write_report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import pandas as pd
 
 NEEDED = (
@@ -52,59 +53,7 @@ NEEDED = (
     "psutil",
 )
 MAX_FILE_BYTES = 16 * 2**20
-REHEARSED_MINUTES = 4.0
 REHEARSAL = "rehearsal on a CPU in tiny sizes: it proves the command, and nothing in it is a GPU's figure"
-
-
-Runner = Callable[[Sequence[str], float], tuple[int, str]]
-
-
-# The kernel sends SIGTERM to what it becomes when the session has ended, also one that was killed: it leaves no sweep
-# behind. 1 is PR_SET_PDEATHSIG (linux/prctl.h), which outlives exec; a preexec_fn would fork beside threads.
-_ENDS_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
-)
-
-
-def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
-    """Runs a command, shows its output as it comes, and returns exit code and output; 124 when it ran too long.
-
-    It ends when this process is told to end or is killed; KeyboardInterrupt goes on once it has.
-    """
-    lines: list[str] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", _ENDS_WITH_PARENT, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
-        # A sweep ends cleanly on SIGTERM and keeps its rows; the timer works while the command is silent too.
-        deadline = threading.Timer(timeout_s, process.terminate)
-        last = threading.Timer(
-            timeout_s + 20, process.kill
-        )  # a call that hangs in the driver hears no SIGTERM
-        deadline.start()
-        last.start()
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                sys.stdout.write(line)
-                sys.stdout.flush()
-                lines.append(line)
-            code = process.wait()
-            too_long = not deadline.is_alive()
-        except KeyboardInterrupt:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
-        finally:
-            deadline.cancel()
-            last.cancel()
-    return (124 if too_long else code), "".join(lines)
 
 
 class Session:
@@ -114,8 +63,9 @@ class Session:
         results_dir: where runs and the session's state lie.
         out: the folder of the packed files.
         device: "cuda"; "cpu" rehearses.
-        text: nanoGPT's text; None where there is none, and the stages that train on it are passed over.
+        text: nanoGPT's text; None where there is none, and the parts that train on it are passed over.
         runner: runs a command; replaced in tests.
+        sweeper: runs the words of a sweep; replaced in tests.
         clock: seconds; replaced in tests.
     """
 
@@ -126,50 +76,41 @@ class Session:
         device: str = "cuda",
         text: Path | None = None,
         runner: Runner = run_command,
+        sweeper: Runner = run_words,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.results_dir, self.out, self.device, self.text = results_dir, out, device, text
-        self._run, self._clock = runner, clock
+        self._run, self._sweep_words, self._clock = runner, sweeper, clock
         self._path = results_dir / "gpu-session.json"
         self.state: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def slot(self, minutes: float) -> list[str]:
-        """Works for at most `minutes`; returns the names of the stages that another slot would go on with.
+        """Works for at most `minutes`; returns the names of the parts that another slot would continue.
 
         Raises:
             KeyboardInterrupt: it was told to end; what is done is stored and packed.
         """
-        ends = self._clock() + minutes * 60
-        for stage in STAGES:
-            entry = self.state.setdefault(stage.name, {"done": False, "seconds": 0.0})
-            own, rest = self._seconds(stage) - entry["seconds"], ends - self._clock()
-            # A stage that has spent its share makes room for the next; what it lacks stays named in its rows.
-            whole = stage.whole and self.device == "cuda"  # in a rehearsal each takes seconds
-            left = rest if whole else min(rest, own)
-            # With less than that a stage would start one case, if any.
-            least = own if whole else min(own, stage.last_start_s + 20)
-            if not self._open(stage) or left < max(least, 20):
-                continue
-            started = self._clock()
+        ends, had = self._clock() + minutes * 60, list[str]()
+        passed_over = {stage.name for stage in STAGES if self.passed_over(stage)}
+        while turn := gpu_schedule.next_turn(self.state, ends - self._clock(), had, passed_over, self.device):
+            stage, started = turn.stage, self._clock()
+            had.append(stage.name)
+            entry = self.state.setdefault(stage.name, {"done": False, "seconds": 0.0, "tries": 0})
             try:
-                (self._tests if stage.name == "tests" else self._sweep)(stage, entry, left)
+                (self._tests if stage.name == "tests" else self._sweep)(stage, entry, turn.seconds)
+                entry["tries"] += 1
             finally:  # whatever ends the slot, what is done so far is packed
                 entry["seconds"] += self._clock() - started
                 self._save()
                 self.pack_rows()
         return [stage.name for stage in STAGES if self._open(stage)]
 
-    def _seconds(self, stage: Stage) -> float:
-        """That a stage may take over all slots; of a rehearsal no minute is dear, and a CPU may be busy."""
-        return 60 * (stage.minutes if self.device == "cuda" else max(stage.minutes, REHEARSED_MINUTES))
-
     def _open(self, stage: Stage) -> bool:
-        """Whether there is something to do, and time of its own to do it in."""
-        entry = self.state.get(stage.name, {"done": False, "seconds": 0.0})
-        return not (entry["done"] or self.passed_over(stage) or self._seconds(stage) - entry["seconds"] < 20)
+        """Whether another slot would begin it."""
+        return gpu_schedule.is_open(stage, self.state) and not self.passed_over(stage)
 
     def passed_over(self, stage: Stage) -> str:
-        """Why a stage cannot be had here, and what it wants; "" if it can."""
+        """Why a part cannot be had here, and what it wants; "" if it can."""
         if not stage.reads_text or self.text is not None:
             return ""
         return (
@@ -178,61 +119,75 @@ class Session:
         )
 
     def told(self, stage: Stage) -> str:
-        """What has become of a stage."""
+        """What has become of a part."""
         entry = self.state.get(stage.name, {})
+        left_out = ", ".join(f"{arm} left out ({why})" for arm, why in entry.get("left_out", {}).items())
         if entry.get("done"):
-            return "done"
+            return f"done{f'; {left_out}' if left_out else ''}"
         if why := self.passed_over(stage):
             return f"passed over: {why}"
         if not entry.get("seconds"):
             return "not started"
-        return "unfinished" if self._open(stage) else "cut: its minutes are spent"
+        if self._open(stage):
+            return f"unfinished: {entry.get('kept', 'nothing stored yet')}"
+        return f"cut off {TRIES} times: {entry.get('kept', 'nothing stored')}"
 
     def _tests(self, stage: Stage, entry: dict[str, Any], seconds: float) -> None:
         # Untested versions may warn, and a test file may lack a package: neither may cost the other tests.
-        lenient = ["-W", "default", "--continue-on-collection-errors", "-rs"]
-        some = stage.small if self.device == "cpu" else ()
+        lenient = ["-W", "default", "--continue-on-collection-errors", "-rs", "-rf"]
+        some = stage.small  # by path: collecting all tests takes longer than these
         # Nearly all of their time is that of Triton's compiler, which has the cores of the machine to itself.
         several = importlib.util.find_spec("xdist") is not None and self.device == "cuda"
         spread = ["-n", "8", "--dist", "worksteal"] if several else []
         which = "gpu and not alone" if several else "gpu"
         code, output = self._run(
-            [sys.executable, "-m", "pytest", "-q", "-m", which, *spread, *lenient, *some], seconds
+            [sys.executable, "-m", "pytest", "-v", "-m", which, *spread, *lenient, *some], seconds
         )
-        entry.update(done=code != 124, exit=code, output=output[-200_000:])
+        entry.update(done=code != CUT, exit=code, output=output[-200_000:])
 
     def _sweep(self, stage: Stage, entry: dict[str, Any], seconds: float) -> None:
         if "run_id" not in entry:
             entry["run_id"] = store.new_run_id(environment.commit_here())
             self._save()  # before it starts: a session that is killed goes on with that run
+        bad = gpu_smoke.left_out(stage, self._frame_of("start", "smoke"))
+        entry["left_out"] = bad
+        if bad and set(stage.arms) <= set(bad):
+            entry.update(done=True, exit=1)
+            return
         words = [
-            *stage.command(self.device),
+            *stage.command(self.device, entry["tries"], tuple(bad)),
             f"device={self.device}",
             f"budget_s={max(seconds - stage.last_start_s, 10):.0f}",
+            f"case_timeout_s={BUILD_S}",
             f"results_dir={self.results_dir}",
             f"reports_dir={self.results_dir / 'reports'}",
+            "report=false",
             f"run_id={entry['run_id']}",
             *([f"data_path={self.text}"] if stage.reads_text else []),
             *self._rates(stage),
         ]
-        code, _ = self._run([sys.executable, "-m", "harness", *words], seconds)
+        code, _ = self._sweep_words(words, seconds)
         run = self._run_of(stage)
-        entry.update(exit=code, done=run is not None and code in (0, 1) and not self._unmeasured(run))
+        frame = None if run is None else store.read(run)
+        entry.update(exit=code, kept=gpu_smoke.kept(frame))
+        entry["done"] = frame is not None and code in (0, 1) and not _unmeasured(frame)
+
+    def _frame_of(self, *names: str) -> pd.DataFrame | None:
+        """The rows of some parts; None where there are none."""
+        runs = [run for stage in STAGES if stage.name in names and (run := self._run_of(stage))]
+        return store.read(runs) if runs else None
 
     def _rates(self, stage: Stage) -> list[str]:
-        """Where a stage finds rates measured here; without them it takes published ones. A CPU is advised nothing."""
+        """Where a part finds rates measured here; without them it takes published ones. A CPU is advised nothing."""
         measured = next((self._run_of(s) for s in STAGES if s.name == "ceilings"), None)
         wanted = stage.reads_ceilings and self.device == "cuda"
         return [f"ceilings={measured}"] if wanted and measured is not None else []
 
     def _run_of(self, stage: Stage) -> Path | None:
-        """The folder of a stage's run, if it has rows."""
+        """The folder of a part's run, if it has rows."""
         run_id = self.state.get(stage.name, {}).get("run_id")
         folder = self.results_dir / stage.sweep / run_id if run_id else None
         return folder if folder is not None and any(folder.rglob("*.parquet")) else None
-
-    def _unmeasured(self, run: Path) -> bool:
-        return bool(store.read(run)["reason"].str.startswith(BUDGET).any())
 
     def _save(self) -> None:
         self.results_dir.mkdir(parents=True, exist_ok=True)
@@ -258,7 +213,7 @@ class Session:
         return gpu_summary.lines(frame, tests, predicted_layers(frame))
 
     def pack_rows(self) -> list[Path]:
-        """Gathers rows and what the tests printed; quick enough to be done after each stage."""
+        """Gathers rows and what the tests printed; quick enough to be done after each part."""
         self.out.mkdir(parents=True, exist_ok=True)
         files: list[Path] = []
         for name, members in self._runs().items():
@@ -283,6 +238,11 @@ class Session:
         return files
 
 
+def _unmeasured(frame: pd.DataFrame) -> bool:
+    """Whether a case was cut off, or never begun."""
+    return bool(frame["reason"].str.startswith((BUDGET, PARTIAL)).any())
+
+
 def predicted_layers(frame: pd.DataFrame) -> list[Check]:
     """The prediction of `advise` beside each layer that was measured; none where the peak of the GPU is not known."""
     env = json.loads(frame["env"].iloc[0] or "{}")
@@ -300,7 +260,14 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: no GPU, another text than nanoGPT's, or an unknown key.
     """
-    options = {"minutes": "8.5", "out": "", "results_dir": "", "text": "", "device": "cuda"}
+    options = {
+        "minutes": "8.5",
+        "out": "",
+        "results_dir": "",
+        "text": "",
+        "device": "cuda",
+        "dry_run": "false",
+    }
     for word in argv:
         key, _, value = word.partition("=")
         if key not in options:
@@ -310,6 +277,12 @@ def main(argv: Sequence[str]) -> int:
         minutes = float(options["minutes"])
     except ValueError:
         raise UsageError(f"minutes={options['minutes']!r} is no number") from None
+    if not (math.isfinite(minutes) and minutes > 0):
+        raise UsageError(f"minutes={options['minutes']}: expected a finite number above 0, such as 8.5")
+    if options["dry_run"] not in ("true", "false"):
+        raise UsageError(f"dry_run={options['dry_run']!r}: expected true or false")
+    if options["dry_run"] == "true":
+        return _dry_run(minutes, options)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -338,7 +311,7 @@ def main(argv: Sequence[str]) -> int:
     for stage in STAGES:
         entry = session.state.get(stage.name, {})
         seconds = f"exit {entry.get('exit', '-')}, {entry['seconds']:.0f} s, " if entry.get("seconds") else ""
-        out.write(f"{stage.name:<15} {seconds}{session.told(stage)}\n")
+        out.write(f"{stage.name:<17}{seconds}{session.told(stage)}\n")
     for path in files:
         out.write(f"{path}  {path.stat().st_size / 2**20:.2f} MiB\n")
     if told_to_end:
@@ -353,6 +326,14 @@ def main(argv: Sequence[str]) -> int:
         return 2
     bad = [name for name, entry in session.state.items() if entry.get("exit") not in (0, None, 124)]
     return 1 if bad else 0
+
+
+def _dry_run(minutes: float, options: dict[str, str]) -> int:
+    """Prints the timetable of a whole session; needs no GPU."""
+    here = Session(Path(), Path(), options["device"], text_of(options["text"]))
+    skipped = {stage.name: why for stage in STAGES if (why := here.passed_over(stage))}
+    sys.stdout.write("\n".join(gpu_schedule.describe(minutes, skipped)) + "\n")
+    return 0
 
 
 def text_of(path: str) -> Path | None:

@@ -11,11 +11,15 @@ import re
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from harness import step_bars, verdict
+from harness import mfu, step_bars, verdict
 from harness.advised_arms import advised_arms
 from harness.advised_arms import lines as of_advised
 from harness.ceilings import ceilings
-from harness.compare import AGAIN, FP8_DTYPES, paired_ratios, rows_of, summary, with_rates
+from harness.compare import AGAIN, FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
+from harness.gpu_smoke import failed_kernels, failed_recipes
+from harness.hardware import lookup
+from harness.measurement import PARTIAL
+from harness.model_title import title_of
 from harness.verdict.result import MIN_SEEDS
 
 if TYPE_CHECKING:
@@ -46,11 +50,13 @@ def lines(frame: pd.DataFrame, tests: str, predicted: Sequence[Check] = ()) -> l
     """
     said = [
         *of_tests(tests),
+        *_smoke(frame),
         *_failed(frame),
         *(f"step: {one}" for one in step_bars.held(frame)),
         *of_advised(advised_arms(frame)),
         *_steps(frame),
         *_loss(frame),
+        *_beside_copies(frame),
         *_ceilings(frame),
         *_shares(frame),
         _prediction(predicted),
@@ -92,7 +98,7 @@ def _shares(frame: pd.DataFrame) -> Iterator[str]:
     if found is None:
         return
     casts: dict[str, list[float]] = {}
-    for r in rows_of(own[own["suite"] == "cast"]):
+    for r in rows_of(own[(own["suite"] == "cast") & ~own["arm"].isin(("copy", "read"))]):
         copy = found.bandwidth(r["bytes_moved"])
         if copy is not None and not _resolved(r).get("peer"):
             casts.setdefault(r["arm"], []).append(1e9 * r["gb_per_s"] / copy)
@@ -186,22 +192,80 @@ def _numerics(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def _steps(frame: pd.DataFrame) -> Iterator[str]:
-    """A line for each training step, with every arm: the rows that a reader misses most."""
-    of_steps = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
-    of_steps = of_steps[~of_steps["sweep"].isin(NOT_JUDGED)]
-    models = {(r["run_id"], r["case_id"]): str(json.loads(r["axes"])["model"]) for r in rows_of(of_steps)}
+    """A line for each training step, with every arm: the rows that a reader misses most.
+
+    Of each arm the whole step, with its ratio, mixed MFU where the peak is known, and the ratio of forward and backward
+    passes alone. Finished rounds of a step that was cut off are told as such.
+    """
+    times = ("time_ms", "forward_backward_ms")
+    own = frame[(frame["suite"] == "train") & frame["metric"].isin(times) & ~frame["sweep"].isin(NOT_JUDGED)]
+    timed = own[own["status"].isin(["ok", "partial"])]
+    whole = {(r["run_id"], r["case_id"], r["arm"]): r for r in rows_of(timed[timed["metric"] == "time_ms"])}
+    ratios = rows_of(paired_ratios(own, partial=True, metrics=times))
+    passes = {(r["run_id"], r["case_id"], r["arm"]): r["speedup"] for r in ratios if r["metric"] != "time_ms"}
     arms: dict[tuple[str, str], list[str]] = {}
-    for r in rows_of(paired_ratios(of_steps)):
-        if not math.isnan(r["speedup"]):
-            mine = arms.setdefault((r["run_id"], r["case_id"]), [])
-            if not mine:
-                mine.append(f"{r['baseline']} {r['baseline_value']:.4g} {r['unit']}")
-            mine.append(
-                f"{r['arm']} {r['value']:.4g}, {r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}) of "
-                f"{r['baseline']}"
-            )
-    for key, said in arms.items():
-        yield f"step of {models[key]}: " + "; ".join(said)
+    for r in ratios:
+        if r["metric"] != "time_ms" or math.isnan(r["speedup"]):
+            continue
+        key = r["run_id"], r["case_id"]
+        mine = arms.setdefault(key, [])
+        if not mine:
+            used = _mfu(whole.get((*key, r["baseline"])))
+            mine.append(f"{r['baseline']} {r['baseline_value']:.4g} {r['unit']}{used}")
+        alone = passes.get((*key, r["arm"]), math.nan)
+        mine.append(
+            f"{r['arm']} {r['value']:.4g}, {r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}) of {r['baseline']}"
+            + (f", passes alone {alone:.3f}x" if not math.isnan(alone) else "")
+            + _mfu(whole.get((*key, r["arm"])))
+            + (f" [{r['reason'].partition(',')[0]}]" if r["reason"].startswith(PARTIAL) else "")
+        )
+    for (run_id, case_id), said in arms.items():
+        titles = [title_of(row) for key, row in whole.items() if key[:2] == (run_id, case_id)]
+        yield f"step of {titles[0]}: " + "; ".join(said)
+
+
+def _mfu(row: Mapping[str, Any] | None) -> str:
+    """Mixed MFU of a step, causal attention counted as it runs; "" where a peak is not known."""
+    if row is None:
+        return ""
+    env = json.loads(row["env"] or "{}")
+    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+    device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+    found = mfu.of_row({**row, "status": "ok"}, device)
+    executed = [u for u in found if u.formula in mfu.EXECUTED] or list(found)
+    share = executed[-1].mfu_mixed if executed else None
+    return f", mixed MFU {share:.1%}" if share is not None else ""
+
+
+def _beside_copies(frame: pd.DataFrame) -> Iterator[str]:
+    """What casts reach of a copy of the same tensor that was timed in the same rounds."""
+    own = frame[(frame["suite"] == "cast") & (frame["metric"] == "time_ms")]
+    own = own[own["status"].isin(["ok", "partial"]) & ~own["regime"].isin(["sustained"])]
+    moved = {(r["run_id"], r["case_id"], r["arm"]): r["bytes_moved"] for r in rows_of(own)}
+    said: dict[str, list[str]] = {}
+    for arm in dict.fromkeys(own["arm"]):
+        if arm == "copy" or arm.endswith(AGAIN):
+            continue
+        for r in rows_of(against(own, arm, "copy", partial=True)):
+            key = r["run_id"], r["case_id"]
+            if math.isnan(r["speedup"]) or (*key, "copy") not in moved:
+                continue
+            share = r["speedup"] * moved[*key, arm] / moved[*key, "copy"]
+            axes = json.loads(r["axes"])
+            cut = f", {r['reason'].partition(',')[0]}" if r["reason"].startswith(PARTIAL) else ""
+            said.setdefault(arm, []).append(f"{share:.0%} ({axes['M']}x{axes['K']}{cut})")
+    if said:
+        told = "; ".join(f"{arm} {', '.join(shares)}" for arm, shares in said.items())
+        yield f"casts, share of the bandwidth of a copy in the same rounds: {told}"
+
+
+def _smoke(frame: pd.DataFrame) -> Iterator[str]:
+    """Kernels and recipes that failed on this device; that all are right where all were checked."""
+    kernels, recipes = failed_kernels(frame), failed_recipes(frame)
+    if kernels or recipes:
+        names = [f"kernel {name}" for name in kernels] + [f"recipe {name}" for name in recipes]
+        first = next(iter((kernels or recipes).values()))
+        yield f"smoke: FAILED and left out: {', '.join(names)}; first: {first[:160]}"
 
 
 def _kernels(frame: pd.DataFrame) -> Iterator[str]:

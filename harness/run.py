@@ -124,7 +124,7 @@ def _run(
         seconds = time.perf_counter() - started
         if shard is not None:
             return _finish_shard(outcome, shard, work.folder, seconds)
-        html = Path(config["reports_dir"]) / f"{work.run_id}.html"
+        html = Path(config["reports_dir"]) / f"{work.run_id}.html" if config["report"] else None
         return _finish(outcome, plan, work.folder, html, seconds)
 
 
@@ -203,6 +203,7 @@ def _measure(
             timing=request.timing,
             seed=config["seed"],
             control=config["control"],
+            warm_compile=config["warm_compile"],
             monitor=monitor,
             budget_s=config["budget_s"],
             folder=writer.folder.absolute(),
@@ -234,8 +235,8 @@ def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
     return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
-def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: float) -> int:
-    """Writes the report and prints where everything lies; the last lines name both paths."""
+def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path | None, seconds: float) -> int:
+    """Writes the report, where one is wanted, and prints where everything lies; the last lines name both paths."""
     counts = (
         ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
     )
@@ -252,15 +253,20 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path, seconds: flo
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
+        if html is None:
+            return _exit_code(outcome)
         written = report.write_report([folder], html)
         out.write(f"report   {written.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
     except KeyboardInterrupt:
         outcome.message = f"interrupted; python -m harness report {folder} makes the report"
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: Outcome) -> int:
     if outcome.message:
         sys.stderr.write(f"error: {outcome.message}\n")
-    if outcome.message:
         return 2
     return 1 if outcome.statuses["failed"] else 0
 

@@ -1,7 +1,8 @@
 """The bars that a training step in FP8 is held against, and whether stored runs pass them. A pure function of rows.
 
 They are put to the model of `MODEL`, where the products decide; each by the paired ratio of two arms of one run, with its
-interval. What a run lacks is "not measured", with the reason; of another model, the largest timed, its ratio is told.
+interval, on the case with the most work that has both. What no run has is "not measured", with the reason; of another
+model, the largest timed, its ratio is told. Finished rounds of a case that was cut off decide nothing: INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from harness.compare import AGAIN, against, rows_of
+from harness.measurement import PARTIAL
+from harness.model_title import title_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,50 +87,62 @@ class Held:
         asked = f"{self.bar.arm} {self.bar.words}"
         if self.outcome == "not measured":
             return f"{asked}: not measured ({self.reason})"
-        return (
-            f"{asked}: {self.outcome}, {self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}) on {self.model}"
-        )
+        why = f", {self.reason.partition(',')[0]}" if self.reason.startswith(PARTIAL) else ""
+        return f"{asked}: {self.outcome}, {self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}) on {self.model}{why}"
 
 
 def held(frame: pd.DataFrame) -> list[Held]:
     """Every bar, for the rows of one machine."""
     steps = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
-    told = _told(steps)
-    model = _model(told["axes"].iloc[0]) if len(told) else ""
-    return [_held(bar, told, model) for bar in BARS]
+    return [_held(bar, _told(steps, bar)) for bar in BARS]
 
 
 def _model(axes: str) -> str:
     return str(json.loads(axes)["model"])
 
 
-def _told(steps: pd.DataFrame) -> pd.DataFrame:
-    """The newest rows of the case of `MODEL` with the most work, else of any model; empty where none was timed."""
-    work = {
-        (r["case_id"], r["run_id"]): (
-            _model(r["axes"]) == MODEL,
-            sum(json.loads(r["flops"] or "{}").values()),
-        )
-        for r in rows_of(steps[steps["status"] == "ok"])
-        if not r["arm"].endswith(AGAIN)
-    }
+def _told(steps: pd.DataFrame, bar: Bar) -> pd.DataFrame:
+    """The newest rows of a case with both arms of the bar, of `MODEL` and with the most work; empty where none was timed.
+
+    A case that has only one of them comes after all others: its rows say why the other one is lacking.
+    """
+    work: dict[tuple[str, str], tuple[bool, int, bool, float]] = {}
+    timed = rows_of(steps[steps["status"].isin(["ok", "partial"])])
+    arms: dict[tuple[str, str], set[str]] = {}
+    for r in timed:
+        arms.setdefault((r["run_id"], r["case_id"]), set()).add(r["arm"])
+    for r in timed:
+        if r["arm"].endswith(AGAIN):
+            continue
+        key = r["run_id"], r["case_id"]
+        has = len({bar.arm, bar.against} & arms[key])
+        whole = r["status"] == "ok"
+        amount = sum(json.loads(r["flops"] or "{}").values())
+        found = (_model(r["axes"]) == MODEL, has, whole, amount)
+        work[key] = max(work.get(key, found), found)
     if not work:
         return steps[:0]
-    case_id, run_id = max(work, key=lambda key: (work[key], key[1]))
+    run_id, case_id = max(work, key=lambda key: (*work[key], key[0]))
     return steps[(steps["case_id"] == case_id) & (steps["run_id"] == run_id)]
 
 
-def _held(bar: Bar, rows: pd.DataFrame, model: str) -> Held:
-    found = [r for r in rows_of(against(rows, bar.arm, bar.against)) if r["regime"] != "sustained"]
+def _held(bar: Bar, rows: pd.DataFrame) -> Held:
+    timed = rows_of(rows[rows["status"].isin(["ok", "partial"])])
+    model = title_of(timed[0]) if timed else ""
+    pairs = rows_of(against(rows, bar.arm, bar.against, partial=True)) if len(rows) else []
+    found = [r for r in pairs if r["regime"] != "sustained"]
     if not found:
         return Held(bar, model, "not measured", reason=f"no row of {bar.arm}")
     (pair,) = found[:1]
     if math.isnan(pair["low"]):
         return Held(bar, model, "not measured", reason=pair["reason"])
-    if model != MODEL:
+    if _model(timed[0]["axes"]) != MODEL:
         ratio = f"{pair['speedup']:.3f}x ({pair['low']:.3f} to {pair['high']:.3f})"
         return Held(bar, model, "not measured", reason=f"no step of {MODEL} was timed; {ratio} on {model}")
-    if bar.by_verdict is not None:
+    outcome: Outcome
+    if pair["reason"].startswith(PARTIAL):
+        outcome = "INCONCLUSIVE"
+    elif bar.by_verdict is not None:
         outcome = bar.by_verdict[pair["verdict"]]
     else:
         assert bar.least is not None

@@ -344,8 +344,8 @@ def test_a_step_that_cannot_be_recorded_is_a_failed_row(tmp_path: Path, tapes: l
 def wrong(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Every FP8 trainee is changed after it was made."""
 
-    def prepare(made: setup.Setup, device: str) -> Trainee:
-        trainee = setup.prepare(made, device)
+    def prepare(made: setup.Setup, device: str, **more: Any) -> Trainee:
+        trainee = setup.prepare(made, device, **more)
         if made.recipe is not None:
             change(trainee)
         return trainee

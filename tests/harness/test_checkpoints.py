@@ -1,0 +1,243 @@
+"""Rounds of a case under way. Oracles: the calls that the arms themselves log, a fake clock, and the store's contract.
+
+A round is finished when its last sample is taken; what is stored of a case that was cut off is rounds of one attempt,
+with the status `partial`, and no reader that asks for complete measurements gets them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import logged_calls
+import pandas as pd
+import pytest
+from fakes import FakeTime
+from logged_calls import EACH, WARM_CALLS, DiesInRound, logging_suite, plan, sweep
+from toy import ToySuite
+
+from harness import store
+from harness.compare import paired_ratios
+from harness.measurement import PARTIAL, WAITING, Measurement
+from harness.resume import stored_cases
+from harness.timers import CpuTimer
+from harness.timing import Timing, measure
+
+WHERE: dict[str, Any] = {"run_id": "r", "sweep": "toy", "env_id": "e", "env": {}, "about": {}}
+
+
+def row(case: str, arm: str, rounds: int, status: str = "partial") -> Measurement:
+    samples, order = tuple(float(i + 1) for i in range(rounds)), tuple(range(rounds))
+    reason = f"{PARTIAL}: {rounds} of at least 6 rounds" if status == "partial" else ""
+    base = "" if arm == "base" else "base"
+    return Measurement("toy", case, arm, "{}", "time_ms", status, baseline=base, regime="isolated",  # type: ignore[arg-type]
+                       samples=samples, rounds=order, reason=reason)  # fmt: skip
+
+
+# What the timing engine hands over
+
+
+def test_every_round_but_the_last_is_handed_over_with_all_before_it(fake_time: FakeTime) -> None:
+    seen: list[dict[str, Timing]] = []
+    arms = {name: (lambda: fake_time.sleep(0.001)) for name in ("a", "b")}
+    whole = measure(arms, CpuTimer(fake_time), EACH, clock=fake_time, on_round=seen.append)
+    assert [1 + max(timings["a"].rounds) for timings in seen] == [1, 2, 3, 4, 5]
+    for timings in seen:
+        for name, timing in timings.items():
+            assert timing.samples_ms == whole[name].samples_ms[: len(timing.samples_ms)]
+            assert timing.stop_reason == "under_way"
+
+
+@pytest.mark.parametrize(("apart_s", "handed"), [(0.0, 5), (0.0015, 2), (1e3, 0)])
+def test_snapshots_are_apart_and_their_time_is_not_the_cases(
+    fake_time: FakeTime, apart_s: float, handed: int
+) -> None:
+    """A round takes 1 ms here, and making a snapshot an hour; the case has 0.1 s."""
+    seen: list[object] = []
+
+    def slow(timings: object) -> None:
+        seen.append(timings)
+        fake_time.sleep(3600)
+
+    config = replace(EACH, checkpoint_s=apart_s, max_seconds=0.1)
+    arms = {"a": lambda: fake_time.sleep(0.001)}
+    whole = measure(arms, CpuTimer(fake_time), config, clock=fake_time, on_round=slow)
+    assert len(seen) == handed
+    assert max(whole["a"].rounds) == 5
+
+
+# What a partial row may say
+
+
+def test_a_partial_row_says_why_and_has_samples() -> None:
+    assert PARTIAL in WAITING
+    with pytest.raises(ValueError, match="'partial' needs samples and a reason that begins with 'partial'"):
+        replace(row("c", "base", 2), reason="")
+    with pytest.raises(ValueError, match="'partial' needs samples"):
+        replace(row("c", "base", 2), samples=(), rounds=())
+
+
+# What the store keeps
+
+
+def writer(folder: Path) -> store.RunWriter:
+    return store.RunWriter(folder, **WHERE)
+
+
+def rounds(frame: pd.DataFrame, case: str = "c") -> dict[str, int]:
+    own = frame[frame["case_id"] == case]
+    return {r.arm: len(set(r.rounds)) for r in own.itertuples()}
+
+
+def test_a_snapshot_takes_the_place_of_the_one_before_and_the_whole_case_that_of_the_last(
+    tmp_path: Path,
+) -> None:
+    made = writer(tmp_path)
+    for count in (1, 2, 3):
+        made.checkpoint([row("c", "base", count), row("c", "other", count)])
+        assert rounds(store.read(tmp_path)) == {"base": count, "other": count}
+    assert set(store.read(tmp_path)["status"]) == {"partial"}
+    made.append([row("c", "base", 6, "ok"), row("c", "other", 6, "ok")])
+    frame = store.read(tmp_path, all_attempts=True)
+    assert rounds(frame) == {"base": 6, "other": 6}
+    assert set(frame["status"]) == {"ok"}
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_kill_before_the_old_snapshot_is_removed_counts_nothing_twice(tmp_path: Path, final: bool) -> None:
+    made = writer(tmp_path / "a")
+    made.checkpoint([row("c", "base", 1)])
+    (old,) = (tmp_path / "a").glob("part-*.parquet")
+    shutil.copy(old, tmp_path / old.name)
+    (made.append if final else made.checkpoint)([row("c", "base", 2, "ok" if final else "partial")])
+    shutil.move(tmp_path / old.name, old)
+    assert rounds(store.read(tmp_path / "a", all_attempts=True)) == {"base": 2}
+
+
+def test_compaction_leaves_the_snapshot_of_a_case_under_way_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "GATHERED", 3)
+    made = writer(tmp_path)
+    made.checkpoint([row("c", "base", 1)])
+    for case in ("d", "e", "f"):
+        made.append([row(case, "base", 6, "ok")])
+    made.append([row("c", "base", 6, "ok")])
+    made.close("finished")
+    frame = store.read(tmp_path, all_attempts=True)
+    assert sorted(frame["case_id"]) == ["c", "d", "e", "f"]
+    assert set(frame["status"]) == {"ok"}
+
+
+def test_of_attempts_that_were_cut_off_the_longest_counts_and_a_whole_one_before_all(tmp_path: Path) -> None:
+    """Rounds of two attempts are never in one row, nor in one case."""
+    for count in (2, 4, 3):
+        made = writer(tmp_path)
+        made.checkpoint([row("c", "base", count), row("c", "other", count)])
+        made.close("interrupted")
+    assert rounds(store.read(tmp_path)) == {"base": 4, "other": 4}
+    assert len(store.read(tmp_path, all_attempts=True)) == 6
+    made = writer(tmp_path)
+    made.append([row("c", "base", 3, "ok"), row("c", "other", 3, "ok")])
+    made.close("finished")
+    frame = store.read(tmp_path)
+    assert rounds(frame) == {"base": 3, "other": 3}
+    assert set(frame["status"]) == {"ok"}
+
+
+def test_partial_rounds_are_paired_only_for_who_asks_and_never_decide(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    made.checkpoint([row("c", "base", 4), row("c", "other", 4)])
+    frame = store.read(tmp_path)
+    (plain,) = paired_ratios(frame).to_dict("records")
+    assert (plain["verdict"], plain["rounds"]) == ("missing", 0)
+    assert plain["reason"].startswith("partial: partial: 4 of at least 6 rounds")
+    (asked,) = paired_ratios(frame, partial=True).to_dict("records")
+    assert asked["speedup"] == pytest.approx(1.0)
+    assert (asked["verdict"], asked["rounds"]) == ("unclear", 4)
+    assert asked["reason"].startswith("partial: 4 of at least 6 rounds")
+
+
+# What a sweep keeps
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_case_that_ends_leaves_no_snapshot(tmp_path: Path, isolated: bool) -> None:
+    sweep(ToySuite(), tmp_path, **({} if isolated else {"places": ()}))
+    frame = store.read(tmp_path, all_attempts=True)
+    times = frame[frame["metric"] == "time_ms"]
+    assert list(times["status"]) == ["ok", "ok"]
+    assert {len(set(r)) for r in times["rounds"]} == {6}
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+
+
+def killed_after(calls: int, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A sweep in a process of its own, killed with SIGKILL once its arms were called so often; its folder and its log."""
+    log, folder = tmp_path / "log", tmp_path / "run"
+    command = [sys.executable, logged_calls.__file__, str(log), str(folder)]
+    with subprocess.Popen(command) as process:
+        while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= calls):
+            time.sleep(0.002)
+        process.kill()
+    return folder, log.read_text().splitlines()
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 11))])
+def test_a_killed_sweep_keeps_every_finished_round(seed: int, tmp_path: Path) -> None:
+    """A call that begins round k + 1 proves that round k is stored: the worker goes on only when it is."""
+    calls = random.Random(seed).randrange(2 * WARM_CALLS + 3, 2 * (WARM_CALLS + 6))
+    folder, log = killed_after(calls, tmp_path)
+    begun = -(-(len(log) - 2 * WARM_CALLS) // 2)
+    assert begun >= 2
+    frame = store.read(folder)
+    times = frame[frame["metric"] == "time_ms"]
+    kept = rounds(times, times["case_id"].iloc[0])
+    assert set(kept) == {"base", "other"}
+    assert len(set(kept.values())) == 1, "all arms have the same rounds"
+    assert kept["base"] >= begun - 1
+    if kept["base"] < 6:
+        assert set(times["status"]) == {"partial"}
+        assert stored_cases(folder, plan(ToySuite())) == set()
+
+
+def test_what_was_cut_off_is_measured_again_and_never_mixed(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    case = plan(ToySuite()).cases[0].case.case_id
+    made.checkpoint([row(case, "base", 4), row(case, "other", 4)])
+    made.close("interrupted")
+    assert stored_cases(tmp_path, plan(ToySuite())) == set()
+    sweep(ToySuite(), tmp_path)
+    times = store.read(tmp_path)
+    times = times[times["metric"] == "time_ms"]
+    assert list(times["status"]) == ["ok", "ok"]
+    assert times["attempt"].nunique() == 1
+    assert {len(set(r)) for r in times["rounds"]} == {6}
+    assert stored_cases(tmp_path, plan(ToySuite())) == {case}
+
+
+def test_an_arm_that_dies_between_rounds_is_named_and_the_other_is_whole(tmp_path: Path) -> None:
+    """The rounds before do not hide that the arm failed, and the other one is measured anew as ever."""
+    sweep(logging_suite(tmp_path / "log", other=DiesInRound), tmp_path / "run")
+    frame = store.read(tmp_path / "run", all_attempts=True)
+    times = frame[frame["metric"] == "time_ms"].set_index("arm")
+    assert times.loc["base", "status"] == "ok"
+    assert times.loc["other", "status"] == "failed"
+    assert str(times.loc["other", "reason"]).startswith("its process died twice")
+
+
+def test_a_case_that_comes_to_no_end_keeps_its_rounds_with_the_reason(tmp_path: Path) -> None:
+    """Killed by its wall time after some rounds: partial rows name both."""
+    sweep(logging_suite(tmp_path / "log", seconds=0.4), tmp_path / "run", case_wall_s=3.0)
+    frame = store.read(tmp_path / "run", all_attempts=True)
+    times = frame[frame["metric"] == "time_ms"]
+    assert set(times["status"]) == {"partial"}
+    assert times["reason"].str.contains("not done within 3 s").all()
+    assert json.loads(times["timing"].iloc[0])["stop_reason"] == "under_way"
