@@ -27,7 +27,6 @@ class Float8Conv1D(Float8Linear):
         nx: in_features.
     """
 
-    is_transposed = True
 
     def __init__(
         self,
@@ -42,6 +41,7 @@ class Float8Conv1D(Float8Linear):
         super().__init__(nx, nf, True, device, dtype, config=config)
         self.weight = nn.Parameter(self.weight.detach().t().contiguous())
         self.nf, self.nx = nf, nx
+        self.is_transposed = True
 
     @classmethod
     def from_float(
