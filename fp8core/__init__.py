@@ -12,11 +12,13 @@ Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, h
 microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, convert, schedule, verify.
 """
 
+from fp8core.auto_filter import _auto_filter_for_recipe
 from fp8core.config import (
     CastConfig,
     Float8GemmConfig,
     Float8LinearConfig,
     Float8LinearRecipeName,
+    FP8Granularity,
     ScalingGranularity,
     ScalingType,
 )
@@ -32,6 +34,7 @@ from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_fo
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
+from fp8core.high_precision import convert_to_high_precision
 from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
@@ -58,6 +61,7 @@ __all__ = [
     "CastConfig",
     "CastInput",
     "ExpertsAudit",
+    "FP8Granularity",
     "Float8ColwiseParallel",
     "Float8GemmConfig",
     "Float8Linear",
@@ -78,6 +82,7 @@ __all__ = [
     "ScalingGranularity",
     "ScalingType",
     "SwiGLU",
+    "_auto_filter_for_recipe",
     "amax_state_dict",
     "async_tp_reason",
     "audit",
@@ -85,6 +90,7 @@ __all__ = [
     "check_plan",
     "convert_experts_to_float8",
     "convert_to_float8_training",
+    "convert_to_high_precision",
     "dense_layers_only",
     "grouped_mm",
     "load_amax_state_dict",
