@@ -23,7 +23,7 @@ bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
+from fp8core.replace import take_over
 from fp8core.scaling import check_hp
 from fp8core.sharded import Seen, check_layer, cut_of, shared_amaxes
 from fp8core.shared_input import CastInput, after_autocast, input_casts
@@ -59,6 +60,7 @@ class Float8Linear(nn.Linear):
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
         scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
+        converted_from: class of the layer whose place it took; nn.Linear if it took none.
         bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
 
@@ -70,6 +72,10 @@ class Float8Linear(nn.Linear):
     weight_cache: WeightCache | None
     scheduled_from: Recipe | None
     bias_deferred: bool
+    converted_from: type[nn.Linear]
+    STATE: ClassVar = frozenset(
+        ("recipe", "amaxes", "weight_cache", "scheduled_from", "bias_deferred", "converted_from")
+    )
 
     def __init__(
         self,
@@ -89,6 +95,7 @@ class Float8Linear(nn.Linear):
         self.weight_cache = None
         self.scheduled_from = None
         self.bias_deferred = False
+        self.converted_from = nn.Linear
 
     def reset_parameters(self) -> None:
         """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
@@ -110,24 +117,26 @@ class Float8Linear(nn.Linear):
     def from_float(
         cls, mod: nn.Linear, config: Float8LinearConfig | Recipe | str | None = None
     ) -> Float8Linear:
-        """A Float8Linear that shares mod's parameters; nothing is copied or initialised.
+        """A Float8Linear that shares mod's parameters and takes its hooks; nothing is copied or initialised.
+
+        The forward of a subclass is replaced: `convert_to_float8_training` says where that would lose something.
 
         Raises:
             TypeError: mod is no nn.Linear.
-            ValueError: mod has hooks, which would be lost.
         """
         if not isinstance(mod, nn.Linear):
             raise TypeError(f"from_float takes an nn.Linear, got {type(mod).__name__}")
-        hooks = [n for n in vars(mod) if n.endswith("_hooks") and getattr(mod, n)]
-        if hooks:
-            raise ValueError(
-                f"{mod} has {', '.join(hooks)} that a new module would lose; register them after conversion"
-            )
         new = cls(mod.in_features, mod.out_features, bias=False, device="meta", config=config)
-        new.weight, new.bias = mod.weight, mod.bias
+        take_over(new, mod)
+        new.converted_from = mod.converted_from if isinstance(mod, Float8Linear) else type(mod)
         if new.amaxes is not None:
             new.amaxes = AmaxMemory(new.recipe, mod.weight.device)
-        return new.train(mod.training)
+        return new
+
+    @property
+    def config(self) -> Float8LinearConfig | None:
+        """The recipe in torchao's words, as `layer.config` there; None where its configuration has none for it."""
+        return Float8LinearConfig.from_recipe(self.recipe)
 
     @property
     def linear_weight(self) -> torch.Tensor:

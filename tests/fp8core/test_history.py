@@ -294,8 +294,8 @@ def test_evaluation_between_steps_leaves_training_bitwise_alone(name: str) -> No
         convert_to_float8_training(model, config=name)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         batches, unusual = torch.randn(12, 2, 16, 32), 1000 * torch.randn(16, 32)
-        for microbatches in batches:
-            for x in microbatches:
+        for halves in batches:
+            for x in halves:
                 model(x).square().mean().backward()
                 if evaluate:
                     with torch.no_grad():
