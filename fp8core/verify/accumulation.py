@@ -1,7 +1,8 @@
 """Gradients that add up over microbatches: each addition into `.grad` against the sum in float64.
 
 An addition into a float32 gradient that is rounded to bfloat16 loses 50 dB a time and is seen by no comparison of
-single products. Compared are a few random combinations of the columns (`products.Sketch`), before and after.
+single products. Compared are a few random combinations of the columns (`products.Sketch`), before and after. Between
+two additions a gradient may be zeroed or reduced over ranks; a change as small as a rounding is a fault there too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from fp8core.verify.records import LayerProof
 
 
+ROUNDING = 2.0**-6  # of a gradient's size: bfloat16 changes it by 2**-10, a reduction over ranks by far more
+
+
 class Accumulation:
     """Hooks on one weight, a leaf of autograd.
 
@@ -32,6 +36,7 @@ class Accumulation:
         self.dtype: torch.dtype | None = None
         self._expected: torch.Tensor | None = None
         self._allowed: torch.Tensor | None = None
+        self._last: torch.Tensor | None = None  # what was there after the last addition
         self.handles: list[Any] = [
             weight.register_hook(self._arrives),
             weight.register_post_accumulate_grad_hook(self._added),
@@ -49,15 +54,19 @@ class Accumulation:
             part, there = plain(grad), plain(self.weight.grad)
             directions = self._directions(there)
             before, after = projected(there, directions), projected(part, directions)
+            self._compare_kept(before[0])
             self._expected, self._allowed = before[0] + after[0], before[1] + after[1]
 
     def _added(self, weight: torch.Tensor) -> None:
         """After it."""
-        if self._expected is None or self._allowed is None or weight.grad is None:
+        if weight.grad is None:
             return
         with torch.no_grad(), _disable_current_modes():
             grad = plain(weight.grad)
             got, size = projected(grad, self._directions(grad))
+            self._last = got
+            if self._expected is None or self._allowed is None:
+                return
             self.additions += 1
             self.dtype = grad.dtype
             unit = torch.finfo(grad.dtype).eps
@@ -69,3 +78,22 @@ class Accumulation:
                     f"rounding to {str(grad.dtype).removeprefix('torch.')} explains"
                 )
         self._expected = self._allowed = None
+
+    def finish(self) -> None:
+        """After the step, where its gradients are still there."""
+        if self.weight.grad is not None:
+            with torch.no_grad(), _disable_current_modes():
+                grad = plain(self.weight.grad)
+                self._compare_kept(projected(grad, self._directions(grad))[0])
+        for handle in self.handles:
+            handle.remove()
+
+    def _compare_kept(self, now: torch.Tensor) -> None:
+        if self._last is None or self._last.shape != now.shape:
+            return
+        size = float(self._last.norm())
+        change = float((now - self._last).norm())
+        if 1e-5 * size < change < ROUNDING * size:
+            self.proof.fault(
+                f"gradients do not add up: after the addition one changed by {change / size:.1e} of its size, as by rounding"
+            )

@@ -147,9 +147,10 @@ class Linears:
         return self
 
     def __exit__(self, *_: object) -> None:
-        accumulations = [handle for each in self.accumulations.values() for handle in each.handles]
-        for handle in (*self.handles, *accumulations):
+        for handle in self.handles:
             handle.remove()
+        for each in self.accumulations.values():
+            each.finish()
 
     def _before(self, fqn: str, layer: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         assert isinstance(layer, Float8Linear)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fp8core.scaling import HP_DTYPES
-from fp8core.verify.probe import probe_experts, probe_linear
+from fp8core.verify.probe import LinearProbe, probe_experts
 from fp8core.verify.state import restored_randomness
 from fp8core.verify.watch import Watch
 
@@ -55,9 +55,10 @@ def _hp(dtype: torch.dtype) -> torch.dtype:
 
 
 def _linear(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[str]:
-    layer, step, spoilt = probe_linear(recipe, dtype, dtype, device)
-    faults = _faults_of(nn.ModuleList([layer]), step)
-    return faults or [f"with NaN and Inf: {fault}" for fault in _faults_of(nn.ModuleList([layer]), spoilt)]
+    probe = LinearProbe(recipe, dtype, device)
+    model = nn.ModuleList([probe.layer])
+    faults = _faults_of(model, probe.step) + probe.faults
+    return faults or [f"with NaN and Inf: {fault}" for fault in _faults_of(model, probe.spoilt)]
 
 
 def _experts(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[str]:
