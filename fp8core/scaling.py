@@ -53,10 +53,16 @@ def check_hp(x: torch.Tensor, what: str = "x") -> None:
         TypeError: no tensor, or not float32, bfloat16 or float16. float64 is refused rather than rounded twice: through
             float32 about a quarter of the values near a midpoint of two codes go to the wrong one.
     """
+    if isinstance(x, torch.Tensor) and x.dtype in HP_DTYPES:
+        return
     check_type(what, x, torch.Tensor)
-    if x.dtype not in HP_DTYPES:
-        hint = "; call .float() first if double rounding is acceptable" if x.dtype == torch.float64 else ""
-        raise TypeError(f"{what} has dtype {x.dtype}; expected float32, bfloat16 or float16{hint}")
+    hint = "; call .float() first if double rounding is acceptable" if x.dtype == torch.float64 else ""
+    raise TypeError(f"{what} has dtype {x.dtype}; expected float32, bfloat16 or float16{hint}")
+
+
+def without_grad(x: torch.Tensor) -> torch.Tensor:
+    """x detached from autograd; x itself where that changes nothing, since in eager mode a view costs as much as a sum."""
+    return x.detach() if x.requires_grad else x
 
 
 def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1) -> torch.Tensor:
@@ -76,8 +82,9 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
         ValueError: unknown granularity, `dim` outside of x, or "128x128" of anything but a matrix.
     """
     check_hp(x)
-    check_known("granularity", granularity, GRANULARITIES)
-    magnitude = x.detach().abs()
+    if granularity not in GRANULARITIES:
+        check_known("granularity", granularity, GRANULARITIES)
+    magnitude = without_grad(x).abs()
     if granularity == "tensorwise":
         return (magnitude.amax() if x.numel() else magnitude.new_zeros(())).float()
     if granularity == "128x128":
@@ -124,7 +131,7 @@ def compute_scale(
         ValueError: fmt is no element format.
     """
     fp8_max = as_element_format(fmt).largest
-    scale = (fp8_max / amax.detach().double().clamp(min=AMAX_FLOOR)).float()
+    scale = (fp8_max / without_grad(amax).double().clamp(min=AMAX_FLOOR)).float()
     if power_of_two:
         masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
         scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
@@ -167,7 +174,7 @@ def mx_scale_code(
     fmt = as_element_format(fmt)
     check_known("MX rounding mode", mode, MX_MODES)
     # A reduction may return a NaN with its sign bit set, which as an integer would lie below all numbers
-    bits = amax.detach().float().contiguous().view(torch.int32) & _MAGNITUDE_BITS
+    bits = without_grad(amax).float().contiguous().view(torch.int32) & _MAGNITUDE_BITS
     mantissa = bits & ~_SIGN_AND_EXPONENT
     exponent = bits >> 23
     if mode == "ceil":
