@@ -31,7 +31,9 @@ import torch
 from torch import nn
 
 from fp8core.arguments import check_type
+from fp8core.grad_amax import leave
 from fp8core.kernels import ops, reference
+from fp8core.linear import reads_grad_amax
 from fp8core.operands import expected_amax
 from fp8core.scaling import check_hp
 from fp8core.shared_input import (
@@ -233,12 +235,18 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
+        ctx.hands_on = reads_grad_amax(gate) or reads_grad_amax(up)
         return h.detach()  # as in _RMSNorm
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
+        if not ctx.hands_on:
+            return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
+        grad_gate, grad_up, gate_amax, up_amax = ops.swiglu_backward_amax(grad_h, *ctx.saved_tensors)
+        leave(grad_gate, gate_amax)
+        leave(grad_up, up_amax)
+        return grad_gate, grad_up, None
 
 
 def _runs_fused(x: torch.Tensor) -> bool:

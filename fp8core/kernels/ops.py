@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
+_ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward", "swiglu_backward_amax"})
 _KERNEL_FORMATS = (E4M3FN, E5M2)
 
 OPERATORS: dict[str, CustomOpDef] = {}

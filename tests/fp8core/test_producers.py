@@ -261,3 +261,23 @@ def test_refusals() -> None:
         act(torch.randn(4, 32), q)
     assert repr(norm) == "RMSNorm(32, eps=1e-06)"
     assert norm(torch.randn(0, 32)).shape == (0, 32)
+
+
+def test_swiglu_hands_on_its_gradients_amaxes() -> None:
+    """Oracle: the operators by hand: no `amax` pass over the gradients of gate and up, of down's output the only one."""
+    block = Block("tensorwise", True, "always")
+    x = torch.randn(2, 8, 32, requires_grad=True)
+    y = block(x)
+    with Names() as backward:
+        y.square().mean().backward()
+    assert backward.seen.count("swiglu_backward_amax") == 1
+    assert backward.seen.count("amax") == 1
+    assert backward.seen.count("cast_both") == 3
+    for name in ("delayed", "rowwise"):  # go by no amax of this gradient: none is taken
+        block = Block(name, True, "always")
+        trained(block, torch.float32)
+        y = block(x)
+        with Names() as backward:
+            y.square().mean().backward()
+        assert "swiglu_backward" in backward.seen
+        assert "swiglu_backward_amax" not in backward.seen
