@@ -49,7 +49,11 @@ if TYPE_CHECKING:
 
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 
-_VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")  # whose gradient is a view of what they get
+_VIEWS = (
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+)  # whose gradient is a view of what they get
 
 
 class Float8Linear(nn.Linear):

@@ -21,8 +21,12 @@ def main(words: list[str]) -> int:
     """Prints the table, or puts it between the marks of a page. Exit code 0, or 2 for bad usage."""
     parser = argparse.ArgumentParser("python -m harness.inductor", description=__doc__)
     parser.add_argument("--case", choices=list(SHAPES), action="append", help="default: all")
-    parser.add_argument("--recipe", choices=sorted({r for _, r in ARMS if r}), action="append", help="default: all")
-    parser.add_argument("-o", dest="page", type=Path, help="a page whose table is replaced, such as docs/compiled-casts.md")
+    parser.add_argument(
+        "--recipe", choices=sorted({r for _, r in ARMS if r}), action="append", help="default: all"
+    )
+    parser.add_argument(
+        "-o", dest="page", type=Path, help="a page whose table is replaced, such as docs/compiled-casts.md"
+    )
     options = parser.parse_args(words)
     absent_gpu.pretend()
     rows = []
@@ -34,10 +38,10 @@ def main(words: list[str]) -> int:
                 continue
             found = table.counts(compiled_kernels(shape, library, recipe), bf16, shape.elements)
             rows.append(table.row(name, library, recipe, shape.has_producer, found))
-            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+            sys.stderr.write(" | ".join(rows[-1]) + "\n")
     text = f"{conditions()}\n\n{table.markdown(rows)}"
     if options.page is None:
-        print(text)
+        sys.stdout.write(text + "\n")
         return 0
     page = options.page.read_text()
     if START not in page or END not in page:

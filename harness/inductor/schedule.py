@@ -12,6 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_PRODUCTS = (
+    "aten.mm.out",
+    "aten.mm.default",
+    "aten._scaled_mm.default",
+    "aten._scaled_mm.out",
+    "fp8core.matmul.default",
+)
 GRAPH_INPUT, LIBRARY, GENERATED = "graph input", "library", "generated"  # who wrote a buffer
 
 
@@ -40,7 +47,7 @@ class Kernel:
 
     Attributes:
         backward: in the backward graph.
-        library: a matrix product or another operator that Inductor calls, and generates no code for.
+        library: a matrix product, which Inductor calls and generates no code for.
         reads, writes: its buffers.
         takes_maximum: it reduces by a maximum.
     """
@@ -77,8 +84,10 @@ def kernels_of(graph: Any) -> list[Kernel]:
     """The kernels of a `torch._inductor.graph.GraphLowering` whose code has been generated, in order.
 
     Raises:
-        RuntimeError: a node of the schedule is no kernel of its own, so that nodes could not be counted as kernels.
+        RuntimeError: a node of the schedule is no kernel of its own, so that nodes could not be counted as kernels; or
+            it calls an operator that is no matrix product.
     """
+    from torch._inductor.ir import MultiOutput
     from torch._inductor.scheduler import (
         ExternKernelSchedulerNode,
         FusedMixOrderReductions,
@@ -95,6 +104,10 @@ def kernels_of(graph: Any) -> list[Kernel]:
         if isinstance(node, NopKernelSchedulerNode):
             continue
         library = isinstance(node, ExternKernelSchedulerNode)
+        if library and not isinstance(node.node, MultiOutput) and _operator(node.node) not in _PRODUCTS:
+            raise RuntimeError(
+                f"{_operator(node.node)} is no matrix product, and what it moves would not be counted"
+            )
         if not library and type(node) not in one_kernel:
             raise RuntimeError(f"Inductor schedules a {type(node).__name__}, which need not be one kernel")
         reads = node.get_read_write_buffer_accesses(include_reads=True, include_writes=False)
@@ -114,6 +127,8 @@ def kernels_of(graph: Any) -> list[Kernel]:
 
 
 def _accesses(graph: Any, moved: dict[str, int], written: dict[str, str]) -> tuple[Access, ...]:
+    from torch._inductor.ir import MultiOutputLayout
+
     return tuple(
         Access(
             name,
@@ -123,7 +138,14 @@ def _accesses(graph: Any, moved: dict[str, int], written: dict[str, str]) -> tup
             written.get(name, GRAPH_INPUT),
         )
         for name, size in sorted(moved.items())
+        if not isinstance(
+            graph.get_buffer(name).get_output_spec(), MultiOutputLayout
+        )  # its parts are buffers too
     )
+
+
+def _operator(node: Any) -> str:
+    return str(getattr(node, "op_overload", None))
 
 
 def _is_maximum(node: Any) -> bool:
