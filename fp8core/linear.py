@@ -31,11 +31,12 @@ from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
+from fp8core.grad_amax import amax_of
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
 from fp8core.replace import take_over
 from fp8core.scaling import check_hp
-from fp8core.sharded import Seen, check_layer, cut_of, shared_amaxes
+from fp8core.sharded import Seen, by_own_amax, check_layer, cut_of, shared_amaxes
 from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
@@ -51,6 +52,12 @@ if TYPE_CHECKING:
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 NEVER_OFFERED = "never offered to convert_to_float8_training"
+
+_VIEWS = (
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+)  # whose gradient is a view of what they get
 
 
 class Float8Linear(nn.Linear):
@@ -330,6 +337,12 @@ class _Plan(NamedTuple):
         """The amaxes of tensors that are parts of larger ones, see `fp8core.sharded.shared_amaxes`."""
         return shared_amaxes(self.cut, self.recipe, self.amaxes, *tensors)
 
+    @property
+    def reads_grad_amax(self) -> bool:
+        """The cast of grad_output goes by its own amax, which takes a pass over it unless its producer has it."""
+        casts = self.recipe.grad_input.a, self.recipe.grad_weight.a
+        return any(c is not None and by_own_amax(c, self.amaxes, "grad_output") for c in casts)
+
     def cast_one(
         self, x: torch.Tensor, cast: Cast | None, dim: int, role: str, amax: torch.Tensor | None
     ) -> torch.Tensor:
@@ -401,9 +414,9 @@ class _ScaledLinear(torch.autograd.Function):
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
         grad_input = grad_weight = None
-        amax = None
+        amax = amax_of(grad_output)
         if plan.cut is not None:
-            (amax,) = plan.shared(Seen(grad_output, "grad_output", (for_input, for_weight)))
+            (amax,) = plan.shared(Seen(grad_output, "grad_output", (for_input, for_weight), amax))
         if needs_input and needs_weight:
             grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output", amax)
         elif needs_input:
@@ -419,6 +432,15 @@ class _ScaledLinear(torch.autograd.Function):
 
 
 _gradients_once = torch.autograd.function.once_differentiable(_ScaledLinear.gradients)
+
+
+def reads_grad_amax(output: torch.Tensor) -> bool:
+    """Whether a Float8Linear made this tensor, maybe reshaped, and its backward pass goes by the gradient's amax."""
+    node = output.grad_fn
+    while node is not None and type(node).__name__ in _VIEWS:
+        node = node.next_functions[0][0]
+    plan = getattr(node, "plan", None)
+    return isinstance(plan, _Plan) and plan.reads_grad_amax
 
 
 def _transposed(x: torch.Tensor) -> Scaled | torch.Tensor:

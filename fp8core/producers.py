@@ -8,11 +8,13 @@
 In eager mode both forms run the same fused kernels (`fp8core.kernels.norm`, `.swiglu`), so that a bfloat16 model
 that uses them is a fair baseline. With layers, the result is cast by their recipe, and a pass over it is saved:
 
-    tensorwise          the amax comes with the result; the cast reads it once instead of twice
-    delayed, static     SwiGLU writes codes of both directions and no high-precision result at all; RMSNorm
-                        does so where no gradients are asked for, as it has no transposed codes
+    tensorwise          the amax comes with the result; the cast reads it once instead of twice. Backward, the amax
+                        of what SwiGLU or `norm.add` hands back goes to the Float8Linear that made its input
+    delayed, static     both write codes of both directions and no high-precision result at all
     rowwise             RMSNorm writes codes where no gradients are asked for
     others              cast as any input
+
+    x, h = norm.add(x, delta, q, k, v)     x + delta, and its norm: one kernel, forward and backward
 
 Codes are those of the result rounded to the input's dtype: the layers compute what they would on `norm(x)`, bit for
 bit. Under `torch.compile` both are plain formulas, which it fuses itself. Sums and exponentials are float32; against
@@ -25,14 +27,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import nn
 
 from fp8core.arguments import check_type
+from fp8core.grad_amax import leave
 from fp8core.history import amaxes_of_pass
 from fp8core.kernels import ops, reference
+from fp8core.linear import reads_grad_amax
 from fp8core.operands import expected_amax
 from fp8core.scaling import check_hp
 from fp8core.shared_input import (
@@ -115,13 +119,74 @@ class RMSNorm(nn.Module):
             y, rstd = ops.rms_norm(flat, weight, self.eps)
             return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
         casts = shared_casts(*layers)
-        trains = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        if not trains and not reads_for_grad_weight(*layers):
+        if not self._trains(x, *layers):
             shared = self._codes(x, flat, casts, *layers)
             if shared is not None:
                 return shared
+        elif (delayed := _Delayed.of(x, casts, *layers)) is not None:
+            codes, codes_t, rstd, scale_inv, seen = ops.rms_norm_cast_delayed_both(
+                flat, weight, self.eps, *delayed.arguments
+            )
+            hp = _RMSNorm.apply(x, self.weight, rstd, without_values(x))
+            return delayed.input(hp, codes, codes_t, scale_inv, seen)
         y, rstd, seen = ops.rms_norm_amax(flat, weight, self.eps)
         return _cast(_RMSNorm.apply(x, self.weight, rstd, y.view(x.shape)), seen, casts, *layers)
+
+    def _trains(self, x: torch.Tensor, *layers: Float8Linear) -> bool:
+        """Whether a backward pass through the norm or its readers can follow."""
+        grads = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
+        return grads or reads_for_grad_weight(*layers)
+
+    @overload
+    def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    @overload
+    def add(
+        self, x: torch.Tensor, delta: torch.Tensor, *layers: Float8Linear
+    ) -> tuple[torch.Tensor, CastInput]: ...
+    def add(
+        self, x: torch.Tensor, delta: torch.Tensor, *layers: Float8Linear
+    ) -> tuple[torch.Tensor, torch.Tensor | CastInput]:
+        """x + delta, and what `forward` makes of it: in eager mode one kernel, which reads each once.
+
+        Results are those of `total = x + delta` and `forward(total, *layers)`, bit for bit. The gradient of total and that
+        of the norm are added in float32 and rounded once, where autograd rounds each and their sum.
+
+        Args:
+            x: float32, bfloat16 or float16, [..., dim]: the residual stream.
+            delta: of x's shape and dtype.
+            layers: as in `forward`.
+
+        Returns:
+            (x + delta, the norm or its casts).
+
+        Raises:
+            ValueError, TypeError: as `forward`; shapes or dtypes differ.
+        """
+        check_hp(x)
+        check_type("delta", delta, torch.Tensor, "RMSNorm.add takes (x, delta, *layers)")
+        if (x.shape, x.dtype) != (delta.shape, delta.dtype):
+            raise ValueError(
+                f"x is {list(x.shape)} {x.dtype} and delta {list(delta.shape)} {delta.dtype}; expected the same"
+            )
+        matches = x.dim() > 0 and x.shape[-1] == self.weight.shape[0]
+        if not matches or not _runs_fused(x) or not self._trains(x, *layers):
+            total = x + delta
+            return total, self(total, *layers)
+        casts = shared_casts(*layers) if layers else (None, None)
+        left, right = (t.detach().reshape(-1, t.shape[-1]) for t in (x, delta))
+        weight = self.weight.detach()
+        if (delayed := _Delayed.of(x, casts, *layers)) is not None:
+            total, codes, codes_t, rstd, scale_inv, seen = ops.add_rms_norm_cast_delayed_both(
+                left, right, weight, self.eps, *delayed.arguments
+            )
+            total, hp = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), without_values(x))
+            return total, delayed.input(hp, codes, codes_t, scale_inv, seen)
+        if not layers:
+            total, y, rstd = ops.add_rms_norm(left, right, weight, self.eps)
+        else:
+            total, y, rstd, seen = ops.add_rms_norm_amax(left, right, weight, self.eps)
+        total, y = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), y.view(x.shape))
+        return total, _cast(y, seen, casts, *layers) if layers else y
 
     def _codes(
         self, x: torch.Tensor, flat: torch.Tensor, casts: Casts, *layers: Float8Linear
@@ -188,29 +253,57 @@ class SwiGLU(nn.Module):
         left, right = gate.detach(), up.detach()
         if not layers:
             return _SwiGLU.apply(gate, up, ops.swiglu(left, right))
-        gradients = torch.is_grad_enabled()
-        casts, memory = shared_casts(*layers), amaxes_of_pass(layers[0].amaxes, gradients)
-        cast = casts[0]
-        expected = None if cast is None else expected_amax(cast, memory, "input")
-        if (
-            cast is not None
-            and cast == casts[1]
-            and expected is not None
-            and memory is not None
-            and not _autocast_converts(gate)
-        ):
+        casts = shared_casts(*layers)
+        if (delayed := _Delayed.of(gate, casts, *layers)) is not None:
             matrices = (t.reshape(-1, t.shape[-1]) for t in (left, right))
-            codes, codes_t, scale_inv, seen = ops.swiglu_cast_delayed_both(
-                *matrices, expected, cast.format.dtype, cast.power_of_two, memory.settings.margin
-            )
-            memory.record("input", seen)
-            if gradients:
-                share_amax(*layers)
+            codes, codes_t, scale_inv, seen = ops.swiglu_cast_delayed_both(*matrices, *delayed.arguments)
             hp = _SwiGLU.apply(gate, up, without_values(gate))
-            lp, lp_gw = (Float8Tensor(c, scale_inv, gate.dtype) for c in (codes, codes_t.t()))
-            return CastInput(hp, lp, lp_gw, casts, codes_only=True)
+            return delayed.input(hp, codes, codes_t, scale_inv, seen)
         h, seen = ops.swiglu_amax(left, right)
         return _cast(_SwiGLU.apply(gate, up, h), seen, casts, *layers)
+
+
+class _Delayed(NamedTuple):
+    """How a producer writes codes both ways by the amax of an earlier step.
+
+    Attributes:
+        arguments: amax, dtype, power_of_two and margin of its kernel.
+        casts: of the layers' input.
+        layers: that read it.
+    """
+
+    arguments: tuple[torch.Tensor, torch.dtype, bool, int]
+    casts: Casts
+    layers: tuple[Float8Linear, ...]
+
+    @classmethod
+    def of(cls, x: torch.Tensor, casts: Casts, *layers: Float8Linear) -> _Delayed | None:
+        """None where a cast differs between the two GEMMs, goes by this step's amax, or where autocast rounds first."""
+        cast = casts[0]
+        if cast is None or cast != casts[1] or _autocast_converts(x):
+            return None
+        memory = amaxes_of_pass(layers[0].amaxes, torch.is_grad_enabled())
+        expected = expected_amax(cast, memory, "input")
+        if expected is None or memory is None:
+            return None
+        return cls((expected, cast.format.dtype, cast.power_of_two, memory.settings.margin), casts, layers)
+
+    def input(
+        self,
+        hp: torch.Tensor,
+        codes: torch.Tensor,
+        codes_t: torch.Tensor,
+        scale_inv: torch.Tensor,
+        seen: torch.Tensor,
+    ) -> CastInput:
+        """What the layers read; with gradients all of them record the amax that was seen."""
+        if torch.is_grad_enabled():
+            memory = self.layers[0].amaxes
+            assert memory is not None
+            memory.record("input", seen)
+            share_amax(*self.layers)
+        lp, lp_gw = (Float8Tensor(c, scale_inv, hp.dtype) for c in (codes, codes_t.t()))
+        return CastInput(hp, lp, lp_gw, self.casts, codes_only=True)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -232,18 +325,53 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x.view(x.shape), grad_weight, None, None
 
 
+class _AddRMSNorm(torch.autograd.Function):
+    """Gives the sum and y their places in the graph; x and delta get one and the same gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        rstd: torch.Tensor,
+        total: torch.Tensor,
+        y: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.hands_on = reads_grad_amax(x) or reads_grad_amax(delta)
+        return total.detach(), y.detach()  # as in _RMSNorm
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_total: torch.Tensor, grad_y: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        total, weight, rstd = ctx.saved_tensors
+        matrices = (t.reshape(-1, total.shape[-1]) for t in (grad_y, grad_total, total))
+        grad, grad_weight, amax = ops.add_rms_norm_backward(*matrices, weight, rstd)
+        if ctx.hands_on:
+            leave(grad, amax)
+        grad = grad.view(total.shape)
+        return grad, grad, grad_weight, None, None, None
+
+
 class _SwiGLU(torch.autograd.Function):
     """Gives h, which is computed already, its place in the graph."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
+        ctx.hands_on = reads_grad_amax(gate) or reads_grad_amax(up)
         return h.detach()  # as in _RMSNorm
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
+        if not ctx.hands_on:
+            return *ops.swiglu_backward(grad_h, *ctx.saved_tensors), None
+        grad_gate, grad_up, gate_amax, up_amax = ops.swiglu_backward_amax(grad_h, *ctx.saved_tensors)
+        leave(grad_gate, gate_amax)
+        leave(grad_up, up_amax)
+        return grad_gate, grad_up, None
 
 
 def _runs_fused(x: torch.Tensor) -> bool:

@@ -191,7 +191,7 @@ def shared_amaxes(
         and seen.x is not None
         and seen.role in cut.roles
         and not isinstance(seen.x, Float8Tensor)
-        and any(c is not None and _by_own_amax(c, memory, seen.role) for c in seen.casts)
+        and any(c is not None and by_own_amax(c, memory, seen.role) for c in seen.casts)
         for seen in tensors
     ]
     if cut is None or not any(needed):
@@ -206,7 +206,8 @@ def shared_amaxes(
     return tuple(next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True))
 
 
-def _by_own_amax(cast: Cast, memory: Amaxes | None, role: str) -> bool:
+def by_own_amax(cast: Cast, memory: Amaxes | None, role: str) -> bool:
+    """Whether this cast of `role` needs the tensor's own amax before its first code."""
     return cast.granularity == "tensorwise" and expected_amax(cast, memory, role) is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fp8core.kernels import amax, blockwise, cast, matmul, mx, norm, rowwise, swiglu
+from fp8core.kernels import amax, blockwise, cast, matmul, mx, norm, norm_both, rowwise, swiglu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,11 @@ LAUNCHERS: dict[str, Callable[..., Any]] = {
         norm.rms_norm_cast_delayed,
         norm.rms_norm_cast_rowwise,
         norm.rms_norm_backward,
+        norm.add_rms_norm,
+        norm.add_rms_norm_amax,
+        norm.add_rms_norm_backward,
+        norm_both.rms_norm_cast_delayed_both,
+        norm_both.add_rms_norm_cast_delayed_both,
         swiglu.swiglu,
         swiglu.swiglu_amax,
         swiglu.swiglu_cast_delayed_both,

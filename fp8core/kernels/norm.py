@@ -1,5 +1,8 @@
 """RMSNorm that leaves an amax, or codes, behind: the producer reads and writes anyway.
 
+Each form also comes with the addition before it, sum = x + delta, rounded to the input's dtype: one read of each and no
+read of the sum. Its backward pass adds the gradients of sum and norm before it rounds.
+
 In four forms with the same arithmetic: plain, for the bfloat16 arm of a comparison; with the amax of its result,
 which spares a dynamic cast its first pass (6 bytes an element become 4); and with codes instead of the result, by
 the amax of an earlier step or by the scale of each row.
@@ -8,7 +11,7 @@ Codes are those of the result *rounded to the input's dtype*, so that a fused ca
 the unfused one. Sums are float32.
 
 A whole row is held in one program, up to `MAX_COLUMNS`; programs walk over rows, so that there is one atomic for
-each program. For the transposed codes of a norm, cast its plain result with `cast.cast_both`.
+each program. `norm_both` writes transposed codes as well.
 
 Source: Zhang and Sennrich 2019, arXiv 1910.07467.
 """
@@ -40,6 +43,8 @@ PLAIN, AMAX, DELAYED, ROWWISE = (tl.constexpr(i) for i in range(4))  # what the 
 @triton.jit
 def _rms_norm_kernel(
     x_ptr,
+    delta_ptr,  # with ADD
+    sum_ptr,  # with ADD
     weight_ptr,
     y_ptr,  # result or, with DELAYED and ROWWISE, codes
     rstd_ptr,
@@ -49,6 +54,7 @@ def _rms_norm_kernel(
     M,
     K,
     eps,
+    ADD: tl.constexpr,
     OUTPUT: tl.constexpr,
     FACTOR: tl.constexpr,
     E5M2: tl.constexpr,
@@ -64,6 +70,11 @@ def _rms_norm_kernel(
     for row in range(tl.program_id(0), M, tl.num_programs(0)):
         at = tl.cast(row, tl.int64) * K + k
         x = widen(tl.load(x_ptr + at, mask=k < K, other=0.0))
+        if ADD:
+            delta = widen(tl.load(delta_ptr + at, mask=k < K, other=0.0))
+            total = narrow(x + delta, x_ptr.dtype.element_ty, NATIVE)
+            tl.store(sum_ptr + at, total, mask=k < K)
+            x = widen(total)
         rstd = tl.rsqrt(tl.sum(x * x, 0) / K + eps)
         tl.store(rstd_ptr + row, rstd)
         y = narrow(x * rstd * weight, x_ptr.dtype.element_ty, NATIVE)
@@ -89,6 +100,7 @@ def _rms_norm_kernel(
 @triton.jit
 def _rms_norm_backward_kernel(
     grad_y_ptr,
+    grad_sum_ptr,  # with ADD
     x_ptr,
     weight_ptr,
     rstd_ptr,
@@ -97,6 +109,7 @@ def _rms_norm_backward_kernel(
     amax_bits_ptr,
     M,
     K,
+    ADD: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -110,7 +123,10 @@ def _rms_norm_backward_kernel(
         n = widen(tl.load(x_ptr + at, mask=k < K, other=0.0)) * rstd
         grad_y = widen(tl.load(grad_y_ptr + at, mask=k < K, other=0.0))
         g = grad_y * weight
-        grad_x = narrow(rstd * (g - n * (tl.sum(g * n, 0) / K)), grad_x_ptr.dtype.element_ty, NATIVE)
+        exact = rstd * (g - n * (tl.sum(g * n, 0) / K))
+        if ADD:
+            exact += widen(tl.load(grad_sum_ptr + at, mask=k < K, other=0.0))
+        grad_x = narrow(exact, grad_x_ptr.dtype.element_ty, NATIVE)
         tl.store(grad_x_ptr + at, grad_x, mask=k < K)
         largest = tl.maximum(largest, tl.where(k < K, magnitude_bits(grad_x), 0))
         grad_weight += grad_y * n
@@ -132,6 +148,8 @@ def _rms_norm(
     y: torch.Tensor,
     output: tl.constexpr,
     *,
+    delta: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
     amax: torch.Tensor | None = None,
     scale_inv: torch.Tensor | None = None,
     seen: torch.Tensor | None = None,
@@ -139,7 +157,7 @@ def _rms_norm(
     power_of_two: bool = False,
     margin: int = 0,
 ) -> torch.Tensor:
-    """Fills y and the results that `output` has, returns rstd."""
+    """Fills y, the results that `output` has, and with `delta` the sum `total`; returns rstd."""
     M, K = x.shape
     rstd = torch.empty((M, 1), dtype=torch.float32, device=x.device)
     results = (
@@ -149,8 +167,22 @@ def _rms_norm(
     launch.launch(
         _rms_norm_kernel,
         launch.persistent_grid(x.shape[0], x.device),
-        *(x, weight, y, rstd, expected, scale_inv.view(torch.int32), seen.view(torch.int32), M, K, eps),
+        *(
+            x,
+            x if delta is None else delta,
+            x if total is None else total,
+            weight,
+            y,
+            rstd,
+            expected,
+            scale_inv.view(torch.int32),
+            seen.view(torch.int32),
+            M,
+            K,
+            eps,
+        ),
         device=x.device,
+        ADD=delta is not None,
         OUTPUT=output.value,
         FACTOR=2.0**margin,
         E5M2=dtype == torch.float8_e5m2,
@@ -173,6 +205,22 @@ def rms_norm_amax(
     """As `reference.rms_norm_amax`; x [M, K] row-major."""
     y, seen = torch.empty_like(x), launch.zero(x.device)
     return y, _rms_norm(x, weight, eps, y, AMAX, seen=seen), seen
+
+
+def add_rms_norm(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Triton version of `reference.add_rms_norm`; x and delta [M, K] row-major."""
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    return total, y, _rms_norm(x, weight, eps, y, PLAIN, delta=delta, total=total)
+
+
+def add_rms_norm_amax(
+    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Triton version of `reference.add_rms_norm_amax`; x and delta [M, K] row-major."""
+    total, y, seen = torch.empty_like(x), torch.empty_like(x), launch.zero(x.device)
+    return total, y, _rms_norm(x, weight, eps, y, AMAX, delta=delta, total=total, seen=seen), seen
 
 
 def rms_norm_cast_delayed(
@@ -218,6 +266,27 @@ def rms_norm_backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `reference.rms_norm_backward`; grad_y and x [M, K] row-major."""
+    return _rms_norm_backward(grad_y, None, x, weight, rstd)
+
+
+def add_rms_norm_backward(
+    grad_y: torch.Tensor,
+    grad_sum: torch.Tensor,
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Triton version of `reference.add_rms_norm_backward`; grad_y, grad_sum and total [M, K] row-major."""
+    return _rms_norm_backward(grad_y, grad_sum, total, weight, rstd)
+
+
+def _rms_norm_backward(
+    grad_y: torch.Tensor,
+    grad_sum: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     M, K = x.shape
     grad_x, amax = torch.empty_like(x), launch.zero(x.device)
     grid = launch.persistent_grid(x.shape[0], x.device)
@@ -225,8 +294,10 @@ def rms_norm_backward(
     launch.launch(
         _rms_norm_backward_kernel,
         grid,
-        *(grad_y, x, weight, rstd, grad_x, partial, amax.view(torch.int32), M, K),
+        *(grad_y, grad_y if grad_sum is None else grad_sum, x, weight, rstd, grad_x, partial),
+        *(amax.view(torch.int32), M, K),
         device=x.device,
+        ADD=grad_sum is not None,
         NATIVE=launch.target_of(x.device).native_cast,
         **_norm_block(K),
     )

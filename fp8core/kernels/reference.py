@@ -171,9 +171,64 @@ def rms_norm_backward(
 
     grad_x = rstd * (g - n * mean(g * n))    grad_weight = sum over rows of grad_y * n
     """
-    g, n = grad_y.float() * weight.float(), x.float() * rstd
-    grad_x = (rstd * (g - n * (g * n).mean(1, keepdim=True))).to(x.dtype)
-    return grad_x, (grad_y.float() * n).sum(0).to(weight.dtype), amax(grad_x)
+    exact, grad_weight = _rms_norm_gradients(grad_y, x, weight, rstd)
+    grad_x = exact.to(x.dtype)
+    return grad_x, grad_weight, amax(grad_x)
+
+
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> Triple:
+    """(sum = x + delta in x's dtype, y of the rounded sum, rstd)."""
+    total = x + delta
+    return total, *rms_norm(total, weight, eps)
+
+
+def add_rms_norm_amax(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float) -> Four:
+    """(sum, y, rstd, amax of y)."""
+    total, y, rstd = add_rms_norm(x, delta, weight, eps)
+    return total, y, rstd, amax(y)
+
+
+def rms_norm_cast_delayed_both(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    amax: torch.Tensor,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    margin: int,
+) -> tuple[torch.Tensor, ...]:
+    """(codes of y [M, K], codes_t [K, M], rstd, scale_inv, amax of y) by an earlier step's amax."""
+    y, rstd = rms_norm(x, weight, eps)
+    codes, codes_t, scale_inv, seen = cast_delayed_both(y, amax, dtype, power_of_two, margin)
+    return codes, codes_t, rstd, scale_inv, seen
+
+
+def add_rms_norm_cast_delayed_both(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    amax: torch.Tensor,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    margin: int,
+) -> tuple[torch.Tensor, ...]:
+    """(sum = x + delta in x's dtype, then as `rms_norm_cast_delayed_both` of the rounded sum)."""
+    total = x + delta
+    return total, *rms_norm_cast_delayed_both(total, weight, eps, amax, dtype, power_of_two, margin)
+
+
+def add_rms_norm_backward(
+    grad_y: torch.Tensor,
+    grad_sum: torch.Tensor,
+    total: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+) -> Triple:
+    """(grad of x and of delta, grad_weight, amax of the first): grad_sum + the norm's gradient, rounded once."""
+    exact, grad_weight = _rms_norm_gradients(grad_y, total, weight, rstd)
+    grad = (exact + grad_sum.float()).to(total.dtype)
+    return grad, grad_weight, amax(grad)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -233,6 +288,15 @@ def matmul(
     if scale_inv_a.shape[1] == 1 and scale_inv_b.shape[0] == b_t.shape[0]:
         return (torch.mm(left, right.t()) * scale_inv_a * scale_inv_b.t()).to(out_dtype)
     return torch.mm(left * _spread(scale_inv_a, a), (right * _spread(scale_inv_b, b_t)).t()).to(out_dtype)
+
+
+def _rms_norm_gradients(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+) -> Pair:
+    """(float32 grad_x, grad_weight in weight's dtype)."""
+    g, n = grad_y.float() * weight.float(), x.float() * rstd
+    grad_x = rstd * (g - n * (g * n).mean(1, keepdim=True))
+    return grad_x, (grad_y.float() * n).sum(0).to(weight.dtype)
 
 
 def _spread(scale_inv: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

@@ -92,6 +92,17 @@ def normed(norm: nn.Module, x: Tensor, *layers: nn.Module) -> Tensor | CastInput
     return norm(x, *(fp8 if any(layer.recipe.fp8_gemms for layer in fp8) else ()))
 
 
+def added_and_normed(
+    norm: nn.Module, x: Tensor, delta: Tensor, *layers: nn.Module
+) -> tuple[Tensor, Tensor | CastInput]:
+    """(x + delta, `normed` of it); fp8core's norm adds in the same kernel."""
+    if not isinstance(norm, RMSNorm):
+        total = x + delta
+        return total, normed(norm, total, *layers)
+    fp8 = _of_one_recipe(layers)
+    return norm.add(x, delta, *(fp8 if any(layer.recipe.fp8_gemms for layer in fp8) else ()))
+
+
 def _of_one_recipe(layers: Sequence[nn.Module]) -> list[Float8Linear]:
     """The layers, if all are Float8Linear that cast alike; else none."""
     fp8 = [layer for layer in layers if isinstance(layer, Float8Linear)]

@@ -1,6 +1,7 @@
 """Puts fp8core's fused RMSNorm and SwiGLU into a Llama, for arms that run eager code as fast as it gets.
 
-With them a norm leaves the amax, or the codes, of its result to the Float8Linear layers that read it; a model without
+With them a norm leaves the amax, or the codes, of its result to the Float8Linear layers that read it, and the one behind
+attention adds to the residual stream as well, forward and backward; a model without
 FP8 runs the same kernels, which makes it the fair control of the one with FP8. Parameters and their names stay.
 """
 

@@ -25,6 +25,7 @@ from torch.nn import functional
 from fp8core import CastInput, Float8Linear, SwiGLU
 from harness.models.common import (
     CausalAttention,
+    added_and_normed,
     check_checkpointing,
     check_tokens,
     mean_cross_entropy,
@@ -117,8 +118,9 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[B, T, width] -> the same."""
-        x = x + self.attention(normed(self.attention_norm, x, *self.attention.readers), cos, sin)
-        return x + self.ffn(normed(self.ffn_norm, x, *readers_of(self.ffn)))
+        delta = self.attention(normed(self.attention_norm, x, *self.attention.readers), cos, sin)
+        x, h = added_and_normed(self.ffn_norm, x, delta, *readers_of(self.ffn))
+        return x + self.ffn(h)
 
 
 class LlamaAttention(nn.Module):

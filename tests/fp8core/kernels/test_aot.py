@@ -157,6 +157,8 @@ CASTS: dict[str, Callable[[torch.dtype], tuple[Any, ...]]] = {
     "cast_mx_both": lambda dtype: (x(), dtype, "even"),
     "rms_norm_cast_delayed": lambda dtype: (x(), x()[0], 1e-5, ONE, dtype, False, 0),
     "rms_norm_cast_rowwise": lambda dtype: (x(), x()[0], 1e-5, dtype, True),
+    "rms_norm_cast_delayed_both": lambda dtype: (x(), x()[0], 1e-5, ONE, dtype, False, 0),
+    "add_rms_norm_cast_delayed_both": lambda dtype: (x(), x(), x()[0], 1e-5, ONE, dtype, False, 0),
     "swiglu_cast_delayed_both": lambda dtype: (x(), x(), ONE, dtype, False, 0),
 }
 OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {
@@ -165,6 +167,9 @@ OTHERS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rms_norm": lambda: (x(), x()[0], 1e-5),
     "rms_norm_amax": lambda: (x(), x()[0], 1e-5),
     "rms_norm_backward": lambda: (x(), x(), x()[0], torch.ones(M, 1)),
+    "add_rms_norm": lambda: (x(), x(), x()[0], 1e-5),
+    "add_rms_norm_amax": lambda: (x(), x(), x()[0], 1e-5),
+    "add_rms_norm_backward": lambda: (x(), x(), x(), x()[0], torch.ones(M, 1)),
     "swiglu": lambda: (x(), x()),
     "swiglu_amax": lambda: (x(), x()),
     "swiglu_backward": lambda: (x(), x(), x()),

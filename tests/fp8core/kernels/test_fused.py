@@ -83,6 +83,69 @@ def test_rms_norm_backward(
     same_bytes(amax, reference.amax(grad_x.cpu()))
 
 
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 16), (17, 63), (63, 600)], ids=str)
+def test_add_rms_norm(
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: torch's own sum, bit for bit; the formula of its norm in float64; then the reference's cast."""
+    x, weight, delta = norm_inputs(shape, dtype)
+    on = (x.to(device), delta.to(device), weight.to(device), EPS)
+    total, y, rstd = ops.add_rms_norm(*on)
+    same_bytes(total, x + delta)
+    same_bytes((y, rstd), tuple(t.cpu() for t in ops.rms_norm(total, on[2], EPS)))
+    exact = torch.rsqrt((x + delta).double().square().mean(1, keepdim=True) + EPS)
+    close(y, (x + delta).double() * exact * weight.double(), roundings=shape[1])
+    plain = tuple(t.cpu() for t in (total, y, rstd))
+    same_bytes(ops.add_rms_norm_amax(*on), (*plain, reference.amax(plain[1])))
+
+
+@DTYPES
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("shape", [(1, 16), (17, 63), (63, 600), (130, 48)], ids=str)
+def test_norm_casts_both_ways(
+    shape: tuple[int, int], add: bool, dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: float64 for rstd; the reference's cast of what the formula gives with that rstd, bit for bit."""
+    x, weight, delta = norm_inputs(shape, dtype)
+    amax, settings = torch.tensor(4.48), (E4M3, True, 1)
+    on = (weight.to(device), EPS, amax.to(device), *settings)
+    total = x + delta if add else x
+    if add:
+        got_total, *got = ops.add_rms_norm_cast_delayed_both(x.to(device), delta.to(device), *on)
+        same_bytes(got_total, total)
+    else:
+        got = ops.rms_norm_cast_delayed_both(x.to(device), *on)
+    rstd = got[2].cpu()
+    close(rstd, torch.rsqrt(total.double().square().mean(1, keepdim=True) + EPS), roundings=shape[1])
+    y = (total.float() * rstd * weight.float()).to(dtype)
+    codes, codes_t, scale_inv, seen = reference.cast_delayed_both(y, amax, *settings)
+    same_bytes(tuple(got), (codes, codes_t, rstd, scale_inv, seen))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 16), (63, 252)], ids=str)
+def test_add_rms_norm_backward(
+    shape: tuple[int, int], dtype: torch.dtype, device: torch.device, same_bytes: Compare
+) -> None:
+    """Oracle: autograd through sum and norm in float64."""
+    total, weight, grad_y = norm_inputs(shape, dtype)
+    grad_sum = torch.randn(shape).to(dtype)
+    x64, weight64 = total.double().requires_grad_(), weight.double().requires_grad_()
+    rstd = torch.rsqrt(x64.square().mean(1, keepdim=True) + EPS)
+    torch.autograd.backward((x64 * 1, x64 * rstd * weight64), (grad_sum.double(), grad_y.double()))
+    assert x64.grad is not None
+    rstd = rstd.detach()
+    args = (grad_y, grad_sum, total, weight, rstd.float())
+    grad, grad_weight, amax = ops.add_rms_norm_backward(*(t.to(device) for t in args))
+    g, n = (grad_y.double() * weight.double()).abs(), (total.double() * rstd).abs()
+    before_cancellation = grad_sum.double().abs() + rstd * (g + n * (g * n).mean(1, keepdim=True))
+    close(grad, x64.grad, before_cancellation, roundings=shape[1] + 16)
+    alone = ops.rms_norm_backward(*(t.to(device) for t in (grad_y, total, weight, rstd.float())))
+    same_bytes(grad_weight, alone[1].cpu())
+    same_bytes(amax, reference.amax(grad.cpu()))
+
+
 def test_norm_of_rows_that_are_too_long(device: torch.device) -> None:
     x = torch.zeros(1, 65537, device=device)
     with pytest.raises(ValueError, match="65536 columns"):

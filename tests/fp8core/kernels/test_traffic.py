@@ -55,6 +55,9 @@ def arguments(name: str) -> tuple[Any, ...]:
         "rms_norm_cast_delayed": (x, weight, 1e-5, one, E4M3, False, 0),
         "rms_norm_cast_rowwise": (x, weight, 1e-5, E4M3, False),
         "rms_norm_backward": (x, x, weight, rstd),
+        "add_rms_norm": (x, x, weight, 1e-5),
+        "add_rms_norm_cast": (x, x, weight, 1e-5, one, E4M3, False, 0),
+        "add_rms_norm_backward": (x, x, x, weight, rstd),
         "rms_norm": (x, weight, 1e-5),
         "swiglu_cast": (x, x, one, E4M3, False, 0),
         "swiglu_backward": (x, x, x),
@@ -93,12 +96,14 @@ def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.
     declared, elements = TRAFFIC[name], M * K
     # A norm's weight is read, and its gradient's partial sum written, once by each program: no tensors of x's size.
     programs = launch.INTERPRETER.processors * launch.PROGRAMS_PER_PROCESSOR
-    weight_reads = programs * K * 2 if name.startswith("rms_norm") else 0
+    if name.endswith("rms_norm_cast_delayed_both"):
+        programs = -(-M // 32)  # once for each block of rows
+    weight_reads = programs * K * 2 if "rms_norm" in name else 0
     one_byte = declared.codes + (declared.scales if "mx" in name else 0)
     assert moved["load", 2] - weight_reads == declared.read * 2 * elements
     assert moved["store", 2] == declared.written * 2 * elements
     assert moved["store", "codes"] == one_byte * elements
-    partial_sums = programs * K * 4 if name == "rms_norm_backward" else 0
+    partial_sums = programs * K * 4 if name.endswith("rms_norm_backward") else 0
     four_bytes = (moved["load", 4] + moved["store", 4] - partial_sums) / elements
     assert four_bytes <= (0 if "mx" in name else declared.scales) + 0.2
     assert moved["load", 1] == 0
