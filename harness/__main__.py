@@ -22,6 +22,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness import FILE.json              a pytest-benchmark file into the store
        python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
+       python -m harness kernel FILE.py:NAME ...       what a Triton kernel becomes on a GPU, without one (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
        python -m harness gpu [minutes=9] [text=FILE]   the GPU session: tests, sweeps, a loss, in slots; device=cpu rehearses it
        python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
@@ -68,6 +69,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "import": _import,
         "doctor": _doctor,
         "advise": _advise,
+        "kernel": _kernel,
         "diff": _diff,
         "fleet": _fleet,
         "gpu": _gpu,
@@ -157,6 +159,12 @@ def _advise(words: list[str]) -> int:
     from harness.advise.command import main as advise
 
     return advise(words)
+
+
+def _kernel(words: list[str]) -> int:
+    from harness.meter.command import main as kernel
+
+    return kernel(words)
 
 
 def _diff(words: list[str]) -> int:

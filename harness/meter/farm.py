@@ -42,7 +42,9 @@ def meter_all(
     # The same kernel's launches stay together, so that what Triton parses of it is parsed once.
     shares = [list(range(i, len(launches), count)) for i in range(count)]
     with ThreadPoolExecutor(count) as pool:
-        answers = pool.map(lambda share: _ask([launches[i] for i in share], triton, cache, capability), shares)
+        answers = pool.map(
+            lambda share: _ask([launches[i] for i in share], triton, cache, capability), shares
+        )
         found: dict[int, Answer] = {}
         for share, replies in zip(shares, answers, strict=True):
             found |= dict(zip(share, replies, strict=True))

@@ -53,7 +53,13 @@ def _claimed(capability: int, processors: int, take: Callable[[Launch], None]) -
             take(replace(launch_of(kernel, grid, args, keywords), default=is_default))
 
     def each(
-        kernel: str, shape: object, dtype: object, device: object, candidates: Sequence[Any], run: Any, **_: Any
+        kernel: str,
+        shape: object,
+        dtype: object,
+        device: object,
+        candidates: Sequence[Any],
+        run: Any,
+        **_: Any,
     ) -> Any:
         nonlocal is_default
         is_default = False

@@ -41,7 +41,10 @@ class Call:
 
     def key(self) -> tuple[Any, ...]:
         """What tells apart two calls: everything but the identity of tensors."""
-        return (self.operator, *((tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in self.args))
+        return (
+            self.operator,
+            *((tuple(a.shape), a.stride(), a.dtype) if isinstance(a, torch.Tensor) else a for a in self.args),
+        )
 
 
 def launches(capability: int = 90, models: Sequence[str] = tuple(MODELS)) -> list[Launch]:
@@ -54,8 +57,12 @@ def launches(capability: int = 90, models: Sequence[str] = tuple(MODELS)) -> lis
             named = replace(launch, operator=call.operator, shape=_shape(call))
             key = (call.operator, named.compiled_as())
             if key not in largest or named.elements > largest[key].elements:
-                largest[key] = replace(named, default=named.default or (key in largest and largest[key].default))
-    return sorted(largest.values(), key=lambda one: (one.operator, one.kernel, str(one.signature), not one.default))
+                largest[key] = replace(
+                    named, default=named.default or (key in largest and largest[key].default)
+                )
+    return sorted(
+        largest.values(), key=lambda one: (one.operator, one.kernel, str(one.signature), not one.default)
+    )
 
 
 def _all_calls(models: Sequence[str]) -> Iterator[Call]:
