@@ -184,7 +184,9 @@ def _cast_both(
 
     def run(tile: tuning.Candidate) -> None:
         tiles = launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"])
-        launch.launch(_cast_both_kernel, launch.walking(tiles), *pointers, M, K, device=x.device, **constants, **tile)
+        launch.launch(
+            _cast_both_kernel, launch.walking(tiles), *pointers, M, K, device=x.device, **constants, **tile
+        )
 
     name = "cast_both" if seen is None else "cast_delayed_both"
     run(tuning.choose(name, (M, K), x.dtype, launch.target_of(x.device).name, TILES, run))

@@ -202,4 +202,3 @@ def leave_amax(largest_bits, seen_bits_ptr, scale_inv_bits_ptr):
     """
     tl.atomic_max(seen_bits_ptr, largest_bits, sem="relaxed")
     tl.atomic_max(scale_inv_bits_ptr, NAN_BITS, mask=largest_bits >= INFINITE_BITS, sem="relaxed")
-

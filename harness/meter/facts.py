@@ -96,9 +96,7 @@ def read(
     grid = launch.grid
     if launch.walks:
         grid = (min(grid[0], max(1, resident) * processors), 1, 1)
-    walked = [
-        walk.Walk(code, words, index, grid, 32 * warps, capability).run() for index in _spread(grid)
-    ]
+    walked = [walk.Walk(code, words, index, grid, 32 * warps, capability).run() for index in _spread(grid)]
     programs = math.prod(grid)
     share_of_one = 1 / len(walked)
     opcodes: Counter[str] = sum((w.opcodes for w in walked), Counter())

@@ -89,7 +89,17 @@ def launch_of(kernel: Any, grid: Sequence[int], args: Sequence[Any], keywords: d
     x, y, z = (*grid, 1, 1)[:3]
     module = kernel.fn.__module__
     return Launch(
-        *(module, kernel.fn.__name__, signature, constants, tuple(aligned), tuple(values), options, (x, y, z), 0),
+        *(
+            module,
+            kernel.fn.__name__,
+            signature,
+            constants,
+            tuple(aligned),
+            tuple(values),
+            options,
+            (x, y, z),
+            0,
+        ),
         walks=isinstance(grid, Walking),
     )
 

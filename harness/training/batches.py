@@ -50,7 +50,9 @@ def fetch(cases: Iterable[Case]) -> None:
         UsageError: a text cannot be downloaded or read.
     """
     axes = (dict(case.axes) for case in cases)
-    texts = {(a["model"], a["data"], a["data_path"]) for a in axes if {"model", "data", "data_path"} <= a.keys()}
+    texts = {
+        (a["model"], a["data"], a["data_path"]) for a in axes if {"model", "data", "data_path"} <= a.keys()
+    }
     for model, data, path in sorted((str(m), str(d), str(p)) for m, d, p in texts):
         corpus_of(model, data, path)
 

@@ -251,7 +251,9 @@ FP8_INSTRUCTION = {
 @pytest.mark.parametrize("out_dtype", [BF16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("promote_every", [0, 128])
 @pytest.mark.parametrize("scaling", MATMULS)
-def test_matmul(scaling: str, promote_every: int, out_dtype: torch.dtype, launches: Callable[..., list[Launch]]) -> None:
+def test_matmul(
+    scaling: str, promote_every: int, out_dtype: torch.dtype, launches: Callable[..., list[Launch]]
+) -> None:
     """The FP8 matrix instruction and no other; operands by TMA from sm_90 on; promotion only where asked for."""
     a, b_t = torch.empty(M, K, dtype=E4M3), torch.empty(N, K, dtype=E4M3)
     args = (a, b_t, *MATMULS[scaling], out_dtype, promote_every)

@@ -91,7 +91,9 @@ def test_cast(name: str) -> None:
         assert not facts.doubts, what
         assert facts.per_element <= min(bar.promised, bar.tight), f"{what}: {facts.per_element:.2f}"
         assert facts.stack == 0, what
-        assert facts.conversions == pytest.approx(bar.scales, rel=0.02), what  # the last program has less to do
+        assert facts.conversions == pytest.approx(bar.scales, rel=0.02), (
+            what
+        )  # the last program has less to do
         assert facts.ctas_per_sm >= 3 or facts.in_flight >= IN_FLIGHT, f"{what}: {facts.in_flight}"
         elements_a_thread = M * K / (facts.programs * 32 * started.options["num_warps"])
         assert float_choices(built) <= 8 + 0.1 * elements_a_thread or float_choices(built) <= 8, what

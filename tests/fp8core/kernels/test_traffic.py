@@ -81,7 +81,9 @@ def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.
         return real.load(pointers, mask, other, dtype)
 
     def store(pointers: Any, value: Any, mask: Any) -> Any:
-        kind = "codes" if value.dtype in (np.uint8, np.uint32) else value.dtype.itemsize  # bytes, or words of 4
+        kind = (
+            "codes" if value.dtype in (np.uint8, np.uint32) else value.dtype.itemsize
+        )  # bytes, or words of 4
         moved["store", kind] += int(np.sum(mask)) * value.dtype.itemsize
         return real.store(pointers, value, mask)
 
