@@ -39,6 +39,7 @@ LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
 CAUTION = 1.28  # standard errors of the prediction by which the step may be slower, and still not below that
 ON, SOME, OFF = "on", "only these layers", "off"
+_SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
 _EXPOSED = 0.05  # of the step: communication that matters
 _MOST_GPUS = 2**16
@@ -97,6 +98,21 @@ class RecipeAdvice:
         if not self.converted or self.step.value < STEP_GAIN or self.too_uncertain or self.unavailable:
             return OFF
         return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
+
+    @property
+    def why_off(self) -> str:
+        """Why the recipe is off although this GPU runs it: what products gain and casts take; "" otherwise."""
+        able = [a for a in self.layers if not barred(a.layer, self.recipe)]
+        if self.verdict != OFF or self.unavailable or not able:
+            return ""
+        bf16, fp8, casts = (
+            sum(sum(getattr(a.cost, part).values()) for a in able) for part in ("bf16", "fp8", "casts")
+        )
+        gains = f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x"
+        slow = self.recipe.product_share
+        slower = f", as they run at {slow:.0%} of tensorwise's rate" if slow < _SLOW else ""
+        near = "; too near to a loss" if self.too_uncertain else ""
+        return f"off: {gains}{slower}{near}"
 
 
 def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: str = "") -> RecipeAdvice:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast as CoreCast
     from fp8core.recipe import Recipe as CoreRecipe
 
-# Rates of products over those of one scale a tensor. Rowwise: 1216 over 1230 TFLOP/s, cuBLAS on H100, torch 2.11
-# (tritonbench pull request 1149). Blocks: 870 over 1126, Triton on H100 (FBGEMM pull request 2546).
-_PRODUCT_SHARE = {"tensorwise": 1.0, "rowwise": 0.99, "1x128": 0.77, "1x32": 0.77}
+# Rates of products over those of one scale a tensor by cuBLAS. Rowwise: 1216 over 1230 TFLOP/s, cuBLAS on H100, torch 2.11
+# (tritonbench pull request 1149). Blocks: 870 TFLOP/s, Triton on H100 (FBGEMM pull request 2546; 1126 for one scale by
+# Triton), over cuBLAS's 1403 on H100 (ml-engineering, MAMF table): fp8core multiplies blocks by Triton, one scale by cuBLAS.
+_BLOCKS = 870 / 1403
+_PRODUCT_SHARE = {"tensorwise": 1.0, "rowwise": 0.99, "1x128": _BLOCKS, "1x32": _BLOCKS}
 _EMULATED = "no backend of fp8core multiplies it in FP8 yet: it would be emulated"
 # recipe -> architectures that run it, "" for any with FP8; why not elsewhere
 _NEEDS = {

@@ -82,6 +82,8 @@ def as_dict(found: Advice) -> dict[str, Any]:
                     "step_speedup": _ratio(option.step),
                     "step_speedup_all_layers": _ratio(option.everything),
                     "unavailable": option.unavailable,
+                    "verdict": option.verdict,
+                    "why_off": option.why_off,
                 }
                 for option in found.options
             ],
@@ -238,6 +240,7 @@ def _recipes(found: Advice) -> Table:
         if option.layers and not option.converted:
             ratios = ("-", f"{option.everything.value:.2f}x")
         note = option.unavailable or ("chosen" if option is found.chosen else "")
+        note = option.why_off or note
         row(shown, option.recipe.name, *casts, str(len(option.converted)), *ratios, note)
     return shown
 

@@ -1,4 +1,4 @@
-"""`python -m harness.inductor [case=NAME] [recipe=NAME] [-o FILE.md]`: what Inductor makes of FP8's casts."""
+"""`python -m harness.inductor [--case NAME] [--recipe NAME] [-o FILE.md]`: what Inductor makes of FP8's casts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import triton
 
 from harness.inductor import absent_gpu, table
-from harness.inductor.cases import ARMS, BF16, SHAPES, TORCHAO, compiled_kernels
+from harness.inductor.cases import ARMS, BF16, OURS, SHAPES, TORCHAO, compiled_kernels
 from harness.peers import torchao
 
 START, END = "<!-- made by python -m harness.inductor -->", "<!-- end -->"
@@ -24,6 +24,7 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--recipe", choices=sorted({r for _, r in ARMS if r}), action="append", help="default: all"
     )
+    parser.add_argument("--library", choices=(OURS, TORCHAO), action="append", help="default: both")
     parser.add_argument(
         "-o", dest="page", type=Path, help="a page whose table is replaced, such as docs/compiled-casts.md"
     )
@@ -34,7 +35,7 @@ def main(words: list[str]) -> int:
         shape = SHAPES[name]
         bf16 = compiled_kernels(shape, BF16, "")
         for library, recipe in ARMS[1:]:
-            if options.recipe and recipe not in options.recipe:
+            if recipe not in (options.recipe or [recipe]) or library not in (options.library or [library]):
                 continue
             found = table.counts(compiled_kernels(shape, library, recipe), bf16, shape.elements)
             rows.append(table.row(name, library, recipe, shape.has_producer, found))
