@@ -128,6 +128,8 @@ class Session:
             return f"passed over: {why}"
         if not entry.get("seconds"):
             return "not started"
+        if entry.get("exit") == 2:
+            return "refused or interrupted: see what it printed"
         if self._open(stage):
             return f"unfinished: {entry.get('kept', 'nothing stored yet')}"
         return f"cut off {TRIES} times: {entry.get('kept', 'nothing stored')}"
@@ -135,7 +137,7 @@ class Session:
     def _tests(self, stage: Stage, entry: dict[str, Any], seconds: float) -> None:
         # Untested versions may warn, and a test file may lack a package: neither may cost the other tests.
         lenient = ["-W", "default", "--continue-on-collection-errors", "-rs", "-rf"]
-        some = stage.small  # by path: collecting all tests takes longer than these
+        some = stage.small if self.device == "cpu" else stage.words  # by path: collecting all takes a minute
         # Nearly all of their time is that of Triton's compiler, which has the cores of the machine to itself.
         several = importlib.util.find_spec("xdist") is not None and self.device == "cuda"
         spread = ["-n", "8", "--dist", "worksteal"] if several else []

@@ -36,7 +36,7 @@ class Stage:
         name: of the part; its sweep where `words` name none.
         seconds: that it is estimated to take.
         about: what it measures, in a few words.
-        words: of the command line, beside those that every sweep gets.
+        words: of the command line, beside those that every sweep gets; of the tests, their files.
         small: words of a rehearsal, in place of those with the same key.
         rounds: of its cases; fewer when it is tried again. 0: as its sweep has them.
         file: that its rows are packed into, without ending; parts may share one.
@@ -56,7 +56,7 @@ class Stage:
     reads_text: bool = False
     reads_ceilings: bool = False
     last_start_s: float = 0.0
-    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def packed(self) -> str:
@@ -173,7 +173,8 @@ STAGES = (
     _steps("compiled", 100, f"{_8B}bf16, tensorwise, compiled cold", *_BLOCKS, "arms=[bf16_compile,tensorwise_compile]"),
     _steps("compiled_torchao", 85, f"{_8B}bf16, torchao, compiled cold", *_BLOCKS,
         "arms=[bf16_compile,tensorwise_compile,torchao_tensorwise_compile]", rounds=3, block_ms=1200),
-    Stage("tests", 90, "the GPU tests", small=("tests/fp8core/test_gpu.py", "tests/fp8core/kernels")),
+    Stage("tests", 90, "the GPU tests", words=("tests/fp8core/test_gpu.py", "tests/fp8core/kernels", "tests/harness/models/test_gpu.py",
+        "tests/harness/test_timers.py"), small=("tests/fp8core/test_gpu.py",)),
     _steps("fused", 90, f"{_8B}bf16, tensorwise, delayed with fused norms and SwiGLU", *_BLOCKS,
         "arms=[bf16_fused_eager,tensorwise_fused_eager,delayed_fused_eager]"),
     _steps("nocompile", 80, f"{_8B}bf16, tensorwise, float8nocompile", *_BLOCKS,
@@ -206,9 +207,9 @@ STAGES = (
         "axes.batch=8", "axes.seq=2048", "axes.compute=bf16", "arms=[bf16_eager,bf16_fused_eager,delayed_fused_eager]",
         rounds=3),
     Stage("linear", 60, "layers of Llama-3-8B", ("shapes=[llama3_8b]", _LINEAR, *_FEW_ROUNDS),
-        ("shapes=[tiny]", "arms=[bf16_eager,tensorwise_eager,rowwise_eager]"), rounds=8, last_start_s=20),
+        ("shapes=[tiny]", "arms=[bf16_eager,tensorwise_eager,rowwise_eager]"), rounds=8, file="layers", last_start_s=20),
     Stage("peers", 40, "other libraries' products, casts and layers",
         ("parts.linear.arms=[bf16_eager,tensorwise_eager,torchao_tensorwise_eager]", *_FEW_ROUNDS),
         ("parts.gemm.arms=[bf16,fp8_tensorwise]", "parts.cast.arms=[eager,torchao_eager]",
-         "parts.step.arms=[bf16_eager,tensorwise_eager]"), rounds=8, last_start_s=10),
+         "parts.step.arms=[bf16_eager,tensorwise_eager]"), rounds=8, file="layers", last_start_s=10),
 )  # fmt: skip

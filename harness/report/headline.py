@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import mfu
 from harness.compare import AGAIN, TIMES, rows_of, summary
+from harness.model_title import title_of
 from harness.report import text
 from harness.report.compared import names
 from harness.report.numerics import SQNR, fp8_rows, numerics_by_arm
@@ -136,6 +137,7 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
         key = ledger.add(machine, conditions, standing.arm, said, rows)
         return Cell(cell.text, cell.order, cell.style, cell.note, href=f"#{key}")
 
+    titles = _titles(machine, standing)
     what = WHAT.get(standing.suite, f"suite {standing.suite}").partition(" (")[0] if standing.suite else ""
     cases = {p["case_id"] for p in standing.pairs}
     count = text.plural(len(cases), "case") if cases else ""
@@ -154,8 +156,18 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
         claim("worst SQNR (dB)", worst, where),
         claim("FP8 GEMMs", seen, ran),
         claim("loss", loss, trained),
-        Cell(what, what, note=count),
+        Cell(what, what, note=f"{titles} ({count})" if titles else count),
     )
+
+
+def _titles(machine: Machine, standing: Standing) -> str:
+    """What training steps were of, as it really ran; "" for other suites, and where there are several."""
+    if standing.suite != "train":
+        return ""
+    cases = {(p["run_id"], p["case_id"]) for p in standing.pairs}
+    own = [r for r in machine.rows if (r["run_id"], r["case_id"]) in cases and r["arm"] == standing.arm]
+    found = {title_of(r) for r in own if r["metric"] == "time_ms" and r["status"] == "ok"}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _gain(standing: Standing) -> Cell:

@@ -13,6 +13,7 @@ from harness.advised_arms import FLOOR, advised_arms, verdict
 from harness.compare import AGAIN, rows_of
 from harness.kernels_by_name import CLASSES
 from harness.measurement import METRICS
+from harness.model_title import title_of
 from harness.report import text
 from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
 from harness.report.first_steps import SUITE
@@ -63,12 +64,18 @@ def steps_tables(machine: Machine) -> list[Table]:
     names = [n for n in sorted({n for a in axes for n in a}) if len({str(a.get(n)) for a in axes}) > 1]
     # Of a single case no axis varies: all of them are said.
     fixed = text.axes_said(axes[0], sorted(constant) or sorted(axes[0])) if axes else ""
+    titles = list(dict.fromkeys(title_of(r) for r in records if r["status"] in ("ok", "partial")))
+    ran = (
+        f" Trained: {'; '.join(titles[:MOST_CASES])}{'; and more' if len(titles) > MOST_CASES else ''}."
+        if titles
+        else ""
+    )
     tables = []
     for kind, columns in (("speed", _SPEED), ("cost", _COST)):
         specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
         if specs:
             said = (
-                (f"All rows: {fixed}." if fixed else "")
+                ((f"All rows: {fixed}." if fixed else "") + ran).strip()
                 if kind == "speed"
                 else "What the same steps cost beside time."
             )

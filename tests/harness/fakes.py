@@ -33,14 +33,17 @@ class FakeEvent:
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
         self.stamp: float | None = None
+        self.recorded = False
 
     def record(self) -> None:
         self._cuda.time.sleep(self._cuda.record_s)
-        self.stamp = self._cuda.enqueue(0.0)
+        self._cuda.enqueue(0.0, self)
+        self.recorded = True
 
     def query(self) -> bool:
-        assert self.stamp is not None, "query of an event that was not recorded"
-        return self.stamp <= self._cuda.time()
+        assert self.recorded, "query of an event that was not recorded"
+        self._cuda.expire()
+        return self.stamp is not None and self.stamp <= self._cuda.time()
 
     def elapsed_time(self, end: FakeEvent) -> float:
         assert self.stamp is not None
@@ -61,6 +64,8 @@ class FakeCuda:
         self.flushes = self.sleeps = self.syncs = 0
         self.record_s = 1e-6
         self.ranges: list[str] = []
+        self.waiting: list[tuple[float, FakeEvent | None]] = []  # queued behind a hold
+        self.held_until: float | None = None  # limit of the hold under way
         self.pending: Exception | None = None  # of a kernel that failed; raised by the next synchronize
         self.properties = SimpleNamespace(
             name="NVIDIA H200",
@@ -74,10 +79,36 @@ class FakeCuda:
         )
         self.nvtx = SimpleNamespace(range=self._range)
 
-    def enqueue(self, device_s: float) -> float:
-        """Queues work of a length; returns when it ends."""
+    def enqueue(self, device_s: float, event: FakeEvent | None = None) -> None:
+        """Queues work of a length, which an event stamps at its end; behind a hold it begins when that is over."""
+        self.expire()
+        if self.held_until is not None:
+            self.waiting.append((device_s, event))
+            return
         self.free_at = max(self.free_at, self.time()) + device_s
-        return self.free_at
+        if event is not None:
+            event.stamp = self.free_at
+
+    def hold(self, limit_s: float) -> None:
+        """A kernel that waits for the host, for so long at most."""
+        assert self.held_until is None, "a hold was queued before the last one was released"
+        self.held_until = max(self.free_at, self.time()) + limit_s
+
+    def expire(self) -> None:
+        """Ends a hold whose limit has passed."""
+        if self.held_until is not None and self.time() >= self.held_until:
+            self.unhold(self.held_until)
+
+    def unhold(self, when: float) -> None:
+        """Ends the hold: what is queued behind it begins."""
+        if self.held_until is None:
+            return
+        self.held_until, waiting, self.waiting = None, self.waiting, []
+        self.free_at = max(self.free_at, when)
+        for device_s, event in waiting:
+            self.free_at += device_s
+            if event is not None:
+                event.stamp = self.free_at
 
     def kernel(
         self, device_s: float, host_s: float = 5e-6, cached_s: float | None = None
@@ -112,6 +143,9 @@ class FakeCuda:
         self.sleeps += 1
 
     def synchronize(self) -> None:
+        if self.held_until is not None:  # a host that waits for the device releases nothing
+            self.time.now = max(self.time.now, self.held_until)
+            self.expire()
         self.time.now = max(self.time.now, self.free_at)
         self.syncs += 1
         if self.pending is not None:
@@ -132,6 +166,25 @@ class FakeCuda:
     def _range(self, name: str) -> Iterator[None]:
         self.ranges.append(name)
         yield
+
+
+class FakeHold:
+    """`harness.device_wait.HostReleased` on a FakeCuda."""
+
+    name = "kernel released by the host"
+
+    def __init__(self, cuda: FakeCuda, limit_s: float = 5e-3) -> None:
+        self.cuda, self.limit_s = cuda, limit_s
+        self.holds: list[float] = []  # planned, in ms
+
+    def hold(self, planned_ms: float) -> None:
+        self.holds.append(planned_ms)
+        self.cuda.time.sleep(5e-6)
+        self.cuda.hold(max(self.limit_s, 4e-3 * planned_ms))
+
+    def release(self) -> None:
+        self.cuda.expire()
+        self.cuda.unhold(self.cuda.time())
 
 
 class FakeNvml:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from fakes import FakeCuda, FakeTime
+from fakes import FakeCuda, FakeHold, FakeTime
 
-from harness.timers import CpuTimer, CudaTimer, gc_paused, last_level_cache_bytes, timer_for
+from harness.device_wait import HostReleased, Sleep, hold_for
+from harness.timers import CpuTimer, CudaTimer, Split, gc_paused, last_level_cache_bytes, timer_for
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:
@@ -170,6 +175,159 @@ def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, f
     assert isinstance(timer_for("cuda:1"), CudaTimer)
     assert chosen == [0, 1]
     assert fake_cuda.allocated == [100 * 2**20] * 2
+
+
+# What holds the device until all is queued
+
+
+@pytest.mark.parametrize("host_us", [5, 40, 300])
+def test_a_hold_that_the_host_releases_leaves_no_gaps_at_any_clock(
+    fake_cuda: FakeCuda, host_us: float
+) -> None:
+    """As with the sleep, and no cycles are counted: whatever the clock, the device waits for as long as queueing takes."""
+    hold = FakeHold(fake_cuda)
+    timer = cuda_timer(fake_cuda, hold=hold)
+    samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 200)
+    assert samples == pytest.approx([0.020] * 200)
+    assert (timer.late, fake_cuda.sleeps) == (0, 0)
+    assert timer.hold == "kernel released by the host"
+    assert fake_cuda.held_until is None
+    assert len(hold.holds) > 1, "chunk by chunk"
+    assert max(hold.holds) <= timer.hold_margin * timer.chunk_ms
+
+
+def test_the_queue_behind_a_hold_is_bounded(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device queue takes about 1000 launches: at 2.5 us each, fewer wait behind one hold, flush and events included."""
+    longest = [0]
+    real = FakeCuda.enqueue
+
+    def enqueue(cuda: FakeCuda, device_s: float, event: Any = None) -> None:
+        real(cuda, device_s, event)
+        longest[0] = max(longest[0], len(cuda.waiting))
+
+    monkeypatch.setattr(FakeCuda, "enqueue", enqueue)
+    timer = cuda_timer(fake_cuda, hold=FakeHold(fake_cuda), flush=False)
+    assert timer.block(fake_cuda.kernel(2e-6, 2.5e-6), 2000) == pytest.approx([0.002] * 2000)
+    assert 0 < longest[0] < 1000
+
+
+def test_a_host_that_waits_for_the_device_is_not_stuck_and_is_late(fake_cuda: FakeCuda) -> None:
+    """The limit ends the hold; such samples say that they may hold gaps."""
+    launch = fake_cuda.kernel(20e-6)
+
+    def waits() -> None:
+        launch()
+        fake_cuda.synchronize()
+
+    timer = cuda_timer(fake_cuda, hold=FakeHold(fake_cuda))
+    before = fake_cuda.time()
+    timer.block(waits, 4)
+    assert timer.late == 4
+    assert fake_cuda.time() - before < 1.0
+
+
+def test_an_arm_that_raises_leaves_the_device_released(fake_cuda: FakeCuda) -> None:
+    calls = [0]
+
+    def broken() -> None:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        cuda_timer(fake_cuda, hold=FakeHold(fake_cuda)).block(broken, 5)
+    assert fake_cuda.held_until is None
+
+
+class RecordedKernel:
+    """What `HostReleased` launches: keeps turn and limit of each launch."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.launched: list[tuple[int, int]] = []
+        self.refuses = refuses
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        assert grid == (1,)
+
+        def start(flag: torch.Tensor, turn: int, limit_us: int, num_warps: int) -> None:
+            if self.refuses:
+                raise RuntimeError("ptxas: no such target")
+            self.launched.append((turn, limit_us))
+
+        return start
+
+
+def test_each_hold_waits_for_a_number_of_its_own_and_is_tried_before_it_is_used() -> None:
+    kernel, flag, waited = RecordedKernel(), torch.zeros(1, dtype=torch.int32), []
+    hold = HostReleased(kernel, flag, lambda: waited.append(int(flag)))
+    assert (kernel.launched, waited) == ([(0, 5000)], [0])
+    for turn in (1, 2):
+        hold.hold(planned_ms=3.0)
+        assert kernel.launched[-1] == (turn, 12_000)
+        assert int(flag) == turn - 1, "the device waits"
+        hold.release()
+        assert int(flag) == turn
+
+
+def test_what_cannot_be_built_is_a_sleep_that_says_why(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here there is no GPU whose memory a page could be pinned for."""
+    found = hold_for(fake_cuda)
+    assert isinstance(found, Sleep)
+    assert found.name.startswith("sleep of an assumed clock (")
+    with pytest.raises(RuntimeError, match="no such target"):
+        HostReleased(RecordedKernel(refuses=True), torch.zeros(1, dtype=torch.int32), fake_cuda.synchronize)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm has no %globaltimer" in hold_for(fake_cuda).name
+
+
+def test_the_wait_is_machine_code_that_asks_host_memory_anew_and_ends() -> None:
+    """Oracle: PTX of sm_90, by Triton and its ptxas: a volatile load and the timer inside of the loop, one exit."""
+    script = """
+import os, tempfile
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+os.environ.pop("TRITON_INTERPRET", None)
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from harness.wait_kernel import wait_for_host
+types = {"flag": "*i32", "turn": "i32", "limit_us": "i32"}
+source = ASTSource(fn=wait_for_host, signature=types, constexprs={}, attrs={(0,): [["tt.divisibility", 16]]})
+built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})
+assert len(built.asm["cubin"]) > 0
+print(built.asm["ptx"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loop = re.search(r"(?m)^(\$L__BB0_\d+):.*?bra\s+\1;", done.stdout, re.DOTALL)
+    assert loop is not None
+    assert "ld.volatile.global" in loop[0]
+    assert "%globaltimer" in loop[0]
+
+
+# A point inside of the closure
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_point_inside_of_a_call_is_timed_in_the_same_samples(fake_cuda: FakeCuda, kind: str) -> None:
+    split, clock = Split(), fake_cuda.time
+    on_gpu = kind == "cuda"
+    first = fake_cuda.kernel(3e-3) if on_gpu else (lambda: clock.sleep(3e-3))
+    second = fake_cuda.kernel(1e-3) if on_gpu else (lambda: clock.sleep(1e-3))
+
+    def step() -> None:
+        first()
+        split()
+        second()
+
+    timer = cuda_timer(fake_cuda) if on_gpu else CpuTimer(clock)
+    samples = timer.back_to_back(step, 5, split=split)
+    assert samples == pytest.approx([4.0] * 5, rel=0.01)
+    assert split.samples_ms == pytest.approx([3.0] * 5, rel=0.01)
+    step()  # outside of a sample it costs nothing
+    timer.back_to_back(second, 2, split=split)
+    assert split.samples_ms == [], "a closure that does not come by has no such time"
 
 
 @pytest.mark.alone

@@ -9,12 +9,12 @@ import statistics
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import scipy.stats
-from fakes import FakeCuda, FakeNvml, FakeTime
+from fakes import FakeCuda, FakeHold, FakeNvml, FakeTime
 
 from harness.gpu_monitor import GpuMonitor, NullMonitor
 from harness.measurement import to_json
@@ -560,3 +560,58 @@ def test_bookkeeping_of_a_case_is_under_two_milliseconds() -> None:
         measure({"a": int, "b": int}, CpuTimer(), QUICK, seed)
         spent.append(time.perf_counter() - begin)
     assert statistics.median(spent) < 2e-3
+
+
+# Calls that are too short for one pair of events
+
+
+def short_arms(
+    cuda: FakeCuda, us: float
+) -> tuple[dict[str, Callable[[], None]], dict[str, list[Callable[[], None]]]]:
+    """Two arms, the second 2 % slower, and four operand sets of each."""
+    made = {"a": us * 1e-6, "b": 1.02 * us * 1e-6}
+    closures = {name: cuda.kernel(s, 2e-6) for name, s in made.items()}
+    return closures, {name: [cuda.kernel(s, 2e-6) for _ in range(4)] for name, s in made.items()}
+
+
+class Rounded(FakeCuda):
+    """A device whose events tell half a microsecond."""
+
+    def Event(self, enable_timing: bool = False) -> Any:  # noqa: N802 -- torch's name
+        event = super().Event(enable_timing)
+        exact = event.elapsed_time
+        event.elapsed_time = lambda end: round(exact(end) / 5e-4) * 5e-4  # type: ignore[method-assign]
+        return event
+
+
+@pytest.mark.parametrize(("us", "rotates"), [(5.2, True), (49.0, True), (51.0, False), (400.0, False)])
+def test_below_50_us_several_calls_make_a_sample_over_rotated_operands(us: float, rotates: bool) -> None:
+    """A kernel of 5.2 us and one 2 % slower: single pairs of events of 0.5 us call them equal, or 10 % apart."""
+    cuda = Rounded()
+    arms, rotations = short_arms(cuda, us)
+    timer = CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, hold=FakeHold(cuda))
+    config = TimingConfig(min_rounds=4, max_rounds=4, min_seconds=0.0, warmup_min_seconds=0.0)
+    found = measure(arms, timer, config, clock=cuda.time, rotations=rotations)
+    a, b = found["a"], found["b"]
+    assert (a.l2, a.method) == (("rotating", "cuda_events_mean") if rotates else ("cold", "cuda_events"))
+    assert (a.calls_per_sample > 1) == rotates
+    assert a.resolution_ms == pytest.approx(5e-4 / a.calls_per_sample)
+    assert a.resolution_ms <= 0.012 * us * 1e-3
+    assert a.hold == "kernel released by the host"
+    assert (a.late_samples, a.short) == (0, "")
+    ratio = statistics.median(b.samples_ms) / statistics.median(a.samples_ms)
+    assert ratio == pytest.approx(1.02, abs=0.004 if rotates else 0.01)
+
+
+def test_operands_that_cannot_fill_the_cache_twice_are_measured_as_before_and_say_so() -> None:
+    cuda = Rounded()
+    arms, rotations = short_arms(cuda, 5.2)
+    timer = CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time)
+    del rotations["b"]
+    config = TimingConfig(min_rounds=2, max_rounds=2, min_seconds=0.0, warmup_min_seconds=0.0)
+    found = measure(arms, timer, config, clock=cuda.time, rotations=rotations)
+    for timing in found.values():
+        assert (timing.l2, timing.calls_per_sample) == ("cold", 1)
+        assert timing.short == "operands of b cannot fill twice the last cache"
+        assert timing.resolution_ms == 5e-4
+        assert timing.hold.startswith("sleep of an assumed clock")
