@@ -27,7 +27,6 @@ class Float8Conv1D(Float8Linear):
         nx: in_features.
     """
 
-
     def __init__(
         self,
         nf: int,
