@@ -219,14 +219,14 @@ class MatmulCounter:
         return self._module_name(), role, None
 
     def _named(self, origins: list[Origin]) -> list[str]:
-        """Names of the parameters among the operands, one of the running module last."""
+        """Names of the parameters among the operands; one of the running module last, and no bias where there is a weight."""
         names = []
         for origin in origins:
             if origin.parameter is not None:
                 known = self._names[id(origin.parameter)]
                 prefix = f"{self._module_name()}."
                 mine = [name for name in known if name.startswith(prefix) or (prefix == "." and name)]
-                names.append((bool(mine), (mine or known)[0]))
+                names.append(((bool(mine), origin.parameter.dim() > 1), (mine or known)[0]))
         return [name for _, name in sorted(names, key=lambda item: item[0])]
 
     def _has_shape(self, owner: str, shape: tuple[int, ...]) -> bool:
