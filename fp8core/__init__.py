@@ -13,11 +13,13 @@ microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers,
 """
 
 from fp8core.audit import Audit, LayerAudit, audit
+from fp8core.auto_filter import _auto_filter_for_recipe
 from fp8core.config import (
     CastConfig,
     Float8GemmConfig,
     Float8LinearConfig,
     Float8LinearRecipeName,
+    FP8Granularity,
     ScalingGranularity,
     ScalingType,
 )
@@ -34,7 +36,8 @@ from fp8core.flops import Matmul, MatmulCount, MatmulCounter, count_matmuls
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
-from fp8core.history import update_scales
+from fp8core.high_precision import convert_to_high_precision
+from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
 from fp8core.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
@@ -62,6 +65,7 @@ __all__ = [
     "CastConfig",
     "CastInput",
     "ExpertsAudit",
+    "FP8Granularity",
     "Float8ColwiseParallel",
     "Float8Conv1D",
     "Float8GemmConfig",
@@ -87,15 +91,19 @@ __all__ = [
     "ScalingType",
     "SwiGLU",
     "WeightAudit",
+    "_auto_filter_for_recipe",
+    "amax_state_dict",
     "async_tp_reason",
     "audit",
     "cast_input",
     "check_plan",
     "convert_experts_to_float8",
     "convert_to_float8_training",
+    "convert_to_high_precision",
     "count_matmuls",
     "dense_layers_only",
     "grouped_mm",
+    "load_amax_state_dict",
     "microbatches",
     "pad_groups",
     "precompute_float8_dynamic_scale_for_fsdp",

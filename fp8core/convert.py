@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,8 +14,9 @@ from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
 from fp8core.linear import WHY_NOT, Float8Linear
+from fp8core.replace import loss_reason
 from fp8core.sharded import ORDER
-from fp8core.transposed import Float8Conv1D, is_transposed_linear
+from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
@@ -33,29 +34,36 @@ def convert_to_float8_training(
     config: Float8LinearConfig | Recipe | str | None = None,
     module_filter_fn: ModuleFilter | None = None,
     allow_no_conversion: bool = False,
+    convert_subclasses: Iterable[type[nn.Linear]] = (),
 ) -> nn.Module:
     """Replaces the nn.Linear layers of a model by Float8Linear ones that share their parameters.
 
-    Converted is each module whose class is exactly nn.Linear, whose shape FP8 matmul takes and for which the
-    filter answers True; so is GPT-2's Conv1D, a transposed Linear (`fp8core.transposed`). A Float8Linear of the same recipe is left as it is. A module or a parameter used in
-    several places stays shared. What is left alone remembers why, for `audit`.
+    Converted is each nn.Linear, or subclass with nn.Linear's own forward, whose shape FP8 matmul takes and for which
+    the filter answers True; so is GPT-2's Conv1D, a transposed Linear (`fp8core.transposed`). A Float8Linear of the same
+    recipe is left as it is. A module or a parameter used in several places stays shared. Hooks move to the new layer,
+    and their handles still remove them. What is left alone remembers why, for `audit`. `convert_to_high_precision` is
+    the way back.
 
     Args:
         module: the model; changed in place, except when it is itself an nn.Linear.
         config: a configuration, a Recipe or the name of one; default "tensorwise".
         module_filter_fn: called with (module, fully qualified name) of each Linear; False leaves it alone.
         allow_no_conversion: True: a model in which nothing can be converted is returned as it is.
+        convert_subclasses: subclasses of nn.Linear with a forward of their own that computes what nn.Linear's does, such
+            as `F.linear(x, self.weight.to(x.dtype))`: converted too, and their forward is replaced.
 
     Returns:
         The model; the new Float8Linear if `module` is an nn.Linear.
 
     Raises:
         ValueError: nothing was converted; a layer already has another recipe; a layer lies on a device
-            without FP8 matmul; a layer has hooks; `parallelize_module` or `fully_shard` was applied before.
+            without FP8 matmul; the model is an nn.Linear with children, which would be lost; `parallelize_module` or
+            `fully_shard` was applied before.
         TypeError: config is of another type.
     """
     recipe = as_recipe(config)
-    swapped: dict[nn.Module, nn.Module] = {}
+    subclasses = tuple(convert_subclasses)
+    chosen: list[Any] = []
     already_sharded = is_sharded_by_fsdp(module)
     for fqn, linear in _linears(module):
         wanted = module_filter_fn is None or module_filter_fn(linear, fqn)
@@ -70,7 +78,12 @@ def convert_to_float8_training(
             raise ValueError(
                 f"{fqn or 'the model'}: parallelize_module came first, and a new layer would not have its hooks; {ORDER}"
             )
-        reason = _reason_against(linear, recipe) if wanted else _FILTERED
+        if wanted and linear is module and linear._modules:
+            raise ValueError(
+                f"the model is a {type(linear).__name__} with the child {next(iter(linear._modules))!r}, which would be "
+                "lost; attach it to a module that holds the layer"
+            )
+        reason = _reason_against(linear, recipe, subclasses) if wanted else _FILTERED
         if reason:
             setattr(linear, WHY_NOT, reason)
         elif already_sharded:
@@ -79,8 +92,11 @@ def convert_to_float8_training(
                 "fully_shard"
             )
         else:
-            kind = Float8Conv1D if is_transposed_linear(linear) else Float8Linear
-            swapped[linear] = kind.from_float(linear, recipe)
+            chosen.append(linear)
+    swapped: dict[nn.Module, nn.Module] = {
+        linear: (Float8Conv1D if is_transposed_linear(linear) else Float8Linear).from_float(linear, recipe)
+        for linear in chosen
+    }
     result = _replace(module, swapped)
     gather_in_fp8(result)
     report = audit(result)
@@ -106,14 +122,15 @@ def _replace(module: nn.Module, swapped: dict[nn.Module, nn.Module]) -> nn.Modul
     return swapped.get(module, module)
 
 
-def _reason_against(linear: Any, recipe: Recipe) -> str:
+def _reason_against(linear: Any, recipe: Recipe, convert_subclasses: tuple[type[nn.Linear], ...]) -> str:
     """Why this layer cannot run the recipe; "" if it can.
 
     Raises:
         ValueError: its device has no FP8 matmul, which is then true of all layers.
     """
-    if type(linear) is not nn.Linear and not is_transposed_linear(linear):
-        return f"class {type(linear).__name__} is not exactly nn.Linear: its own forward would be lost"
+    lost = own_forward(linear) if is_transposed_linear(linear) else loss_reason(linear, convert_subclasses)
+    if lost:
+        return lost
     backend = backend_named(recipe.backend)
     K, N = linear.weight.shape if is_transposed_linear(linear) else (linear.in_features, linear.out_features)
     for gemm, (k, n) in ((recipe.output, (K, N)), (recipe.grad_input, (N, K))):

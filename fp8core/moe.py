@@ -13,8 +13,8 @@
     convert_experts_to_float8(model, config="rowwise")
 
 Experts stay in high precision unless that is called: `convert_to_float8_training` turns nn.Linear layers, as torchao's
-does, and experts are none. A router is never converted by either: it must be no plain nn.Linear (a subclass is left
-alone), or left out by `dense_layers_only`.
+does, and experts are none. A router is never converted by either: it must have a forward of its own (such a
+subclass of nn.Linear is left alone), or be left out by `dense_layers_only`.
 """
 
 from __future__ import annotations
