@@ -10,9 +10,6 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-
-transformers = pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
-
 import torch
 
 from fp8core import (
@@ -22,6 +19,7 @@ from fp8core import (
     verify,
 )
 
+transformers = pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 WIDTH, HEADS, KV, LAYERS, VOCAB, FFN, BATCH, SEQ = 64, 4, 2, 2, 256, 128, 2, 64
