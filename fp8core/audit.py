@@ -185,7 +185,9 @@ class Audit:
         return "" if share is None else percent(share)
 
     def _unused(self, owner: str) -> str:
-        return "; no product of the step" if self.share_of(owner) == 0 else ""
+        if self.count is None or self.share_of(owner) != 0:
+            return ""
+        return "; no product of the step" + (" that could be counted" if self.count.uncounted else "")
 
     def _summary(self) -> str:
         stacks = ""

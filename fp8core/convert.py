@@ -16,7 +16,7 @@ from fp8core.gemm import backend_named
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.replace import loss_reason
 from fp8core.sharded import ORDER
-from fp8core.transposed import Float8Conv1D, is_transposed_linear
+from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
@@ -93,7 +93,7 @@ def convert_to_float8_training(
             )
         else:
             chosen.append(linear)
-    swapped = {
+    swapped: dict[nn.Module, nn.Module] = {
         linear: (Float8Conv1D if is_transposed_linear(linear) else Float8Linear).from_float(linear, recipe)
         for linear in chosen
     }
@@ -128,7 +128,8 @@ def _reason_against(linear: Any, recipe: Recipe, convert_subclasses: tuple[type[
     Raises:
         ValueError: its device has no FP8 matmul, which is then true of all layers.
     """
-    if not is_transposed_linear(linear) and (lost := loss_reason(linear, convert_subclasses)):
+    lost = own_forward(linear) if is_transposed_linear(linear) else loss_reason(linear, convert_subclasses)
+    if lost:
         return lost
     backend = backend_named(recipe.backend)
     K, N = linear.weight.shape if is_transposed_linear(linear) else (linear.in_features, linear.out_features)

@@ -6,7 +6,7 @@ same computation as its "grouped_mm" with FP8 products. Known by what the module
 
     gate_up_proj   [E, 2 I, H], or up_proj [E, I, H] without a gate; [E, H, 2 I] where `is_transposed`
     down_proj      [E, H, I], or [E, I, H]
-    has_gate, has_bias, is_transposed, act_fn, _apply_gate, has_post_expert_norm, num_experts
+    has_gate, has_bias, is_transposed, num_experts, config; _apply_gate, or act_fn without a gate
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch import nn
 PRODUCT = "fp8core_multiply"  # name of the child that multiplies
 _TOP_K = ("num_experts_per_tok", "experts_per_token", "top_k", "num_experts_per_token", "moe_top_k")
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}  # a class of experts -> its subclass here
-_SAYS_HOW = ("has_gate", "has_bias", "is_transposed", "num_experts", "act_fn", "config")
+_SAYS_HOW = ("has_gate", "has_bias", "is_transposed", "num_experts", "config")
 
 
 def is_experts_interface(module: nn.Module) -> bool:
     """Whether a module has the parameters and attributes of the module docstring."""
-    return all(hasattr(module, name) for name in _SAYS_HOW) and all(
+    activation = "_apply_gate" if getattr(module, "has_gate", True) else "act_fn"
+    return all(hasattr(module, name) for name in (*_SAYS_HOW, activation)) and all(
         isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in _weights(module)
     )
 

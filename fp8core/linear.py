@@ -83,7 +83,16 @@ class Float8Linear(nn.Linear):
     converted_from: type[nn.Linear]
     _checked: tuple[Recipe | None, set[object]] = (None, set())  # shapes that this recipe does not refuse
     STATE: ClassVar = frozenset(
-        ("recipe", "amaxes", "weight_cache", "scheduled_from", "bias_deferred", "converted_from", "_checked")
+        (
+            "recipe",
+            "amaxes",
+            "weight_cache",
+            "scheduled_from",
+            "bias_deferred",
+            "converted_from",
+            "is_transposed",
+            "_checked",
+        )
     )
 
     def __init__(

@@ -13,6 +13,7 @@ from torch import nn
 
 from fp8core.history import AmaxMemory
 from fp8core.linear import Float8Linear
+from fp8core.replace import take_over
 
 if TYPE_CHECKING:
     from fp8core.config import Float8LinearConfig
@@ -26,7 +27,6 @@ class Float8Conv1D(Float8Linear):
         nf: out_features, as the original names it.
         nx: in_features.
     """
-
 
     def __init__(
         self,
@@ -47,25 +47,21 @@ class Float8Conv1D(Float8Linear):
     def from_float(
         cls, mod: nn.Module, config: Float8LinearConfig | Recipe | str | None = None
     ) -> Float8Conv1D:
-        """A Float8Conv1D that shares the parameters of a Conv1D.
+        """A Float8Conv1D that shares the parameters of a Conv1D and takes its hooks.
 
         Raises:
             TypeError: mod is no Conv1D.
-            ValueError: mod has hooks, which would be lost.
         """
         if not is_transposed_linear(mod):
             raise TypeError(f"from_float takes a Conv1D with weight [in, nf], got {type(mod).__name__}")
-        hooks = [name for name in vars(mod) if name.endswith("_hooks") and getattr(mod, name)]
-        if hooks:
-            raise ValueError(
-                f"{mod} has {', '.join(hooks)} that a new module would lose; register them after conversion"
-            )
-        weight: Any = mod.weight
-        new = cls(weight.shape[1], weight.shape[0], device="meta", config=config)
-        new.weight, new.bias = weight, mod.bias  # type: ignore[assignment]  # parameters, as checked
+        plain: Any = mod
+        nx, nf = plain.weight.shape
+        new = cls(nf, nx, device="meta", config=config)
+        take_over(new, plain)
+        new.converted_from = plain.converted_from if isinstance(mod, Float8Conv1D) else type(plain)
         if new.amaxes is not None:
-            new.amaxes = AmaxMemory(new.recipe, weight.device)
-        return new.train(mod.training)
+            new.amaxes = AmaxMemory(new.recipe, plain.weight.device)
+        return new
 
     def reset_parameters(self) -> None:
         """As the original: normal weights of 0.02, biases of 0."""
@@ -86,3 +82,22 @@ def is_transposed_linear(module: nn.Module) -> bool:
         and tuple(bias.shape) == (weight.shape[1],)
         and not list(module.children())
     )
+
+
+@torch.no_grad()
+def own_forward(module: nn.Module) -> str:
+    """Why a module that looks like a Conv1D is none: it computes something else; "" if it does what its name says.
+
+    A row of ones is multiplied to find out, except on "meta".
+    """
+    layer: Any = module
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance and would be lost; convert before that"
+    if layer.weight.is_meta:
+        return ""
+    x = torch.ones(1, layer.weight.shape[0], dtype=layer.weight.dtype, device=layer.weight.device)
+    with torch.autocast(x.device.type, enabled=False):
+        got = type(module).forward(module, x)
+        want = torch.addmm(layer.bias, x, layer.weight)
+    same = isinstance(got, torch.Tensor) and got.shape == want.shape and torch.allclose(got, want, 1e-2, 1e-2)
+    return "" if same else "class Conv1D computes something else than x @ weight + bias, which would be lost"

@@ -48,13 +48,13 @@ class Matmul:
 
     @property
     def name(self) -> str:
-        """The owner without numbers of layers and without ".weight", or the role of attention: the same for all layers."""
+        """The owner with "*" for numbers of layers and without ".weight", or the role of attention: the same for all layers."""
         if self.role.startswith("attention"):
             return self.role
-        parts = [part for part in self.owner.split(".") if part]
+        parts = [part for part in self.owner.split(".") if part and part != "_orig_mod"]
         if len(parts) > 1 and parts[-1] == "weight":
             parts.pop()
-        kept = [part for i, part in enumerate(parts) if not part.isdigit() or i == len(parts) - 1]
+        kept = ["*" if part.isdigit() and i < len(parts) - 1 else part for i, part in enumerate(parts)]
         if self.role != WEIGHT:
             return f"{self.role} in {'.'.join(kept) or 'the model'}"
         return ".".join(kept)
@@ -151,7 +151,8 @@ def text(count: MatmulCount) -> str:
         line = "no matrix product was counted"
     else:
         of = "the step's matmul FLOPs" if not count.uncounted else "the matmul FLOPs that could be counted"
-        line = f"{percent(count.fp8_share)} of {of} in FP8"
+        share = "all" if count.uncounted and count.fp8_share == 1 else percent(count.fp8_share)
+        line = f"{share} of {of} in FP8"
         rest = _short(not_in_fp8(count.matmuls))
         if rest:
             line += "; not in FP8: " + ", ".join(f"{name} {percent(share)}" for name, share in rest.items())
@@ -178,7 +179,8 @@ def _short(shares: dict[str, float]) -> dict[str, float]:
     """Names cut to their last two parts where these tell them apart."""
 
     def cut(name: str) -> str:
-        return name if " " in name else ".".join(name.split(".")[-2:])
+        parts = name.split(".")
+        return name if " " in name else ".".join(parts[-3:] if parts[-2:-1] == ["*"] else parts[-2:])
 
     cuts = [cut(name) for name in shares]
     return {cut(name) if cuts.count(cut(name)) == 1 else name: share for name, share in shares.items()}

@@ -25,8 +25,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core.arguments import check_known, check_type
 from fp8core.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Phase, Uncounted
-from fp8core.flops.formulas import CAUSAL_SHARE, PRODUCT, SCORES, VALUES, Causal, Product, products
+from fp8core.flops.formulas import (
+    CAUSAL_SHARE,
+    PRODUCT,
+    SCORES,
+    VALUES,
+    Causal,
+    Product,
+    grouped_rows,
+    products,
+)
 from fp8core.flops.provenance import Origin, Provenance
+from fp8core.gemm import backend_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +147,7 @@ class MatmulCounter:
         if found is None:
             self._uncounted[str(getattr(func, "overloadpacket", func)), self._module_name()] += 1
         elif found:
-            self._multiplied(func, args, out, found)
+            self._multiplied(func, args, kwargs, out, found)
         elif isinstance(func, OpOverload):
             if func.overloadpacket in _SOFTMAXES:
                 record = self._provenance.of(args[0]).product
@@ -145,7 +155,9 @@ class MatmulCounter:
                     record.role = SCORES
             self._provenance.follow(func, args, out)
 
-    def _multiplied(self, func: Any, args: tuple[Any, ...], out: Any, found: tuple[Product, ...]) -> None:
+    def _multiplied(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, found: tuple[Product, ...]
+    ) -> None:
         operands = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() and arg.is_floating_point()]
         origins = [self._provenance.of(operand) for operand in operands]
         task = torch._C._current_graph_task_id()
@@ -156,19 +168,26 @@ class MatmulCounter:
         )
         shape = () if first is None else tuple(first.shape)
         dtype = _dtype(operands, origins)
+        if func is torch.ops.fp8core.scaled_grouped_mm.default and not backend_named(args[-1]).is_fp8:
+            dtype = EMULATED
+        multiplied = grouped_rows(func, args, kwargs)
+        rows = next((origin.rows for origin in origins if origin.rows), None) if multiplied else None
+        true_share = min(1.0, rows / multiplied) if rows and multiplied else 1.0
+        if rows and first is not None:
+            self._provenance.set(first, Origin(rows=rows))
         for product in found:
             owner, role, source = self._owner(product, origins, task, phase, shape)
             if not owner and role == PRODUCT and source is None and not self._running:
                 phase = "outside"
             record = _Record(
-                owner, role, str(func.overloadpacket), dtype, phase, product.flops, shape, source
+                owner, role, str(func.overloadpacket), dtype, phase, product.flops * true_share, shape, source
             )
             self._records.append(record)
             self._causal_flops += product.flops if product.is_causal and phase != "recompute" else 0
             if phase in ("forward", "recompute"):
                 number = torch._C._autograd._get_sequence_nr() - 1
                 self._made_by.setdefault((task, number), []).append(record)
-                if role == PRODUCT and first is not None:
+                if role == PRODUCT and first is not None and not rows:
                     self._provenance.set(first, Origin(product=record))
 
     def _owner(
@@ -200,14 +219,14 @@ class MatmulCounter:
         return self._module_name(), role, None
 
     def _named(self, origins: list[Origin]) -> list[str]:
-        """Names of the parameters among the operands, one of the running module last."""
+        """Names of the parameters among the operands; one of the running module last, and no bias where there is a weight."""
         names = []
         for origin in origins:
             if origin.parameter is not None:
                 known = self._names[id(origin.parameter)]
                 prefix = f"{self._module_name()}."
                 mine = [name for name in known if name.startswith(prefix) or (prefix == "." and name)]
-                names.append((bool(mine), (mine or known)[0]))
+                names.append(((bool(mine), origin.parameter.dim() > 1), (mine or known)[0]))
         return [name for _, name in sorted(names, key=lambda item: item[0])]
 
     def _has_shape(self, owner: str, shape: tuple[int, ...]) -> bool:

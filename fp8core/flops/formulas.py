@@ -218,8 +218,18 @@ def _attention(
     return Product(SCORES, share * of_scores, is_causal), Product(VALUES, share * of_values, is_causal)
 
 
+def grouped_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Rows that a grouped product multiplies, those that fill up groups included; None for other operators."""
+    place = _GROUPED.get(getattr(func, "overloadpacket", None))
+    if place is None or args[0].dim() == args[1].dim() == 3:
+        return None
+    offsets = args[place] if len(args) > place else kwargs.get("offs")
+    a, b = args[:2]
+    return _rows(offsets, b.shape[1] if a.dim() == 3 else a.shape[0 if b.dim() == 3 else 1])
+
+
 def _grouped_flops(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> float:
-    """Rows that no group has are not multiplied, so they don't count; rows of zeros within a group do."""
+    """Rows that no group has are not multiplied, so they don't count; rows of zeros within a group do here."""
     a, b = args[:2]
     offsets = args[place] if len(args) > place else kwargs.get("offs")
     K, N = a.shape[-1], b.shape[-1]

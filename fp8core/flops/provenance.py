@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOOKUPS = ("embedding",)  # their result is an activation
+_PUTS = ("index_copy", "index_copy_", "index_add", "index_add_")
 _SOFTMAX = ("_softmax", "_safe_softmax", "_masked_softmax")
 
 
@@ -28,12 +29,14 @@ class Origin(NamedTuple):
         of_codes: they were FP8 codes, converted to high precision.
         of_softmax: they are probabilities.
         product: the record of the product of activations that made them.
+        rows: of a matrix whose other rows are zeros that fill up groups, how many there are in truth.
     """
 
     parameter: nn.Parameter | None = None
     of_codes: bool = False
     of_softmax: bool = False
     product: Any = None
+    rows: int | None = None
 
 
 NOTHING = Origin()
@@ -110,9 +113,18 @@ class Provenance:
                 from_codes,
                 any(origin.of_softmax for origin in origins) or name in _SOFTMAX,
                 next((origin.product for origin in origins if origin.product is not None), None),
+                _rows_put(name, args) or next((origin.rows for origin in origins if origin.rows), None),
             )
         for part in _tensors(out):
             self.set(part, origin)
+
+
+def _rows_put(name: str, args: Any) -> int | None:
+    """Rows that an operator puts into a matrix of more rows, as `fp8core.pad_groups` and its derivative do."""
+    if name not in _PUTS or args[1] != 0:
+        return None
+    into, _, index, rows = args[:4]
+    return len(rows) if into.dim() == rows.dim() == 2 and len(index) == len(rows) < len(into) else None
 
 
 def plain_parts(x: Tensor) -> Iterator[Tensor]:
