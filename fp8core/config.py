@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Union
 
 from fp8core.formats import Format, as_element_format, native_pair
 from fp8core.recipe import RECIPES, Cast, Gemm, Granularity, Recipe, recipe_named
@@ -38,6 +38,10 @@ class ScalingGranularity(enum.Enum):
 
     TENSORWISE = "tensorwise"
     AXISWISE = "axiswise"
+
+
+# torchao's alias for annotations; the classes are those of torchao.quantization, for its quantize_
+FP8Granularity: Any = Union["PerTensor", "PerRow", "PerGroup"]  # noqa: F821
 
 
 class Float8LinearRecipeName(enum.Enum):
@@ -121,8 +125,17 @@ class Float8LinearConfig:
                 f"recipe {name!r} can't be written as a Float8LinearConfig, which knows {', '.join(known)}; pass the "
                 f"recipe itself: config={name!r}, or fp8core.RECIPES[{name!r}]"
             )
+        config = Float8LinearConfig.from_recipe(recipe)
+        assert config is not None
+        return config
+
+    @staticmethod
+    def from_recipe(recipe: Recipe) -> Float8LinearConfig | None:
+        """The configuration that means this recipe's casts and GEMMs; None if torchao's configuration has no words for them."""
         casts = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b) if cast is not None]
-        return Float8LinearConfig(
+        if not all(cast.granularity in ("tensorwise", "rowwise") for cast in casts):
+            return None
+        config = Float8LinearConfig(
             cast_config_input=_cast_config(recipe.output.a),
             cast_config_input_for_grad_weight=_cast_config(recipe.grad_weight.b),
             cast_config_weight=_cast_config(recipe.output.b),
@@ -132,8 +145,12 @@ class Float8LinearConfig:
             gemm_config_output=Float8GemmConfig(recipe.output.fast_accum),
             gemm_config_grad_input=Float8GemmConfig(recipe.grad_input.fast_accum),
             gemm_config_grad_weight=Float8GemmConfig(recipe.grad_weight.fast_accum),
+            enable_fsdp_float8_all_gather=recipe.fp8_all_gather,
+            pad_inner_dim=recipe.pad_inner_dim,
+            emulate=recipe.backend.startswith("reference"),
             round_scales_to_power_of_2=any(cast.power_of_two for cast in casts),
         )
+        return config if config.to_recipe().gemms == recipe.gemms else None
 
     def to_recipe(self) -> Recipe:
         """What this configuration means; named after a published recipe if it equals one, else "custom".

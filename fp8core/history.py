@@ -1,7 +1,7 @@
 """What delayed and static scaling remember: the amaxes of a layer's three tensors.
 
-    forward, backward   pending = max(pending, amax of the tensor)
-    update_scales       history = [pending, history without its last], pending = 0
+    forward, backward   pending = max(pending, amax of the tensor)                  where gradients are enabled
+    update_scales       history = [pending, history without its last], pending = 0  for each role that was recorded
                         in_use  = max(history) or history[0]                        (delayed)
                         in_use  = pending, once                                     (static)
 
@@ -9,34 +9,42 @@ All casts of one optimizer step use the same scale, whatever the number of micro
 pipeline schedule and the recomputations of activation checkpointing: `pending` is a maximum, so recording an
 amax twice changes nothing, and only `update_scales` changes `in_use`. Until its first call scales are dynamic.
 
-An amax of 0, Inf or NaN never enters the history; `in_use` then stays as it is.
+An amax of 0, Inf or NaN never enters the history: history and `in_use` of that role then stay as they are. So do those
+of a layer that did not run, such as an idle expert (Transformer Engine #825), and a pass without gradients, such as an
+evaluation, leaves no trace.
+
+Amaxes belong to a training run, not to a model: `state_dict()` of a model holds none, so that it loads strictly into
+the plain model and back. `amax_state_dict` and `load_amax_state_dict` save and load them.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from fp8core.recipe import Recipe
+    from fp8core.recipe import AmaxHistory, Recipe
 
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
+_SAVED = ("history", "in_use")  # between two steps the other buffers hold nothing
 
 
 class AmaxMemory(nn.Module):
-    """The buffers of one layer; they move, checkpoint and load with it, and stay float32.
+    """The buffers of one layer; they move with it and stay float32. `amax_state_dict` saves them.
 
     Attributes:
         history: float32 [3, length], newest first; a row for each of `ROLES`. Empty for static scaling.
         in_use: float32 [3]; 0 = none yet, the cast is dynamic.
-        pending: float32 [3], the largest since the last `advance`; not saved.
+        pending: float32 [3], the largest since the last `advance`.
+        gathered: float32, 0-dimensional: amax of the weight, noted where FSDP2 gathered its codes; a pass with gradients
+            that reads the codes records it.
         ready: roles for which `in_use` holds. Known to Python, so that no cast waits for the device.
         updates: calls of `advance` that changed what is in use.
         compared: it was found that all ranks hold the same layers.
@@ -45,6 +53,7 @@ class AmaxMemory(nn.Module):
     history: torch.Tensor
     in_use: torch.Tensor
     pending: torch.Tensor
+    gathered: torch.Tensor
 
     def __init__(self, recipe: Recipe, device: torch.device | str | None = None) -> None:
         """Buffers for a recipe whose `scaling` is "delayed" or "static"."""
@@ -55,14 +64,16 @@ class AmaxMemory(nn.Module):
         self.updates = 0
         self.compared = False
         length = self.settings.length if self.delayed else 0
-        self.register_buffer("history", torch.zeros(3, length, device=device))
-        self.register_buffer("in_use", torch.zeros(3, device=device))
-        self.register_buffer("pending", torch.zeros(3, device=device), persistent=False)
+        for name, shape in (("history", (3, length)), ("in_use", (3,)), ("pending", (3,)), ("gathered", ())):
+            self.register_buffer(name, torch.zeros(shape, device=device), persistent=False)
 
-    def reset(self) -> None:
-        """Forgets everything; scales are dynamic again."""
-        for buffer in self.buffers():
-            buffer.zero_()
+    def reset(self, device: torch.device | None = None) -> None:
+        """Forgets everything, so that scales are dynamic again; buffers on "meta" are made anew on `device`."""
+        for name, buffer in list(self.named_buffers()):
+            if buffer.is_meta and device is not None:
+                setattr(self, name, torch.zeros(buffer.shape, device=device))
+            else:
+                buffer.zero_()
         self.ready = frozenset()
 
     def of(self, role: str) -> torch.Tensor | None:
@@ -74,14 +85,18 @@ class AmaxMemory(nn.Module):
         pending = self.pending[ROLES.index(role)]
         pending.copy_(torch.maximum(pending, amax))
 
+    def record_gathered(self) -> None:
+        """Notes the amax of a weight whose codes FSDP2 has gathered."""
+        self.record("weight", self.gathered)
+
     def advance(self) -> None:
         """Ends a step, see the module docstring; `look` must follow."""
         usable = self.pending.isfinite() & (self.pending > 0)
         if self.delayed:
-            newest = torch.where(usable, self.pending, 0)
-            self.history.copy_(torch.cat((newest[:, None], self.history[:, :-1]), dim=1))
-            best = self.history.amax(1) if self.settings.algorithm == "max" else newest
-            self.in_use.copy_(torch.where(best > 0, best, self.in_use))
+            rolled = torch.cat((self.pending[:, None], self.history[:, :-1]), dim=1)
+            self.history.copy_(torch.where(usable[:, None], rolled, self.history))
+            best = self.history.amax(1) if self.settings.algorithm == "max" else self.pending
+            self.in_use.copy_(torch.where(usable, best, self.in_use))
         else:
             self.in_use.copy_(torch.where(usable & (self.in_use == 0), self.pending, self.in_use))
         self.pending.zero_()
@@ -98,16 +113,59 @@ class AmaxMemory(nn.Module):
         return self
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
-        """A state_dict without amaxes (of nn.Linear, or of another recipe) loads too: scaling starts afresh."""
-        keys = [prefix + name for name in ("history", "in_use")]
-        if not any(key in state_dict for key in keys):
-            self.reset()
+        """Takes `amaxes.*` of a checkpoint where it has them, as float32 whatever their dtype and `assign`."""
+        found = {name: state_dict[prefix + name] for name in _SAVED if prefix + name in state_dict}
+        if not found:
             return
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for name in _SAVED:
+            value, buffer = found.get(name), getattr(self, name)
+            if value is None:
+                missing_keys.append(prefix + name)
+            elif value.shape != buffer.shape:
+                error_msgs.append(
+                    f"{prefix}{name} has shape {list(value.shape)}; expected {list(buffer.shape)}: the recipe's history "
+                    "has another length than the checkpoint's"
+                )
+            else:
+                buffer.copy_(value)
+        self.pending.zero_()
         self.ready = frozenset()
         look(self)
+
+
+class InUse(NamedTuple):
+    """A layer's amaxes for a pass without gradients: read, never recorded."""
+
+    memory: AmaxMemory
+
+    @property
+    def settings(self) -> AmaxHistory:
+        """Of the recipe."""
+        return self.memory.settings
+
+    def of(self, role: str) -> torch.Tensor | None:
+        """`AmaxMemory.of`."""
+        return self.memory.of(role)
+
+    def record(self, role: str, amax: torch.Tensor) -> None:
+        """Does nothing."""
+
+
+Amaxes = AmaxMemory | InUse
+
+
+def amaxes_of_pass(memory: AmaxMemory | None, gradients: bool) -> Amaxes | None:
+    """What the casts of a pass go by: with gradients the memory itself, else what only reads it."""
+    return memory if memory is None or gradients else InUse(memory)
 
 
 def look(*memories: AmaxMemory) -> None:
@@ -188,3 +246,62 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         look(*memories)
     return len(memories)
+
+
+def amax_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint of delayed or static scaling needs beside `model.state_dict()`, which holds no amaxes.
+
+        torch.save({"model": model.state_dict(), "amaxes": amax_state_dict(model)}, path)
+
+    A run resumed without it starts with dynamic scales, as a new run does. All ranks hold the same amaxes after
+    `update_scales`, so one rank's suffice.
+
+    Args:
+        model: any module; between `update_scales` and the next step.
+
+    Returns:
+        For each layer that remembers amaxes, by fully qualified name, in float32: `NAME.amaxes.history` [3, length] and
+        `NAME.amaxes.in_use` [3], a row for each of `ROLES`. They share memory with the model, as in `state_dict()`.
+    """
+    return {
+        prefix + name: getattr(memory, name).detach()
+        for prefix, memory in _memories(model).items()
+        for name in _SAVED
+    }
+
+
+def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+    """Loads what `amax_state_dict` returned; after `load_state_dict`, which makes amaxes start afresh.
+
+    Args:
+        model: whose layers remember amaxes.
+        state: of any floating dtype and device; kept in float32.
+        strict: False: layers that `state` lacks stay as they are, and its other keys are ignored.
+
+    Raises:
+        RuntimeError: keys that are missing or not expected, or another shape, as `load_state_dict` reports them.
+    """
+    memories = _memories(model)
+    expected = [prefix + name for prefix in memories for name in _SAVED]
+    errors: list[str] = []
+    for prefix, memory in memories.items():
+        memory._load_from_state_dict(dict(state), prefix, {}, strict, [], [], errors)
+    for kind, keys in (
+        ("missing", [key for key in expected if key not in state]),
+        ("unexpected", [key for key in state if key not in expected]),
+    ):
+        if strict and keys:
+            errors.append(f"{kind} keys: {', '.join(keys)}")
+    if errors:
+        raise RuntimeError(f"load_amax_state_dict: {'; '.join(errors)}")
+
+
+def _memories(model: nn.Module) -> dict[str, AmaxMemory]:
+    """By prefix of their keys, without the names of wrappers, which checkpoints leave out too."""
+    found = {}
+    for fqn, memory in model.named_modules():
+        if isinstance(memory, AmaxMemory):
+            for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+                fqn = fqn.replace(wrapper, "")
+            found[f"{fqn}." if fqn else ""] = memory
+    return found

@@ -23,7 +23,7 @@ bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -31,8 +31,9 @@ from torch.distributed.tensor import DTensor
 
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout, scaled_mm
-from fp8core.history import AmaxMemory
+from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.operands import cast_both, cast_one, made_together, serves_both
+from fp8core.replace import take_over
 from fp8core.scaling import check_hp
 from fp8core.sharded import Seen, check_layer, cut_of, shared_amaxes
 from fp8core.shared_input import CastInput, after_autocast, input_casts
@@ -42,11 +43,13 @@ from fp8core.two_casts import TwoCasts
 if TYPE_CHECKING:
     from fp8core.gemm.backend import Backend
     from fp8core.gemm.layout import Scaled
+    from fp8core.history import Amaxes
     from fp8core.microbatch import WeightCache
     from fp8core.recipe import Cast, Gemm, Recipe
     from fp8core.sharded import Cut
 
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
+NEVER_OFFERED = "never offered to convert_to_float8_training"
 
 
 class Float8Linear(nn.Linear):
@@ -57,14 +60,30 @@ class Float8Linear(nn.Linear):
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
         scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
+        converted_from: class of the layer whose place it took; nn.Linear if it took none.
         bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
 
+    is_transposed = (
+        False  # the parameter lies as [in_features, out_features]: `fp8core.transposed.Float8Conv1D`
+    )
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
     scheduled_from: Recipe | None
     bias_deferred: bool
+    converted_from: type[nn.Linear]
+    STATE: ClassVar = frozenset(
+        (
+            "recipe",
+            "amaxes",
+            "weight_cache",
+            "scheduled_from",
+            "bias_deferred",
+            "converted_from",
+            "is_transposed",
+        )
+    )
 
     def __init__(
         self,
@@ -84,6 +103,7 @@ class Float8Linear(nn.Linear):
         self.weight_cache = None
         self.scheduled_from = None
         self.bias_deferred = False
+        self.converted_from = nn.Linear
 
     def reset_parameters(self) -> None:
         """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
@@ -92,28 +112,44 @@ class Float8Linear(nn.Linear):
         if isinstance(amaxes, AmaxMemory):
             amaxes.reset()
 
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """With the weight, amaxes come too or start afresh: they are those of the weight that was."""
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        amaxes = self._modules.get("amaxes")
+        if isinstance(amaxes, AmaxMemory) and f"{prefix}weight" in state_dict:
+            amaxes.reset(self.weight.device)
+
     @classmethod
     def from_float(
         cls, mod: nn.Linear, config: Float8LinearConfig | Recipe | str | None = None
     ) -> Float8Linear:
-        """A Float8Linear that shares mod's parameters; nothing is copied or initialised.
+        """A Float8Linear that shares mod's parameters and takes its hooks; nothing is copied or initialised.
+
+        The forward of a subclass is replaced: `convert_to_float8_training` says where that would lose something.
 
         Raises:
             TypeError: mod is no nn.Linear.
-            ValueError: mod has hooks, which would be lost.
         """
         if not isinstance(mod, nn.Linear):
             raise TypeError(f"from_float takes an nn.Linear, got {type(mod).__name__}")
-        hooks = [n for n in vars(mod) if n.endswith("_hooks") and getattr(mod, n)]
-        if hooks:
-            raise ValueError(
-                f"{mod} has {', '.join(hooks)} that a new module would lose; register them after conversion"
-            )
         new = cls(mod.in_features, mod.out_features, bias=False, device="meta", config=config)
-        new.weight, new.bias = mod.weight, mod.bias
+        take_over(new, mod)
+        new.converted_from = mod.converted_from if isinstance(mod, Float8Linear) else type(mod)
         if new.amaxes is not None:
             new.amaxes = AmaxMemory(new.recipe, mod.weight.device)
-        return new.train(mod.training)
+        return new
+
+    @property
+    def config(self) -> Float8LinearConfig | None:
+        """The recipe in torchao's words, as `layer.config` there; None where its configuration has none for it."""
+        return Float8LinearConfig.from_recipe(self.recipe)
+
+    @property
+    def linear_weight(self) -> torch.Tensor:
+        """The weight as [out_features, in_features], however the parameter lies."""
+        return self.weight.t() if self.is_transposed else self.weight
 
     def forward(self, input: torch.Tensor | CastInput) -> torch.Tensor:
         """`input @ weight.T + bias`.
@@ -132,7 +168,7 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        weight: torch.Tensor = self.weight
+        weight = self.linear_weight
         cut = cut_of(weight)
         bias = None if self.bias_deferred else self.bias
         if cut is None:
@@ -185,8 +221,14 @@ class Float8Linear(nn.Linear):
         if isinstance(flat, Float8Tensor):
             self._check_cast(flat)
         # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
-        cache = None if torch.compiler.is_compiling() or cut is not None else self.weight_cache
-        plan = _Plan(self.recipe, self.amaxes, cache, torch.is_grad_enabled(), cut)
+        # A transposed parameter is another tensor in each call, which the cache doesn't know again
+        uncached = torch.compiler.is_compiling() or cut is not None or self.is_transposed
+        cache = None if uncached else self.weight_cache
+        gradients = torch.is_grad_enabled()
+        memory = amaxes_of_pass(self.amaxes, gradients)
+        if memory is not self.amaxes:
+            cache = None  # what it keeps would not be recorded by the next pass with gradients
+        plan = _Plan(self.recipe, memory, cache, gradients, cut)
         output = _ScaledLinear.apply(flat, weight, *given, plan)
         if (
             input.dim() != 2
@@ -263,7 +305,7 @@ class _Plan(NamedTuple):
     """What the three GEMMs need besides tensors. `trains`: a backward pass can follow."""
 
     recipe: Recipe
-    amaxes: AmaxMemory | None
+    amaxes: Amaxes | None
     cache: WeightCache | None
     trains: bool
     cut: Cut | None
@@ -357,6 +399,8 @@ def _weight_operands(
     """
     recipe = plan.recipe
     first, second = recipe.output.b, recipe.grad_input.b
+    if isinstance(weight, Float8Tensor) and isinstance(plan.amaxes, AmaxMemory):
+        plan.amaxes.record_gathered()
     again = plan.trains and needed_again
     if plan.cache is not None and not isinstance(weight, Float8Tensor):
         lp, lp_again = plan.cache.operands(

@@ -24,7 +24,7 @@ from fp8core.scaling import amax as plain_amax
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from fp8core.history import AmaxMemory
+    from fp8core.history import Amaxes
     from fp8core.recipe import Cast, Kernels, Recipe
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -54,7 +54,7 @@ def cast_one(
     x: torch.Tensor,
     cast: Cast | None,
     dim: int,
-    memory: AmaxMemory | None = None,
+    memory: Amaxes | None = None,
     role: str = "input",
     *,
     kernels: Kernels = "auto",
@@ -88,7 +88,7 @@ def cast_both(
     x: torch.Tensor,
     along_1: Cast | None,
     along_0: Cast | None,
-    memory: AmaxMemory | None = None,
+    memory: Amaxes | None = None,
     role: str = "input",
     *,
     kernels: Kernels = "auto",
@@ -126,7 +126,7 @@ def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
 
 
 def _plain(
-    x: torch.Tensor, cast: Cast, dim: int, memory: AmaxMemory | None, role: str, amax: torch.Tensor | None
+    x: torch.Tensor, cast: Cast, dim: int, memory: Amaxes | None, role: str, amax: torch.Tensor | None
 ) -> Float8Tensor:
     """PyTorch operators: dozens of reads and writes in eager mode."""
     if cast.scaling == "dynamic" or memory is None:
@@ -155,7 +155,7 @@ def _plain(
 
 
 def _one_by_kernel(
-    x: torch.Tensor, cast: Cast, memory: AmaxMemory | None, role: str, amax: torch.Tensor | None
+    x: torch.Tensor, cast: Cast, memory: Amaxes | None, role: str, amax: torch.Tensor | None
 ) -> Float8Tensor:
     """x [M, K] for a contraction of K."""
     dtype, pow2 = cast.format.dtype, cast.power_of_two
@@ -178,7 +178,7 @@ def _one_by_kernel(
 
 
 def _both_by_kernel(
-    x: torch.Tensor, cast: Cast, memory: AmaxMemory | None, role: str, amax: torch.Tensor | None
+    x: torch.Tensor, cast: Cast, memory: Amaxes | None, role: str, amax: torch.Tensor | None
 ) -> tuple[Float8Tensor, Float8Tensor]:
     """x [M, K] for a contraction of K, and for one of M: the transposed codes, seen as [M, K] column-major."""
     dtype, pow2 = cast.format.dtype, cast.power_of_two
@@ -211,11 +211,11 @@ def _both_by_kernel(
     )
 
 
-def expected_amax(cast: Cast, memory: AmaxMemory | None, role: str) -> torch.Tensor | None:
+def expected_amax(cast: Cast, memory: Amaxes | None, role: str) -> torch.Tensor | None:
     """The amax of earlier steps that a delayed or static cast goes by, once there is one."""
     return None if cast.scaling == "dynamic" or memory is None else memory.of(role)
 
 
-def _record(cast: Cast, memory: AmaxMemory | None, role: str, seen: torch.Tensor) -> None:
+def _record(cast: Cast, memory: Amaxes | None, role: str, seen: torch.Tensor) -> None:
     if cast.scaling != "dynamic" and memory is not None:
         memory.record(role, seen)

@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from fp8core.arguments import check_type
+from fp8core.history import amaxes_of_pass
 from fp8core.kernels import ops, reference
 from fp8core.operands import expected_amax
 from fp8core.scaling import check_hp
@@ -126,7 +127,8 @@ class RMSNorm(nn.Module):
         self, x: torch.Tensor, flat: torch.Tensor, casts: Casts, *layers: Float8Linear
     ) -> CastInput | None:
         """Without a backward pass: codes for the output GEMM alone, where one kernel makes them."""
-        cast, memory = casts[0], layers[0].amaxes
+        gradients = torch.is_grad_enabled()
+        cast, memory = casts[0], amaxes_of_pass(layers[0].amaxes, gradients)
         if cast is None or _autocast_converts(x):
             return None
         dtype, pow2, weight = cast.format.dtype, cast.power_of_two, self.weight.detach()
@@ -138,7 +140,8 @@ class RMSNorm(nn.Module):
                 flat, weight, self.eps, expected, dtype, pow2, margin
             )
             memory.record("input", seen)
-            share_amax(*layers)
+            if gradients:
+                share_amax(*layers)
         else:
             return None
         lp = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
@@ -185,7 +188,8 @@ class SwiGLU(nn.Module):
         left, right = gate.detach(), up.detach()
         if not layers:
             return _SwiGLU.apply(gate, up, ops.swiglu(left, right))
-        casts, memory = shared_casts(*layers), layers[0].amaxes
+        gradients = torch.is_grad_enabled()
+        casts, memory = shared_casts(*layers), amaxes_of_pass(layers[0].amaxes, gradients)
         cast = casts[0]
         expected = None if cast is None else expected_amax(cast, memory, "input")
         if (
@@ -200,7 +204,8 @@ class SwiGLU(nn.Module):
                 *matrices, expected, cast.format.dtype, cast.power_of_two, memory.settings.margin
             )
             memory.record("input", seen)
-            share_amax(*layers)
+            if gradients:
+                share_amax(*layers)
             hp = _SwiGLU.apply(gate, up, without_values(gate))
             lp, lp_gw = (Float8Tensor(c, scale_inv, gate.dtype) for c in (codes, codes_t.t()))
             return CastInput(hp, lp, lp_gw, casts, codes_only=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
 
-    from fp8core.history import AmaxMemory
+    from fp8core.history import Amaxes
     from fp8core.recipe import Cast, Recipe
 
 ORDER = "convert_to_float8_training first, then parallelize_module, then fully_shard"
@@ -179,7 +179,7 @@ class Seen(NamedTuple):
 
 
 def shared_amaxes(
-    cut: Cut | None, recipe: Recipe, memory: AmaxMemory | None, *tensors: Seen
+    cut: Cut | None, recipe: Recipe, memory: Amaxes | None, *tensors: Seen
 ) -> tuple[torch.Tensor | None, ...]:
     """What tensorwise casts of these tensors go by; one all-reduce for all that need one, none if none does.
 
@@ -206,7 +206,7 @@ def shared_amaxes(
     return tuple(next(together) if need else seen.amax for seen, need in zip(tensors, needed, strict=True))
 
 
-def _by_own_amax(cast: Cast, memory: AmaxMemory | None, role: str) -> bool:
+def _by_own_amax(cast: Cast, memory: Amaxes | None, role: str) -> bool:
     return cast.granularity == "tensorwise" and expected_amax(cast, memory, role) is None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from fp8core.arguments import check_type
+from fp8core.history import amaxes_of_pass
 from fp8core.operands import cast_both, cast_one
 from fp8core.scaling import check_hp
 from fp8core.sharded import Seen, cut_of, shared_amaxes
@@ -67,7 +68,7 @@ def cast_input(x: torch.Tensor, *layers: Reader) -> CastInput:
     Args:
         x: float32, bfloat16 or float16, [..., K]; converted first under autocast.
         layers: at least one; their recipes must cast the input alike. Delayed scaling takes the first one's
-            amaxes and records what it saw in all.
+            amaxes and, where gradients are enabled, records what it saw in all.
 
     Raises:
         ValueError: no layer, layers whose recipes cast the input differently, or another last dimension than theirs.
@@ -119,7 +120,8 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
         if part.dim() == 0 or part.shape[-1] != K:
             raise ValueError(f"input has shape {list(part.shape)}; expected [..., {K}] for {layer}")
     flat = part.detach().reshape(-1, part.shape[-1])
-    recipe, memory = layers[0].recipe, layers[0].amaxes
+    gradients = torch.is_grad_enabled()
+    recipe, memory = layers[0].recipe, amaxes_of_pass(layers[0].amaxes, gradients)
     kernels = recipe.kernels
     (amax,) = shared_amaxes(cut, recipe, memory, Seen(flat, "input", casts, amax))
     trains = reads_for_grad_weight(*layers)
@@ -128,7 +130,8 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
             lp, lp_gw = cast_both(flat, *casts, memory, "input", kernels=kernels, amax=amax)
         else:
             lp, lp_gw = cast_one(flat, casts[0], 1, memory, "input", kernels=kernels, amax=amax), None
-        share_amax(*layers)
+        if gradients:
+            share_amax(*layers)
     return CastInput(x, lp, lp_gw, casts)
 
 

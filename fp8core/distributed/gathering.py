@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fp8core.cast import scale_and_cast
-from fp8core.history import max_over_ranks
+from fp8core.history import amaxes_of_pass, max_over_ranks
 from fp8core.operands import cast_one, serves_both
 from fp8core.scaling import amax as amax_of
 from fp8core.sharded import Cut, Seen, shared_amaxes
@@ -28,7 +28,7 @@ from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
-    from fp8core.history import AmaxMemory
+    from fp8core.history import Amaxes
     from fp8core.linear import Float8Linear
     from fp8core.recipe import Cast, Recipe
 
@@ -56,7 +56,8 @@ def gather_input(x: DTensor, layer: Float8Linear) -> CastInput:
     Returns:
         CastInput of all tokens; gradients flow to x's parts.
     """
-    codes, again = _both_gathered(x, layer.recipe, layer.amaxes, reads_for_grad_weight(layer))
+    memory = amaxes_of_pass(layer.amaxes, torch.is_grad_enabled())
+    codes, again = _both_gathered(x, layer.recipe, memory, reads_for_grad_weight(layer))
     return CastInput(_WithoutValues.apply(x), codes, again, input_casts(layer.recipe), codes_only=True)
 
 
@@ -83,7 +84,7 @@ def scatter_output(y: DTensor, placement: Shard, layer: Float8Linear) -> DTensor
 
 
 def _both_gathered(
-    x: DTensor, recipe: Recipe, memory: AmaxMemory | None, trains: bool
+    x: DTensor, recipe: Recipe, memory: Amaxes | None, trains: bool
 ) -> tuple[Float8Tensor, Float8Tensor | None]:
     """Codes [M, K] for the output GEMM, and for grad_weight if it will run."""
     first, second = input_casts(recipe)
@@ -96,9 +97,7 @@ def _both_gathered(
     return codes, codes if serves_both(first, second) else _gathered_by_feature(x, second)
 
 
-def _gathered_cast(
-    x: DTensor, cast: Cast, recipe: Recipe, memory: AmaxMemory | None, role: str
-) -> Float8Tensor:
+def _gathered_cast(x: DTensor, cast: Cast, recipe: Recipe, memory: Amaxes | None, role: str) -> Float8Tensor:
     """x's parts cast along the last dimension and gathered: a Float8Tensor of x's shape."""
     with torch.no_grad():
         part = x.to_local()

@@ -227,10 +227,10 @@ def scale_for_gather(layer: Float8Linear, dtype: torch.dtype) -> Scales:
     seen = known.amax.to(dtype).float()
     for sharer in known.sharers:
         assert sharer.amaxes is not None
-        # A compiled block keeps `pending` from its forward for its backward pass, and in between its weights are gathered
-        # again. It goes on from what is in memory then, which this maximum leaves right.
-        with _unsafe_preserve_version_counter(sharer.amaxes.pending):
-            sharer.amaxes.record("weight", seen)
+        # Recorded by the pass that reads the codes, if it has gradients. A compiled block can keep buffers from its forward
+        # for its backward pass, and in between its weights are gathered again, with the same amax.
+        with _unsafe_preserve_version_counter(sharer.amaxes.gathered):
+            sharer.amaxes.gathered.copy_(seen)
     expected = expected_amax(cast, layer.amaxes, "weight")
     if expected is None or layer.amaxes is None:
         return _scales(known.amax, cast, dtype)

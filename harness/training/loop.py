@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fp8core import PrecisionSchedule
+from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
 from fp8core.gemm import backend_named
 from harness.errors import UsageError, one_line, out_of_memory
 from harness.training.batches import digest
@@ -296,6 +296,7 @@ class _Run:
             self.step,
             {
                 "model": self.trainee.model.state_dict(),
+                "amaxes": amax_state_dict(self.trainee.model),
                 "optimizer": self.trainee.optimizer.state_dict(),
                 "schedule": self.job.schedule.state_dict(),
                 "rng": torch.get_rng_state(),
@@ -313,6 +314,8 @@ class _Run:
             return
         self.step, state = found
         self.trainee.model.load_state_dict(state["model"])
+        if "amaxes" in state:  # checkpoints of before had them in the model's state
+            load_amax_state_dict(self.trainee.model, state["amaxes"])
         self.trainee.optimizer.load_state_dict(state["optimizer"])
         self.job.schedule.load_state_dict(state["schedule"])
         torch.set_rng_state(state["rng"].cpu())

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fp8core import amax_state_dict
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -56,7 +58,7 @@ class Residency:
         tied = dict(model.named_parameters(remove_duplicate=False))
         self._buffers = {
             name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
-            for name, value in model.state_dict().items()
+            for name, value in (model.state_dict() | amax_state_dict(model)).items()
             if name not in tied
         }
         self._leave()

@@ -58,9 +58,7 @@ def test_swaps_what_it_can_and_says_why_not() -> None:
     got = reasons(model)
     assert got["up"] == got["down"] == ""
     assert got["head"].startswith("N=10 (columns of B) is not a multiple of 16")
-    assert got["attention.out_proj"].startswith(
-        "class NonDynamicallyQuantizableLinear is not exactly nn.Linear"
-    )
+    assert got["attention.out_proj"].startswith("nn.MultiheadAttention reads the weight of its out_proj")
 
 
 def test_filter_sees_module_and_name_and_is_recorded() -> None:
@@ -198,13 +196,6 @@ def test_a_device_without_fp8_is_refused_before_anything_is_swapped(monkeypatch:
         convert_to_float8_training(model)
     assert type(model.up) is nn.Linear
     convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
-
-
-def test_hooks_are_not_lost_silently() -> None:
-    model = Block()
-    model.up.register_forward_hook(lambda *_: None)
-    with pytest.raises(ValueError, match="register them after conversion"):
-        convert_to_float8_training(model)
 
 
 BAD: list[tuple[object, type[Exception], str]] = [

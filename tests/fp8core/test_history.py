@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import math
@@ -17,8 +18,11 @@ from fp8core import (
     Float8Linear,
     PrecisionSchedule,
     Recipe,
+    amax_state_dict,
     cast_input,
     convert_to_float8_training,
+    load_amax_state_dict,
+    microbatches,
     update_scales,
 )
 from fp8core.cast import cast_with_amax, scale_and_cast
@@ -155,10 +159,11 @@ def test_state_checkpoints_moves_and_stays_float32(name: str) -> None:
     step(layer, x)
     update_scales(layer)
     buffer = io.BytesIO()
-    torch.save(layer.state_dict(), buffer)
+    torch.save({"model": layer.state_dict(), "amaxes": amax_state_dict(layer)}, buffer)
     buffer.seek(0)
-    again = Float8Linear(32, 48, config=name)
-    again.load_state_dict(torch.load(buffer, weights_only=True))
+    again, state = Float8Linear(32, 48, config=name), torch.load(buffer, weights_only=True)
+    again.load_state_dict(state["model"])
+    load_amax_state_dict(again, state["amaxes"])
     assert again.amaxes.ready
     assert torch.equal(again(3 * x), layer(3 * x))
     assert layer.bfloat16().amaxes.in_use.dtype == torch.float32
@@ -172,7 +177,7 @@ def test_plain_state_dicts_load_and_start_afresh() -> None:
     plain = nn.Linear(32, 48)
     layer.load_state_dict(plain.state_dict())
     assert not layer.amaxes.ready
-    plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "amaxes" not in k})
+    plain.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x), Float8Linear.from_float(plain, "tensorwise")(x))
 
 
@@ -244,3 +249,176 @@ def test_bad_settings() -> None:
         ValueError, match="amax algorithm 'mean' is unknown; expected one of max, most_recent"
     ):
         AmaxHistory(algorithm="mean")
+
+
+def unrecorded(layer: Float8Linear) -> list[torch.Tensor]:
+    return [buffer.clone() for buffer in layer.amaxes.buffers()]
+
+
+@pytest.mark.parametrize("kernels", ["never", "always"])
+@pytest.mark.parametrize("name", ["delayed", "static"])
+@pytest.mark.parametrize("route", ["layer", "shared", "inference"])
+def test_a_pass_without_gradients_records_nothing(name: str, kernels: str, route: str) -> None:
+    """Oracle: the buffers before the pass, in the first step (dynamic) and in a later one (scaled by the history)."""
+    layer = Float8Linear(32, 48, config=dataclasses.replace(RECIPES[name], kernels=kernels))
+    for _ in range(2):
+        before = unrecorded(layer)
+        unusual = 1000 * torch.randn(16, 32)
+        with torch.inference_mode() if route == "inference" else torch.no_grad():
+            layer(cast_input(unusual, layer) if route == "shared" else unusual)
+        assert all(map(torch.equal, unrecorded(layer), before))
+        step(layer, torch.randn(16, 32))
+        assert layer.amaxes.pending.all()
+        update_scales(layer)
+
+
+def test_reentrant_checkpointing_records_in_its_second_pass() -> None:
+    """Oracle: without checkpointing; the first pass of a reentrant checkpoint runs without gradients."""
+    pending = []
+    for ac in (False, True):
+        torch.manual_seed(0)
+        layer, x = Float8Linear(32, 48, config="delayed"), torch.randn(16, 32, requires_grad=True)
+        output = checkpoint(layer, x, use_reentrant=True) if ac else layer(x)
+        output.square().mean().backward()
+        pending.append(layer.amaxes.pending)
+    assert torch.equal(*pending)
+
+
+@pytest.mark.parametrize("name", ["delayed", "static"])
+def test_evaluation_between_steps_leaves_training_bitwise_alone(name: str) -> None:
+    """Oracle: the same training without evaluation; its data is a thousand times larger."""
+
+    def train(evaluate: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 16), nn.Linear(16, 16))
+        convert_to_float8_training(model, config=name)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        batches, unusual = torch.randn(12, 2, 16, 32), 1000 * torch.randn(16, 32)
+        for halves in batches:
+            for x in halves:
+                model(x).square().mean().backward()
+                if evaluate:
+                    with torch.no_grad():
+                        model(unusual)
+            optimizer.step()
+            optimizer.zero_grad()
+            update_scales(model)
+        return [*model.parameters(), *model.buffers()]
+
+    assert all(map(torch.equal, train(False), train(True)))
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+def test_an_idle_layer_keeps_its_amaxes(algorithm: str) -> None:
+    """Oracle: Transformer Engine #825: the history is rolled only for modules that ran. Before, an expert that idled
+    for the length of the history forgot its 8 at the first small batch, and saturated at the next one of 8."""
+    busy, idle = (Float8Linear(32, 48, config=recipe(length=4, algorithm=algorithm)) for _ in range(2))
+    model = nn.ModuleList((busy, idle))
+    for layer in model:
+        step(layer, torch.full((16, 32), 8.0))
+    update_scales(model)
+    before = unrecorded(idle)
+    for _ in range(6):
+        step(busy, torch.ones(16, 32))
+        update_scales(model)
+    assert busy.amaxes.in_use[0] == 1
+    assert all(map(torch.equal, unrecorded(idle), before))
+    step(idle, torch.ones(16, 32))
+    update_scales(model)
+    assert idle.amaxes.in_use[0] == (8 if algorithm == "max" else 1)
+
+
+def test_a_role_that_was_not_cast_keeps_its_amax() -> None:
+    """A frozen layer on data: no gradient is ever cast, and what an earlier phase recorded of gradients stays."""
+    m = memory(length=2)
+    feed(m, 4.0)
+    for _ in range(3):
+        m.record("input", torch.tensor(2.0))
+        m.advance()
+    assert m.in_use.tolist() == [2, 1, 1]
+    assert m.history.tolist() == [[2, 2], [1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_amaxes_of_an_old_checkpoint_load_as_float32(dtype: torch.dtype, assign: bool) -> None:
+    """Oracle: the checkpoint's values, converted; a bfloat16 amax in use would be rounded at each update."""
+    layer = Float8Linear(32, 48, config="delayed")
+    step(layer, torch.randn(16, 32))
+    update_scales(layer)
+    old = layer.state_dict() | amax_state_dict(layer)  # once, amaxes were a part of the model's state
+    low = {key: value.to(dtype) for key, value in old.items()}
+    again = Float8Linear(32, 48, config="delayed")
+    again.load_state_dict(low, assign=assign)
+    assert all(buffer.dtype == torch.float32 for buffer in again.amaxes.buffers())
+    assert torch.equal(again.amaxes.in_use, low["amaxes.in_use"].float())
+    assert again.amaxes.in_use.data_ptr() != low["amaxes.in_use"].data_ptr()
+    assert again.amaxes.ready == frozenset(ROLES)
+
+
+def test_state_dicts_load_strictly_into_the_plain_model_and_back() -> None:
+    """Oracle: nn.Module.load_state_dict(strict=True), and equal outputs of the two FP8 models."""
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 16))
+    plain = copy.deepcopy(model)
+    convert_to_float8_training(model, config="delayed")
+    x = torch.randn(16, 32)
+    step(model, x)
+    update_scales(model)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    plain.load_state_dict(model.state_dict(), strict=True)
+    again = convert_to_float8_training(copy.deepcopy(plain), config="delayed")
+    again.load_state_dict(plain.state_dict(), strict=True)
+    load_amax_state_dict(again, amax_state_dict(model))
+    with torch.no_grad():
+        assert torch.equal(again(3 * x), model(3 * x))
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert not model[0].amaxes.ready
+
+
+def test_loading_part_of_a_model_keeps_the_amaxes_of_the_rest() -> None:
+    """As adapters are loaded: `load_state_dict(strict=False)` without a layer's weight is not about that layer."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)), config="delayed")
+    step(model, torch.randn(16, 32))
+    update_scales(model)
+    before = amax_state_dict(model)["0.amaxes.in_use"].clone()
+    model.load_state_dict({"1.weight": torch.zeros(16, 48)}, strict=False)
+    assert torch.equal(model[0].amaxes.in_use, before)
+    assert model[0].amaxes.ready
+    assert not model[1].amaxes.ready
+
+
+def test_a_meta_model_takes_a_checkpoint_by_assign() -> None:
+    """Oracle: the model that was saved; torch leaves buffers that no checkpoint has on "meta"."""
+    layer, x = Float8Linear(32, 48, config="delayed"), torch.randn(16, 32)
+    step(layer, x)
+    update_scales(layer)
+    empty = Float8Linear(32, 48, config="delayed", device="meta")
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    load_amax_state_dict(empty, amax_state_dict(layer))
+    assert torch.equal(empty(3 * x), layer(3 * x))
+    step(empty, x)
+    assert empty.amaxes.pending.all()
+
+
+def test_amaxes_that_do_not_fit_are_refused() -> None:
+    model = nn.Sequential(Float8Linear(32, 48, config="delayed"))
+    state = amax_state_dict(model)
+    assert sorted(state) == ["0.amaxes.history", "0.amaxes.in_use"]
+    with pytest.raises(
+        RuntimeError, match=r"missing keys: 0\.amaxes\.history, .*; unexpected keys: 1\.amaxes"
+    ):
+        load_amax_state_dict(model, {f"1.{key[2:]}": value for key, value in state.items()})
+    load_amax_state_dict(model, {}, strict=False)
+    other = nn.Sequential(Float8Linear(32, 48, config=recipe(length=3)))
+    with pytest.raises(RuntimeError, match=r"history has shape \[3, 3\]; expected \[3, 1024\]"):
+        load_amax_state_dict(model, amax_state_dict(other))
+
+
+def test_microbatches_keep_no_cast_of_an_evaluation() -> None:
+    """Oracle: the pending amax without evaluation; a kept cast is recorded where it is made."""
+    layer, x = Float8Linear(32, 48, config="delayed"), torch.randn(16, 32)
+    with microbatches(layer):
+        with torch.no_grad():
+            layer(x)
+        step(layer, x)
+    assert layer.amaxes.pending[1] == layer.weight.abs().max()
