@@ -33,7 +33,9 @@ class Task(lightning.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        fp8core.update_scales(self.model)  # not in on_before_zero_grad, which Lightning calls before the backward pass
+        fp8core.update_scales(
+            self.model
+        )  # not in on_before_zero_grad, which Lightning calls before the backward pass
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["amaxes"] = fp8core.amax_state_dict(self)

@@ -21,12 +21,16 @@ STEPS, RATE = 24, 2e-2
 
 def with_lora(model: nn.Module) -> nn.Module:
     torch.manual_seed(1)
-    settings = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], lora_dropout=0.0)
+    settings = peft.LoraConfig(
+        r=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"], lora_dropout=0.0
+    )
     return peft.get_peft_model(model, settings)
 
 
 def converted(model: nn.Module) -> nn.Module:
-    return convert_to_float8_training(model, config="rowwise", module_filter_fn=lambda _, fqn: "lora" not in fqn)
+    return convert_to_float8_training(
+        model, config="rowwise", module_filter_fn=lambda _, fqn: "lora" not in fqn
+    )
 
 
 @pytest.mark.parametrize("order", ["lora first", "fp8 first"])

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 VOCABULARY = 128
-_SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 def made(name: str, seed: int = 0) -> nn.Module:
@@ -50,7 +55,14 @@ def _gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        vocab_size=VOCABULARY,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
     )
     return GPT2LMHeadModel(config)
 
@@ -74,7 +86,11 @@ def _bert() -> Any:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        **_SIZES, intermediate_size=128, hidden_dropout_prob=0, attention_probs_dropout_prob=0, max_position_embeddings=64
+        **_SIZES,
+        intermediate_size=128,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+        max_position_embeddings=64,
     )
     return BertForMaskedLM(config)
 
@@ -94,4 +110,6 @@ def largest_difference(found: list[float], expected: list[float]) -> float:
 def report(what: str, bf16: list[float], fp8: list[float]) -> None:
     """Losses side by side, for `pytest -s`."""
     shown = " ".join(f"{b:.3f}/{f:.3f}" for b, f in zip(bf16[::4], fp8[::4], strict=True))
-    print(f"\n{what}: bf16/fp8 every 4th step {shown}; largest difference {largest_difference(fp8, bf16):.2%}")
+    print(
+        f"\n{what}: bf16/fp8 every 4th step {shown}; largest difference {largest_difference(fp8, bf16):.2%}"
+    )

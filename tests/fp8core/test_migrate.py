@@ -68,7 +68,9 @@ def test_every_public_name_of_torchao_has_a_line() -> None:
 
 def test_what_the_page_calls_present_is_what_install_gives() -> None:
     given = {
-        f"{module}.{name}".removeprefix("torchao.float8.") for module, names in NAMES.items() for name in names
+        f"{module}.{name}".removeprefix("torchao.float8.")
+        for module, names in NAMES.items()
+        for name in names
     }
     given |= {"config.e4m3_dtype", "config.e5m2_dtype", "fsdp_utils.WeightWithDynamicFloat8CastTensor"}
     present = {name for name, verdict in lines().items() if verdict != "absent"}
