@@ -9,9 +9,10 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, convert, schedule, verify.
+microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify.
 """
 
+from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.auto_filter import _auto_filter_for_recipe
 from fp8core.config import (
     CastConfig,
@@ -22,7 +23,7 @@ from fp8core.config import (
     ScalingGranularity,
     ScalingType,
 )
-from fp8core.convert import Audit, LayerAudit, audit, convert_to_float8_training
+from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.tensor_parallel import (
     Float8ColwiseParallel,
     Float8RowwiseParallel,
@@ -31,6 +32,7 @@ from fp8core.distributed.tensor_parallel import (
     check_plan,
 )
 from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
+from fp8core.flops import Matmul, MatmulCount, MatmulCounter, count_matmuls
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
@@ -39,11 +41,13 @@ from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
 from fp8core.linear import Float8Linear
 from fp8core.microbatch import microbatches
 from fp8core.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
+from fp8core.other_weights import WeightAudit
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
 from fp8core.shared_input import CastInput, cast_input
 from fp8core.tensor import Float8Tensor, quantize
+from fp8core.transposed import Float8Conv1D
 from fp8core.verify import Proof, verify
 
 __all__ = [
@@ -63,6 +67,7 @@ __all__ = [
     "ExpertsAudit",
     "FP8Granularity",
     "Float8ColwiseParallel",
+    "Float8Conv1D",
     "Float8GemmConfig",
     "Float8Linear",
     "Float8LinearConfig",
@@ -73,6 +78,9 @@ __all__ = [
     "Gemm",
     "GroupedMatmul",
     "LayerAudit",
+    "Matmul",
+    "MatmulCount",
+    "MatmulCounter",
     "PaddedGroups",
     "PrecisionSchedule",
     "PrepareFloat8ModuleInput",
@@ -82,6 +90,7 @@ __all__ = [
     "ScalingGranularity",
     "ScalingType",
     "SwiGLU",
+    "WeightAudit",
     "_auto_filter_for_recipe",
     "amax_state_dict",
     "async_tp_reason",
@@ -91,6 +100,7 @@ __all__ = [
     "convert_experts_to_float8",
     "convert_to_float8_training",
     "convert_to_high_precision",
+    "count_matmuls",
     "dense_layers_only",
     "grouped_mm",
     "load_amax_state_dict",

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_shard import WeightShard
+from fp8core.experts_interface import take_back
 from fp8core.linear import Float8Linear
 from fp8core.moe import GroupedMatmul
 from fp8core.replace import take_over
@@ -46,6 +47,8 @@ def convert_to_high_precision(module: nn.Module) -> nn.Module:
     for product in module.modules():
         if isinstance(product, GroupedMatmul):
             product.recipe = None
+    for experts in list(module.modules()):
+        take_back(experts)
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fp8core.sharded import Cut
 
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
+NEVER_OFFERED = "never offered to convert_to_float8_training"
 
 
 class Float8Linear(nn.Linear):
@@ -63,6 +64,9 @@ class Float8Linear(nn.Linear):
         bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
 
+    is_transposed = (
+        False  # the parameter lies as [in_features, out_features]: `fp8core.transposed.Float8Conv1D`
+    )
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
@@ -70,7 +74,15 @@ class Float8Linear(nn.Linear):
     bias_deferred: bool
     converted_from: type[nn.Linear]
     STATE: ClassVar = frozenset(
-        ("recipe", "amaxes", "weight_cache", "scheduled_from", "bias_deferred", "converted_from")
+        (
+            "recipe",
+            "amaxes",
+            "weight_cache",
+            "scheduled_from",
+            "bias_deferred",
+            "converted_from",
+            "is_transposed",
+        )
     )
 
     def __init__(
@@ -134,6 +146,11 @@ class Float8Linear(nn.Linear):
         """The recipe in torchao's words, as `layer.config` there; None where its configuration has none for it."""
         return Float8LinearConfig.from_recipe(self.recipe)
 
+    @property
+    def linear_weight(self) -> torch.Tensor:
+        """The weight as [out_features, in_features], however the parameter lies."""
+        return self.weight.t() if self.is_transposed else self.weight
+
     def forward(self, input: torch.Tensor | CastInput) -> torch.Tensor:
         """`input @ weight.T + bias`.
 
@@ -151,7 +168,7 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        weight: torch.Tensor = self.weight
+        weight = self.linear_weight
         cut = cut_of(weight)
         bias = None if self.bias_deferred else self.bias
         if cut is None:
@@ -204,7 +221,9 @@ class Float8Linear(nn.Linear):
         if isinstance(flat, Float8Tensor):
             self._check_cast(flat)
         # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
-        cache = None if torch.compiler.is_compiling() or cut is not None else self.weight_cache
+        # A transposed parameter is another tensor in each call, which the cache doesn't know again
+        uncached = torch.compiler.is_compiling() or cut is not None or self.is_transposed
+        cache = None if uncached else self.weight_cache
         gradients = torch.is_grad_enabled()
         memory = amaxes_of_pass(self.amaxes, gradients)
         if memory is not self.amaxes:

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from fp8core.config import Float8LinearConfig, as_recipe
+from fp8core.experts_interface import experts_per_token, is_experts_interface, let_multiply, take_back
 from fp8core.gemm import backend_named
 from fp8core.gemm.grouped import one_call_reason
 from fp8core.grouped import (
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 _NOTE = "_fp8core_not_converted"  # attribute of a product that a conversion left alone: the reason
 _FILTERED = "left out by module_filter_fn"
-_BY_DEFAULT = "experts stay in high precision unless convert_experts_to_float8 is called"
+EXPERTS_BY_DEFAULT = "experts stay in high precision unless convert_experts_to_float8 is called"
 _MOE_NAMES = frozenset({"experts", "shared_expert", "shared_experts", "router"})
 
 
@@ -138,7 +139,8 @@ def convert_experts_to_float8(
     """Lets the experts of a model multiply in FP8. Their parameters stay as they are, and nothing else is changed.
 
     Args:
-        model: changed in place. Experts are modules that hold a `GroupedMatmul` and parameters of three dimensions.
+        model: changed in place. Experts are modules that hold a `GroupedMatmul` and parameters of three dimensions; those
+            of Hugging Face transformers 5 get one, see `fp8core.experts_interface`.
         config: a configuration, a Recipe or the name of one; default "rowwise".
         module_filter_fn: called with (module, fully qualified name) of each module of experts; False leaves it alone.
         allow_no_conversion: True: a model in which nothing can be converted is returned as it is.
@@ -152,28 +154,48 @@ def convert_experts_to_float8(
     """
     recipe = RECIPES["rowwise"] if config is None else as_recipe(config)
     converted, reasons = 0, []
-    for fqn, module, product in _products(model):
-        if module_filter_fn is not None and not module_filter_fn(module, fqn):
-            setattr(product, _NOTE, _FILTERED)
-            continue
-        if product.recipe not in (None, recipe):
-            raise ValueError(
-                f"{fqn or 'the model'} already runs recipe {product.recipe}, not {recipe}; convert the original model"
-            )
-        reason = _reason_against(module, recipe)
-        if reason:
-            setattr(product, _NOTE, reason)
-            reasons.append(f"{fqn}: {reason}")
-        else:
-            product.recipe = recipe
-            converted += 1
+    _let_experts_multiply(model)
+    try:
+        for fqn, module, product in list(_products(model)):
+            if module_filter_fn is not None and not module_filter_fn(module, fqn):
+                _leave(module, product, _FILTERED)
+                continue
+            if product.recipe not in (None, recipe):
+                raise ValueError(
+                    f"{fqn or 'the model'} already runs recipe {product.recipe}, not {recipe}; convert the original model"
+                )
+            reason = _reason_against(module, recipe)
+            if reason:
+                _leave(module, product, reason)
+                reasons.append(f"{fqn}: {reason}")
+            else:
+                product.recipe = recipe
+                converted += 1
+    finally:
+        for _, module, product in list(_products(model)):
+            if product.recipe is None:
+                take_back(module)
     if not converted and not allow_no_conversion:
         found = (
             "; ".join(reasons)
-            or "it has no module with a GroupedMatmul and stacked weights that the filter takes"
+            or "it has no module with a GroupedMatmul and stacked weights that the filter takes, nor experts of transformers 5"
         )
         raise ValueError(f"no experts were converted to FP8: {found}")
     return model
+
+
+def _let_experts_multiply(model: nn.Module) -> None:
+    """Gives each module of transformers' experts its product."""
+    for module in list(model.modules()):
+        if is_experts_interface(module) and not any(isinstance(m, GroupedMatmul) for m in module.children()):
+            experts = next(weight for _, weight in _stacked(module)).shape[0]
+            let_multiply(module, GroupedMatmul(experts_per_token(module, experts) or 1))
+
+
+def _leave(module: nn.Module, product: GroupedMatmul, reason: str) -> None:
+    """Notes why experts stay in high precision; on the module too, since transformers' lose their product again."""
+    setattr(product, _NOTE, reason)
+    setattr(module, _NOTE, reason)
 
 
 def dense_layers_only(module: nn.Module, fqn: str) -> bool:
@@ -238,7 +260,7 @@ def _audit_weight(fqn: str, weight: nn.Parameter, product: GroupedMatmul) -> Exp
         sizes=(weight.shape[1], weight.shape[2]),
         experts_per_token=product.experts_per_token,
         recipe="" if recipe is None else str(recipe),
-        reason="" if recipe is not None else getattr(product, _NOTE, _BY_DEFAULT),
+        reason="" if recipe is not None else getattr(product, _NOTE, EXPERTS_BY_DEFAULT),
         gemms=len(names),
         fp8_gemms=sum(recipe.gemms[name].is_fp8 for name in names) if recipe is not None and runs else 0,
         route="" if recipe is None else _route(recipe, weight),

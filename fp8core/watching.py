@@ -150,7 +150,7 @@ class Watch:
         known = isinstance(x, Float8Tensor) or (isinstance(given, CastInput) and given.codes_only)
         if not known:
             self._lost(proof, "input", x, recipe.output.a, layer)
-        self._lost(proof, "weight", layer.weight, recipe.output.b, layer)
+        self._lost(proof, "weight", layer.linear_weight, recipe.output.b, layer)
 
     def _multiplied(self, fqn: str, product: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         """As `_called`, of the product of experts; it may take a GEMM for each of them."""

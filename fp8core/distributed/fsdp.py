@@ -45,6 +45,7 @@ def gather_in_fp8(root: nn.Module) -> None:
             afterwards, as with `fully_shard` anyway.
     """
     layers = [m for m in root.modules() if isinstance(m, Float8Linear) and m.recipe.fp8_all_gather]
+    layers = [layer for layer in layers if not layer.is_transposed]
     wanted = [layer for layer in layers if known_of(layer) is None and not recipe_reason(layer.recipe)]
     readers: dict[int, list[tuple[str, nn.Module]]] = {}
     for fqn, module in root.named_modules():

@@ -38,6 +38,8 @@ def high_precision_reason(layer: Float8Linear) -> str:
         return NOT_ASKED
     if reason := recipe_reason(layer.recipe):
         return reason
+    if layer.is_transposed:
+        return "its weight lies as [in, out]"
     if noted := getattr(layer, NOTE, ""):
         return str(noted)
     if known_of(layer) is None:

@@ -329,6 +329,11 @@ def _checked(module: nn.Module, cut: Cut, what: str) -> Float8Linear:
             + (f" ({note})" if note else "")
             + f"; {ORDER}. A layer that stays in high precision takes torch's own style"
         )
+    if module.is_transposed:
+        raise ValueError(
+            f"{what}: the weight of {type(module).__name__} lies as [in, out], which the styles don't cut; leave the layer "
+            "whole, or write it as nn.Linear"
+        )
     if isinstance(module.weight, DTensor):
         raise ValueError(f"{what}: the weight is a DTensor already, on {module.weight.device_mesh}; {ORDER}")
     cut.check(module.in_features, module.out_features, module.recipe)

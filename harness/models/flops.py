@@ -21,23 +21,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
-from fp8core import E5M2, E5M2FNUZ, Float8Linear
-from fp8core.gemm import backend_named
+from fp8core import Float8Linear
+from fp8core.flops import (
+    CAUSAL_SHARE,
+    FP8_DTYPES,
+    attention_flops,
+    count_matmuls,
+    gemm_dtypes,
+    register_with_torch,
+)
 from harness.errors import unknown
-from harness.models.common import FP8_PRODUCTS, CausalAttention, plain_attention
+from harness.models.common import CausalAttention
 from harness.models.llama_moe import Moe, Router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
-    from fp8core import Recipe
-
-FORMULAS: Mapping[str, float] = {"palm": 1.0, "causal": 0.5}  # share of attention's T x T that counts
+# Share of attention's T x T that counts
+FORMULAS: Mapping[str, float] = {"palm": CAUSAL_SHARE["full"], "causal": CAUSAL_SHARE["half"]}
 
 Flops = dict[str, float]
 
@@ -89,47 +93,32 @@ def recomputed(
 
 
 def register_flop_formulas() -> None:
-    """Teaches FlopCounterMode our operators: grouped GEMMs here, those of `fp8core`; may be called again."""
-    own: dict[Any, Callable[..., int]] = {
-        torch.ops.harness.grouped_mm: lambda x, weight, ends, **_: 2 * x[0] * x[1] * weight[2],
-        torch.ops.harness.grouped_mm_weight_grad: lambda x, grad, ends, **_: 2 * x[0] * x[1] * grad[1],
-        torch.ops.fp8core.scaled_grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
-        torch.ops.fp8core.grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
-        torch.ops.fp8core.matmul: lambda a, b_t, *_, **__: 2 * a[0] * a[1] * b_t[0],
-        torch.ops.aten._scaled_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[1],
-    }
-    for op, count in own.items():
-        if op not in flop_registry:
-            register_flop_formula(op)(count)
+    """Teaches FlopCounterMode and `fp8core.flops` our grouped GEMMs, and FlopCounterMode those of `fp8core`; may be called again."""
+    register_with_torch(
+        {
+            torch.ops.harness.grouped_mm: lambda x, weight, ends, **_: 2 * x[0] * x[1] * weight[2],
+            torch.ops.harness.grouped_mm_weight_grad: lambda x, grad, ends, **_: 2 * x[0] * x[1] * grad[1],
+        }
+    )
 
 
 def counted_flops(model: nn.Module, batch: tuple[Tensor, ...], *, high_precision: str = "bf16") -> Flops:
-    """FLOPs of one forward and backward pass as FlopCounterMode counts them while it runs, attention as plain products.
+    """FLOPs of one forward and backward pass as `fp8core.flops` counts them while it runs.
 
     For models and layers that are not ours (`flops_formula_id` "counted"). Runs the model once without adding to any
-    `.grad`. Recomputation is counted too; operators that the counter doesn't know count nothing.
+    `.grad`. Recomputation is counted too; an operator without a formula counts nothing.
     """
     register_flop_formulas()
-    with FlopCounterMode(display=False) as counter, _Fp8Products() as fp8, plain_attention():
+
+    def step() -> None:
         loss = model(*batch)
         torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-    rest = counter.get_total_flops() - sum(fp8.flops.values())
-    return {**fp8.flops, high_precision: float(rest)} if rest else dict(fp8.flops)
 
-
-class _Fp8Products(TorchDispatchMode):
-    """FLOPs of the FP8 matmuls within the block, by the dtype of their operands."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops: defaultdict[str, float] = defaultdict(float)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.overloadpacket in FP8_PRODUCTS:
-            e5m2 = any(operand.dtype in (E5M2.dtype, E5M2FNUZ.dtype) for operand in args[:2])
-            self.flops["e5m2" if e5m2 else "e4m3"] += 2.0 * args[0].numel() * result.shape[-1]
-        return result
+    flops: defaultdict[str, float] = defaultdict(float)
+    counted = count_matmuls(step, model).by_dtype(("forward", "backward", "recompute"))
+    for dtype, amount in counted.items():
+        flops[dtype if dtype in FP8_DTYPES else high_precision] += amount
+    return dict(flops)
 
 
 def _passes(
@@ -143,31 +132,17 @@ def _passes(
         if isinstance(module, nn.Linear):
             gemm = 2.0 * tokens * module.in_features * module.out_features
             recipe = module.recipe if isinstance(module, Float8Linear) else None
-            for dtype in _gemm_dtypes(recipe, high_precision)[: 1 if forward_only else 3]:
+            for dtype in gemm_dtypes(recipe, high_precision)[: 1 if forward_only else 3]:
                 counts[dtype] += gemm
         elif isinstance(module, CausalAttention):
-            product = 2.0 * tokens * seq * module.heads * module.head_dim * FORMULAS[formula]
-            counts[high_precision] += product * (2 if forward_only else 6)
+            both = (
+                sum(attention_flops(batch_size, module.heads, seq, seq, module.head_dim)) * FORMULAS[formula]
+            )
+            counts[high_precision] += both * (1 if forward_only else 3)
         elif isinstance(module, Moe):
             weights = sum(weight[0].numel() for weight in module.experts.parameters())
-            for dtype in _gemm_dtypes(module.experts.multiply.recipe, high_precision)[
+            for dtype in gemm_dtypes(module.experts.multiply.recipe, high_precision)[
                 : 1 if forward_only else 3
             ]:
                 counts[dtype] += 2.0 * tokens * module.top_k * weights
     return counts
-
-
-def _gemm_dtypes(recipe: Recipe | None, high_precision: str) -> list[str]:
-    """Of the output, grad_input and grad_weight GEMM."""
-    if recipe is None:
-        return [high_precision] * 3
-    dtypes = []
-    for gemm in recipe.gemms.values():
-        if gemm.a is None or gemm.b is None:
-            dtypes.append(high_precision)
-        elif not backend_named(recipe.backend).is_fp8:
-            dtypes.append("fp32")
-        else:
-            formats = {gemm.a.format.short, gemm.b.format.short}
-            dtypes.append("e5m2" if "e5m2" in formats else "e4m3")
-    return dtypes

@@ -132,12 +132,11 @@ def test_experts_in_fp8() -> None:
 
 @pytest.mark.parametrize("mode", CHECKPOINTING)
 def test_experts_in_fp8_as_counted(mode: str) -> None:
-    """Oracle: FlopCounterMode on a batch whose tokens all fill whole groups of 16: every token to every expert."""
+    """Oracle: the formula, on a batch whose tokens all fill whole groups of 16: every token to every expert. Rows of
+    padding after the last group, which no expert multiplies, don't count."""
     config = dataclasses.replace(MODELS["llama_moe_tiny"].config, top_k=4)
     spec = dataclasses.replace(MODELS["llama_moe_tiny"], config=config)
     model = convert_experts_to_float8(spec.build(checkpointing=mode), config="rowwise")
     step, again = (f(model, BATCH, SEQ, high_precision="fp32") for f in (step_flops, recomputed))
     got = counted_flops(model, batch(model), high_precision="fp32")
-    padding = got["e4m3"] / (step["e4m3"] + again.get("e4m3", 0))
-    rows = BATCH * SEQ * 4
-    assert padding == pytest.approx((rows + 4 * 15) // 16 * 16 / rows)
+    assert got["e4m3"] == step["e4m3"] + again.get("e4m3", 0)

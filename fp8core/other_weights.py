@@ -1,0 +1,129 @@
+"""Parameters that take part in matrix products and belong to no nn.Linear and to no converted experts: why none is FP8.
+
+Found by shape and owner, since a module's forward cannot be read: each parameter with two sizes above 1, except what is
+only looked up (embeddings) or multiplied element by element (gains of norms). A step that is counted tells which of
+them really multiply, see `fp8core.audit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from fp8core.experts_interface import experts_per_token, is_experts_interface
+from fp8core.linear import NEVER_OFFERED, WHY_NOT
+from fp8core.moe import EXPERTS_BY_DEFAULT, GroupedMatmul
+from fp8core.transposed import is_transposed_linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.PReLU, _NormBase)
+_LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
+_ROUTERS = ("router", "gate")
+# Modules whose forward is known to hold no product besides those of their own parameters
+_PLAIN = (
+    nn.Linear,
+    nn.Sequential,
+    nn.Identity,
+    nn.Flatten,
+    nn.Unflatten,
+    *_ELEMENTWISE,
+    *_LOOKED_UP,
+    _ConvNd,
+)
+_PLAIN_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.dropout", "torch.nn.modules.pooling")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightAudit:
+    """One parameter that multiplies, or may, outside of nn.Linear and `GroupedMatmul`. None of them is in FP8.
+
+    Attributes:
+        fqn: fully qualified name of the parameter.
+        kind: class of the module that owns it.
+        shape: as it lies.
+        reason: why it is not FP8, and what to do.
+        gemms: of one forward and backward pass.
+        flops_of_a_gemm: FLOPs of one of them divided by tokens: two for each element that a token meets once.
+    """
+
+    fqn: str
+    kind: str
+    shape: tuple[int, ...]
+    reason: str
+    gemms: int
+    flops_of_a_gemm: int
+
+
+def audit_weights(model: nn.Module) -> tuple[WeightAudit, ...]:
+    """Each such parameter of a model, shared ones once; nn.Linear layers and experts with a `GroupedMatmul` have rows of their own."""
+    return tuple(_rows(model))
+
+
+def products_are_known(model: nn.Module) -> bool:
+    """Whether the classes of a model's modules leave no room for products without a parameter, such as attention's."""
+    return all(
+        (isinstance(module, _PLAIN) and type(module).__module__.startswith(("torch.nn.", "fp8core.")))
+        or (type(module).__module__ in _PLAIN_MODULES and not isinstance(module, nn.MultiheadAttention))
+        for module in model.modules()
+    )
+
+
+def _rows(model: nn.Module) -> Iterator[WeightAudit]:
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    seen: set[int] = set()
+    for fqn, module in model.named_modules():
+        if isinstance(module, (nn.Linear, *_ELEMENTWISE, *_LOOKED_UP)):
+            continue
+        stacked = any(isinstance(child, GroupedMatmul) for child in module.children())
+        for name, parameter in module.named_parameters(recurse=False):
+            shape = tuple(parameter.shape)
+            has_row = id(parameter) in linear or (stacked and len(shape) == 3)
+            if has_row or id(parameter) in seen or sum(size > 1 for size in shape) < 2 or "bias" in name:
+                continue
+            seen.add(id(parameter))
+            experts = shape[0] if len(shape) == 3 and not isinstance(module, _ConvNd) else 1
+            yield WeightAudit(
+                fqn=f"{fqn}.{name}" if fqn else name,
+                kind=type(module).__name__,
+                shape=shape,
+                reason=_reason(module, fqn, shape),
+                gemms=2 + parameter.requires_grad,
+                flops_of_a_gemm=2
+                * parameter.numel()
+                // experts
+                * (experts_per_token(module, experts) or experts),
+            )
+
+
+def _reason(module: nn.Module, fqn: str, shape: tuple[int, ...]) -> str:
+    kind = type(module).__name__
+    noted = getattr(module, WHY_NOT, "")
+    if noted:
+        return str(noted)
+    if is_transposed_linear(module):
+        return NEVER_OFFERED
+    if isinstance(module, nn.MultiheadAttention):
+        return (
+            "nn.MultiheadAttention multiplies it by itself, without a Linear; write q, k and v as nn.Linear and call "
+            "scaled_dot_product_attention"
+        )
+    if isinstance(module, _ConvNd):
+        return "a convolution, for which there are no FP8 GEMMs here"
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return f"{kind} multiplies it in a kernel of PyTorch's, which has no FP8"
+    if len(shape) == 3:
+        if is_experts_interface(module):
+            return EXPERTS_BY_DEFAULT
+        return (
+            f"class {kind} multiplies its stacked weights by itself; call fp8core.GroupedMatmul in its forward, then "
+            "convert_experts_to_float8"
+        )
+    if len(shape) == 2 and any(part in (kind + fqn.rpartition(".")[2]).lower() for part in _ROUTERS):
+        return "a router, whose small differences choose the experts: high precision is meant"
+    return f"class {kind} uses it by itself; if it multiplies, make it an nn.Linear to convert it"
