@@ -44,7 +44,6 @@ def train(precision: str) -> dict[str, Any]:
         "fp8": len(fp8),
         "world": accelerator.num_processes,
         "kind": kind,
-        "gathers": [*gathers],
     }
 
 

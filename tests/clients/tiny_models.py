@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fp8core import update_scales
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -41,6 +43,7 @@ def losses(model: nn.Module, steps: int = 24, lr: float = 3e-3) -> list[float]:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        update_scales(model)
         found.append(float(loss.detach()))
     return found
 
