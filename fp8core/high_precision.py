@@ -61,7 +61,8 @@ def _plain(layer: Float8Linear, unwrapped: dict[int, nn.Parameter]) -> nn.Linear
     kind = layer.converted_from
     linear = kind.__new__(kind)
     nn.Module.__init__(linear)
-    linear.in_features, linear.out_features = layer.in_features, layer.out_features
+    if isinstance(linear, nn.Linear):
+        linear.in_features, linear.out_features = layer.in_features, layer.out_features
     take_over(linear, layer, drop_hooks_of="fp8core")
     weight = linear.weight
     if isinstance(weight, WeightShard):

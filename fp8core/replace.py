@@ -65,7 +65,8 @@ def take_over(new: nn.Linear, old: nn.Linear, drop_hooks_of: str = "") -> None:
         old: the layer whose place it takes.
         drop_hooks_of: a package whose own hooks are not moved.
     """
-    new.weight, new.bias = old.weight, old.bias
+    for name in ("weight", "bias"):
+        new.register_parameter(name, getattr(old, name))
     for name in _HOOKS:
         hooks = getattr(old, name)
         setattr(new, name, hooks)

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import fp8core
+from fp8core.distributed.weight_shard import WeightShard
 from fp8core.formats import native_pair
 
 FOLLOWS = "0.18.0"  # the torchao whose names these are
@@ -136,6 +137,8 @@ def _module(name: str) -> ModuleType:
     if name == "torchao.float8.config":
         e4m3, e5m2 = native_pair()
         held |= {"e4m3_dtype": e4m3.dtype, "e5m2_dtype": e5m2.dtype}
+    if name == "torchao.float8.fsdp_utils":
+        held["WeightWithDynamicFloat8CastTensor"] = WeightShard  # accelerate looks for weights of this class
     vars(module).update(held)
     vars(module)["__all__"] = sorted(held)
     return module

@@ -58,6 +58,11 @@ class WeightShard(torch.Tensor):
     hp: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own idiom
 
+    @property
+    def _tensor(self) -> torch.Tensor:
+        """`hp` by the name of torchao's class, by which accelerate finds the memory of a parameter."""
+        return self.hp
+
     @staticmethod
     def __new__(cls: type, hp: torch.Tensor) -> WeightShard:
         """Wraps without copying."""
