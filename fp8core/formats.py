@@ -68,7 +68,7 @@ class Format:
     @property
     def emax(self) -> int:
         """The exponent of the largest finite value: `2**emax <= max < 2**(emax + 1)`."""
-        return math.frexp(self.max)[1] - 1
+        return math.frexp(self.largest)[1] - 1
 
     @property
     def min_normal(self) -> float:

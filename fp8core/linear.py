@@ -226,7 +226,7 @@ class Float8Linear(nn.Linear):
         N, K = weight.shape
         if input.dim() == 0 or input.shape[-1] != K:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
-        flat = input if input.dim() == 2 else input.reshape(-1, K)
+        flat = input if input.dim() == 2 else input.reshape(-1 if K else input.shape[:-1].numel(), K)
         self._check_shapes_once(flat, weight)
         if isinstance(flat, Float8Tensor):
             self._check_cast(flat)

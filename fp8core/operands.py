@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
 from fp8core.kernels import ops
@@ -37,10 +38,26 @@ def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str
     if kernels == "never":
         return "the recipe says kernels='never'"
     if torch.compiler.is_compiling():
+        if x.is_cuda and INDUCTOR_GARBLES_CASTS:
+            return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
         return "torch.compile fuses plain code with its neighbours"
     if type(x) not in (torch.Tensor, torch.nn.Parameter):
         return f"{type(x).__name__} is a tensor of its own kind"
     return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
+
+
+def inductor_garbles_casts(torch_version: str, hip: str | None) -> bool:
+    """Whether Inductor of a version of torch writes what Triton then miscompiles: FP8 codes stored transposed beside a maximum.
+
+    From torch 2.14 on (pytorch #186933) Inductor's maxima and minima are NaN-propagating instructions, beside which Triton
+    writes garbage into some transposed, vectorised stores of one byte (triton #11111; torchao #4652 and #4657). Up to
+    2.13 they are comparisons, except on ROCm, whose code is not PTX. A later version that is known to be right again
+    belongs here. Where this is true the casts are operators `fp8core::*`, which Inductor doesn't write.
+    """
+    return hip is None and TorchVersion(torch_version) >= "2.14.0.dev20260614"
+
+
+INDUCTOR_GARBLES_CASTS = inductor_garbles_casts(torch.__version__, torch.version.hip)
 
 
 def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
@@ -99,7 +116,9 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    shared = along_1 if (along_1 is along_0 or along_1 == along_0) and not isinstance(x, Float8Tensor) else None
+    shared = (
+        along_1 if (along_1 is along_0 or along_1 == along_0) and not isinstance(x, Float8Tensor) else None
+    )
     if shared is not None and plain_reason(x, kernels, shared) is None:
         return _both_by_kernel(x, shared, memory, role, amax)
     first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)

@@ -35,7 +35,17 @@ from fp8core.arguments import check_known, check_type
 from fp8core.formats import E8M0FNU, Format, as_element_format
 from fp8core.recipe import GRANULARITIES, MX_MODES, Granularity, MxMode
 
-AMAX_FLOOR = 1e-12  # as torchao `float8_utils.EPS`: keeps the scale of an all-zero group finite
+
+def _amax_floor() -> float:
+    """What keeps the scale of an all-zero group finite, as torchao `float8_utils.EPS`.
+
+    A constant of code and no global: with `dynamic=True` Dynamo (torch 2.13) takes a float that it reads from a global for
+    a variable of the first layer that reads it, and fails at the second (lift_tracked_freevar_to_input).
+    """
+    return 1e-12
+
+
+AMAX_FLOOR = _amax_floor()
 HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
 
 BLOCK = 128  # of "1x128" and "128x128"
@@ -131,7 +141,7 @@ def compute_scale(
         ValueError: fmt is no element format.
     """
     fp8_max = as_element_format(fmt).largest
-    scale = (fp8_max / without_grad(amax).double().clamp(min=AMAX_FLOOR)).float()
+    scale = (fp8_max / without_grad(amax).double().clamp(min=_amax_floor())).float()
     if power_of_two:
         masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
         scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
@@ -180,7 +190,7 @@ def mx_scale_code(
     if mode == "ceil":
         exponent = exponent + (mantissa != 0).int()
     elif mode == "rceil":
-        significand_of_max = int((fmt.max / 2**fmt.emax - 1) * 2**23)
+        significand_of_max = int((fmt.largest / 2**fmt.emax - 1) * 2**23)
         exponent = exponent + (mantissa > significand_of_max).int()
     elif mode == "even":
         exponent = (bits.clamp(max=_INFINITY_BITS) + (1 << (22 - fmt.mantissa_bits))) >> 23

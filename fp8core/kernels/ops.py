@@ -108,9 +108,7 @@ def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def _define(
-    name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]
-) -> Callable[..., Any]:
+def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
     """Defines the operator; returns what calls it, or calls `run` itself where nobody can tell.
 
     That is: no compiler, mode, functional transform, profiler or autograd looks on. The dispatcher's way to a Python
