@@ -107,7 +107,7 @@ def build(
         source = ASTSource(fn=kernel, signature=dict(signature), constexprs=dict(constants), attrs=attributes)
         with contextlib.redirect_stdout(io.StringIO()):  # ptxas errors dump the whole PTX there
             built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
-    except Exception as error:  # noqa: BLE001 - compilers raise whatever they like; all of it is the answer
+    except Exception as error:
         raise BuildError(
             f"Triton {triton.__version__} refuses it for sm_{capability}: {_gist(error)}"
         ) from error
