@@ -15,18 +15,25 @@ import triton.language as tl
 
 from fp8core.kernels import launch
 from fp8core.kernels.encode import magnitude_bits
+from fp8core.kernels.quads import largest_of
 
 
 @triton.jit
 def _amax_kernel(x_ptr, amax_bits_ptr, numel, BLOCK: tl.constexpr):
+    PART: tl.constexpr = BLOCK // 4  # four loads under way, one maximum in registers
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     first = tl.program_id(0).to(tl.int64) * BLOCK
-    offsets = tl.arange(0, BLOCK)
-    largest = tl.zeros((BLOCK,), tl.int32)
+    offsets = tl.arange(0, PART)
+    largest = tl.zeros((PART,), tl.int32)
     for start in range(first, numel, step):
-        keep = offsets < numel - start
-        x = tl.load(x_ptr + start + offsets, mask=keep, other=0.0)
-        largest = tl.maximum(largest, magnitude_bits(x))
+        left = numel - start
+        x = (
+            tl.load(x_ptr + start + offsets, mask=offsets < left, other=0.0),
+            tl.load(x_ptr + start + PART + offsets, mask=PART + offsets < left, other=0.0),
+            tl.load(x_ptr + start + 2 * PART + offsets, mask=2 * PART + offsets < left, other=0.0),
+            tl.load(x_ptr + start + 3 * PART + offsets, mask=3 * PART + offsets < left, other=0.0),
+        )
+        largest = tl.maximum(largest, largest_of([magnitude_bits(part) for part in x]))
     tl.atomic_max(amax_bits_ptr, tl.max(largest, 0), sem="relaxed")
 
 

@@ -31,11 +31,11 @@ from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, tensor_scale, widen
 from fp8core.kernels.quads import load_quads, quads_of, store_quads, store_transposed
 
-# The first is the default. 64 elements a thread: whole words and 16-byte accesses both ways, all loads in flight at once.
+# The first is the default: 64 elements a thread, whole words and 16-byte accesses both ways, all loads in flight at once.
 TILES: tuple[tuning.Candidate, ...] = (
     {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 4},
-    {"BLOCK_M": 256, "BLOCK_K": 64, "num_warps": 8},
     {"BLOCK_M": 64, "BLOCK_K": 128, "num_warps": 4},
+    {"BLOCK_M": 128, "BLOCK_K": 64, "num_warps": 8},
 )
 
 

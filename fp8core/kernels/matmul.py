@@ -38,9 +38,11 @@ _SQUARE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 8, "num_
 _SQUARE_4 = {**_SQUARE, "num_warps": 4}
 _FLAT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 128, "num_warps": 4, "num_stages": 3}
 _FLAT_8 = {**_FLAT, "num_warps": 8}
-# The first is the default. None spills, which a test asserts: a sum beside a partial sum of 128 x 256 would.
+# The first is the default. None spills, which a test asserts: a sum beside a partial sum of 128 x 256 would, and so
+# would a wide sum beside the scales of its columns that leaves as float32.
 _TILES: dict[str, tuple[Tile, ...]] = {
     "hopper": (_WIDE, _SQUARE, _SQUARE_4, _FLAT),
+    "hopper rowwise to float32": (_SQUARE, _FLAT),
     "hopper promoting": (_SQUARE, _FLAT),
     "blackwell": (_WIDE, _SQUARE, _SQUARE_4),
     "blackwell promoting": ({**_SQUARE, "BLOCK_N": 64}, _FLAT_8),
@@ -156,7 +158,10 @@ def matmul(
     tma = tma and a.data_ptr() % 16 == 0 and b_t.data_ptr() % 16 == 0  # what a descriptor demands
     family = _family(target.capability)
     promotes = scaling is BLOCKWISE or (promote_every > 0 and family != "blackwell")
-    tiles = _TILES[f"{family} promoting" if promotes else family]
+    kind = f"{family} promoting" if promotes else family
+    if scaling is ROWWISE and out_dtype == torch.float32 and f"{kind} rowwise to float32" in _TILES:
+        kind += " rowwise to float32"
+    tiles = _TILES[kind]
     by_sum = promote_every > 0 and scaling is not BLOCKWISE and family == "mma.sync"
     if by_sum:
         tiles = tuple({**tile, "BLOCK_K": promote_every} for tile in tiles)

@@ -1,0 +1,81 @@
+"""The native encoder, carried out by a model of the PTX ISA: what the GPU computes by the assembly that it is given."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import ptx_model
+import pytest
+import torch
+
+from fp8core import cast
+from fp8core.formats import E4M3FN, E5M2, Format
+from fp8core.kernels import encode, quads
+
+FORMATS = pytest.mark.parametrize("fmt", [E4M3FN, E5M2], ids=lambda f: f.name)
+ASM = {"e4m3fn": encode.E4M3_ASM.value, "e5m2": encode.E5M2_ASM.value}
+ORACLES = {"e4m3fn": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
+
+
+def patterns(kind: str, fmt: Format) -> np.ndarray:
+    """All bfloat16, all float16, or the float32 values where rounding is decided with both neighbours; and specials."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    if kind != "float32":
+        return every.view(torch.bfloat16 if kind == "bfloat16" else torch.float16).float().numpy()
+    finite = torch.tensor(sorted({v for v in fmt.values if v == v and abs(v) != float("inf")}))
+    points = torch.cat([finite, (finite[1:] + finite[:-1]) / 2, torch.tensor([fmt.overflow_threshold])])
+    infinity = torch.tensor(float("inf"))
+    points = torch.cat([points, torch.nextafter(points, infinity), torch.nextafter(points, -infinity)])
+    bits = torch.randint(-(2**31), 2**31, (2**17,)).to(torch.int32).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45, 3.4e38])
+    found = torch.cat([points, -points, bits, special, -special])
+    return found[: len(found) // 4 * 4].numpy()
+
+
+def natively(x: np.ndarray, fmt: Format) -> np.ndarray:
+    """Codes by the assembly of the native encoder, four at a time."""
+    (words,) = ptx_model.run(ASM[fmt.name], 1, list(x.reshape(-1, 4).T))
+    return words.astype("<u4")[:, None].view(np.uint8).reshape(-1)
+
+
+@FORMATS
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_codes_of_the_native_encoder(kind: str, fmt: Format) -> None:
+    """Oracles: ml_dtypes for the rounding of whatever is in range, with magnitudes beyond and Inf brought to the largest
+    finite value first, which is the library's contract (OFP8 "SAT"); and `cast_saturating`, which states it."""
+    x = patterns(kind, fmt)
+    got = natively(x, fmt)
+    with np.errstate(invalid="ignore"):
+        want = np.clip(x, -fmt.max, fmt.max).astype(ORACLES[fmt.name]).view(np.uint8)
+    nan = np.isnan(x)
+    assert (got[~nan] == want[~nan]).all()
+    assert (got[nan] == 0x7F).all()
+    contract = cast.cast_saturating(torch.from_numpy(x), fmt).view(torch.uint8).numpy()
+    assert (got[~nan] == contract[~nan]).all()
+    assert np.isnan(contract[nan].view(ORACLES[fmt.name]).astype(np.float32)).all()
+
+
+@FORMATS
+def test_infinity_and_overflow_give_the_largest_finite_value(fmt: Format) -> None:
+    """Oracle: 448 and 57344 (OFP8): in every format, Inf too, although E5M2 has one. NaN stays NaN."""
+    beyond = np.array([np.inf, -np.inf, 1e30, np.nan], np.float32)
+    codes = natively(beyond, fmt).view(ORACLES[fmt.name]).astype(np.float32)
+    np.testing.assert_array_equal(codes, np.array([fmt.max, -fmt.max, fmt.max, np.nan], np.float32))
+
+
+def test_model_of_the_format_is_that_of_ml_dtypes() -> None:
+    """Oracle: ml_dtypes' own values: the model's table is not its own witness."""
+    for element, dtype in (("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)):
+        values = ptx_model.finite_values(element)
+        codes = np.arange(len(values), dtype=np.uint8)
+        np.testing.assert_array_equal(values, codes.view(dtype).astype(np.float64))
+        assert not np.isfinite(np.array([len(values)], np.uint8).view(dtype).astype(np.float32))
+
+
+def test_words_are_the_transposed_bytes() -> None:
+    """Oracle: NumPy's transposition of all-different bytes: row i in register i, column j in word j."""
+    rows = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    registers = [np.array([int.from_bytes(row.tobytes(), "little")], np.uint32) for row in rows]
+    words = ptx_model.run(quads.WORDS_ASM.value, 4, registers)
+    found = np.array([[word[0] >> (8 * i) & 0xFF for i in range(4)] for word in words])
+    np.testing.assert_array_equal(found, rows.T)
