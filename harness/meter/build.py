@@ -119,9 +119,8 @@ def build(
     figures = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     if not figures:
         raise UnreadableCodeError(f"cuobjdump -res-usage printed no registers: {usage.strip()[-200:]!r}")
-    return Built(
-        built.asm["ptx"], sass, *(int(n) for n in figures.groups()), built.metadata.shared, triton.__version__
-    )
+    registers, stack, local = (int(n) for n in figures.groups())
+    return Built(built.asm["ptx"], sass, registers, stack, local, built.metadata.shared, triton.__version__)
 
 
 def _run(command: list[str | Path]) -> str:
