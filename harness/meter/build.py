@@ -107,7 +107,7 @@ def build(
         source = ASTSource(fn=kernel, signature=dict(signature), constexprs=dict(constants), attrs=attributes)
         with contextlib.redirect_stdout(io.StringIO()):  # ptxas errors dump the whole PTX there
             built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
-    except Exception as error:  # noqa: BLE001 - compilers raise whatever they like; all of it is the answer
+    except Exception as error:
         raise BuildError(
             f"Triton {triton.__version__} refuses it for sm_{capability}: {_gist(error)}"
         ) from error
@@ -119,9 +119,8 @@ def build(
     figures = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     if not figures:
         raise UnreadableCodeError(f"cuobjdump -res-usage printed no registers: {usage.strip()[-200:]!r}")
-    return Built(
-        built.asm["ptx"], sass, *(int(n) for n in figures.groups()), built.metadata.shared, triton.__version__
-    )
+    registers, stack, local = (int(n) for n in figures.groups())
+    return Built(built.asm["ptx"], sass, registers, stack, local, built.metadata.shared, triton.__version__)
 
 
 def _run(command: list[str | Path]) -> str:

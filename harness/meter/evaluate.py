@@ -281,7 +281,7 @@ def _known(
     reason = integers.unknown(values)
     if reason is not None:
         return reason
-    return function(*values)  # type: ignore[operator, no-any-return]
+    return function(*values)  # type: ignore[operator]
 
 
 def _compare(state: State, parts: list[str], heads: list[str], sources: list[str]) -> Results:

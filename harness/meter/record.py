@@ -71,7 +71,7 @@ def _claimed(capability: int, processors: int, take: Callable[[Launch], None]) -
     target = launch.Target(capability, processors, launch.native_cast(capability), f"sm_{capability}")
     kept = launch.launch, launch.target_of, tuning.choose
     try:
-        launch.launch, launch.target_of, tuning.choose = recorded, lambda device: target, each
+        launch.launch, launch.target_of, tuning.choose = recorded, lambda device: target, each  # type: ignore[assignment]
         yield
     finally:
         launch.launch, launch.target_of, tuning.choose = kept

@@ -80,7 +80,7 @@ def _import(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))  # what it imports from beside itself
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - somebody else's file may raise anything
+    except Exception as error:
         raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {_one_line(error)}") from error
     finally:
         sys.path.pop(0)

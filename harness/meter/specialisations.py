@@ -48,7 +48,7 @@ class Call:
 
 
 def launches(capability: int = 90, models: Sequence[str] = tuple(MODELS)) -> list[Launch]:
-    """One launch for each specialisation, the one with most elements, for the compute capability."""
+    """One launch for each specialisation, the largest activation or weight of a block, for the compute capability."""
     from fp8core.kernels.launchers import LAUNCHERS
 
     largest: dict[tuple[str, str], Launch] = {}
@@ -56,13 +56,18 @@ def launches(capability: int = 90, models: Sequence[str] = tuple(MODELS)) -> lis
         for launch in record(lambda call=call: LAUNCHERS[call.operator](*call.args), capability):  # type: ignore[misc]
             named = replace(launch, operator=call.operator, shape=_shape(call))
             key = (call.operator, named.compiled_as())
-            if key not in largest or named.elements > largest[key].elements:
+            if key not in largest or _weight(named) > _weight(largest[key]):
                 largest[key] = replace(
                     named, default=named.default or (key in largest and largest[key].default)
                 )
     return sorted(
         largest.values(), key=lambda one: (one.operator, one.kernel, str(one.signature), not one.default)
     )
+
+
+def _weight(launch: Launch) -> tuple[bool, int]:
+    """Which launch stands for its specialisation: the largest, but not one of the head, whose sides are a vocabulary."""
+    return launch.elements <= TOKENS * 14336, launch.elements
 
 
 def _all_calls(models: Sequence[str]) -> Iterator[Call]:
