@@ -45,6 +45,7 @@ _TILES: dict[str, tuple[Tile, ...]] = {
     "hopper rowwise to float32": (_SQUARE, _FLAT),
     "hopper promoting": (_SQUARE, _FLAT),
     "blackwell": (_WIDE, _SQUARE, _SQUARE_4),
+    "blackwell rowwise to float32": (_SQUARE, _SQUARE_4),
     "blackwell promoting": ({**_SQUARE, "BLOCK_N": 64}, _FLAT_8),
     "mma.sync": ({**_SQUARE, "num_stages": 2}, _FLAT),  # at most 100 KiB of shared memory
     "mma.sync promoting": (_FLAT_8,),
