@@ -21,7 +21,7 @@ import triton.language as tl
 from fp8core.kernels import launch
 from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, narrow, tensor_scale, widen
 
-TILE = {"BLOCK_M": 32, "BLOCK_K": 512, "num_warps": 16}
+TILE = {"BLOCK_M": 32, "BLOCK_K": 256, "num_warps": 16}
 
 
 @triton.jit

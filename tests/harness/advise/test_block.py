@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.advise import block
@@ -37,7 +39,5 @@ def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Oracle: docs/training.md holds what is printed."""
     assert block.main([]) == 0
     printed = capsys.readouterr().out.strip().splitlines()
-    from pathlib import Path
-
     page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
     assert "\n".join(printed[2:]) in page
