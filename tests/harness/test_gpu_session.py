@@ -513,11 +513,13 @@ def test_the_rehearsal_killed_at_ten_random_moments(tmp_path: Path) -> None:
     moments = random.Random(20261122)
     for _ in range(10):
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            before: dict[tuple[str, str, str], int] = {}
-            ends = time.monotonic() + moments.uniform(8, 40)
-            while time.monotonic() < ends and process.poll() is None:
-                before = told_by(tmp_path)
+            before = told_by(tmp_path)
+            goal = sum(before.values()) + moments.randrange(1, 60)  # rounds of all arms
+            while sum(before.values()) < goal and process.poll() is None:
                 time.sleep(0.1)
+                before = told_by(tmp_path)
+            time.sleep(moments.uniform(0, 0.5))  # in the midst of the next one
+            before = told_by(tmp_path)
             process.kill()
         after = told_by(tmp_path)
         assert all(after.get(key, 0) >= rounds for key, rounds in before.items())
