@@ -138,10 +138,10 @@ def test_rows_that_the_store_refuses_for_no_fault_of_theirs_are_not_replaced(
 ) -> None:
     """A bug of the store must be seen, and not become a thousand failed rows."""
 
-    def refuse(self: Any, table: Any) -> None:
+    def refuse(self: Any, rows: Any, env: Any) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(store.RunWriter, "_write", refuse)
+    monkeypatch.setattr(store.RunWriter, "_append", refuse)
     writer = store.RunWriter(Path("run"), run_id="r", sweep="toy", env_id="e", env={}, about={})
     with pytest.raises(ValueError, match="a bug"):
         Executor(device="cpu", timing=QUICK).run(plan(Unruly(), 1), writer)

@@ -98,19 +98,19 @@ class Machine:
         arms = said(words, "arms").strip("[]").split(",") if said(words, "arms") else ["a"]
         done = self.now + total * (BUILT + (1 - BUILT) * wanted / whole)
         begins = self.now + total * BUILT
-        for count in range(1, wanted + 1):
-            self.now = begins + (done - begins) * count / wanted
-            if self.now > ends:
-                self.now = ends
-                made.close("interrupted")
-                return CUT, ""
-            last = count == wanted
-            (made.append if last else made.checkpoint)(self.rows(stage, arms, count, last))
-            if self.dies is not None and stage.name == "eager":
-                raised, self.dies = self.dies, None
-                raise raised
-        made.close("finished")
-        return 0, ""
+        round_s = (done - begins) / wanted
+        finished = max(0, min(wanted, int((ends - begins) / round_s + 1e-9)))
+        if self.dies is not None and stage.name == "eager":
+            finished = 1
+        whole_case = finished == wanted
+        if finished:
+            (made.append if whole_case else made.checkpoint)(self.rows(stage, arms, finished, whole_case))
+        if self.dies is not None and stage.name == "eager":
+            raised, self.dies = self.dies, None
+            raise raised
+        self.now = done if whole_case else ends
+        made.close("finished" if whole_case else "interrupted")
+        return (0 if whole_case else CUT), ""
 
     def rows(self, stage: Stage, arms: Sequence[str], count: int, whole: bool) -> list[Measurement]:
         if stage.name == "smoke":
@@ -170,6 +170,11 @@ def ratio(tmp_path: Path, suite: str, arm: str, other: str) -> dict[str, Any]:
     return next(r for r in found if not math.isnan(r["speedup"]))
 
 
+def done_but(*names: str) -> dict[str, Any]:
+    """The state of a session that has all but these parts behind it."""
+    return {s.name: {"done": True, "seconds": 1.0, "tries": 1} for s in STAGES if s.name not in names}
+
+
 HEADLINE = (
     ("train", "tensorwise_eager", "bf16_eager", 155 / 120),
     ("cast", "fused", "copy", 0.09 / 0.08),
@@ -191,7 +196,7 @@ def test_the_first_slot_yields_the_headline_though_all_takes_longer(tmp_path: Pa
         assert not found["reason"].startswith(PARTIAL)
 
 
-@pytest.mark.parametrize("factor", [1.6, 1.75])
+@pytest.mark.parametrize("factor", [1.6, pytest.param(1.75, marks=pytest.mark.slow)])
 def test_a_part_that_is_cut_keeps_its_rounds_and_is_tried_again_with_fewer(
     tmp_path: Path, factor: float
 ) -> None:
@@ -305,8 +310,8 @@ def test_what_is_advised_is_advised_by_the_ceilings_measured_here(tmp_path: Path
     """A CPU is advised nothing, so it is given no rates."""
     machine = Machine(tmp_path / "results")
     made = session(tmp_path, machine, device=device)
-    for _ in range(6):
-        made.slot(SLOT)
+    made.state = done_but("ceilings", "gpt2_advised")
+    made.slot(SLOT)
     (run,) = (tmp_path / "results" / "ceilings").iterdir()
     found = [word for word in machine.words["gpt2_advised"] if word.startswith("ceilings=")]
     assert found == ([f"ceilings={run}"] if device == "cuda" else [])
@@ -315,8 +320,9 @@ def test_what_is_advised_is_advised_by_the_ceilings_measured_here(tmp_path: Path
 def test_without_the_text_the_loss_is_passed_over_and_says_what_it_wants(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "results")
     made = session(tmp_path, machine, text=None)
-    while made.slot(SLOT):
-        pass
+    made.state = done_but("nanogpt_char")
+    assert made.slot(SLOT) == []
+    made._save()
     stage = next(stage for stage in STAGES if stage.reads_text)
     assert made.told(stage).startswith("passed over: no text here")
     assert "text=input.txt" in made.told(stage)
@@ -454,6 +460,8 @@ timing: {min_samples: 1, min_seconds: 0.0, block_ms: 20, max_block_samples: 1000
 """
 
 
+# An interrupt may come while a file is opened; what was written then is no part of the store.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_sweep_that_runs_too_long_is_cut_off_and_keeps_its_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,11 +513,13 @@ def test_the_rehearsal_killed_at_ten_random_moments(tmp_path: Path) -> None:
     moments = random.Random(20261122)
     for _ in range(10):
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            before: dict[tuple[str, str, str], int] = {}
-            ends = time.monotonic() + moments.uniform(8, 40)
-            while time.monotonic() < ends and process.poll() is None:
-                before = told_by(tmp_path)
+            before = told_by(tmp_path)
+            goal = sum(before.values()) + moments.randrange(1, 60)  # rounds of all arms
+            while sum(before.values()) < goal and process.poll() is None:
                 time.sleep(0.1)
+                before = told_by(tmp_path)
+            time.sleep(moments.uniform(0, 0.5))  # in the midst of the next one
+            before = told_by(tmp_path)
             process.kill()
         after = told_by(tmp_path)
         assert all(after.get(key, 0) >= rounds for key, rounds in before.items())

@@ -37,7 +37,7 @@ def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
         "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm",
         "linear", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
-        "scale", "train",
+        "scale", "smoke", "train",
     }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
 
