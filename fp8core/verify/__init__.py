@@ -147,7 +147,7 @@ class _Seen:
     counted: int = 0
     predicted: int = 0
     kernel_share: float | None = None
-    matmuls: MatmulCount = MatmulCount(())
+    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 

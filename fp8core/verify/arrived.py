@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import Shard
 
 from fp8core.distributed import gathering
 from fp8core.linear import Float8Linear
@@ -95,6 +96,7 @@ class Arrived:
             wanted = Quantized.of(gather.part, cast, gather.dim, amax)
             self._compare(f"gathered {gather.role}", gather.local, wanted, None)
             (placement,) = gather.like.placements
+            assert isinstance(placement, Shard)
             whole = gather.whole.qdata.view(torch.uint8).reshape(gather.like.shape)
             own = whole.chunk(dist.get_world_size(group), placement.dim)[dist.get_rank(group)]
             local = gather.local.qdata.view(torch.uint8).reshape(own.shape)

@@ -242,7 +242,7 @@ class Linears:
         layer, gemm = call.layer, call.recipe.output
         result = plain(output)
         result = result.reshape(-1, result.shape[-1])
-        bias = None if layer.bias_deferred else layer.bias
+        bias: Any = None if layer.bias_deferred else layer.bias
         if bias is not None and call.cut is not None and hasattr(bias, "placements"):
             bias = call.cut.local_bias(bias)
         bias = None if bias is None else plain(bias).to(result.dtype)

@@ -116,7 +116,8 @@ def difference(
     """Of result [M, N] from a @ b.T + bias.
 
     Args:
-        a, b: operands with M and N lines.
+        a: operand of M lines.
+        b: operand of N lines.
         result: any floating dtype.
         u: `unit_roundoff` of what the product is rounded to.
         bias: [N], added after the product.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fp8core.flops import MatmulCount, not_in_fp8
@@ -47,7 +47,7 @@ class Proof:
     experts: tuple[LayerProof, ...] = ()
     not_checked: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
-    matmuls: MatmulCount = MatmulCount(())
+    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
 
     @property
     def exit_code(self) -> int:

@@ -27,7 +27,7 @@ def checks_of(
     layers: list[tuple[str, Float8Linear]],
 ) -> dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]]:
     """For each layer whose weight is sharded along its rows at this moment, what compares the gathered codes."""
-    found = {}
+    found: dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]] = {}
     for _, layer in layers:
         weight = layer.weight
         if isinstance(weight, DTensor) and all(

@@ -5,9 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 from fp8core.audit import audit
 from fp8core.linear import Float8Linear
 from fp8core.moe import GroupedMatmul
@@ -21,6 +18,9 @@ from fp8core.verify.shards import checks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
+    from torch import nn
 
 
 class Watch:
@@ -44,9 +44,10 @@ class Watch:
         ]
         for fqn, product in self.products:
             self.found[fqn] = LayerProof(fqn, str(product.recipe), "", of_experts=True)
-        for fqn, module in (*self.layers, *self.products):
-            assert module.recipe is not None
-            self.found[fqn].gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
+        recipes = [(fqn, layer.recipe) for fqn, layer in self.layers]
+        recipes += [(fqn, product.recipe) for fqn, product in self.products if product.recipe is not None]
+        for fqn, recipe in recipes:
+            self.found[fqn].gemms = {name: GemmProof(recipe.gemms[name].is_fp8) for name in GEMMS}
         self.stray = 0
         self.model = model
         self.linears = Linears(self.layers, self.found)
