@@ -42,6 +42,7 @@ BLOCK = 128  # of "1x128" and "128x128"
 MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
 
 _INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
+_MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
 
 
@@ -165,7 +166,8 @@ def mx_scale_code(
     """
     fmt = as_element_format(fmt)
     check_known("MX rounding mode", mode, MX_MODES)
-    bits = amax.detach().float().contiguous().view(torch.int32)
+    # A reduction may return a NaN with its sign bit set, which as an integer would lie below all numbers
+    bits = amax.detach().float().contiguous().view(torch.int32) & _MAGNITUDE_BITS
     mantissa = bits & ~_SIGN_AND_EXPONENT
     exponent = bits >> 23
     if mode == "ceil":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fault_catalogue import FAULTS
 from fault_checks import CHECKS
+from layer_faults import ALL_FAULTS as FAULTS
 
 
 @pytest.fixture(autouse=True)

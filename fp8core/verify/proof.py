@@ -1,0 +1,110 @@
+"""Proof: what `verify` found, as data, a line and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fp8core.flops import MatmulCount, not_in_fp8
+
+if TYPE_CHECKING:
+    from fp8core.verify.records import LayerProof
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What `verify` found.
+
+    Attributes:
+        ok: FP8 runs as asked, and all of it was compared.
+        problems: what is wrong; empty if ok.
+        warnings: what a user should look at although FP8 runs.
+        layers: every Linear of the model.
+        experts: the product of every module of experts that is converted.
+        predicted, counted: FP8 GEMMs of one step.
+        device: of the first converted layer, "" if there is none.
+        fp8_kernel_share: of the GEMM kernels' time, in kernels of an FP8 type by their names; None off CUDA.
+        all_gathers: dtype -> bytes that this rank gave to the all-gathers of one step; FP8 codes travel as uint8, and so
+            does whatever shares an all-gather with them. Empty where nothing is sharded.
+        emulated_in: the precision in which the device multiplies FP8 codes, where it has no FP8 matrix units (a CPU,
+            with any backend); "" on others.
+        not_checked: what could not be compared, and why; empty if ok.
+        probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
+        matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
+    """
+
+    ok: bool
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    layers: tuple[LayerProof, ...]
+    predicted: int
+    counted: int
+    device: str
+    fp8_kernel_share: float | None
+    all_gathers: dict[str, int]
+    emulated_in: str = ""
+    experts: tuple[LayerProof, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    probed: tuple[str, ...] = ()
+    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
+
+    @property
+    def exit_code(self) -> int:
+        """For a process: 0 FP8 runs as asked, 1 it doesn't, or not all of it could be compared."""
+        return 0 if self.ok else 1
+
+    @property
+    def line(self) -> str:
+        """One line; it starts with "FP8 verified" only if `ok`."""
+        if self.problems:
+            return "FP8 NOT verified: " + "; ".join(self.problems)
+        if not self.ok:
+            return f"FP8 NOT verified: nothing wrong found in {self._what_ran}; not checked: {'; '.join(self.not_checked)}"
+        gathered = (
+            sum(layer.all_gather == "fp8" for layer in self._converted)
+            if self.all_gathers.get("uint8")
+            else 0
+        )
+        line = f"FP8 verified: {self._what_ran}"
+        if gathered:
+            line += f", {gathered} weights gathered in FP8"
+        if self.emulated_in:
+            line += (
+                f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "
+                "FP8's, speed is not"
+            )
+        return line
+
+    @property
+    def _converted(self) -> list[LayerProof]:
+        return [layer for layer in self.layers if layer.recipe]
+
+    @property
+    def _what_ran(self) -> str:
+        experts = f" and {len(self.experts)} modules of experts" if self.experts else ""
+        recipes = ", ".join(sorted({layer.recipe for layer in (*self._converted, *self.experts)}))
+        share = "" if self.fp8_kernel_share is None else f", {100 * self.fp8_kernel_share:.0f} % of GEMM time"
+        return (
+            f"{len(self._converted)} of {len(self.layers)} Linear layers{experts}, {self.counted} FP8 GEMMs a step as "
+            f"predicted, {self.matmuls.text}; recipe {recipes}, on {self.device}{share}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types only."""
+        shares = {"fp8_flop_share": self.matmuls.fp8_share, "not_in_fp8": not_in_fp8(self.matmuls.matmuls)}
+        return {"exit_code": self.exit_code, "line": self.line, **shares, **asdict(self)}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON; numbers that are not finite as null."""
+        return json.dumps(_finite(self.to_dict()), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

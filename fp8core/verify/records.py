@@ -1,0 +1,102 @@
+"""What is noted of each layer and each of its GEMMs while a step runs: plain data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fp8core.verify.products import Difference
+
+MOST_FAULTS = 3  # of one layer in the message
+
+
+@dataclass
+class GemmProof:
+    """One of the three GEMMs of a layer, over all of its calls in a step.
+
+    Attributes:
+        fp8: the recipe casts its operands.
+        calls: how often its result was compared.
+        operands: how many operands were compared, code by code, with an independent cast.
+        sqnr_db: lowest, against the product of the operands in high precision.
+        expected_db: what the casts of the same operands imply, of that call.
+        row_db: lowest SQNR of a row.
+        agreement_db: lowest, against the product of independently cast operands.
+    """
+
+    fp8: bool
+    calls: int = 0
+    operands: int = 0
+    sqnr_db: float = math.inf
+    expected_db: float = math.inf
+    row_db: float = math.inf
+    agreement_db: float = math.inf
+
+    def add(self, found: Difference) -> None:
+        """Takes in a call."""
+        self.calls += 1
+        if found.sqnr_db < self.sqnr_db:
+            self.sqnr_db, self.expected_db = found.sqnr_db, found.expected_db
+        self.row_db = min(self.row_db, found.row_db)
+        self.agreement_db = min(self.agreement_db, found.agreement_db)
+
+
+@dataclass
+class LayerProof:
+    """One Linear, or the product of one module of experts.
+
+    Attributes:
+        fqn, recipe, reason, all_gather: as `fp8core.convert.LayerAudit`; of experts, the name of their `GroupedMatmul`.
+        calls: forward passes of one step, and how many of them recomputed.
+        predicted: FP8 GEMMs of one step.
+        agreement_db: lowest agreement of its output with the product of independently cast operands; None before it is
+            called.
+        saturated, underflowed: of each operand, the largest share of elements in any call; not of a weight that FSDP2
+            gathered in FP8, as it arrives in codes; not of experts.
+        of_experts: it is such a product, not a Linear.
+        gemms: by name; empty if it is not converted.
+        faults: what differs from the recipe.
+        not_checked: what could not be compared, and why.
+    """
+
+    fqn: str
+    recipe: str
+    reason: str
+    all_gather: str = ""
+    calls: int = 0
+    recomputed: int = 0
+    predicted: int = 0
+    agreement_db: float | None = None
+    saturated: dict[str, float] = field(default_factory=dict)
+    underflowed: dict[str, float] = field(default_factory=dict)
+    of_experts: bool = False
+    gemms: dict[str, GemmProof] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+    def compared(self, gemm: str, found: Difference) -> None:
+        """Takes in what a GEMM's result came to."""
+        self.gemms[gemm].add(found)
+        if gemm == "output":
+            known = math.inf if self.agreement_db is None else self.agreement_db
+            self.agreement_db = min(known, found.agreement_db)
+        if found.fault:
+            self.fault(f"{gemm} is not the recipe's: {found.fault}")
+
+    def fault(self, text: str) -> None:
+        """Notes what is wrong, each thing once."""
+        if text not in self.faults:
+            self.faults.append(text)
+
+    def unchecked(self, text: str) -> None:
+        """Notes what could not be compared, each thing once."""
+        if text not in self.not_checked:
+            self.not_checked.append(text)
+
+    def problems(self) -> list[str]:
+        """What is wrong, with the layer's name."""
+        shown = [f"{self.fqn or 'the model'}: {text}" for text in self.faults[:MOST_FAULTS]]
+        more = len(self.faults) - MOST_FAULTS
+        return shown + ([f"{self.fqn or 'the model'}: {more} more faults"] if more > 0 else [])

@@ -1,0 +1,159 @@
+"""A training step that leaves no trace: what it changes is put back, whether it ends or raises.
+
+    gradients        set aside and put back; the step starts without any
+    optimizers       find no gradients in their `step`, so they change neither weights nor their own state
+    weights, buffers copied before an operator writes them (to the host, where they lie on a GPU), and put back. Which
+                     ones is learnt from the first, eager pass; later passes copy the same ones beforehand
+    amax histories   buffers as above, and what Python knows of them
+    random numbers   of PyTorch (CPU and every GPU in use), Python and NumPy
+
+What lies outside of the model and of these, the step's own function must not mind being called three times: a data
+iterator, a learning-rate schedule, a gradient scaler.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fp8core.history import AmaxMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+
+class State:
+    """The state of a model and of the generators, from `__enter__` on; `restore` after each pass, `__exit__` at the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parameters = list(model.parameters())
+        self.grads = [p.grad for p in self.parameters]
+        self.memories = [
+            (m, {k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)})
+            for m in model.modules()
+            if isinstance(m, AmaxMemory)
+        ]
+        self.held = {_address(t): t for t in _tensors(model) if t.numel()}
+        self.written: dict[int, torch.Tensor] = {}  # address -> copy
+        self.versions: dict[int, int] = {}
+        self.random = _random_state(p.device for p in self.parameters)
+        self.set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> State:
+        self.handles = [
+            register_optimizer_step_pre_hook(self._hide_gradients),
+            register_optimizer_step_post_hook(self._show_gradients),
+        ]
+        for p in self.parameters:
+            p.grad = None
+        self.versions = {address: t._version for address, t in self.held.items()}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.restore()
+        for p, grad in zip(self.parameters, self.grads, strict=True):
+            p.grad = grad
+
+    def about_to_write(self, tensor: torch.Tensor) -> None:
+        """An operator is about to write a tensor: keep what it holds, if it is the model's."""
+        address = _address(tensor)
+        if address in self.held and address not in self.written:
+            self.written[address] = _copied(self.held[address])
+
+    def restore(self) -> None:
+        """Puts everything back but gradients, which are dropped."""
+        self._show_gradients()
+        with torch.no_grad():
+            for address, copy in self.written.items():
+                self.held[address].copy_(copy)
+        for memory, known in self.memories:
+            vars(memory).update(known)
+        for p in self.parameters:
+            p.grad = None
+        _set_random_state(self.random)
+        self.versions = {address: t._version for address, t in self.held.items()}
+
+    def unrestorable(self) -> int:
+        """Tensors of the model that were written, in a way that no pass before showed, since `restore`."""
+        return sum(
+            t._version != self.versions[address]
+            for address, t in self.held.items()
+            if address not in self.written
+        )
+
+    def _hide_gradients(self, optimizer: Any, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.set_aside.append((p, p.grad))
+                    p.grad = None
+
+    def _show_gradients(self, *_: Any) -> None:
+        for p, grad in self.set_aside:
+            p.grad = grad
+        self.set_aside.clear()
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters and buffers as plain tensors: this rank's parts, without wrappers."""
+    for t in (*model.parameters(), *model.buffers()):
+        local = t.detach()
+        local = local.to_local() if isinstance(local, DTensor) else local
+        local = getattr(local, "hp", local)
+        if type(local) in (torch.Tensor, torch.nn.Parameter) and not local.is_meta:
+            yield local
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+        return 0
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    return tensor.to("cpu", copy=True)
+
+
+@contextmanager
+def restored_randomness(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Random numbers after the block are those that would have followed without it."""
+    state = _random_state(devices)
+    try:
+        yield
+    finally:
+        _set_random_state(state)
+
+
+def _random_state(used: Iterable[torch.device]) -> dict[str, Any]:
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    devices = {device.index or 0 for device in used if device.type == "cuda"}
+    state["cuda"] = {index: torch.cuda.get_rng_state(index) for index in devices}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    for index, value in state["cuda"].items():
+        torch.cuda.set_rng_state(value, index)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy" in state:
+        numpy.random.set_state(state["numpy"])
