@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.config import Float8LinearConfig, as_recipe
+from fp8core.conversion_log import log_conversion
 from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
@@ -104,6 +105,11 @@ def convert_to_float8_training(
         raise ValueError(
             f"no layer was converted to FP8; pass allow_no_conversion=True if that is intended\n{report}"
         )
+    log_conversion(
+        str(recipe),
+        [layer.fqn for layer in report.converted],
+        {layer.fqn: layer.reason for layer in report.not_converted},
+    )
     return result
 
 

@@ -18,7 +18,7 @@ as it is there: no more bytes than two sets of codes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -33,11 +33,37 @@ from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fp8core.history import Amaxes
     from fp8core.linear import Float8Linear
     from fp8core.recipe import Cast, Recipe
 
 REPLICATED = (Replicate(),)
+
+
+class Gathered(NamedTuple):
+    """What one gather did, for `fp8core.verify`.
+
+    Attributes:
+        part: this rank's tokens in high precision [m, K].
+        cast, dim, memory, role: as `fp8core.operands.cast_one` took them.
+        local: codes of the part.
+        whole: codes of all tokens [..., K], this rank's along `placement`.
+        like: the DTensor that was gathered.
+    """
+
+    part: torch.Tensor
+    cast: Cast
+    dim: int
+    memory: Amaxes | None
+    role: str
+    local: Float8Tensor
+    whole: Float8Tensor
+    like: DTensor
+
+
+observers: list[Callable[[Gathered], None]] = []  # called with each gather
 
 
 def gather_reason(recipe: Recipe) -> str | None:
@@ -123,7 +149,10 @@ def _gathered_cast(x: DTensor, cast: Cast, recipe: Recipe, memory: Amaxes | None
         scale_inv = lp.scale_inv
         if scale_inv.dim():
             scale_inv = _gathered(scale_inv.view(*part.shape[:-1], 1), x)
-        return Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
+        whole = Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
+        for observer in observers:
+            observer(Gathered(flat, cast, 1, memory, role, lp, whole, x))
+        return whole
 
 
 def _gathered_by_feature(x: DTensor, cast: Cast) -> Float8Tensor:
@@ -136,7 +165,11 @@ def _gathered_by_feature(x: DTensor, cast: Cast) -> Float8Tensor:
             flat, cast.format, "rowwise", dim=0, power_of_two=cast.power_of_two, known_amax=whole
         )
         gathered = _gathered(codes.view(part.shape), x)
-        return Float8Tensor(gathered.reshape(-1, part.shape[-1]), scale_inv, x.dtype, "rowwise")
+        all_tokens = Float8Tensor(gathered.reshape(-1, part.shape[-1]), scale_inv, x.dtype, "rowwise")
+        local = Float8Tensor(codes, scale_inv, x.dtype, "rowwise")
+        for observer in observers:
+            observer(Gathered(flat, cast, 0, None, "input", local, all_tokens, x))
+        return all_tokens
 
 
 def _gathered(part: torch.Tensor, like: DTensor) -> torch.Tensor:

@@ -40,12 +40,13 @@ from fp8core.arguments import check_type
 from fp8core.config import as_recipe
 from fp8core.distributed.gather_reasons import gathered_as
 from fp8core.distributed.wire import count_collectives
+from fp8core.flops import MatmulCount, MatmulCounter
 from fp8core.verify.proof import Proof
 from fp8core.verify.ranks import Ranks
 from fp8core.verify.records import GemmProof, LayerProof
+from fp8core.verify.self_test import tested_recipes
 from fp8core.verify.state import State
 from fp8core.verify.structure import structural_problems
-from fp8core.verify.self_test import tested_recipes
 from fp8core.verify.watch import Watch
 from fp8core.watching import profiled
 
@@ -128,6 +129,7 @@ def verify(
         experts=tuple(proof for proof in seen.proofs if proof.of_experts),
         not_checked=tuple(unchecked),
         probed=probed.recipes,
+        matmuls=seen.matmuls,
     )
     if announce:
         sys.stdout.write(proof.line + "\n")
@@ -145,6 +147,7 @@ class _Seen:
     counted: int = 0
     predicted: int = 0
     kernel_share: float | None = None
+    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -167,13 +170,14 @@ def _run(step_fn: Callable[[], object], model: nn.Module) -> _Seen:
     elif watch.products:
         seen.device = next(model.parameters()).device
     with state:
-        with torch.compiler.set_stance("force_eager"), watch:
+        with torch.compiler.set_stance("force_eager"), watch, MatmulCounter(model) as counter:
             if dist.is_available() and dist.is_initialized():
                 with count_collectives() as counts:
                     step_fn()
                 seen.gathers = counts.of("all_gather")
             else:
                 step_fn()
+        seen.matmuls = counter.result()
         look_at_scales()
         state.restore()
         step_fn()

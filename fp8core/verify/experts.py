@@ -12,8 +12,8 @@ from fp8core.gemm import backend_named
 from fp8core.grouped import group_of_row
 from fp8core.moe import GroupedMatmul
 from fp8core.shared_input import after_autocast
-from fp8core.verify.layers import find_node, quietly
-from fp8core.verify.operands import plain
+from fp8core.verify.layers import find_node
+from fp8core.verify.operands import plain, quietly
 from fp8core.verify.oracle import Quantized, block_amax
 from fp8core.verify.products import Side, Sketch, difference, sketch_difference, unit_roundoff
 from fp8core.verify.received import Digest, Operand, Received, cast_fault
@@ -28,7 +28,9 @@ NODE = "_GroupedMatmulBackward"
 class GroupedCall:
     """One call of a product, and the backward pass that belongs to it."""
 
-    def __init__(self, product: GroupedMatmul, proof: LayerProof, args: tuple[Any, ...], in_backward: bool) -> None:
+    def __init__(
+        self, product: GroupedMatmul, proof: LayerProof, args: tuple[Any, ...], in_backward: bool
+    ) -> None:
         assert product.recipe is not None
         self.product, self.proof, self.in_backward = product, proof, in_backward
         self.recipe: Recipe = product.recipe
@@ -91,7 +93,9 @@ class GroupedCall:
             self._compare(name, "a", e, cast_fault(a, self.rows(x, rows, gemm.a, 1)))
             self._compare(name, "b", e, cast_fault(b, Quantized.of(self.weight[e], gemm.b, dim)))
 
-    def _over_tokens(self, operand: Operand, e: int, rows: slice, groups: torch.Tensor, *, turned: bool) -> Operand:
+    def _over_tokens(
+        self, operand: Operand, e: int, rows: slice, groups: torch.Tensor, *, turned: bool
+    ) -> Operand:
         codes, scale = operand
         if turned:
             codes = codes.t()

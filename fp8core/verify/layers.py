@@ -11,12 +11,10 @@ The input is not kept until its grad_weight is there: a digest of its codes and 
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
@@ -24,12 +22,13 @@ from fp8core.sharded import cut_of
 from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.accumulation import Accumulation
-from fp8core.verify.operands import input_of, plain, quantized, weight_of
+from fp8core.verify.arrived import Arrived
+from fp8core.verify.operands import input_of, plain, quantized, quietly, weight_of
 from fp8core.verify.products import Side, Sketch, difference, sketch_difference, unit_roundoff
 from fp8core.verify.received import Digest, Operand, Received, cast_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fp8core.recipe import Gemm
     from fp8core.sharded import Cut
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
     from fp8core.verify.records import LayerProof
 
 NODE = "_ScaledLinearBackward"
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Around checks: no autograd, and no mode sees them, neither ours nor the user's."""
-    with torch.no_grad(), _disable_current_modes():
-        yield
 
 
 class Expected(NamedTuple):
@@ -124,6 +116,7 @@ class Linears:
 
     Attributes:
         stack: calls under way, the innermost last; whoever sees an FP8 GEMM hands it to that one.
+        arrived: codes of inputs and gradients that were made outside of the layers.
         shards: layer -> check of this rank's part of a weight that FSDP2 gathers in codes.
     """
 
@@ -134,9 +127,11 @@ class Linears:
         self.accumulations: dict[int, Accumulation] = {}
         # Calls that a backward pass can follow: (outside of a backward pass, inside of one) -> GEMMs that will
         self.trains: dict[str, tuple[list[int], list[int]]] = {fqn: ([], []) for fqn, _ in layers}
+        self.arrived = Arrived({layer: proofs[fqn] for fqn, layer in layers})
         self.shards: dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]] = {}
 
     def __enter__(self) -> Linears:
+        self.arrived.open()
         for fqn, layer in self.layers:
             # Before the call, since a recomputation stops inside of it once it has what it needs
             self.handles.append(layer.register_forward_pre_hook(partial(self._before, fqn)))
@@ -147,6 +142,7 @@ class Linears:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.arrived.close()
         for handle in self.handles:
             handle.remove()
         for each in self.accumulations.values():
@@ -195,7 +191,9 @@ class Linears:
         call.cut = cut_of(layer.weight)
         weight = weight_of(layer)
         x, for_grad_weight, unknown = input_of(layer, given)
-        if unknown:
+        if unknown and not (
+            x in self.arrived and (for_grad_weight is None or for_grad_weight in self.arrived)
+        ):
             proof.unchecked(f"cast of the input: {unknown}")
         if isinstance(weight, Float8Tensor):
             if layer in self.shards:
@@ -244,7 +242,7 @@ class Linears:
         layer, gemm = call.layer, call.recipe.output
         result = plain(output)
         result = result.reshape(-1, result.shape[-1])
-        bias = None if layer.bias_deferred else layer.bias
+        bias: Any = None if layer.bias_deferred else layer.bias
         if bias is not None and call.cut is not None and hasattr(bias, "placements"):
             bias = call.cut.local_bias(bias)
         bias = None if bias is None else plain(bias).to(result.dtype)
@@ -261,6 +259,8 @@ class Linears:
                 call.grad = plain(grads[0])
             grad = call.grad = call.grad.reshape(-1, call.grad.shape[-1])
             call.expected = []
+            if isinstance(grad, Float8Tensor) and grad not in self.arrived:
+                call.proof.unchecked("cast of grad_output: it came in codes")
             if not call.backend.is_fp8:
                 return
             needs_input, needs_weight = call.needs
@@ -283,7 +283,9 @@ class Linears:
                 call.proof.fault(f"the FP8 GEMM of {missing.name} did not run")
             call.expected = []
             if call.recipe.grad_input.a is not None:
-                _losses(call.proof, "grad_output", call.side(call.grad, "grad_input", "a", 1, "grad_output").q)
+                _losses(
+                    call.proof, "grad_output", call.side(call.grad, "grad_input", "a", 1, "grad_output").q
+                )
             if call.needs[0] and grads[0] is None:
                 call.proof.fault("grad_input is missing")
             if call.needs[1]:

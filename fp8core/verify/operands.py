@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fp8core.history import ROLES
 from fp8core.sharded import Cut, cut_of
@@ -18,8 +20,17 @@ from fp8core.verify.oracle import Quantized, block_amax
 from fp8core.verify.received import spread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fp8core.linear import Float8Linear
     from fp8core.recipe import Cast
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Around checks: no autograd, and no mode sees them, neither ours nor the user's."""
+    with torch.no_grad(), _disable_current_modes():
+        yield
 
 
 class Codes(Quantized):
@@ -57,16 +68,17 @@ def input_of(layer: Float8Linear, given: Any) -> tuple[torch.Tensor, torch.Tenso
 
     High precision wherever that is there, else the codes that came and the reason, which is "" otherwise.
     """
-    if isinstance(given, TwoCasts):
-        given = given.as_cast_input()
-    if isinstance(given, CastInput):
-        if given.codes_only:
-            return given.for_output, given.for_grad_weight, "the input came in codes"
-        given = given.hp
     cut = cut_of(layer.weight)
-    x = given.detach()
-    if cut is not None:
+    x = given if isinstance(given, CastInput) else given.detach()
+    if cut is not None and isinstance(x, torch.Tensor):
         x = cut.local_input(x, str(layer))
+    if isinstance(x, TwoCasts):
+        x = x.as_cast_input()
+    if isinstance(x, CastInput):
+        if x.codes_only:
+            return x.for_output, x.for_grad_weight, "the input came in codes"
+        x = x.hp.detach()
+        x = x if cut is None else cut.local_input(x, str(layer))
     x = x if isinstance(x, Float8Tensor) else after_autocast(x)
     x = x.reshape(-1, x.shape[-1])
     return x, None, "the input came in codes" if isinstance(x, Float8Tensor) else ""

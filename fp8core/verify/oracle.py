@@ -143,9 +143,7 @@ class Quantized:
     first_row: int = 0
 
     @classmethod
-    def of(
-        cls, x: torch.Tensor, cast: Cast | None, dim: int, amax: torch.Tensor | None = None
-    ) -> Quantized:
+    def of(cls, x: torch.Tensor, cast: Cast | None, dim: int, amax: torch.Tensor | None = None) -> Quantized:
         """x cast for a contraction of `dim`.
 
         Args:

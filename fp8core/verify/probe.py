@@ -111,7 +111,9 @@ class LinearProbe:
         ):
             in_use = float(memory.in_use[ROLES.index(role)])
             if role in memory.ready and in_use != amax:
-                self.faults.append(f"amax of {role} in use is {in_use:g} where the largest element seen was {amax:g}")
+                self.faults.append(
+                    f"amax of {role} in use is {in_use:g} where the largest element seen was {amax:g}"
+                )
             if role not in memory.ready and _is_cast(self.recipe, role):
                 self.faults.append(f"no amax of {role} is in use after a step")
 
@@ -127,9 +129,9 @@ def _is_cast(recipe: Recipe, role: str) -> bool:
     return any(cast is not None and cast.scaling != "dynamic" for cast in casts)
 
 
-def probe_experts(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> tuple[
-    GroupedMatmul, Callable[[], None]
-]:
+def probe_experts(
+    recipe: Recipe, dtype: torch.dtype, device: torch.device
+) -> tuple[GroupedMatmul, Callable[[], None]]:
     """(product, a step); each expert has tokens."""
     product = GroupedMatmul(config=recipe)
     weight = torch.stack([hard(256, 128, e, device, dtype) * 2.0**-4 for e in range(EXPERTS)])

@@ -24,7 +24,9 @@ import torch
 from fp8core.verify.oracle import Quantized, tiles
 
 TILE = 1024
-AGREEMENT_DB = 35.0  # two right results differ by rounding to bf16 (55 dB) and by accumulation (over 50 dB on a GPU)
+AGREEMENT_DB = (
+    35.0  # two right results differ by rounding to bf16 (55 dB) and by accumulation (over 50 dB on a GPU)
+)
 ROW_DB = 25.0  # of one row on a GPU; two independent FP8 casts are about that far apart
 BAND_DB = 1.0  # of the SQNR, on top of what agreement allows
 DIRECTIONS = 8  # of a sketch
@@ -114,7 +116,8 @@ def difference(
     """Of result [M, N] from a @ b.T + bias.
 
     Args:
-        a, b: operands with M and N lines.
+        a: operand of M lines.
+        b: operand of N lines.
         result: any floating dtype.
         u: `unit_roundoff` of what the product is rounded to.
         bias: [N], added after the product.
@@ -122,7 +125,9 @@ def difference(
     """
     M, N, K = a.lines, b.lines, a.length
     device = result.device
-    rows = torch.zeros(4, M, dtype=torch.float64, device=device)  # |hp|^2, |hp - quantised|^2, |result - ...|^2
+    rows = torch.zeros(
+        4, M, dtype=torch.float64, device=device
+    )  # |hp|^2, |hp - quantised|^2, |result - ...|^2
     bound = torch.zeros(M, dtype=torch.float64, device=device)
     norms_a, norms_b = norms(a), norms(b)
     eps = 2.0**-24 * (8 * math.sqrt(K) + 16)
@@ -135,9 +140,7 @@ def difference(
             of_j = slice(j, min(j + TILE, N))
             products = []
             for quantized in (True, False):
-                total = torch.zeros(
-                    of_i.stop - i, of_j.stop - j, dtype=torch.float64, device=device
-                )
+                total = torch.zeros(of_i.stop - i, of_j.stop - j, dtype=torch.float64, device=device)
                 for c in range(0, K, TILE):
                     along = slice(c, min(c + TILE, K))
                     total.addmm_(a.tile(of_i, along, quantized), b.tile(of_j, along, quantized).t())
@@ -151,7 +154,9 @@ def difference(
                 margin = margin + u * want.abs()
             margin = margin + eps * norms_a[of_i, None] * norms_b[None, of_j] + smallest
             finite = want.abs() <= largest
-            wrong = torch.where(finite, (got - want).abs() > margin, got.isfinite() & (want.abs() > 1.01 * largest))
+            wrong = torch.where(
+                finite, (got - want).abs() > margin, got.isfinite() & (want.abs() > 1.01 * largest)
+            )
             wrong |= finite & ~got.isfinite() & (want.abs() < 0.99 * largest)
             wrong |= want.isnan() & got.isfinite()
             beyond += int(wrong.sum()) if exact else 0

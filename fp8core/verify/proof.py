@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from fp8core.flops import MatmulCount, not_in_fp8
 
 if TYPE_CHECKING:
     from fp8core.verify.records import LayerProof
@@ -29,6 +31,7 @@ class Proof:
             with any backend); "" on others.
         not_checked: what could not be compared, and why; empty if ok.
         probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
+        matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
     """
 
     ok: bool
@@ -44,6 +47,7 @@ class Proof:
     experts: tuple[LayerProof, ...] = ()
     not_checked: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
+    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
 
     @property
     def exit_code(self) -> int:
@@ -83,12 +87,13 @@ class Proof:
         share = "" if self.fp8_kernel_share is None else f", {100 * self.fp8_kernel_share:.0f} % of GEMM time"
         return (
             f"{len(self._converted)} of {len(self.layers)} Linear layers{experts}, {self.counted} FP8 GEMMs a step as "
-            f"predicted, recipe {recipes}, on {self.device}{share}"
+            f"predicted, {self.matmuls.text}; recipe {recipes}, on {self.device}{share}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types only."""
-        return {"exit_code": self.exit_code, "line": self.line, **asdict(self)}
+        shares = {"fp8_flop_share": self.matmuls.fp8_share, "not_in_fp8": not_in_fp8(self.matmuls.matmuls)}
+        return {"exit_code": self.exit_code, "line": self.line, **shares, **asdict(self)}
 
     def to_json(self) -> str:
         """`to_dict` as JSON; numbers that are not finite as null."""

@@ -33,7 +33,8 @@ class Ranks:
 
     def problems(self, timeout_s: float) -> list[str]:
         """What the other ranks have against it, and which did not answer."""
-        found, silent = [], []
+        found: list[str] = []
+        silent: list[int] = []
         for rank in range(self.size):
             if rank == self.rank:
                 continue

@@ -73,9 +73,7 @@ class Operators(TorchDispatchMode):
         on_write: called with each tensor that an operator is about to write.
     """
 
-    def __init__(
-        self, on_gemm: Callable[[Received], None], on_write: Callable[[torch.Tensor], None]
-    ) -> None:
+    def __init__(self, on_gemm: Callable[[Received], None], on_write: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
         self.on_gemm, self.on_write = on_gemm, on_write
 

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from fp8core.verify.records import LayerProof
 
 
-
-def checks_of(layers: list[tuple[str, Float8Linear]]) -> dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]]:
+def checks_of(
+    layers: list[tuple[str, Float8Linear]],
+) -> dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]]:
     """For each layer whose weight is sharded along its rows at this moment, what compares the gathered codes."""
-    found = {}
+    found: dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]] = {}
     for _, layer in layers:
         weight = layer.weight
         if isinstance(weight, DTensor) and all(
@@ -42,9 +43,7 @@ def _check(
     """Makes the scales of the whole weight by one all-reduce a sharded dimension, which all ranks join."""
     cast = layer.recipe.output.b
     assert cast is not None
-    _, offset = compute_local_shape_and_global_offset(
-        sharded.shape, sharded.device_mesh, sharded.placements
-    )
+    _, offset = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
     first = offset[0] if local.numel() else 0
     local = local.to(gathered.dtype)
     block = block_of(cast, 1)

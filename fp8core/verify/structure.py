@@ -17,7 +17,7 @@ def structural_problems(watch: Watch, proofs: list[LayerProof], wanted: Recipe |
     layers = [layer for _, layer in watch.layers]
     if not layers and not watch.products:
         return ["no layer is converted to FP8 (did module_filter_fn match nothing?)"]
-    problems = []
+    problems = list(watch.linears.arrived.faults[:3])
     if wanted is not None:
         others = sorted({str(layer.recipe) for layer in layers if layer.recipe != wanted})
         if others:

@@ -5,21 +5,22 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from fp8core.convert import audit
+from fp8core.audit import audit
 from fp8core.linear import Float8Linear
 from fp8core.moe import GroupedMatmul
 from fp8core.recipe import GEMMS
 from fp8core.verify.experts import Experts
-from fp8core.verify.layers import Linears, quietly
+from fp8core.verify.layers import Linears
+from fp8core.verify.operands import quietly
 from fp8core.verify.received import Operators, Received
 from fp8core.verify.records import GemmProof, LayerProof
 from fp8core.verify.shards import checks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
+    from torch import nn
 
 
 class Watch:
@@ -43,10 +44,12 @@ class Watch:
         ]
         for fqn, product in self.products:
             self.found[fqn] = LayerProof(fqn, str(product.recipe), "", of_experts=True)
-        for fqn, module in (*self.layers, *self.products):
-            assert module.recipe is not None
-            self.found[fqn].gemms = {name: GemmProof(module.recipe.gemms[name].is_fp8) for name in GEMMS}
+        recipes = [(fqn, layer.recipe) for fqn, layer in self.layers]
+        recipes += [(fqn, product.recipe) for fqn, product in self.products if product.recipe is not None]
+        for fqn, recipe in recipes:
+            self.found[fqn].gemms = {name: GemmProof(recipe.gemms[name].is_fp8) for name in GEMMS}
         self.stray = 0
+        self.model = model
         self.linears = Linears(self.layers, self.found)
         self.experts = Experts(self.products, self.found, self.linears.stack)
         self.operators = Operators(self._gemm, on_write)
@@ -54,6 +57,7 @@ class Watch:
 
     def __enter__(self) -> Watch:
         self.linears.shards = checks_of(self.layers)
+        self.linears.arrived.watch(self.model)
         for part in (self.linears, self.experts, self.operators):
             self._stack.enter_context(part)
         return self

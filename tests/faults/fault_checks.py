@@ -243,7 +243,11 @@ def experts() -> None:
         grad_x, grad_weight = torch.autograd.grad(y, inputs, g)
         for e, (first, end) in enumerate(zip([0, *ends], ends, strict=False)):
             X, W, G = x[first:end].double(), weight[e].double(), g[first:end].double()
-            for want, got in ((X @ W.t(), y[first:end]), (G @ W, grad_x[first:end]), (G.t() @ X, grad_weight[e])):
+            for want, got in (
+                (X @ W.t(), y[first:end]),
+                (G @ W, grad_x[first:end]),
+                (G.t() @ X, grad_weight[e]),
+            ):
                 assert sqnr_db(want, got.detach()) > 22, (name, e)
 
 

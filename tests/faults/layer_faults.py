@@ -11,7 +11,17 @@ from typing import Any
 
 import fault_catalogue
 import torch
-from fault_catalogue import FAULTS, Fault, Patches, amax, amax_of, cast_saturating, codes_of, gemm_of, operand_of
+from fault_catalogue import (
+    FAULTS,
+    Fault,
+    Patches,
+    amax,
+    amax_of,
+    cast_saturating,
+    codes_of,
+    gemm_of,
+    operand_of,
+)
 
 import fp8core
 import fp8core.grouped
@@ -64,7 +74,9 @@ def flushed(x: torch.Tensor, fmt: Any) -> torch.Tensor:
     fmt = fp8core.formats.as_element_format(fmt)
     normal = 2.0 ** (-6 if fmt.short == "e4m3" else -14)
     codes = cast_saturating(x, fmt)
-    return torch.where(codes.float().abs() < normal, torch.zeros_like(codes.float()), codes.float()).to(codes.dtype)
+    return torch.where(codes.float().abs() < normal, torch.zeros_like(codes.float()), codes.float()).to(
+        codes.dtype
+    )
 
 
 def nan_to_max(x: torch.Tensor, fmt: Any) -> torch.Tensor:

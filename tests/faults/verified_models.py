@@ -7,7 +7,15 @@ from fault_catalogue import Fault
 from torch import nn
 
 import fp8core
-from fp8core import RECIPES, GroupedMatmul, Proof, Recipe, convert_experts_to_float8, microbatches, update_scales
+from fp8core import (
+    RECIPES,
+    GroupedMatmul,
+    Proof,
+    Recipe,
+    convert_experts_to_float8,
+    microbatches,
+    update_scales,
+)
 from fp8core.recipe import Kernels
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,3 +188,14 @@ def test_experts_before_and_after() -> None:
         ("experts.down_proj", 2),
     ]
     assert [row.fqn for row in report.weights] == ["gate.weight"]
+
+
+def test_the_page_prints_what_audit_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Oracle: docs/audit.md: each block of code, then the block of output that follows it."""
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in blocks] == ["python", "", "python", ""]
+    names: dict[str, object] = {}
+    for (_, code), (_, want) in (blocks[:2], blocks[2:]):
+        exec(compile(code, "audit.md", "exec"), names)
+        assert capsys.readouterr().out == want

@@ -51,7 +51,9 @@ def judged(name: str, seed: int, shape: int) -> Proof:
         with microbatches(model):
             for _ in range(1 + seed % 2):
                 x = data(kind, (*batch, K)).to(dtype).requires_grad_()
-                nn.functional.cross_entropy(model(x).flatten(0, -2).float(), torch.arange(x[..., 0].numel()) % N).backward()
+                nn.functional.cross_entropy(
+                    model(x).flatten(0, -2).float(), torch.arange(x[..., 0].numel()) % N
+                ).backward()
         update_scales(model)
 
     if seed % 5 == 0:

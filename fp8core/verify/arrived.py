@@ -1,0 +1,107 @@
+"""Codes that a layer gets from elsewhere: checked where they are made, and recognised where they are read.
+
+producers   RMSNorm and SwiGLU that write codes and no high precision: against casts of what the same module computes
+            without layers
+gathers     sequence parallelism in FP8: each rank checks the codes of its own tokens, and that they arrive
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from fp8core.distributed import gathering
+from fp8core.linear import Float8Linear
+from fp8core.producers import RMSNorm, SwiGLU
+from fp8core.sharded import cut_of
+from fp8core.shared_input import CastInput
+from fp8core.tensor import Float8Tensor
+from fp8core.verify.operands import max_over, quantized, quietly
+from fp8core.verify.oracle import Quantized, block_amax, block_of
+from fp8core.verify.received import Operand, cast_fault
+
+if TYPE_CHECKING:
+    from fp8core.verify.records import LayerProof
+
+
+class Arrived:
+    """Codes that were found right, by their memory, for as long as that lives."""
+
+    def __init__(self, proofs: dict[Float8Linear, LayerProof]) -> None:
+        self.proofs = proofs
+        self.known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.handles: list[Any] = []
+        self.faults: list[str] = []
+
+    def __contains__(self, codes: object) -> bool:
+        return isinstance(codes, Float8Tensor) and codes.qdata.untyped_storage() in self.known
+
+    def watch(self, model: nn.Module) -> None:
+        """Hooks on the producers of a model."""
+        for module in model.modules():
+            if isinstance(module, RMSNorm | SwiGLU):
+                self.handles.append(module.register_forward_hook(self._produced))
+
+    def open(self) -> None:
+        """From here on gathers are seen."""
+        gathering.observers.append(self._gathered)
+
+    def close(self) -> None:
+        """To here."""
+        gathering.observers.remove(self._gathered)
+        for handle in self.handles:
+            handle.remove()
+
+    def _produced(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not (isinstance(output, CastInput) and output.codes_only):
+            return
+        layers = [arg for arg in args if isinstance(arg, Float8Linear)]
+        tensors = [arg.detach() for arg in args if not isinstance(arg, Float8Linear)]
+        with quietly():
+            hp = module.forward(*tensors)
+            hp = hp.reshape(-1, hp.shape[-1])
+            for codes, cast, dim in zip(output[1:3], output.casts, (1, 0), strict=True):
+                if isinstance(codes, Float8Tensor) and cast is not None:
+                    wanted = quantized(layers[0], hp, cast, dim, "input", cut_of(layers[0].weight))
+                    self._compare(
+                        f"codes of {type(module).__name__}", codes, wanted, self.proofs.get(layers[0])
+                    )
+                    self.known.add(codes.qdata.untyped_storage())
+
+    def _compare(self, what: str, codes: Float8Tensor, wanted: Quantized, proof: LayerProof | None) -> None:
+        fault = cast_fault(Operand(codes.qdata, codes.scale_inv), wanted)
+        if fault and proof is not None:
+            proof.fault(f"{what}: {fault}")
+        elif fault:
+            self.faults.append(f"{what}: {fault}")
+
+    def _gathered(self, gather: gathering.Gathered) -> None:
+        with quietly():
+            group = gather.like.device_mesh.get_group()
+            cast, memory = gather.cast, gather.memory
+            in_use = memory.of(gather.role) if cast.scaling != "dynamic" and memory is not None else None
+            amax = None
+            if in_use is not None and memory is not None:
+                amax = (in_use.double() * 2.0**memory.settings.margin).reshape(1, 1)
+            elif cast.granularity == "tensorwise" or gather.dim == 0:
+                amax = max_over(block_amax(gather.part, block_of(cast, gather.dim)), group)
+            if in_use is None:
+                cast = replace(cast, scaling="dynamic")
+            wanted = Quantized.of(gather.part, cast, gather.dim, amax)
+            self._compare(f"gathered {gather.role}", gather.local, wanted, None)
+            (placement,) = gather.like.placements
+            assert isinstance(placement, Shard)
+            whole = gather.whole.qdata.view(torch.uint8).reshape(gather.like.shape)
+            own = whole.chunk(dist.get_world_size(group), placement.dim)[dist.get_rank(group)]
+            local = gather.local.qdata.view(torch.uint8).reshape(own.shape)
+            if not torch.equal(own, local):
+                self.faults.append(
+                    f"gathered {gather.role}: this rank's codes did not arrive as they were sent"
+                )
+            self.known.add(gather.whole.qdata.untyped_storage())

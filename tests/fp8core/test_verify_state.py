@@ -1,0 +1,107 @@
+"""verify leaves no trace: weights, buffers, gradients, optimizer states, amax histories and random numbers, bit for bit.
+
+Oracle: copies of all of them taken before.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fp8core import convert_to_float8_training, update_scales, verify
+
+
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 32))
+    return convert_to_float8_training(nn.Sequential(*layers), config=name)
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Everything that a step changes."""
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    known = [(m.updates, m.ready) for m in model.modules() if hasattr(m, "updates")]
+    numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+    return copy.deepcopy([tensors, optimizer.state_dict(), known, numbers])
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("fails_in_pass", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["rowwise", "delayed"])
+def test_nothing_changes(name: str, fails_in_pass: int) -> None:
+    """An optimizer, a write by hand, random numbers of three libraries; the step may raise in any pass."""
+    model = model_of(name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    passes = []
+
+    def step() -> None:
+        passes.append(random.random() + np.random.rand())
+        model(torch.randn(16, 32)).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.9)
+        update_scales(model)
+        if len(passes) == fails_in_pass:
+            raise RuntimeError("of the step")
+
+    step_before = passes.copy()
+    model(torch.randn(16, 32)).square().mean().backward()
+    optimizer.step()
+    update_scales(model)
+    before = state(model, optimizer)
+    if fails_in_pass:
+        with pytest.raises(RuntimeError, match="of the step"):
+            verify(step, model, announce=False)
+    else:
+        proof = verify(step, model, announce=False)
+        assert proof.ok, proof.problems
+        assert passes[0] == passes[1] == passes[2] != step_before
+    assert same(before, state(model, optimizer))
+
+
+def test_no_hook_stays() -> None:
+    model = model_of("rowwise")
+    verify(lambda: model(torch.randn(16, 32)).sum().backward(), model, announce=False)
+    hooks = [getattr(m, kind) for m in model.modules() for kind in ("_forward_hooks", "_forward_pre_hooks")]
+    assert not any(hooks)
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_gradients_by_half_precision_sums_are_warned_of() -> None:
+    """A bfloat16 gradient that two microbatches add up in: PyTorch's own rounding, no fault but a loss."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)).bfloat16(), config="tensorwise")
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.randn(16, 32).bfloat16()).float().square().mean().backward()
+
+    proof = verify(step, model, announce=False)
+    assert proof.ok, proof.problems
+    assert any("add up in bfloat16" in warning for warning in proof.warnings)
+
+
+def test_conversion_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="fp8core"):
+        convert_to_float8_training(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 10)), config="rowwise")
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    line = record.getMessage()
+    assert line.startswith("1 of 2 Linear layers converted to FP8, recipe rowwise; 1 skipped (1): N=10")
+    assert line.endswith("; not yet proven: call verify")
