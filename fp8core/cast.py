@@ -28,6 +28,7 @@ from fp8core.scaling import (
     mx_scale,
     mx_scale_code,
     spread,
+    without_grad,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def cast_saturating(
     """
     fmt = as_element_format(fmt)
     check_hp(x)
-    wide = x.detach().float()
+    wide = without_grad(x).float()
     if overwrite or x.dtype != torch.float32:
         wide.clamp_(-fmt.largest, fmt.largest)
     else:
@@ -65,7 +66,7 @@ def cast_saturating(
 
 def times(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """x * scale in float32, a temporary of its own; scale float32, broadcastable to x."""
-    x = x.detach()
+    x = without_grad(x)
     return x * scale if x.dtype == torch.float32 else x.float().mul_(scale)
 
 
@@ -105,8 +106,9 @@ def scale_and_cast(
         scale = mx_scale(scale_inv)
     else:
         scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
-    block = MX_BLOCK if granularity == "1x32" else BLOCK
-    return cast_saturating(times(x, spread(scale, x.shape, block)), fmt, overwrite=True), scale_inv
+    if scale.dim():
+        scale = spread(scale, x.shape, MX_BLOCK if granularity == "1x32" else BLOCK)
+    return cast_saturating(times(x, scale), fmt, overwrite=True), scale_inv
 
 
 def cast_with_amax(

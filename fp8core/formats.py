@@ -68,7 +68,7 @@ class Format:
     @property
     def emax(self) -> int:
         """The exponent of the largest finite value: `2**emax <= max < 2**(emax + 1)`."""
-        return math.frexp(self.max)[1] - 1
+        return math.frexp(self.largest)[1] - 1
 
     @property
     def min_normal(self) -> float:
@@ -186,10 +186,9 @@ def as_format(which: Format | torch.dtype | str) -> Format:
 
 def as_element_format(which: Format | torch.dtype | str) -> Format:
     """As `as_format`, and refuses E8M0, which can hold scales but no tensor elements."""
-    fmt = as_format(which)
-    if (
-        fmt.dtype not in _ELEMENT_DTYPES
-    ):  # by dtype: to compare formats field by field took a third of Dynamo's time
+    fmt = which if isinstance(which, Format) else as_format(which)
+    # By dtype: to compare formats field by field took a third of Dynamo's time
+    if fmt.dtype not in _ELEMENT_DTYPES:
         names = ", ".join(f.name for f in ELEMENT_FORMATS)
         raise ValueError(f"{fmt.name} holds scales, not tensor elements; expected one of {names}")
     return fmt

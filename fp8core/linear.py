@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast, Gemm, Recipe
     from fp8core.sharded import Cut
 
+_SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 NEVER_OFFERED = "never offered to convert_to_float8_training"
 
@@ -82,8 +83,10 @@ class Float8Linear(nn.Linear):
             "bias_deferred",
             "converted_from",
             "is_transposed",
+            "_checked",
         )
     )
+    _checked: tuple[Recipe | None, set[object]] = (None, set())  # shapes that this recipe does not refuse
 
     def __init__(
         self,
@@ -168,8 +171,8 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        weight = self.linear_weight
-        cut = cut_of(weight)
+        weight: torch.Tensor = self.linear_weight
+        cut = cut_of(weight) if isinstance(weight, DTensor) else None
         bias = None if self.bias_deferred else self.bias
         if cut is None:
             return self._run(input, weight, bias, None)
@@ -216,8 +219,8 @@ class Float8Linear(nn.Linear):
         N, K = weight.shape
         if input.dim() == 0 or input.shape[-1] != K:
             raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
-        flat = input.reshape(-1, K)
-        self._check_shapes(flat, weight)
+        flat = input if input.dim() == 2 else input.reshape(-1 if K else input.shape[:-1].numel(), K)
+        self._check_shapes_once(flat, weight)
         if isinstance(flat, Float8Tensor):
             self._check_cast(flat)
         # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
@@ -266,6 +269,28 @@ class Float8Linear(nn.Linear):
                 f"input is a Float8Tensor {found}, but grad_weight wants {for_grad_weight} along the tokens, which "
                 "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
             )
+
+    def _check_shapes_once(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
+        """`_check_shapes`, asked once for a shape: what it says depends on nothing else."""
+        if torch.compiler.is_compiling():
+            self._check_shapes(flat, weight)
+            return
+        recipe, checked = self._checked
+        if recipe is not self.recipe or len(checked) >= _SHAPES_REMEMBERED:
+            checked = set()
+            self._checked = self.recipe, checked
+        trains = torch.is_grad_enabled()
+        key = (
+            flat.shape,
+            weight.shape,
+            flat.dtype,
+            weight.device,
+            trains and flat.requires_grad,
+            trains and weight.requires_grad,
+        )
+        if key not in checked:
+            self._check_shapes(flat, weight)
+            checked.add(key)
 
     def _check_shapes(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
         """Refuses, before anything runs, the GEMMs that this call leads to and the hardware can't do."""
@@ -332,6 +357,10 @@ class _Plan(NamedTuple):
         return cast_both(x, along_1, along_0, self.amaxes, role, kernels=self.recipe.kernels, amax=amax)
 
 
+_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]
+_SCALED = (Float8Tensor, layout.Operand)
+
+
 class _ScaledLinear(torch.autograd.Function):
     """The three GEMMs; input [M, K] with its casts if they are there already, weight [N, K]."""
 
@@ -348,10 +377,12 @@ class _ScaledLinear(torch.autograd.Function):
         casts = input_casts(recipe)
         input_lp, kept = given, given_for_grad_weight
         needs_kept = plan.trains and ctx.needs_input_grad[1]
-        amax, weight_amax = plan.shared(
-            Seen(input_hp if input_lp is None else None, "input", casts),
-            Seen(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
-        )
+        amax = weight_amax = None
+        if plan.cut is not None:
+            amax, weight_amax = plan.shared(
+                Seen(input_hp if input_lp is None else None, "input", casts),
+                Seen(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
+            )
         if input_lp is None and needs_kept:
             input_lp, kept = plan.cast_both(input_hp, *casts, "input", amax)
         elif input_lp is None:
@@ -362,19 +393,26 @@ class _ScaledLinear(torch.autograd.Function):
         weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0], weight_amax)
         ctx.save_for_backward(kept if needs_kept else None, weight_kept, weight_amax)
         ctx.plan = plan
-        return _matmul(input_lp, weight_lp.t(), recipe.output, recipe, input_hp.dtype)
+        return _matmul(input_lp, _transposed(weight_lp), recipe.output, recipe, input_hp.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> _Gradients:
+        # Only where a graph of this pass is recorded can anyone differentiate it again, which is refused
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _gradients_once(ctx, grad_output)
+        return _ScaledLinear.gradients(ctx, grad_output)
+
+    @staticmethod
+    def gradients(ctx: Any, grad_output: torch.Tensor) -> _Gradients:
+        """Of the input and of the weight, where needed."""
         kept, weight_kept, weight_amax = ctx.saved_tensors
         plan, recipe = ctx.plan, ctx.plan.recipe
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
         grad_input = grad_weight = None
-        (amax,) = plan.shared(Seen(grad_output, "grad_output", (for_input, for_weight)))
+        amax = None
+        if plan.cut is not None:
+            (amax,) = plan.shared(Seen(grad_output, "grad_output", (for_input, for_weight)))
         if needs_input and needs_weight:
             grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output", amax)
         elif needs_input:
@@ -385,8 +423,15 @@ class _ScaledLinear(torch.autograd.Function):
             weight = plan.cast_one(weight_kept, recipe.grad_input.b, 0, "weight", weight_amax)
             grad_input = _matmul(grad, weight, recipe.grad_input, recipe, grad_output.dtype)
         if needs_weight:
-            grad_weight = _matmul(grad_gw.t(), kept, recipe.grad_weight, recipe, grad_output.dtype)
+            grad_weight = _matmul(_transposed(grad_gw), kept, recipe.grad_weight, recipe, grad_output.dtype)
         return grad_input, grad_weight, None, None, None
+
+
+_gradients_once = torch.autograd.function.once_differentiable(_ScaledLinear.gradients)
+
+
+def _transposed(x: torch.Tensor) -> Scaled | torch.Tensor:
+    return layout.transposed(x) if isinstance(x, Float8Tensor) else x.t()
 
 
 def _weight_operands(
@@ -413,10 +458,16 @@ def _weight_operands(
 
 
 def _matmul(
-    a: torch.Tensor, b: torch.Tensor, gemm: Gemm, recipe: Recipe, out_dtype: torch.dtype
+    a: Scaled | torch.Tensor,
+    b: Scaled | torch.Tensor,
+    gemm: Gemm,
+    recipe: Recipe,
+    out_dtype: torch.dtype,
 ) -> torch.Tensor:
     """a [M, K] @ b [K, N] in FP8 if the operands are, else in high precision."""
-    if not isinstance(a, Float8Tensor) or not isinstance(b, Float8Tensor):
+    if not isinstance(a, _SCALED) or not isinstance(b, _SCALED):
+        assert isinstance(a, torch.Tensor)
+        assert isinstance(b, torch.Tensor)
         return a @ b.to(a.dtype)
     backend = backend_named(recipe.backend)
     left: Scaled = a
@@ -425,7 +476,7 @@ def _matmul(
         left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
     dtype = _result_dtype(gemm, backend, out_dtype)
     product = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
-    return (product[:, : b.shape[1]] if recipe.pad_inner_dim else product).to(out_dtype)
+    return (product[:, : b.qdata.shape[1]] if recipe.pad_inner_dim else product).to(out_dtype)
 
 
 def _result_dtype(gemm: Gemm, backend: Backend, out_dtype: torch.dtype) -> torch.dtype:

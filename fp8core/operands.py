@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
 from fp8core.kernels import ops
@@ -25,7 +26,7 @@ from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.history import Amaxes
-    from fp8core.recipe import Cast, Kernels, Recipe
+    from fp8core.recipe import Cast, Granularity, Kernels, Recipe
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -37,10 +38,26 @@ def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str
     if kernels == "never":
         return "the recipe says kernels='never'"
     if torch.compiler.is_compiling():
+        if x.is_cuda and INDUCTOR_GARBLES_CASTS:
+            return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
         return "torch.compile fuses plain code with its neighbours"
     if type(x) not in (torch.Tensor, torch.nn.Parameter):
         return f"{type(x).__name__} is a tensor of its own kind"
     return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
+
+
+def inductor_garbles_casts(torch_version: str, hip: str | None) -> bool:
+    """Whether Inductor of a version of torch writes what Triton then miscompiles: FP8 codes stored transposed beside a maximum.
+
+    From torch 2.14 on (pytorch #186933) Inductor's maxima and minima are NaN-propagating instructions, beside which Triton
+    writes garbage into some transposed, vectorised stores of one byte (triton #11111; torchao #4652 and #4657). Up to
+    2.13 they are comparisons, except on ROCm, whose code is not PTX. A later version that is known to be right again
+    belongs here. Where this is true the casts are operators `fp8core::*`, which Inductor doesn't write.
+    """
+    return hip is None and TorchVersion(torch_version) >= "2.14.0.dev20260614"
+
+
+INDUCTOR_GARBLES_CASTS = inductor_garbles_casts(torch.__version__, torch.version.hip)
 
 
 def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
@@ -99,7 +116,9 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    shared = along_1 if along_1 == along_0 and not isinstance(x, Float8Tensor) else None
+    shared = (
+        along_1 if (along_1 is along_0 or along_1 == along_0) and not isinstance(x, Float8Tensor) else None
+    )
     if shared is not None and plain_reason(x, kernels, shared) is None:
         return _both_by_kernel(x, shared, memory, role, amax)
     first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
@@ -110,7 +129,7 @@ def cast_both(
 
 def serves_both(first: Cast | None, second: Cast | None) -> bool:
     """Whether the same codes serve two GEMMs that contract a tensor over different axes."""
-    return first is not None and first == second and first.axis_free
+    return first is not None and (first is second or first == second) and first.axis_free
 
 
 def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
@@ -123,6 +142,14 @@ def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kern
 def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Of the whole of x, float32, 0-dimensional; by a kernel or plain, as its casts are made."""
     return plain_amax(x) if plain_reason(x, kernels) is not None else ops.amax(x)
+
+
+def _wrapped(
+    codes: torch.Tensor, scale_inv: torch.Tensor, hp_dtype: torch.dtype, granularity: Granularity
+) -> Float8Tensor:
+    """Codes as the cast made them; a compiler traces the constructor alone."""
+    make = Float8Tensor if torch.compiler.is_compiling() else Float8Tensor.of_cast
+    return make(codes, scale_inv, hp_dtype, granularity)
 
 
 def _plain(
@@ -139,7 +166,7 @@ def _plain(
             mx_mode=cast.mx_mode,
             known_amax=amax if cast.granularity == "tensorwise" else None,
         )
-        return Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
+        return _wrapped(codes, scale_inv, x.dtype, cast.granularity)
     expected = memory.of(role)
     if expected is None:
         seen = plain_amax(x) if amax is None else amax
@@ -151,7 +178,7 @@ def _plain(
             x, cast.format, expected, margin=memory.settings.margin, power_of_two=cast.power_of_two
         )
     memory.record(role, seen)
-    return Float8Tensor(codes, scale_inv, x.dtype)
+    return _wrapped(codes, scale_inv, x.dtype, cast.granularity)
 
 
 def _one_by_kernel(
@@ -167,14 +194,16 @@ def _one_by_kernel(
         codes, scale_inv = ops.cast_1x128(x, dtype, pow2)
     elif cast.granularity == "rowwise":
         codes, scale_inv = ops.cast_rowwise(x, dtype, pow2)
-    elif (expected := expected_amax(cast, memory, role)) is not None and memory is not None:
+    elif cast.scaling == "dynamic" or memory is None:
+        codes, scale_inv = ops.cast(x, ops.amax(x) if amax is None else amax, dtype, pow2)
+    elif (expected := memory.of(role)) is not None:
         codes, scale_inv, seen = ops.cast_delayed(x, expected, dtype, pow2, memory.settings.margin)
         memory.record(role, seen)
     else:
         seen = ops.amax(x) if amax is None else amax
         codes, scale_inv = ops.cast(x, seen, dtype, pow2)
-        _record(cast, memory, role, seen)
-    return Float8Tensor(codes, scale_inv, x.dtype, cast.granularity)
+        memory.record(role, seen)
+    return _wrapped(codes, scale_inv, x.dtype, cast.granularity)
 
 
 def _both_by_kernel(
@@ -194,7 +223,10 @@ def _both_by_kernel(
     elif cast.granularity == "rowwise":
         codes, scale_inv, codes_t, scale_inv_t = ops.cast_rowwise_both(x, dtype, pow2)
         scale_inv_0 = scale_inv_t.t()
-    elif (expected := expected_amax(cast, memory, role)) is not None and memory is not None:
+    elif cast.scaling == "dynamic" or memory is None:
+        codes, codes_t, scale_inv = ops.cast_both(x, ops.amax(x) if amax is None else amax, dtype, pow2)
+        scale_inv_0 = scale_inv
+    elif (expected := memory.of(role)) is not None:
         codes, codes_t, scale_inv, seen = ops.cast_delayed_both(
             x, expected, dtype, pow2, memory.settings.margin
         )
@@ -203,19 +235,14 @@ def _both_by_kernel(
     else:
         seen = ops.amax(x) if amax is None else amax
         codes, codes_t, scale_inv = ops.cast_both(x, seen, dtype, pow2)
-        _record(cast, memory, role, seen)
+        memory.record(role, seen)
         scale_inv_0 = scale_inv
     return (
-        Float8Tensor(codes, scale_inv, x.dtype, cast.granularity),
-        Float8Tensor(codes_t.t(), scale_inv_0, x.dtype, cast.granularity),
+        _wrapped(codes, scale_inv, x.dtype, cast.granularity),
+        _wrapped(codes_t.t(), scale_inv_0, x.dtype, cast.granularity),
     )
 
 
 def expected_amax(cast: Cast, memory: Amaxes | None, role: str) -> torch.Tensor | None:
     """The amax of earlier steps that a delayed or static cast goes by, once there is one."""
     return None if cast.scaling == "dynamic" or memory is None else memory.of(role)
-
-
-def _record(cast: Cast, memory: Amaxes | None, role: str, seen: torch.Tensor) -> None:
-    if cast.scaling != "dynamic" and memory is not None:
-        memory.record(role, seen)

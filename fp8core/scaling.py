@@ -35,7 +35,17 @@ from fp8core.arguments import check_known, check_type
 from fp8core.formats import E8M0FNU, Format, as_element_format
 from fp8core.recipe import GRANULARITIES, MX_MODES, Granularity, MxMode
 
-AMAX_FLOOR = 1e-12  # as torchao `float8_utils.EPS`: keeps the scale of an all-zero group finite
+
+def _amax_floor() -> float:
+    """What keeps the scale of an all-zero group finite, as torchao `float8_utils.EPS`.
+
+    A constant of code and no global: with `dynamic=True` Dynamo (torch 2.13) takes a float that it reads from a global for
+    a variable of the first layer that reads it, and fails at the second (lift_tracked_freevar_to_input).
+    """
+    return 1e-12
+
+
+AMAX_FLOOR = _amax_floor()
 HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
 
 BLOCK = 128  # of "1x128" and "128x128"
@@ -52,10 +62,16 @@ def check_hp(x: torch.Tensor, what: str = "x") -> None:
         TypeError: no tensor, or not float32, bfloat16 or float16. float64 is refused rather than rounded twice: through
             float32 about a quarter of the values near a midpoint of two codes go to the wrong one.
     """
+    if isinstance(x, torch.Tensor) and x.dtype in HP_DTYPES:
+        return
     check_type(what, x, torch.Tensor)
-    if x.dtype not in HP_DTYPES:
-        hint = "; call .float() first if double rounding is acceptable" if x.dtype == torch.float64 else ""
-        raise TypeError(f"{what} has dtype {x.dtype}; expected float32, bfloat16 or float16{hint}")
+    hint = "; call .float() first if double rounding is acceptable" if x.dtype == torch.float64 else ""
+    raise TypeError(f"{what} has dtype {x.dtype}; expected float32, bfloat16 or float16{hint}")
+
+
+def without_grad(x: torch.Tensor) -> torch.Tensor:
+    """x detached from autograd; x itself where that changes nothing, since in eager mode a view costs as much as a sum."""
+    return x.detach() if x.requires_grad else x
 
 
 def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1) -> torch.Tensor:
@@ -75,8 +91,9 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
         ValueError: unknown granularity, `dim` outside of x, or "128x128" of anything but a matrix.
     """
     check_hp(x)
-    check_known("granularity", granularity, GRANULARITIES)
-    magnitude = x.detach().abs()
+    if granularity not in GRANULARITIES:
+        check_known("granularity", granularity, GRANULARITIES)
+    magnitude = without_grad(x).abs()
     if granularity == "tensorwise":
         return (magnitude.amax() if x.numel() else magnitude.new_zeros(())).float()
     if granularity == "128x128":
@@ -123,7 +140,7 @@ def compute_scale(
         ValueError: fmt is no element format.
     """
     fp8_max = as_element_format(fmt).largest
-    scale = (fp8_max / amax.detach().double().clamp(min=AMAX_FLOOR)).float()
+    scale = (fp8_max / without_grad(amax).double().clamp(min=_amax_floor())).float()
     if power_of_two:
         masked = (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32)
         scale = torch.where(scale.isnan(), scale, masked)  # the mask alone would turn NaN into Inf
@@ -165,13 +182,13 @@ def mx_scale_code(
     """
     fmt = as_element_format(fmt)
     check_known("MX rounding mode", mode, MX_MODES)
-    bits = amax.detach().float().contiguous().view(torch.int32)
+    bits = without_grad(amax).float().contiguous().view(torch.int32)
     mantissa = bits & ~_SIGN_AND_EXPONENT
     exponent = bits >> 23
     if mode == "ceil":
         exponent = exponent + (mantissa != 0).int()
     elif mode == "rceil":
-        significand_of_max = int((fmt.max / 2**fmt.emax - 1) * 2**23)
+        significand_of_max = int((fmt.largest / 2**fmt.emax - 1) * 2**23)
         exponent = exponent + (mantissa > significand_of_max).int()
     elif mode == "even":
         exponent = (bits.clamp(max=_INFINITY_BITS) + (1 << (22 - fmt.mantissa_bits))) >> 23

@@ -119,7 +119,7 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
         K = layer.in_features if cut is None else cut.local_features(layer.in_features, layer.out_features)[0]
         if part.dim() == 0 or part.shape[-1] != K:
             raise ValueError(f"input has shape {list(part.shape)}; expected [..., {K}] for {layer}")
-    flat = part.detach().reshape(-1, part.shape[-1])
+    flat = part.detach().reshape(part.shape[:-1].numel() if part.shape[-1] == 0 else -1, part.shape[-1])
     gradients = torch.is_grad_enabled()
     recipe, memory = layers[0].recipe, amaxes_of_pass(layers[0].amaxes, gradients)
     kernels = recipe.kernels

@@ -78,8 +78,15 @@ class Float8Tensor(torch.Tensor):
                 f"scale_inv of shape {list(scale_inv.shape)} does not fit codes of shape {list(qdata.shape)} "
                 f"scaled {granularity}; expected [] or the same rank, each size equal, 1 or the number of blocks"
             )
+        return Float8Tensor.of_cast(qdata, scale_inv, hp_dtype, granularity)
+
+    @staticmethod
+    def of_cast(
+        qdata: torch.Tensor, scale_inv: torch.Tensor, hp_dtype: torch.dtype, granularity: Granularity
+    ) -> Float8Tensor:
+        """The constructor without its checks, for codes and scales that a cast of fp8core has just made."""
         self: Float8Tensor = torch.Tensor._make_wrapper_subclass(
-            cls,
+            Float8Tensor,
             qdata.shape,
             strides=qdata.stride(),
             storage_offset=qdata.storage_offset(),

@@ -9,6 +9,11 @@ codes equal those that one process would make. Codes travel as uint8, which ever
 A rowwise recipe reads the input twice: scaled by token for the output, and by feature, over all tokens, for
 grad_weight. Both sets of codes are gathered, two bytes an element, and both are exact; where nothing trains one is
 enough. What is gained over bfloat16 is then the cast, not bytes.
+
+Compiled, a tensor that crosses autograd must be what Dynamo expects, a plain one: it traces a backward pass before it has
+seen a gradient. What was gathered in FP8 is therefore decoded and cast again by the layers that read it, which gives the
+same codes (tensorwise: the decoded amax is the amax). Rowwise it would be rounded twice, so a module's input is gathered
+as it is there: no more bytes than two sets of codes.
 """
 
 from __future__ import annotations
@@ -64,6 +69,12 @@ def gather_input(x: DTensor, layer: Float8Linear) -> CastInput:
 def gather_module_input(x: DTensor, layer: Float8Linear) -> DTensor:
     """The same for a module whose layers are like this one: a DTensor of a Float8Tensor, or of `TwoCasts`."""
     casts = input_casts(layer.recipe)
+    if torch.compiler.is_compiling():
+        if not serves_both(*casts):
+            return x.redistribute(placements=REPLICATED)
+        codes, _ = _both_gathered(x, layer.recipe, None, False)
+        decoded: DTensor = _AsGathered.apply(x, codes.dequantize().view(x.shape))
+        return decoded
     codes, again = _both_gathered(x, layer.recipe, None, reads_for_grad_weight(layer))
     one = serves_both(*casts)
     local = codes.view(x.shape) if one else TwoCasts(x.shape, codes, again, casts)
@@ -182,4 +193,5 @@ class _Scattered(torch.autograd.Function):
         layer = ctx.layer
         cast = layer.recipe.grad_input.a
         codes = _gathered_cast(grad, cast, layer.recipe, layer.amaxes, "grad_output")
-        return DTensor.from_local(codes, grad.device_mesh, REPLICATED, run_check=False), None, None
+        whole = codes.dequantize() if torch.compiler.is_compiling() else codes
+        return DTensor.from_local(whole, grad.device_mesh, REPLICATED, run_check=False), None, None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core import recipe
-from fp8core.arguments import check_known
+from fp8core.arguments import check_known, eager_cache
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import layout, reference, torch_mm, triton_mm
 from fp8core.gemm.backend import Backend
@@ -103,7 +103,8 @@ def backend_named(name: str) -> Backend:
     Raises:
         ValueError: unknown; the message lists the known names.
     """
-    check_known("GEMM backend", name, BACKENDS)
+    if name not in BACKENDS:
+        check_known("GEMM backend", name, BACKENDS)
     return BACKENDS[name]
 
 
@@ -142,23 +143,14 @@ def scaled_mm(
         ValueError: operands that do not fit each other, an unknown backend, or what the hardware refuses.
         TypeError: codes that are not FP8, or scales that are not float32.
     """
-    device = a.qdata.device.type
+    a_codes, b_codes, scale_inv_a, scale_inv_b = a.qdata, b.qdata, a.scale_inv, b.scale_inv
+    device = a_codes.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
         with torch.autocast(device, enabled=False):
             return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)
-    _check_operand(a, "a", reduced_dim=1)
-    _check_operand(b, "b", reduced_dim=0)
-    a_codes, b_codes = a.qdata, b.qdata
-    if a_codes.shape[1] != b_codes.shape[0]:
-        raise ValueError(
-            f"a is {list(a_codes.shape)} and b is {list(b_codes.shape)}: a's columns must equal b's rows"
-        )
-    scale_inv_a, scale_inv_b = a.scale_inv, b.scale_inv
-    if (scale_inv_a.dtype, scale_inv_a.dim() and scale_inv_a.shape[1]) != (
-        scale_inv_b.dtype,
-        scale_inv_b.dim() and scale_inv_b.shape[0],
-    ):
+    shapes = a_codes.shape, b_codes.shape, scale_inv_a.shape, scale_inv_b.shape
+    if _check_operands(*shapes, a_codes.dtype, b_codes.dtype, scale_inv_a.dtype, scale_inv_b.dtype):
         scale_inv_a, scale_inv_b = _repeated(a, b)
     operands = (a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
     if accumulation == "exact":
@@ -187,30 +179,56 @@ def _repeated(a: Scaled, b: Scaled) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def _check_operand(operand: Scaled, name: str, reduced_dim: int) -> None:
+@eager_cache
+def _check_operands(
+    a: torch.Size,
+    b: torch.Size,
+    scale_inv_a: torch.Size,
+    scale_inv_b: torch.Size,
+    a_dtype: torch.dtype,
+    b_dtype: torch.dtype,
+    scale_dtype_a: torch.dtype,
+    scale_dtype_b: torch.dtype,
+) -> bool:
+    """Refuses operands that do not fit each other; True where one scale must be repeated for lines of the other's."""
+    _check_operand("a", 1, a, a_dtype, scale_inv_a, scale_dtype_a)
+    _check_operand("b", 0, b, b_dtype, scale_inv_b, scale_dtype_b)
+    if a[1] != b[0]:
+        raise ValueError(f"a is {list(a)} and b is {list(b)}: a's columns must equal b's rows")
+    groups_a, groups_b = scale_inv_a[1] if scale_inv_a else 0, scale_inv_b[0] if scale_inv_b else 0
+    return scale_dtype_a != scale_dtype_b or groups_a != groups_b
+
+
+def _check_operand(
+    name: str,
+    reduced_dim: int,
+    codes: torch.Size,
+    dtype: torch.dtype,
+    scale_inv: torch.Size,
+    scale_dtype: torch.dtype,
+) -> None:
     """Codes must be an FP8 matrix, and the scale one number, one a line along `reduced_dim`, or one a block."""
-    codes, scale_inv = operand.qdata, operand.scale_inv
-    if codes.dim() != 2:
+    if len(codes) != 2:
         raise ValueError(
-            f"{name} has shape {list(codes.shape)}; expected a matrix, flatten leading dimensions first"
+            f"{name} has shape {list(codes)}; expected a matrix, flatten leading dimensions first"
         )
-    if not codes.dtype.is_floating_point or codes.dtype.itemsize != 1:
-        raise TypeError(f"{name} has dtype {codes.dtype}; expected FP8 codes, see fp8core.quantize")
-    as_element_format(codes.dtype)
-    if scale_inv.dtype not in (torch.float32, E8M0FNU.dtype):
+    if not dtype.is_floating_point or dtype.itemsize != 1:
+        raise TypeError(f"{name} has dtype {dtype}; expected FP8 codes, see fp8core.quantize")
+    as_element_format(dtype)
+    if scale_dtype not in (torch.float32, E8M0FNU.dtype):
         raise TypeError(
-            f"{name}.scale_inv has dtype {scale_inv.dtype}; expected float32, or float8_e8m0fnu for blocks of 32"
+            f"{name}.scale_inv has dtype {scale_dtype}; expected float32, or float8_e8m0fnu for blocks of 32"
         )
-    lines, along = codes.shape[1 - reduced_dim], codes.shape[reduced_dim]
-    if scale_inv.dtype == E8M0FNU.dtype:
+    lines, along = codes[1 - reduced_dim], codes[reduced_dim]
+    if scale_dtype == E8M0FNU.dtype:
         allowed = [(lines, -(-along // MX_BLOCK))]
     else:
         blocks = -(-along // BLOCK)
         allowed = [(lines, 1), (lines, blocks), (-(-lines // BLOCK), blocks)]
     shapes = [[n, g] if reduced_dim else [g, n] for n, g in allowed]
-    if list(scale_inv.shape) not in ([[], *shapes] if scale_inv.dtype == torch.float32 else shapes):
+    if list(scale_inv) not in ([[], *shapes] if scale_dtype == torch.float32 else shapes):
         raise ValueError(
-            f"{name}.scale_inv has shape {list(scale_inv.shape)}; expected [] or {shapes[0]}: "
+            f"{name}.scale_inv has shape {list(scale_inv)}; expected [] or {shapes[0]}: "
             f"scale {name} along its contracted dimension (dim={reduced_dim})"
             + (f"; or {' or '.join(map(str, shapes[1:]))} for blocks" if shapes[1:] else "")
         )

@@ -54,14 +54,21 @@ class Operand(NamedTuple):
     scale_inv: torch.Tensor
 
 
+def transposed(x: Scaled) -> Operand:
+    """The matrix transposed: views of codes and scales, as `Float8Tensor.t()` without its way through the dispatcher."""
+    return Operand(x.qdata.t(), x.scale_inv.t() if x.scale_inv.dim() else x.scale_inv)
+
+
 def is_row_major(t: torch.Tensor) -> bool:
     """True if neighbours in a row of the matrix are neighbours in memory, as torch's meta function asks."""
-    return 0 in t.shape or (t.stride(1) == 1 and t.stride(0) > 1)
+    rows, columns = t.stride()
+    return (columns == 1 and rows > 1) or 0 in t.shape
 
 
 def is_column_major(t: torch.Tensor) -> bool:
     """True if neighbours in a column of the matrix are neighbours in memory."""
-    return 0 in t.shape or (t.stride(0) == 1 and t.stride(1) > 1)
+    rows, columns = t.stride()
+    return (rows == 1 and columns > 1) or 0 in t.shape
 
 
 def granularity_of(
@@ -72,7 +79,7 @@ def granularity_of(
         return "1x32"
     if scale_inv_a.dim() == 0:
         return "tensorwise"
-    per_row = (list(scale_inv_a.shape), list(scale_inv_b.shape)) == ([a.shape[0], 1], [1, b.shape[1]])
+    per_row = scale_inv_a.shape == (a.shape[0], 1) and scale_inv_b.shape == (1, b.shape[1])
     return "rowwise" if per_row else "1x128"
 
 

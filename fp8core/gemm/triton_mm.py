@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fp8core.arguments import eager_cache
 from fp8core.formats import as_element_format
 from fp8core.gemm import layout
 from fp8core.kernels import ops
@@ -64,6 +65,22 @@ def granularity_reason(device: torch.device | str, granularity: str, nearest: st
     return f"backend 'triton' has no kernel for 1x32 scales; {layout.way_out(nearest)}"
 
 
+@eager_cache
+def _reason(
+    M: int,
+    K: int,
+    N: int,
+    a: torch.dtype,
+    b: torch.dtype,
+    granularity: str,
+    out_dtype: torch.dtype,
+    device: torch.device,
+) -> str | None:
+    """What the rules of shapes and of scales say."""
+    reason = shape_reason(M, K, N, a, b, granularity, out_dtype)
+    return reason or granularity_reason(device, granularity)
+
+
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -79,8 +96,7 @@ def matmul(
     """
     (M, K), N = a.shape, b.shape[1]
     granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
-    reason = shape_reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype)
-    reason = reason or granularity_reason(a.device, granularity)
+    reason = _reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype, a.device)
     if not (
         a.is_contiguous() and b.t().is_contiguous()
     ):  # of a matrix of one column, say, any strides will do

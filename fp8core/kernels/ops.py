@@ -29,7 +29,7 @@ from torch.library import custom_op
 from fp8core.formats import E4M3FN, E5M2, as_element_format
 from fp8core.kernels import reference
 from fp8core.kernels.reference import BLOCK, MX_BLOCK
-from fp8core.scaling import check_hp
+from fp8core.scaling import HP_DTYPES, check_hp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
 _KERNEL_FORMATS = (E4M3FN, E5M2)
+_KERNEL_DTYPES = tuple(fmt.dtype for fmt in _KERNEL_FORMATS)
+
+_modes, _transforms, _profiled = (  # how many, the innermost, whether
+    torch._C._len_torch_dispatch_stack,
+    torch._C._functorch.peek_interpreter_stack,
+    torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 OPERATORS: dict[str, CustomOpDef] = {}
 
@@ -48,10 +56,10 @@ def kernel_missing(x: torch.Tensor, *dtypes: torch.dtype) -> str | None:
     """Why no Triton kernel runs on tensors like x with these FP8 dtypes; None where one does."""
     if not INTERPRETED and (not x.is_cuda or torch.version.hip is not None):
         return f"the kernels run on NVIDIA GPUs, not on {'ROCm' if x.is_cuda else x.device.type}"
-    if fnuz := [fmt.name for fmt in map(as_element_format, dtypes) if fmt not in _KERNEL_FORMATS]:
-        return (
-            f"the kernels encode {' and '.join(fmt.name for fmt in _KERNEL_FORMATS)}, not {', '.join(fnuz)}"
-        )
+    for dtype in dtypes:
+        if dtype not in _KERNEL_DTYPES:
+            fnuz = [as_element_format(each).name for each in dtypes if each not in _KERNEL_DTYPES]
+            return f"the kernels encode {' and '.join(fmt.name for fmt in _KERNEL_FORMATS)}, not {', '.join(fnuz)}"
     return None if x.numel() else "the tensor is empty"
 
 
@@ -65,19 +73,30 @@ def implementation(name: str, x: torch.Tensor, *dtypes: torch.dtype) -> Callable
     return launchers.LAUNCHERS[name]
 
 
-def _register(name: str, schema: str, fake: Callable[..., Any]) -> CustomOpDef:
+def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     """Defines `fp8core::name`; the first argument decides device and code."""
 
+    takes_matrix = name not in _ANY_SHAPE
+
     def run(x: torch.Tensor, *args: Any) -> Any:
-        check_hp(x)
-        if name not in _ANY_SHAPE and x.dim() != 2:
+        if type(x) not in _PLAIN or x.dtype not in HP_DTYPES:
+            check_hp(x)
+        if takes_matrix and x.dim() != 2:
             raise ValueError(
                 f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
             )
-        dtypes = (arg for arg in args if isinstance(arg, torch.dtype))
-        same = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        dtypes, same = [], []
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                arg = arg.contiguous()
+            elif isinstance(arg, torch.dtype):
+                dtypes.append(arg)
+            same.append(arg)
+        found = implementation(name, x, *dtypes)
+        if not x.is_cuda:
+            return found(x.contiguous(), *same)
         with on_device_of(x):
-            return implementation(name, x, *dtypes)(x.contiguous(), *same)
+            return found(x.contiguous(), *same)
 
     return _define(name, schema, run, fake)
 
@@ -87,11 +106,29 @@ def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> CustomOpDef:
+def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Defines the operator; returns what calls it, or calls `run` itself where nobody can tell.
+
+    That is: no compiler, mode, functional transform, profiler or autograd looks on. The dispatcher's way to a Python
+    function and back costs ten times what the function itself does on the host.
+    """
     op = custom_op(f"fp8core::{name}", run, mutates_args=(), schema=schema)
     op.register_fake(fake)
     OPERATORS[name] = op
-    return op
+
+    def call(x: torch.Tensor, *args: Any) -> Any:
+        if (
+            not torch.compiler.is_compiling()
+            and type(x) in _PLAIN
+            and _modes() == 0
+            and _transforms() is None
+            and not _profiled()
+            and not (x.requires_grad and torch.is_grad_enabled())
+        ):
+            return run(x, *args)
+        return op(x, *args)
+
+    return call
 
 
 def _f32(x: torch.Tensor, *shape: Any) -> torch.Tensor:

@@ -186,7 +186,7 @@ def _offloaded(job: Job) -> Trainee:
     return _sharded(job, offload_policy=CPUOffloadPolicy(pin_memory=job.device != "cpu"))
 
 
-def _tensor_parallel(job: Job, sequence: bool = False) -> Trainee:
+def _tensor_parallel(job: Job, sequence: bool = False, compiled: bool = False) -> Trainee:
     model: Any = job.convert(job.build())
     mesh = init_device_mesh(job.device, (dist.get_world_size(),))
     fp8 = job.recipe is not None
@@ -210,6 +210,10 @@ def _tensor_parallel(job: Job, sequence: bool = False) -> Trainee:
         plan["layers.*.attention"], plan["layers.*.ffn"] = prepare(**_gathered(3)), prepare(**_gathered(1))
     check_plan(model, mesh, plan)
     parallelize_module(model, mesh, plan)
+    if compiled:
+        facts["compiler"] = compiler(job.device)
+        for block in model.layers:
+            block.compile(fullgraph=True, dynamic=False, backend=compiler(job.device))
     return Trainee(model, range(job.microbatches), facts=facts)
 
 
@@ -288,6 +292,11 @@ CELLS: dict[str, Cell] = {
     "pp_gpipe": Cell("pipeline, GPipe", 2, EACH, lambda job: _pipeline(job, ScheduleGPipe)),
     "compile": Cell("FSDP2, each block compiled", 2, 2, lambda job: _sharded(job, compiled=True), same_sums=False,
                     compiled=True),
+    "tp_compile": Cell("tensor parallel, each block compiled", 2, 1, lambda job: _tensor_parallel(job, compiled=True),
+                       same_sums=False, cut=True, compiled=True),
+    "sp_compile": Cell("tensor and sequence parallel, each block compiled", 2, 1,
+                       lambda job: _tensor_parallel(job, sequence=True, compiled=True),
+                       same_sums=False, cut=True, compiled=True),
     "checkpointing": Cell("FSDP2, activations recomputed", 2, 2, lambda job: _sharded(job, checkpointing="full")),
     "accumulation": Cell("FSDP2, gradients of two microbatches a rank added without sync", 2, 2 * EACH, _sharded,
                          alone={"groups": 2}),

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import parallel_models
 import torch
 import torch.distributed as dist
 from parallel_models import Config, Mlp, gradients, mlp, relative
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.autograd.profiler import profile
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -231,6 +233,55 @@ def evaluated() -> dict[str, bool]:
                 found[f"{recipe} {style}"] = torch.equal(model(x), want)
             passes(model, data(32), style)
     return found
+
+
+def compiled(cases: list[tuple[str, str]], backend: str = "aot_eager") -> dict[str, dict[str, Any] | str]:
+    """For each (recipe, style): errors of the compiled model against the eager one on the same ranks, and its graphs."""
+    found: dict[str, dict[str, Any] | str] = {}
+    for recipe, style in cases:
+        torch._dynamo.reset()
+        counters.clear()
+        config = RECIPES[recipe] if recipe == "tensorwise" else RECIPES[recipe].emulated()
+        try:
+            eager, model = (parallel(config, style, (32, 64, True)) for _ in range(2))
+        except ValueError as refusal:
+            found[f"{recipe} {style}"] = str(refusal)
+            continue
+        run = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+        losses, worst = [], 0.0
+        for step in range(2):
+            want, got = (passes(m, data(32, step), style) for m in (eager, run))
+            want, got = want | gradients(eager), got | gradients(model)
+            worst = max(worst, *errors(got, want, style).values())
+            losses.append([float(x["output"].square().mean()) for x in (got, want)])
+            for each in (eager, model):
+                each.zero_grad()
+                update_scales(each)
+        found[f"{recipe} {style}"] = {
+            "worst": worst,
+            "losses": losses,
+            "graphs": counters["stats"]["unique_graphs"],
+            "breaks": dict(counters["graph_break"]),
+        }
+    return found
+
+
+def rowwise_style_alone() -> dict[str, Any]:
+    """One Float8Linear under Float8RowwiseParallel that scatters its output, compiled; its input is a rank's features."""
+    torch._dynamo.reset()
+    runs = []
+    for is_compiled in (False, True):
+        model = nn.Sequential(parallel_models.mlp(None, True, 32, 64).down)
+        model = convert_to_float8_training(model, config="tensorwise")
+        parallelize_module(model, mesh(), {"0": Float8RowwiseParallel(output_layouts=Shard(1))})
+        run = (
+            torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager") if is_compiled else model
+        )
+        x = data(64).chunk(dist.get_world_size(), 2)[dist.get_rank()].clone().requires_grad_()
+        y = run(x)
+        y.square().sum().backward()
+        runs.append({"output": y.detach(), "input": x.grad, **gradients(model)})
+    return {name: relative(runs[1][name], runs[0][name]) for name in runs[0]}
 
 
 def nan_on_one_rank() -> list[bool]:

@@ -6,13 +6,22 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
+import parallel_models
 import pytest
 import torch
 from recipes import FIRST_THEN_SLOW, on_cpu
 from torch import nn
 from torch._dynamo.utils import counters
 
-from fp8core import E4M3FN, RECIPES, Float8Linear, Float8Tensor, convert_to_float8_training, quantize
+from fp8core import (
+    E4M3FN,
+    RECIPES,
+    Float8Linear,
+    Float8Tensor,
+    convert_to_float8_training,
+    quantize,
+    update_scales,
+)
 from fp8core.recipe import Kernels
 
 pytestmark = [  # both are torch's own, raised while it compiles anything at all
@@ -117,6 +126,48 @@ def test_open_sizes_are_one_graph_for_all(name: str) -> None:
         got = step(compiled, [layer.weight], x)
         assert all(map(torch.equal, got, step(layer, [layer.weight], x)))
     assert_one_graph()
+
+
+class Attention(nn.Module):
+    """Three layers that read one tensor, and one behind what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(3))
+        self.o = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).unflatten(-1, (4, 16)).transpose(1, 2) for layer in self.qkv)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.o(mixed.transpose(1, 2).flatten(2))
+
+
+SEVERAL: dict[str, Callable[[], nn.Module]] = {
+    "two": lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(2))),
+    "three": lambda: nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3))),
+    "mlp": lambda: parallel_models.Mlp(64, 128),
+    "attention": Attention,
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorwise", *(pytest.param(n, marks=pytest.mark.slow) for n in RECIPES if n != "tensorwise")]
+)
+@pytest.mark.parametrize(
+    "kind", ["two", *(pytest.param(k, marks=pytest.mark.slow) for k in SEVERAL if k != "two")]
+)
+def test_open_sizes_of_several_layers(kind: str, name: str) -> None:
+    """Oracle: eager, bitwise, with dynamic and then, where the recipe has any, with delayed scales. A number that Dynamo takes
+    for a variable of the first layer fails at the second: "lift_tracked_freevar_to_input" (torch 2.13)."""
+    torch.manual_seed(0)
+    model = convert_to_float8_training(SEVERAL[kind](), config=on_cpu(name))
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (160, 192):
+        x = torch.randn(2, tokens, 64)
+        got = step(compiled, list(model.parameters()), x)
+        assert all(map(torch.equal, got, step(model, list(model.parameters()), x)))
+        update_scales(model)
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("kernels", ["auto", "always"])

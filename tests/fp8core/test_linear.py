@@ -19,6 +19,7 @@ from fp8core import (
     Recipe,
     audit,
     convert_to_float8_training,
+    quantize,
     scaled_mm,
 )
 from fp8core.config import CastConfig, ScalingGranularity
@@ -316,3 +317,63 @@ def test_bad_input() -> None:
         ValueError, match="_forward_hooks that a new module would lose; register them after conversion"
     ):
         Float8Linear.from_float(hooked)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(16, 0), (2, 16, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op:UserWarning")
+def test_no_input_features(name: str, shape: tuple[int, ...]) -> None:
+    """Oracle: nn.Linear, which yields its bias; a sum of no products is 0, and no scale makes it anything else."""
+    base = nn.Linear(0, 32)
+    layer = Float8Linear.from_float(copy.deepcopy(base), on_cpu(name))
+    outputs = []
+    for module in (base, layer):
+        x = torch.randn(shape, requires_grad=True)
+        y = module(x)
+        y.sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == shape
+        assert module.weight.grad is not None
+        assert module.weight.grad.shape == (32, 0)
+        outputs.append((y.detach(), module.bias.grad))
+    for got, want in zip(outputs[1], outputs[0], strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_bias_is_added_once_after_the_product(name: str) -> None:
+    """Oracle: the layer without its bias, plus the bias in float32; its gradient is the sum of the uncast gradient over
+    tokens, in float64 (bound: 64 float32 additions)."""
+    torch.manual_seed(0)
+    layer = Float8Linear(64, 32, config=on_cpu(name))
+    x, gradient = torch.randn(4, 16, 64), torch.randn(4, 16, 32)
+    with torch.no_grad():
+        layer.bias.copy_(torch.randn(32) * 100)  # one that a scale, or a product with it, would show in
+    got = layer(x)
+    got.backward(gradient)
+    bias, layer.bias = layer.bias, None
+    assert torch.equal(got.detach(), layer(x).detach() + bias.detach())
+    wide = gradient.double().flatten(0, 1)
+    assert bias.grad is not None
+    assert ((bias.grad - wide.sum(0)).abs() <= 64 * 2.0**-24 * wide.abs().sum(0)).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_gradients_of_microbatches_add_up_in_the_dtype_of_the_weight(count: int) -> None:
+    """Oracle: float64 sum over microbatches of products of the decoded operands, cast here one by one. Bound: float32
+    sums of 32 tokens and of the microbatches; sums in bfloat16 would be off by 2**-9."""
+    torch.manual_seed(0)
+    layer = Float8Linear(64, 32, bias=False, config="tensorwise")
+    recipe, want, size = layer.recipe, torch.zeros(32, 64).double(), torch.zeros(32, 64).double()
+    assert recipe.grad_weight.a is not None
+    assert recipe.grad_weight.b is not None
+    for _ in range(count):
+        x, gradient = torch.randn(32, 64), torch.randn(32, 32)
+        layer(x).backward(gradient)
+        left = quantize(gradient, recipe.grad_weight.a.format).dequantize(torch.float64)
+        right = quantize(x, recipe.grad_weight.b.format).dequantize(torch.float64)
+        want += left.t() @ right
+        size += left.t().abs() @ right.abs()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float32
+    assert ((layer.weight.grad - want).abs() <= (32 + 2 * count + 4) * 2.0**-24 * size).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from typing import Any
 
@@ -232,3 +233,23 @@ def test_inference_casts_one_direction_only() -> None:
     with torch.no_grad(), Ops() as ops:
         layer(torch.randn(16, 32))
     assert {op: n for op, n in ops.seen.items() if op.startswith("fp8core")} == {"fp8core.cast_rowwise": 2}
+
+
+@pytest.mark.parametrize(("version", "hip", "garbled"), [
+    ("2.11.0", None, False), ("2.13.0+cu130", None, False), ("2.14.0.dev20260601+cu126", None, False),
+    ("2.14.0.dev20260729+cu126", None, True),
+    ("2.14.0", None, True), ("2.14.0", "7.1", False),
+])  # fmt: skip
+def test_versions_whose_compiled_casts_triton_garbles(version: str, hip: str | None, garbled: bool) -> None:
+    """Oracle: torchao's pull requests 4652 and 4657, which name the change of Inductor and the versions that have it."""
+    assert operands.inductor_garbles_casts(version, hip) is garbled
+
+
+def test_inductor_of_this_torch_writes_what_its_version_promises() -> None:
+    """Oracle: the code that Inductor writes for a maximum on a GPU: NaN-propagating only where we say so."""
+    from torch._inductor.codegen.triton import TritonOverrides
+    from torch._inductor.runtime import triton_helpers
+
+    written = str(TritonOverrides.maximum("a", "b"))
+    helper = inspect.getsource(triton_helpers.maximum.fn)
+    assert ("PropagateNan" in written + helper) is operands.INDUCTOR_GARBLES_CASTS

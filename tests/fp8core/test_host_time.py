@@ -1,0 +1,72 @@
+"""Python calls of one eager forward and backward pass: the regression test of what tests/benchmarks/test_host_time.py times.
+
+Oracle: the counts of torchao's Float8Linear of the same recipe, and this library's own, which are the same in each run;
+a change that adds a call for each GEMM or cast adds at least three.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from host_time import SIZE, python_calls, stubbed_kernels, training_step
+from torch import nn
+
+from fp8core import Float8Linear
+from fp8core.recipe import recipe_named
+
+# Of a step by stubbed kernels and by plain operators; nn.Linear's own is 34 (Python 3.11, torch 2.13)
+LIMITS = {"tensorwise": (217, 272), "rowwise": (205, 367), "delayed": (231, 286)}
+
+
+def float8_linear(name: str, kernels: str) -> Float8Linear:
+    base = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16)
+    return Float8Linear.from_float(base, recipe_named(name).with_kernels(kernels))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_python_calls_of_a_step(name: str) -> None:
+    with stubbed_kernels():
+        step = training_step(float8_linear(name, "always"))
+        stubbed = python_calls(step)
+        assert stubbed == python_calls(step)
+    step = training_step(float8_linear(name, "auto"))
+    plain = python_calls(step)
+    assert plain == python_calls(step)
+    assert stubbed.total() <= LIMITS[name][0]
+    assert plain.total() <= LIMITS[name][1]
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
+def test_fewer_python_calls_than_torchao(name: str) -> None:
+    """Oracle: torchao 0.18, whose layer does the same arithmetic."""
+    os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
+    torchao = pytest.importorskip("torchao.float8")
+    from torchao.float8.float8_linear import Float8Linear as TheirLinear
+
+    base = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16)
+    theirs = TheirLinear.from_float(base, torchao.Float8LinearConfig.from_recipe_name(name))
+    ours = python_calls(training_step(float8_linear(name, "auto"))).total()
+    assert ours < python_calls(training_step(theirs)).total()
+
+
+def test_rules_of_shapes_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the first call, which asks for three GEMMs; later ones of the same shape ask nothing, another shape does."""
+    asked: list[object] = []
+    layer = float8_linear("tensorwise", "auto")
+    check = layer._check_shapes
+    monkeypatch.setattr(layer, "_check_shapes", lambda *args: (asked.append(args), check(*args)))
+    step = training_step(layer)
+    for _ in range(3):
+        step()
+    assert len(asked) == 1
+    layer(torch.randn(2 * SIZE, SIZE, dtype=torch.bfloat16))
+    assert len(asked) == 2
+    with pytest.raises(ValueError, match="17 tokens"):
+        layer(torch.randn(17, SIZE, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="17 tokens"):
+        layer(torch.randn(17, SIZE, dtype=torch.bfloat16))
+    layer.recipe = recipe_named("rowwise")
+    layer(torch.randn(2 * SIZE, SIZE, dtype=torch.bfloat16))
+    assert len(asked) == 5
