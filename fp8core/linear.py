@@ -178,7 +178,7 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        weight = self.linear_weight
+        weight: torch.Tensor = self.linear_weight
         cut = cut_of(weight) if isinstance(weight, DTensor) else None
         bias = None if self.bias_deferred else self.bias
         if cut is None:

@@ -319,7 +319,7 @@ RECIPES: dict[str, Recipe] = {
                 "As tensorwise, but scale = fp8_max / amax / 2**margin with the largest amax of the last 1024 "
                 "steps (TransformerEngine's DelayedScaling): a cast reads its tensor once. A value above that "
                 "amax saturates. `update_scales` after each optimizer step moves the history on; until its first "
-                "call scales are dynamic. Input and grad_output amaxes live in buffers and checkpoint."
+                "call scales are dynamic. `amax_state_dict` saves the amaxes beside the model."
             ),
             output=Gemm(_DELAYED, _DELAYED, fast_accum=True),
             grad_input=Gemm(_DELAYED_GRAD, _DELAYED),
