@@ -45,7 +45,7 @@ _KERNEL_DTYPES = tuple(fmt.dtype for fmt in _KERNEL_FORMATS)
 _modes, _transforms, _profiled = (  # how many, the innermost, whether
     torch._C._len_torch_dispatch_stack,
     torch._C._functorch.peek_interpreter_stack,
-    torch.autograd._profiler_enabled,
+    torch._C._autograd._profiler_enabled,
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
