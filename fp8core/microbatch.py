@@ -13,7 +13,9 @@ is cast anew, so results are those without the scope, bit for bit:
     the same bits                                   writes through `p.data` leave no other trace
     its memory was not given back                   FSDP2 frees a gathered weight where it reshards
 
-So FSDP2 with `reshard_after_forward` casts in each microbatch, as it gathers in each; without, as ever. The first
+So FSDP2 with `reshard_after_forward` casts in each microbatch, as it gathers in each; `set_reshard_after_forward(False)` and
+`set_reshard_after_backward(False)` until the window's last microbatch keep the gathered weight and so its casts, or its
+codes where they are what was gathered. A weight that tensor parallelism has cut is cast in each microbatch. The first
 two are asked at each use and cost nothing. The bits are compared through the sums of all rows and of
 all columns, as integers; only a change that keeps every one of these sums passes unseen. On a GPU this waits for
 the device, so it is done once for each call of `model`, for all weights together, and covers that call and the

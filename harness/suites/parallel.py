@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BASE = "no_fp8"
 TIMEOUT_S = 120.0
+COMPILING_S = 600.0  # where a rank compiles, with its neighbours, on few cores
 
 AXES: Mapping[str, Axis] = {
     "cell": Axis("; ".join(f"{name}: {cell.doc}" for name, cell in CELLS.items()), tuple(CELLS)),
@@ -82,7 +83,9 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     if job.recipe is not None and job.recipe is not RECIPES[arm]:
         resolved["emulated"] = _lacking(arm, device)
     try:
-        every: list[Ran] = ranks.run(run, cell.world, name, job, timeout_s=TIMEOUT_S, device=device)
+        every: list[Ran] = ranks.run(
+            run, cell.world, name, job, timeout_s=COMPILING_S if cell.compiled else TIMEOUT_S, device=device
+        )
     except ranks.RanksError as error:
         return Trial((), resolved | {"traceback": str(error)[-4000:]}, str(error).splitlines()[0])
     resolved |= every[0].facts

@@ -10,6 +10,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import accumulation_worker
 import pytest
 import sharding
 import torch
@@ -127,3 +128,12 @@ def test_a_schedule_gathers_in_high_precision_while_it_holds_back() -> None:
     assert schedule["scale_reductions"] == [0, 1, 1, 0]
     assert mixed == Counter({"float32": high["float32"] // 2, "uint8": high["float32"] // 8})
     assert results[names.index("schedule of one GEMM")]["scale_reductions"] == [0, 1]
+
+
+def test_codes_that_stay_gathered_travel_once_a_window() -> None:
+    """Oracle: the run that gathers anew in each pass: the same losses and gradients bit for bit, six times the bytes (three
+    microbatches, forward and backward)."""
+    freed, kept = (ranks.run(accumulation_worker.gathered_codes, 2, keep)[0] for keep in (False, True))
+    assert kept[:2] == freed[:2]
+    assert set(kept[2]) == {"uint8"}
+    assert freed[2]["uint8"] == 2 * accumulation_worker.MICROBATCHES * kept[2]["uint8"]

@@ -7,17 +7,20 @@ a change that adds a call for each GEMM or cast adds at least three.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from host_time import SIZE, python_calls, stubbed_kernels, training_step
 from torch import nn
 
+import fp8core
 from fp8core import Float8Linear
 from fp8core.recipe import recipe_named
 
-# Of a step by stubbed kernels and by plain operators; nn.Linear's own is 34 (Python 3.11, torch 2.13)
-LIMITS = {"tensorwise": (217, 272), "rowwise": (205, 367), "delayed": (231, 286)}
+# Of a step by stubbed kernels, and by plain operators
+LIMITS = {"tensorwise": (103, 175), "rowwise": (97, 251), "delayed": (109, 181)}
 
 
 def float8_linear(name: str, kernels: str) -> Float8Linear:
@@ -25,17 +28,23 @@ def float8_linear(name: str, kernels: str) -> Float8Linear:
     return Float8Linear.from_float(base, recipe_named(name).with_kernels(kernels))  # type: ignore[arg-type]
 
 
+def own_calls(step: Callable[[], object]) -> int:
+    """Functions of fp8core that a step enters; those of torch depend on its version and on who watches."""
+    home = str(Path(fp8core.__file__).parent)
+    return sum(count for file, count in python_calls(step).items() if file.startswith(home))
+
+
 @pytest.mark.parametrize("name", LIMITS)
-def test_python_calls_of_a_step(name: str) -> None:
+def test_own_python_calls_of_a_step(name: str) -> None:
     with stubbed_kernels():
         step = training_step(float8_linear(name, "always"))
-        stubbed = python_calls(step)
-        assert stubbed == python_calls(step)
+        stubbed = own_calls(step)
+        assert stubbed == own_calls(step)
     step = training_step(float8_linear(name, "auto"))
-    plain = python_calls(step)
-    assert plain == python_calls(step)
-    assert stubbed.total() <= LIMITS[name][0]
-    assert plain.total() <= LIMITS[name][1]
+    plain = own_calls(step)
+    assert plain == own_calls(step)
+    assert stubbed <= LIMITS[name][0]
+    assert plain <= LIMITS[name][1]
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
