@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    DATA.write_text(json.dumps(data, indent=0, sort_keys=True) + "\n")
+    DATA.write_text(json.dumps(data, indent=0) + "\n")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n{page(data)}{END}{after}")
