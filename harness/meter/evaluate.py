@@ -212,8 +212,8 @@ def _value(
     if plain == "SEL":
         picked = state.truth(flags[0])
         if isinstance(picked, str):
-            a, b = state.word(rest[0]), state.word(rest[1])
-            return ((a,), None) if isinstance(a, int) and a == b else picked
+            first, second = state.word(rest[0]), state.word(rest[1])
+            return ((first,), None) if isinstance(first, int) and first == second else picked
         return _known(state, [rest[0 if picked else 1]], lambda a: ((a,), None))
     if plain in ("IMNMX", "VIMNMX"):
         smaller = state.truth(flags[-1])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DATA, PAGE = ROOT / "docs" / "kernels.json", ROOT / "docs" / "kernels.md"
+ALL = ROOT / "docs" / "kernels-all.md"
 BEGIN, END = "<!-- made by make aot: begin -->", "<!-- made by make aot: end -->"
 Row = dict[str, Any]  # "launch", and "facts" or "error"
 
@@ -45,10 +46,11 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    DATA.write_text(json.dumps(data, indent=0, sort_keys=True) + "\n")
+    DATA.write_text(json.dumps(data, indent=0) + "\n")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n{page(data)}{END}{after}")
+    ALL.write_text(all_page(data))
     failed = [row for row in data.get("now", []) if "error" in row]
     for row in failed:
         sys.stderr.write(f"error: {row['launch']['operator']}: {row['error']}\n")
@@ -87,7 +89,18 @@ def page(data: dict[str, list[Row]]) -> str:
                     for launch, facts in rows
                     if _is_headline(launch) and _key(launch) == key and facts.triton == version
                 ]
-    lines += ["", f"### Every specialisation now ({len(now)})", ""]
+    return "\n".join([*lines, ""]) + "\n"
+
+
+def all_page(data: dict[str, list[Row]]) -> str:
+    """docs/kernels-all.md: every specialisation as it is now."""
+    now = _facts(data.get("now", []))
+    lines = [
+        "# Every specialisation, in machine code",
+        "",
+        "Made by `make aot`; docs/kernels.md says how to read it. No GPU has run any of it.",
+    ]
+    lines += ["", f"{len(now)} rows", ""]
     if not now:
         lines += ["Not measured yet: `make aot`."]
     else:
