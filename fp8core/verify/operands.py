@@ -60,7 +60,7 @@ def plain(x: Any) -> torch.Tensor:
 
 def weight_of(layer: Float8Linear) -> torch.Tensor:
     """The weight [N, K] that the layer multiplies by: a plain tensor, or the Float8Tensor that FSDP2 gathered."""
-    return plain(layer.weight)
+    return plain(layer.linear_weight)
 
 
 def input_of(layer: Float8Linear, given: Any) -> tuple[torch.Tensor, torch.Tensor | None, str]:
