@@ -31,8 +31,8 @@ GEMM_KERNEL = re.compile(r"^(?!.*(flash|fmha|attention)).*(gemm|nvjet|cutlass|xm
 FP8_KERNEL = re.compile(r"e4m3|e5m2|fp8|float8|nvjet_(sm\d+_)?[qr]{2}", re.IGNORECASE)
 
 
-def profiled(step_fn: Callable[[], object], on_gpu: bool) -> tuple[int, float | None]:
-    """(FP8 GEMMs that ran in one step, share of the GEMM kernels' time in FP8 ones; None off CUDA)."""
+def profiled(step_fn: Callable[[], object], on_gpu: bool) -> tuple[int, float | None, bool]:
+    """(FP8 GEMMs that ran in one step, share of the GEMM kernels' time in FP8 ones or None off CUDA, compiled code ran)."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
     with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
         step_fn()
@@ -40,13 +40,14 @@ def profiled(step_fn: Callable[[], object], on_gpu: bool) -> tuple[int, float | 
             torch.cuda.synchronize()
     events = profiler.function_events or []
     counted = count_fp8_gemms(events)
+    compiled = any(event.name.startswith(("CompiledFunction", "Torch-Compiled Region")) for event in events)
     if not on_gpu:
-        return counted, None
+        return counted, None, compiled
     times: Counter[bool] = Counter()
     for event in events:
         if event.device_type == DeviceType.CUDA and GEMM_KERNEL.search(event.name):
             times[FP8_KERNEL.search(event.name) is not None] += event.self_device_time_total
-    return counted, times[True] / times.total() if times.total() else 0.0
+    return counted, times[True] / times.total() if times.total() else 0.0, compiled
 
 
 def count_fp8_gemms(events: Iterable[Any]) -> int:

@@ -130,6 +130,7 @@ def verify(
         not_checked=tuple(unchecked),
         probed=probed.recipes,
         matmuls=seen.matmuls,
+        compiled=seen.compiled,
     )
     if announce:
         sys.stdout.write(proof.line + "\n")
@@ -147,6 +148,7 @@ class _Seen:
     counted: int = 0
     predicted: int = 0
     kernel_share: float | None = None
+    compiled: bool = False
     matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -184,7 +186,7 @@ def _run(step_fn: Callable[[], object], model: nn.Module) -> _Seen:
         look_at_scales()
         lost = state.unrestorable()
         state.restore()
-        seen.counted, seen.kernel_share = profiled(
+        seen.counted, seen.kernel_share, seen.compiled = profiled(
             step_fn, seen.device is not None and seen.device.type == "cuda"
         )
         look_at_scales()

@@ -31,6 +31,7 @@ class Proof:
             with any backend); "" on others.
         not_checked: what could not be compared, and why; empty if ok.
         probed: recipes that were tested with operands of our own, see `fp8core.verify.probe`.
+        compiled: compiled code ran, which was counted; what was compared is the same step in eager mode.
         matmuls: every matrix product of the step by owner, which of them ran in FP8, and their shares of its FLOPs.
     """
 
@@ -47,6 +48,7 @@ class Proof:
     experts: tuple[LayerProof, ...] = ()
     not_checked: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
+    compiled: bool = False
     matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
 
     @property
@@ -69,6 +71,8 @@ class Proof:
         line = f"FP8 verified: {self._what_ran}"
         if gathered:
             line += f", {gathered} weights gathered in FP8"
+        if self.compiled:
+            line += ", compared in eager mode: of the compiled step only the FP8 GEMMs are counted"
         if self.emulated_in:
             line += (
                 f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fp8core import convert_to_float8_training, update_scales, verify
+from fp8core.scaling import mx_scale_code
 
 
 def model_of(name: str) -> nn.Module:
@@ -28,7 +29,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     """Everything that a step changes."""
     tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
     known = [(m.updates, m.ready) for m in model.modules() if hasattr(m, "updates")]
-    numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+    numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     return copy.deepcopy([tensors, optimizer.state_dict(), known, numbers])
 
 
@@ -51,7 +52,7 @@ def test_nothing_changes(name: str, fails_in_pass: int) -> None:
     passes = []
 
     def step() -> None:
-        passes.append(random.random() + np.random.rand())
+        passes.append(random.random() + np.random.rand())  # noqa: NPY002
         model(torch.randn(16, 32)).square().mean().backward()
         optimizer.step()
         with torch.no_grad():
@@ -95,6 +96,13 @@ def test_gradients_by_half_precision_sums_are_warned_of() -> None:
     proof = verify(step, model, announce=False)
     assert proof.ok, proof.problems
     assert any("add up in bfloat16" in warning for warning in proof.warnings)
+
+
+def test_an_mx_block_with_a_nan_is_nan_whatever_its_sign() -> None:
+    """Oracle: the rule itself, code 255; 0xFFC00000 is the NaN that x86 makes."""
+    for bits in (0x7FC00000, -0x400000):
+        amax = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        assert mx_scale_code(amax, "e4m3fn").view(torch.uint8).item() == 255
 
 
 def test_conversion_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
