@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from torch._library.custom_ops import CustomOpDef
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_ANY_SHAPE = frozenset({"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward"})
+_ANY_SHAPE = frozenset(
+    {"amax", "cast", "cast_delayed", "swiglu", "swiglu_amax", "swiglu_backward", "swiglu_backward_amax"}
+)
 _KERNEL_FORMATS = (E4M3FN, E5M2)
 _KERNEL_DTYPES = tuple(fmt.dtype for fmt in _KERNEL_FORMATS)
 
@@ -246,6 +248,38 @@ rms_norm_backward = _register(
     "rms_norm_backward",
     "(Tensor grad_y, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor, Tensor)",
     lambda grad_y, x, weight, rstd: (_like(x), _like(weight), _f32(x)),
+)
+add_rms_norm = _register(
+    "add_rms_norm",
+    "(Tensor x, Tensor delta, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    lambda x, delta, weight, eps: (_like(x), _like(x), _f32(x, x.shape[0], 1)),
+)
+add_rms_norm_amax = _register(
+    "add_rms_norm_amax",
+    "(Tensor x, Tensor delta, Tensor weight, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, delta, weight, eps: (_like(x), _like(x), _f32(x, x.shape[0], 1), _f32(x)),
+)
+_DELAYED = "Tensor weight, float eps, Tensor amax, ScalarType dtype, bool power_of_two, int margin"
+rms_norm_cast_delayed_both = _register(
+    "rms_norm_cast_delayed_both",
+    f"(Tensor x, {_DELAYED}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda x, weight, eps, amax, dtype, *_: (*_both(x, dtype), _f32(x, x.shape[0], 1), _f32(x), _f32(x)),
+)
+add_rms_norm_cast_delayed_both = _register(
+    "add_rms_norm_cast_delayed_both",
+    f"(Tensor x, Tensor delta, {_DELAYED}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    lambda x, delta, weight, eps, amax, dtype, *_: (
+        _like(x),
+        *_both(x, dtype),
+        _f32(x, x.shape[0], 1),
+        _f32(x),
+        _f32(x),
+    ),
+)
+add_rms_norm_backward = _register(
+    "add_rms_norm_backward",
+    "(Tensor grad_y, Tensor grad_sum, Tensor sum, Tensor weight, Tensor rstd) -> (Tensor, Tensor, Tensor)",
+    lambda grad_y, grad_sum, total, weight, rstd: (_like(total), _like(weight), _f32(total)),
 )
 swiglu = _register("swiglu", "(Tensor gate, Tensor up) -> Tensor", lambda gate, up: _like(gate))
 swiglu_amax = _register(
