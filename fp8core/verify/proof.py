@@ -68,11 +68,11 @@ class Proof:
             if self.all_gathers.get("uint8")
             else 0
         )
-        line = f"FP8 verified: {self._what_ran}"
+        line = f"FP8 verified{' in eager mode' if self.compiled else ''}: {self._what_ran}"
         if gathered:
             line += f", {gathered} weights gathered in FP8"
         if self.compiled:
-            line += ", compared in eager mode: of the compiled step only the FP8 GEMMs are counted"
+            line += "; of the compiled step only the FP8 GEMMs were counted, its results were not compared"
         if self.emulated_in:
             line += (
                 f", whose arithmetic is emulated: it multiplies FP8 codes in {self.emulated_in}. Casts and calls are "

@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    DATA.write_text(json.dumps(data, indent=0) + "\n")
+    sides = (f'"{side}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for side, rows in data.items())
+    DATA.write_text("{\n" + ",\n".join(sides) + "\n}\n")  # a line a launch, so that a change can be read
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n{page(data)}{END}{after}")
