@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from harness.meter.launches import Launch
 
-SAMPLED_PROGRAMS = 3  # spread evenly over the grid: the first and the last ones differ most
+SAMPLED_PROGRAMS = 5  # spread evenly over the grid: the first and the last ones differ most
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 
 Tokens are sorted by expert, so that each of the three products of all experts is one grouped GEMM over the expert
 weights [experts, in, out]. These are no nn.Linear, so a conversion to FP8 leaves them; `convert_experts_to_float8` turns
-them. The router's class is not exactly nn.Linear, so it stays in high precision whatever its size. No load-balancing
+them. The router's class has a forward of its own, so it stays in high precision whatever its size. No load-balancing
 loss.
 
 Sources: arXiv:2401.04088 (Mixtral: softmax over the chosen experts, SwiGLU); `torch.nn.functional.grouped_mm`.

@@ -419,8 +419,8 @@ def test_a_peer_that_runs_no_fp8_is_found_by_the_count(monkeypatch: pytest.Monke
         pytest.skip("torchao is not installed")
     monkeypatch.setattr(setup, "replace_by_peer", lambda model, *_: model)
 
-    def plain(made: setup.Setup, device: str) -> Trainee:
-        trainee = setup.prepare(made, device)
+    def plain(made: setup.Setup, device: str, **more: Any) -> Trainee:
+        trainee = setup.prepare(made, device, **more)
         for layer in trainee.model.modules():
             if isinstance(layer, Float8Linear):
                 layer.recipe = layer.recipe.emulated()
@@ -472,10 +472,10 @@ def runs_out(monkeypatch: pytest.MonkeyPatch, when: Any) -> None:
     """A step of a trainee of which `when` says so meets an allocator that has nothing left."""
     step = Trainee.step
 
-    def refused(self: Trainee, batches: Any) -> Tensor:
+    def refused(self: Trainee, batches: Any, *more: Any, **named: Any) -> Tensor:
         if when(self.setup):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return step(self, batches)
+        return step(self, batches, *more, **named)
 
     monkeypatch.setattr(Trainee, "step", refused)
 
@@ -501,7 +501,7 @@ def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.Mo
     held: list[weakref.ref[Tensor]] = []
     made = train._timed(case(), "rowwise_eager", 2, "cpu")
 
-    def refused(self: Trainee, batches: Any) -> Tensor:
+    def refused(self: Trainee, batches: Any, *more: Any, **named: Any) -> Tensor:
         activations = torch.zeros(3)
         held.append(weakref.ref(activations))
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -18,6 +18,7 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
 PROCESSES = {"allgather", "parallel"}  # each run is several
+SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 
 
@@ -83,6 +84,7 @@ def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
         if largest.case.suite in {
             "accumulation",
             "codes",
+            *SMOKE,
             PREDICTED,
             *PROCESSES,
         }:  # a tile, all patterns: a GPU gets no more
@@ -103,6 +105,7 @@ def test_quick_measures_every_suite_of_speed_and_torchao_beside_us(device: str) 
         *TRAINING,
         PREDICTED,
         *PROCESSES,
+        *SMOKE,
     }
     assert {p.suite.ARMS[arm].peer for p in planned for arm in p.arms} == {"", "torchao"}
     assert {p.case.suite: len(p.arms) for p in planned} == {"linear": 12, "gemm": 5, "cast": 4, "ceilings": 1}
