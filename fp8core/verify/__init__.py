@@ -193,6 +193,7 @@ def _run(step_fn: Callable[[], object], model: nn.Module) -> _Seen:
         look_at_scales()
         lost = max(lost, state.unrestorable())
     seen.proofs = watch.proofs()
+    seen.problems += list(dict.fromkeys(watch.linears.arrived.faults))
     seen.predicted = sum(proof.predicted for proof in seen.proofs)
     if lost:
         seen.problems.append(
