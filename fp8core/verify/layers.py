@@ -15,8 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.gemm import backend_named
 from fp8core.linear import Float8Linear
@@ -25,7 +23,7 @@ from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.accumulation import Accumulation
 from fp8core.verify.arrived import Arrived
-from fp8core.verify.operands import input_of, plain, quantized, quietly, weight_of
+from fp8core.verify.operands import input_of, keeps_results, plain, quantized, quietly, weight_of
 from fp8core.verify.products import Side, Sketch, difference, sketch_difference, unit_roundoff
 from fp8core.verify.received import Digest, Operand, Received, cast_fault
 
@@ -221,7 +219,7 @@ class Linears:
         call = self.stack.pop()
         if output is None or not call.recipe.fp8_gemms or call.sides is None:
             return  # it raised, or a recomputation had what it needs
-        kept = bool(call.expected) and call.in_backward and _keeps_results()
+        kept = bool(call.expected) and call.in_backward and keeps_results()
         with quietly():
             if call.expected and plain(output).numel() and not kept:
                 call.proof.fault("the FP8 GEMM of the output did not run")
@@ -330,11 +328,6 @@ class Linears:
 def _note_gradient(call: Call, grad: torch.Tensor) -> None:
     """The gradient of the output, before anything of the layer has read it."""
     call.grad = grad.detach()
-
-
-def _keeps_results() -> bool:
-    """Whether selective activation checkpointing hands out results of the first forward pass, and runs no operator."""
-    return any(isinstance(mode, _CachedTorchDispatchMode) for mode in _get_current_dispatch_mode_stack())
 
 
 def find_node(node: Any, name: str = NODE) -> Any:
