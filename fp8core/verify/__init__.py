@@ -100,8 +100,9 @@ def verify(
     ranks = Ranks()
     try:
         seen = _run(step_fn, model)
-        problems = structural_problems(seen.watch, seen.proofs, wanted)
-        problems += _counts(seen) + seen.problems
+        problems = _counts(seen) if seen.predicted and not seen.counted else []
+        problems += structural_problems(seen.watch, seen.proofs, wanted)
+        problems += [text for text in _counts(seen) if text not in problems] + seen.problems
         if fp8_all_gather:
             problems += _gather_problems([m for _, m in seen.watch.layers], seen.proofs, seen.gathers)
         probed = tested_recipes(seen.watch, model)
@@ -192,6 +193,7 @@ def _run(step_fn: Callable[[], object], model: nn.Module) -> _Seen:
         look_at_scales()
         lost = max(lost, state.unrestorable())
     seen.proofs = watch.proofs()
+    seen.problems += list(dict.fromkeys(watch.linears.arrived.faults))
     seen.predicted = sum(proof.predicted for proof in seen.proofs)
     if lost:
         seen.problems.append(

@@ -1,7 +1,6 @@
 """Codes that a layer gets from elsewhere: checked where they are made, and recognised where they are read.
 
-producers   RMSNorm and SwiGLU that write codes and no high precision: against casts of what the same module computes
-            without layers
+producers   RMSNorm, with an addition or without, and SwiGLU that write codes and no high precision: `.produced`
 gathers     sequence parallelism in FP8: each rank checks the codes of its own tokens, and that they arrive
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +24,12 @@ from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.operands import max_over, quantized, quietly
 from fp8core.verify.oracle import Quantized, block_amax, block_of
+from fp8core.verify.produced import produced_fault, result_bounds
 from fp8core.verify.received import Operand, cast_fault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fp8core.verify.records import LayerProof
 
 
@@ -37,6 +40,7 @@ class Arrived:
         self.proofs = proofs
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.handles: list[Any] = []
+        self.added: list[RMSNorm] = []
         self.faults: list[str] = []
 
     def __contains__(self, codes: object) -> bool:
@@ -47,6 +51,9 @@ class Arrived:
         for module in model.modules():
             if isinstance(module, RMSNorm | SwiGLU):
                 self.handles.append(module.register_forward_hook(self._produced))
+            if isinstance(module, RMSNorm):  # a method that is no call of the module has no hooks
+                vars(module)["add"] = partial(self._add, module, module.add)
+                self.added.append(module)
 
     def open(self) -> None:
         """From here on gathers are seen."""
@@ -57,25 +64,50 @@ class Arrived:
         gathering.observers.remove(self._gathered)
         for handle in self.handles:
             handle.remove()
+        for module in self.added:
+            vars(module).pop("add", None)
+        self.added.clear()
 
-    def _produced(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _produced(
+        self, module: RMSNorm | SwiGLU, args: tuple[Any, ...], output: torch.Tensor | CastInput
+    ) -> None:
         if not (isinstance(output, CastInput) and output.codes_only):
             return
         layers = [arg for arg in args if isinstance(arg, Float8Linear)]
-        tensors = [arg.detach() for arg in args if not isinstance(arg, Float8Linear)]
         with quietly():
-            hp = module.forward(*tensors)
-            hp = hp.reshape(-1, hp.shape[-1])
+            near, far = result_bounds(module, *(arg for arg in args if not isinstance(arg, Float8Linear)))
             for codes, cast, dim in zip(output[1:3], output.casts, (1, 0), strict=True):
                 if isinstance(codes, Float8Tensor) and cast is not None:
-                    wanted = quantized(layers[0], hp, cast, dim, "input", cut_of(layers[0].weight))
-                    self._compare(
-                        f"codes of {type(module).__name__}", codes, wanted, self.proofs.get(layers[0])
+                    ends = (
+                        quantized(layers[0], end, cast, dim, "input", cut_of(layers[0].weight))
+                        for end in (near, far)
                     )
+                    fault = produced_fault(Operand(codes.qdata, codes.scale_inv), *ends)
+                    self._note(f"codes of {type(module).__name__}", fault, self.proofs.get(layers[0]))
                     self.known.add(codes.qdata.untyped_storage())
 
-    def _compare(self, what: str, codes: Float8Tensor, wanted: Quantized, proof: LayerProof | None) -> None:
-        fault = cast_fault(Operand(codes.qdata, codes.scale_inv), wanted)
+    def _add(
+        self,
+        module: RMSNorm,
+        add: Callable[..., tuple[torch.Tensor, Any]],
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        *layers: Float8Linear,
+    ) -> tuple[torch.Tensor, Any]:
+        total, output = add(x, delta, *layers)
+        if isinstance(output, CastInput) and output.codes_only:
+            with quietly():  # float64 holds the sum of two such numbers to below a float32 rounding
+                wanted = (x.detach().double() + delta.detach().double()).float().to(x.dtype)
+                same = torch.equal(total.detach().nan_to_num(nan=0), wanted.nan_to_num(nan=0))
+                if not same or not torch.equal(total.detach().isnan(), wanted.isnan()):
+                    self._note("sum of RMSNorm.add", "it is not x + delta", self.proofs.get(layers[0]))
+            self._produced(module, (wanted, *layers), output)
+        return total, output
+
+    def _compare(self, what: str, codes: Float8Tensor, wanted: Quantized) -> None:
+        self._note(what, cast_fault(Operand(codes.qdata, codes.scale_inv), wanted), None)
+
+    def _note(self, what: str, fault: str, proof: LayerProof | None) -> None:
         if fault and proof is not None:
             proof.fault(f"{what}: {fault}")
         elif fault:
@@ -94,7 +126,7 @@ class Arrived:
             if in_use is None:
                 cast = replace(cast, scaling="dynamic")
             wanted = Quantized.of(gather.part, cast, gather.dim, amax)
-            self._compare(f"gathered {gather.role}", gather.local, wanted, None)
+            self._compare(f"gathered {gather.role}", gather.local, wanted)
             (placement,) = gather.like.placements
             assert isinstance(placement, Shard)
             whole = gather.whole.qdata.view(torch.uint8).reshape(gather.like.shape)

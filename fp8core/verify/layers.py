@@ -23,7 +23,7 @@ from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.accumulation import Accumulation
 from fp8core.verify.arrived import Arrived
-from fp8core.verify.operands import input_of, plain, quantized, quietly, weight_of
+from fp8core.verify.operands import input_of, keeps_results, plain, quantized, quietly, weight_of
 from fp8core.verify.products import Side, Sketch, difference, sketch_difference, unit_roundoff
 from fp8core.verify.received import Digest, Operand, Received, cast_fault
 
@@ -219,11 +219,12 @@ class Linears:
         call = self.stack.pop()
         if output is None or not call.recipe.fp8_gemms or call.sides is None:
             return  # it raised, or a recomputation had what it needs
+        kept = bool(call.expected) and call.in_backward and keeps_results()
         with quietly():
-            if call.expected and plain(output).numel():
+            if call.expected and plain(output).numel() and not kept:
                 call.proof.fault("the FP8 GEMM of the output did not run")
             call.expected = []
-            if not call.in_backward:
+            if kept or not call.in_backward:
                 self._output(call, output)
         call.sides = None
         if not call.follows:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.history import ROLES
 from fp8core.sharded import Cut, cut_of
@@ -31,6 +32,11 @@ def quietly() -> Iterator[None]:
     """Around checks: no autograd, and no mode sees them, neither ours nor the user's."""
     with torch.no_grad(), _disable_current_modes():
         yield
+
+
+def keeps_results() -> bool:
+    """Whether selective activation checkpointing hands out results of the first forward pass, and runs no operator."""
+    return any(isinstance(mode, _CachedTorchDispatchMode) for mode in _get_current_dispatch_mode_stack())
 
 
 class Codes(Quantized):
