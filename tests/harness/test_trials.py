@@ -73,7 +73,10 @@ def test_the_suites_of_the_two_kinds_are_told_apart() -> None:
     assert isinstance(ToyTrials(), TrialSuite)
     assert not isinstance(ToyTrials(), Suite)
     kinds = {name: isinstance(suite, TrialSuite) for name, suite in run.SUITES.items()}
-    assert all(kinds.pop(name) for name in ("allgather", "divergence", "parallel", "scale", "smoke_kernels", "smoke_layers"))
+    assert all(
+        kinds.pop(name)
+        for name in ("allgather", "divergence", "parallel", "scale", "smoke_kernels", "smoke_layers")
+    )
     assert not any(kinds.values())
 
 

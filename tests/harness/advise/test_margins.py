@@ -27,7 +27,7 @@ def test_the_advice_never_loses_by_itself_and_seldom_where_its_rates_err(
     source: margins.Source, measured: bool
 ) -> None:
     """Never below 1 at the assumed rates; at rates that err as they say, in one of twenty steps at most below 0.98."""
-    found = outcomes(source, measured, PRESENT.layer_gain, 120 if measured else 300)
+    found = outcomes(source, measured, PRESENT.layer_gain, 300 if measured else 600)
     assert all(o.predicted.value >= 1 for o in found if o.predicted is not None)
     real = on(found, PRESENT)
     assert len(real) > 30, "or the draws would say nothing"
