@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment
-from harness.errors import SpoiledError, one_line
+from harness.cause import Cause
+from harness.errors import SpoiledError, cause_of, one_line
 from harness.rows import (
     AGAIN,
     PreparedArm,
@@ -24,6 +25,7 @@ from harness.rows import (
     numerics_rows,
     partial_row,
     row,
+    skipped_rows,
     split_row,
     time_row,
 )
@@ -115,7 +117,7 @@ class Bench:
         except ArmFaultError:
             raise
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
-            return all_arms(planned, "failed", one_line(error))
+            return all_arms(planned, "failed", one_line(error), cause_of(error, Cause.ERROR))
 
     def lost(self, *, release: bool = True) -> str:
         """Why this process can use its device no more; "" where it can. After a CUDA fault every later call fails.
@@ -142,7 +144,7 @@ class Bench:
         on_rows: Callable[[list[Measurement]], None] | None,
     ) -> list[Measurement]:
         device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
-        rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
+        rows = skipped_rows(planned)
         compiling.reset()
         if device == "cuda":
             release_memory()
@@ -212,7 +214,8 @@ class Bench:
         on_arm("")
         if name := blocks.culprit:
             work, resolved = arms[name].workload, arms[name].resolved
-            rows.append(row(planned, name, "failed", work.metric, resolved, blocks.reason))
+            why, cause = blocks.reason, blocks.cause
+            rows.append(row(planned, name, "failed", work.metric, resolved, why, cause=cause))
             raise ArmFaultError(name, [r for r in rows if r.arm == name])
         return rows + time_rows(timings)
 
@@ -238,14 +241,12 @@ class Bench:
         except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
             if isinstance(error, SpoiledError):
                 self._spoiled = one_line(error)
-            rows.append(
-                row(planned, name, "failed", resolved=resolved | about(error), reason=one_line(error))
-            )
+            resolved, cause = resolved | about(error), cause_of(error, Cause.BUILD)
+            rows.append(row(planned, name, "failed", "", resolved, one_line(error), cause=cause))
             return None
         if not numerics.ok:
-            rows.append(
-                row(planned, name, "failed", workload.metric, resolved, f"numerics: {numerics.reason}")
-            )
+            why, cause = f"numerics: {numerics.reason}", numerics.cause
+            rows.append(row(planned, name, "failed", workload.metric, resolved, why, cause=cause))
             return None
         return arm
 
@@ -259,7 +260,10 @@ class Bench:
             arm.resolved.update(watch.summary())
             fault = watch.fault()
             if fault:
-                return [row(planned, arm.name, "failed", work.metric, arm.resolved, fault)]
+                failed = row(
+                    planned, arm.name, "failed", work.metric, arm.resolved, fault, cause=Cause.COMPILE
+                )
+                return [failed]
             rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
             if work.recompile is not None and self.setting.warm_compile:
                 work.recompile()
@@ -284,11 +288,13 @@ class _Blocks:
     Attributes:
         culprit: that arm; "" where none was.
         reason: what it raised.
+        cause: of its row: memory that ran out, else a fault while it was timed.
     """
 
     def __init__(self, on_arm: Callable[[str], None], lost: Callable[[], str], timer: Timer) -> None:
         self._on_arm, self._lost, self._timer = on_arm, lost, timer
         self.culprit = self.reason = ""
+        self.cause = Cause.NONE
 
     def range_of(self, name: str) -> AbstractContextManager[None]:
         """The context around a block."""
@@ -306,6 +312,7 @@ class _Blocks:
             # A block ends with the device at rest: what it did wrong shows before the next arm has its turn.
             if not self.culprit and (isinstance(error, SpoiledError) or self._lost()):
                 self.culprit, self.reason = arm, one_line(error)
+                self.cause = cause_of(error, Cause.RUN)
             raise
 
 

@@ -56,6 +56,7 @@ _COLUMNS = [
         "unit",
     ),
     *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
+    "cut_off",
 ]
 
 
@@ -81,7 +82,8 @@ def paired_ratios(
         - `floor`: A/A noise floor of the baseline as a ratio >= 1 (1.02 = two equal arms may seem 2 % apart): the
           far end of its control's own interval; NaN where the control is missing;
         - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
-        - `verdict`: faster, slower, same, unclear or missing, and `reason` in words.
+        - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
+        - `cut_off`: the case came to no end, and what is paired are its finished rounds.
 
         Figures are NaN where there is nothing to compare.
     """
@@ -315,6 +317,7 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
         "fp8": arm.ran_fp8 and base is not None and not base.ran_fp8,
         "verdict": verdict,
         "reason": reason,
+        "cut_off": arm.partial or (base is not None and base.partial),
     }
 
 

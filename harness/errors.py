@@ -6,11 +6,13 @@ import difflib
 import traceback
 from typing import TYPE_CHECKING
 
+from harness.cause import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-OUT_OF_MEMORY = "out of memory"  # the reason of such a row starts with it
+OUT_OF_MEMORY = "out of memory"
 
 
 class UsageError(ValueError):
@@ -43,6 +45,11 @@ def one_line(error: BaseException) -> str:
     if out_of_memory(error):
         return f"{OUT_OF_MEMORY}: {text or name}"
     return f"{name}: {text}" if text else name
+
+
+def cause_of(error: BaseException, otherwise: Cause) -> Cause:
+    """The cause that an exception is: memory that ran out wherever it came from, else what was under way."""
+    return Cause.OOM if out_of_memory(error) else otherwise
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -24,9 +24,9 @@ import pyarrow as pa
 
 from harness import store, tasks
 from harness.bench import ArmFaultError, Bench, Setting
+from harness.cause import Cause
 from harness.errors import one_line
-from harness.measurement import BUDGET, LOST
-from harness.rows import is_trial, row, rows_of_others, unfinished_rows
+from harness.rows import is_trial, row, rows_of_others, skipped_rows, unfinished_rows
 from harness.tasks import Task, WorkerJob
 from harness.timing import Timer, TimingConfig, timer_for
 from harness.workers import Conditions, Ended, Pool
@@ -156,12 +156,8 @@ class Executor:
     def _run_all(self, cases: Sequence[PlannedCase], run: _Run, done: set[tuple[str, str]]) -> None:
         """Makes the runs of trial suites that are not done, and stores each as it ends."""
         for planned in cases:
-            skipped = [
-                row(planned, arm, "skipped", reason=why.reason)
-                for arm, why in planned.unsupported.items()
-                if (planned.case.case_id, arm) not in done
-            ]
-            run.store(skipped, planned)
+            skipped = skipped_rows(planned)
+            run.store([r for r in skipped if (r.case_id, r.arm) not in done], planned)
         wanted = [
             Task(planned, arm, _workspace(run.writer, planned, arm))
             for planned in cases
@@ -211,8 +207,8 @@ class _Run:
             task = end.job
             rows = end.result
             if end.fault:
-                rows = unfinished_rows(task.planned, task.arm, end.fault, end.printed)
-                rows = self._with_partial(task, rows, end.fault)
+                rows = unfinished_rows(task.planned, task.arm, end.fault, end.printed, end.cause)
+                rows = self._with_partial(task, rows, end.fault, end.cause)
             place = places[end.worker] if places else None
             rows = [replace(r, tries=end.tries) for r in (*rows, *task.failed)]
             if task.arm and self.setting.device != "cpu" and place is not None and places.count(place) > 1:
@@ -251,12 +247,16 @@ class _Run:
             try:
                 rows = tasks.do(task, bench, tell, on_rows=functools.partial(self.keep, task))
             except ArmFaultError as error:  # there is no other process that could time the other arms
-                why = f"{LOST} in arm {error.arm}: {error.rows[-1].reason}; resume=RUN_ID runs the case again"
-                rows = [*error.rows, *rows_of_others(task.planned, error.arm, why)]
+                words = error.rows[-1].reason
+                why = f"the device was lost in arm {error.arm}: {words}; resume=RUN_ID runs the case again"
+                others = rows_of_others(task.planned, error.arm, why, Cause.DEVICE_LOST)
+                rows = [*error.rows, *others]
             yield Ended(task, result=rows)
             fault = bench.lost()
             if fault:
-                self._lost = f"{LOST} in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
+                self._lost = (
+                    f"the device was lost in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
+                )
 
     def _that_may_start(self, wanted: Sequence[Task]) -> Iterator[Task]:
         """The tasks in order; one that may not start, when its turn comes, is stored as rows that say why."""
@@ -268,13 +268,19 @@ class _Run:
                     self.executor.on_step(task, 0, 0)
                 yield task
                 continue
-            status, why = ("failed", self._lost) if self._lost else ("skipped", self._over_budget(task))
+            status, why, cause = "skipped", self._over_budget(task), Cause.BUDGET
+            if self._lost:
+                status, why, cause = "failed", self._lost, Cause.DEVICE_LOST
             arms = [task.arm] if task.arm else task.planned.arms
-            self.store([row(task.planned, arm, status, reason=why) for arm in arms], task.planned)
+            self.store(
+                [row(task.planned, arm, status, reason=why, cause=cause) for arm in arms], task.planned
+            )
 
     def _over_budget(self, task: Task) -> str:
         what = "run" if task.arm else "case"
-        return f"{BUDGET} of {self.executor.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
+        return (
+            f"time budget of {self.executor.budget_s:g} s was spent before this {what}; resume=RUN_ID runs it"
+        )
 
     def _in_budget(self) -> bool:
         budget = self.executor.budget_s
@@ -293,11 +299,13 @@ class _Run:
             raise _DiskError(error.strerror) from error
         self._partial[case_id] = rows
 
-    def _with_partial(self, task: Task, rows: list[Measurement], fault: str) -> list[Measurement]:
+    def _with_partial(
+        self, task: Task, rows: list[Measurement], fault: str, cause: Cause
+    ) -> list[Measurement]:
         """The rows of a case that came to no end: of an arm with finished rounds those, with what ended it."""
         kept = [r for r in self._partial.get(task.case.case_id, ()) if r.status == "partial"]
         arms = {r.arm for r in kept}
-        return [replace(r, reason=f"{r.reason}; {fault}") for r in kept] + [
+        return [replace(r, reason=f"{r.reason}; {fault}", cause=cause) for r in kept] + [
             r for r in rows if r.arm not in arms
         ]
 
@@ -350,6 +358,7 @@ def _made_storable(measurement: Measurement) -> Measurement:
         shown,
         status="failed",
         reason=f"{shown.reason}; {why}" if shown.reason else why,
+        cause=Cause.UNSTORABLE,
         resolved={},
         samples=(),
         rounds=(),

@@ -25,13 +25,13 @@ from harness import environment, gpu_schedule, gpu_smoke, gpu_summary, store
 from harness.advise.measured import Check, layers
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
+from harness.cause import Cause
 from harness.ceilings import ceilings
 from harness.data import corpus, shakespeare
 from harness.errors import UsageError, unknown
 from harness.gpu_commands import CUT, Runner, run_command, run_words
 from harness.gpu_stages import BUILD_S, STAGES, TRIES, Stage
 from harness.hardware import lookup
-from harness.measurement import BUDGET, PARTIAL
 from harness.processes import interruptible
 from harness.report import write_report
 
@@ -242,7 +242,7 @@ class Session:
 
 def _unmeasured(frame: pd.DataFrame) -> bool:
     """Whether a case was cut off, or never begun."""
-    return bool(frame["reason"].str.startswith((BUDGET, PARTIAL)).any())
+    return bool(((frame["cause"] == Cause.BUDGET) | (frame["status"] == "partial")).any())
 
 
 def predicted_layers(frame: pd.DataFrame) -> list[Check]:

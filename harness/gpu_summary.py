@@ -18,7 +18,6 @@ from harness.ceilings import ceilings
 from harness.compare import AGAIN, FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
 from harness.gpu_smoke import failed_kernels, failed_recipes
 from harness.hardware import lookup
-from harness.measurement import PARTIAL
 from harness.model_title import title_of
 from harness.verdict.result import MIN_SEEDS
 
@@ -217,7 +216,7 @@ def _steps(frame: pd.DataFrame) -> Iterator[str]:
             f"{r['arm']} {r['value']:.4g}, {r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}) of {r['baseline']}"
             + (f", passes alone {alone:.3f}x" if not math.isnan(alone) else "")
             + _mfu(whole.get((*key, r["arm"])))
-            + (f" [{r['reason'].partition(',')[0]}]" if r["reason"].startswith(PARTIAL) else "")
+            + (f" [{r['reason'].partition(',')[0]}]" if r["cut_off"] else "")
         )
     for (run_id, case_id), said in arms.items():
         titles = [title_of(row) for key, row in whole.items() if key[:2] == (run_id, case_id)]
@@ -252,7 +251,7 @@ def _beside_copies(frame: pd.DataFrame) -> Iterator[str]:
                 continue
             share = r["speedup"] * moved[*key, arm] / moved[*key, "copy"]
             axes = json.loads(r["axes"])
-            cut = f", {r['reason'].partition(',')[0]}" if r["reason"].startswith(PARTIAL) else ""
+            cut = f", {r['reason'].partition(',')[0]}" if r["cut_off"] else ""
             said.setdefault(arm, []).append(f"{share:.0%} ({axes['M']}x{axes['K']}{cut})")
     if said:
         told = "; ".join(f"{arm} {', '.join(shares)}" for arm, shares in said.items())

@@ -7,6 +7,7 @@ Schema history
 2  column `part`: which part of the case the number is of (a layer and role, a kernel class); "" = the whole
 3  column `tries`: processes that had the case in this sweep, 2 where the first one died
    status `partial` (2026-11): finished rounds of a case that was cut off; no reader that asks for "ok" takes them
+4  columns `cause` (harness.cause) and `retryable`; what older rows lack is derived when they are read (harness.schema)
 """
 
 from __future__ import annotations
@@ -18,19 +19,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = 3
+from harness.cause import DEFAULT, RETRYABLE, Cause
+
+SCHEMA_VERSION = 4
 
 Status = Literal["ok", "partial", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
 
 TIMES = ("time_ms", "launch_us")  # metrics that the arms of a case are sampled for in the same rounds
-
-# How the reason of a row begins that waits: what kept it from being measured may have passed, so resume= runs it again.
-BUDGET = "time budget"
-LOST = "the device was lost"
-DIED = "its process died"
-PARTIAL = "partial"  # some rounds of a case that was cut off: samples, and the reason why there are no more
-WAITING = (BUDGET, LOST, DIED, PARTIAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +247,11 @@ METRICS = filed(
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One row; the fields are the columns of the store (`harness.store.SCHEMA`)."""
+    """One row; the fields are the columns of the store (`harness.schema.SCHEMA`).
+
+    `cause` says why there is no number; by default what its status alone says (`harness.cause.DEFAULT`). `retry` says
+    whether that may have passed when a resume= comes; by default what the cause says, of a `partial` row always.
+    """
 
     suite: str
     case_id: str
@@ -272,6 +272,8 @@ class Measurement:
     bytes_moved: float | None = None
     timing: Mapping[str, object] = field(default_factory=dict)  # method, l2, stop_reason, throttled, ...
     tries: int = 1  # processes that had the case in this sweep; the row is of the last
+    cause: Cause = Cause.NONE
+    retry: bool | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -284,9 +286,9 @@ class Measurement:
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: NaN is no measurement; it is a failure"
             )
-        if self.status == "partial" and not (self.samples and self.reason.startswith(PARTIAL)):
+        if self.status == "partial" and not (self.samples and self.reason):
             raise ValueError(
-                f"{self.metric} of {self.suite}/{self.arm}: 'partial' needs samples and a reason that begins with {PARTIAL!r}"
+                f"{self.metric} of {self.suite}/{self.arm}: 'partial' needs samples and a reason"
             )
         if self.status not in ("ok", "partial") and (self.samples or not self.reason):
             raise ValueError(
@@ -294,6 +296,19 @@ class Measurement:
             )
         if self.rounds and len(self.rounds) != len(self.samples):
             raise ValueError(f"{len(self.rounds)} rounds for {len(self.samples)} samples")
+        if self.status == "ok" and self.cause:
+            raise ValueError(
+                f"{self.metric} of {self.suite}/{self.arm}: status 'ok' with the cause {self.cause!s}; "
+                "a row that has its number has none"
+            )
+        object.__setattr__(self, "cause", Cause(self.cause) or DEFAULT[self.status])
+
+    @property
+    def retryable(self) -> bool:
+        """Whether what kept the row from being measured may have passed: resume= then measures it again."""
+        if self.status in ("ok", "partial"):
+            return self.status == "partial"
+        return self.cause in RETRYABLE if self.retry is None else self.retry
 
     @property
     def value(self) -> float | None:
@@ -325,6 +340,8 @@ class Measurement:
             "value": self.value,
             "status": self.status,
             "reason": self.reason,
+            "cause": str(self.cause),
+            "retryable": self.retryable,
             "flops": to_json(self.flops),
             "bytes_moved": self.bytes_moved,
             "timing": to_json(self.timing),

@@ -9,7 +9,6 @@ from harness import store
 from harness.advise.training import content
 from harness.environment import ENV_ID_FIELDS
 from harness.errors import UsageError
-from harness.measurement import WAITING
 from harness.rows import is_trial
 from harness.training.batches import extent_of_case
 
@@ -82,7 +81,7 @@ def stored_cases(folder: Path, plan: Plan) -> set[str]:
     rows = store.read(folder)
     _refuse_another_text(folder.name, rows, plan)
     _refuse_other_ceilings(folder.name, rows, plan)
-    waiting = _waiting(rows)
+    waiting = rows["retryable"]
     stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
     unfinished = set(rows[waiting]["case_id"])
     return {
@@ -127,11 +126,6 @@ def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
 def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]]:
     """(case id, arm) of the runs of trial suites that a run holds of unfinished cases already, for resume=."""
     rows = store.read(folder)
-    rows = rows[~_waiting(rows)]
+    rows = rows[~rows["retryable"]]
     ours = {c.case.case_id for c in plan.cases if is_trial(c)} - done
     return {(i, arm) for i, arm in zip(rows["case_id"], rows["arm"], strict=True) if i in ours}
-
-
-def _waiting(rows: pd.DataFrame) -> pd.Series[bool]:
-    """The rows of what was not measured for a reason that may have passed."""
-    return rows["reason"].str.startswith(WAITING)

@@ -7,8 +7,9 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.cause import Cause
 from harness.errors import MemoryShortageError
-from harness.measurement import PARTIAL, Measurement
+from harness.measurement import Measurement
 from harness.timing_session import METERED_S
 from harness.workload import TrialSuite
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from harness.timing import Timing
     from harness.workload import Numerics, Trial, Workload
 
-REFUSES = "refuses: "  # the reason of a run that was refused by what was to run starts with it
+REFUSES = "refuses: "  # before the words of what was to run and refused
 AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
@@ -47,6 +48,7 @@ def row(
     reason: str = "",
     samples: tuple[float, ...] = (),
     regime: str = "",
+    cause: Cause = Cause.NONE,
 ) -> Measurement:
     """A row of one arm; its baseline is the suite's, of an arm timed again the arm itself.
 
@@ -66,12 +68,21 @@ def row(
         resolved=resolved or {},
         samples=samples,
         reason=reason,
+        cause=cause,
     )
 
 
-def all_arms(planned: PlannedCase, status: str, reason: str) -> list[Measurement]:
+def all_arms(planned: PlannedCase, status: str, reason: str, cause: Cause) -> list[Measurement]:
     """The same row for each arm of a case."""
-    return [row(planned, arm, status, reason=reason) for arm in planned.arms]
+    return [row(planned, arm, status, reason=reason, cause=cause) for arm in planned.arms]
+
+
+def skipped_rows(planned: PlannedCase) -> list[Measurement]:
+    """A row for each arm that can't run here."""
+    return [
+        row(planned, arm, "skipped", reason=why.reason, cause=why.cause)
+        for arm, why in planned.unsupported.items()
+    ]
 
 
 def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") -> list[Measurement]:
@@ -84,34 +95,36 @@ def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") ->
     ]
     if trial.failure:
         resolved = {**trial.resolved} | ({"traceback": trace} if trace else {})
-        rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure))
+        rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure, cause=trial.cause))
     if trial.refusal:
-        rows.append(row(planned, arm, "skipped", resolved=trial.resolved, reason=f"{REFUSES}{trial.refusal}"))
+        why, cause = f"{REFUSES}{trial.refusal}", Cause.REFUSED
+        rows.append(row(planned, arm, "skipped", resolved=trial.resolved, reason=why, cause=cause))
     return rows
 
 
-def unfinished_rows(planned: PlannedCase, arm: str, reason: str, printed: str) -> list[Measurement]:
+def unfinished_rows(
+    planned: PlannedCase, arm: str, reason: str, printed: str, cause: Cause
+) -> list[Measurement]:
     """A failed row for each arm of a task that came to no end, and a skipped one for those that can't run here.
 
     Args:
         planned: the case.
         arm: of a run; "" for all arms of a case that is timed.
-        reason: why.
+        reason: why, in words.
         printed: the last lines that were printed.
+        cause: why.
     """
     resolved = {"printed": printed} if printed else {}
-    if arm:
-        return [row(planned, arm, "failed", resolved=resolved, reason=reason)]
-    skipped = [row(planned, name, "skipped", reason=why.reason) for name, why in planned.unsupported.items()]
-    return skipped + [
-        row(planned, name, "failed", resolved=resolved, reason=reason) for name in planned.runnable
+    failed = [arm] if arm else planned.runnable
+    return ([] if arm else skipped_rows(planned)) + [
+        row(planned, name, "failed", resolved=resolved, reason=reason, cause=cause) for name in failed
     ]
 
 
-def rows_of_others(planned: PlannedCase, arm: str, reason: str) -> list[Measurement]:
-    """As `unfinished_rows`, for all arms but one."""
+def rows_of_others(planned: PlannedCase, arm: str, reason: str, cause: Cause) -> list[Measurement]:
+    """`unfinished_rows` for all arms but one."""
     others = replace(planned, arms=tuple(name for name in planned.arms if name != arm))
-    return unfinished_rows(others, "", reason, "")
+    return unfinished_rows(others, "", reason, "", cause)
 
 
 def about(error: BaseException) -> dict[str, object]:
@@ -132,7 +145,10 @@ def time_row(
     fault = timing.failure or (recompiled if work.compiled else "")
     if fault:
         resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
-        return row(planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime)
+        cause = timing.cause if timing.failure else Cause.COMPILE
+        return row(
+            planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime, cause=cause
+        )
     return replace(
         row(
             planned,
@@ -180,7 +196,7 @@ def partial_row(whole: Measurement, least: int) -> Measurement:
     if whole.status != "ok":
         return whole
     rounds = len(set(whole.rounds))
-    why = f"{PARTIAL}: {rounds} of at least {least} rounds, then it was cut off; resume=RUN_ID measures the case again"
+    why = f"partial: {rounds} of at least {least} rounds, then it was cut off; resume=RUN_ID measures the case again"
     return replace(whole, status="partial", reason=why)
 
 
@@ -208,7 +224,7 @@ def numerics_rows(planned: PlannedCase, arm: PreparedArm, numerics: Numerics) ->
             figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
         else:
             why = f"{value:.6g}; {numerics.reason}"
-            figure = row(planned, arm.name, "failed", metric, arm.resolved, why)
+            figure = row(planned, arm.name, "failed", metric, arm.resolved, why, cause=numerics.cause)
         rows.append(replace(figure, part=part))
     return rows + [
         row(planned, arm.name, "skipped", metric, arm.resolved, why)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from harness.compare import AGAIN, against, rows_of
-from harness.measurement import PARTIAL
 from harness.model_title import title_of
 
 if TYPE_CHECKING:
@@ -82,12 +81,13 @@ class Held:
     low: float = math.nan
     high: float = math.nan
     reason: str = ""
+    cut_off: bool = False
 
     def __str__(self) -> str:
         asked = f"{self.bar.arm} {self.bar.words}"
         if self.outcome == "not measured":
             return f"{asked}: not measured ({self.reason})"
-        why = f", {self.reason.partition(',')[0]}" if self.reason.startswith(PARTIAL) else ""
+        why = f", {self.reason.partition(',')[0]}" if self.cut_off else ""
         return f"{asked}: {self.outcome}, {self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}) on {self.model}{why}"
 
 
@@ -140,7 +140,7 @@ def _held(bar: Bar, rows: pd.DataFrame) -> Held:
         ratio = f"{pair['speedup']:.3f}x ({pair['low']:.3f} to {pair['high']:.3f})"
         return Held(bar, model, "not measured", reason=f"no step of {MODEL} was timed; {ratio} on {model}")
     outcome: Outcome
-    if pair["reason"].startswith(PARTIAL):
+    if pair["cut_off"]:
         outcome = "INCONCLUSIVE"
     elif bar.by_verdict is not None:
         outcome = bar.by_verdict[pair["verdict"]]
@@ -149,4 +149,5 @@ def _held(bar: Bar, rows: pd.DataFrame) -> Held:
         outcome = (
             "PASS" if pair["low"] >= bar.least else "FAIL" if pair["high"] < bar.least else "INCONCLUSIVE"
         )
-    return Held(bar, model, outcome, pair["speedup"], pair["low"], pair["high"], pair["reason"])
+    figures = pair["speedup"], pair["low"], pair["high"]
+    return Held(bar, model, outcome, *figures, pair["reason"], pair["cut_off"])

@@ -14,7 +14,7 @@ A case under way is snapshot between its rounds (`RunWriter.checkpoint`): a part
 replaced by the next snapshot and at last by the rows of the whole case. It stays where the run is cut off.
 
 What was measured again counts as its last attempt has it. An attempt that came to nothing for a reason that may pass
-(`WAITING`: a spent budget, a killed process) takes no measured row's place. Of attempts that were all cut off, the one
+(the column `retryable`: a spent budget, a killed process) takes no measured row's place. Of attempts that were all cut off, the one
 with the most rounds counts; rounds of two attempts are never mixed.
 """
 
@@ -35,58 +35,23 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.attempts import last_attempts
 from harness.errors import UsageError
-from harness.measurement import SCHEMA_VERSION, TIMES, WAITING, Measurement, to_json
+from harness.json_columns import is_object, parse
+from harness.measurement import Measurement, to_json
+from harness.schema import SCHEMA as SCHEMA  # its public place
+from harness.schema import conform, sound_json
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     import pandas as pd
 
-_FILL = {
-    "part": "",
-    "tries": 1,
-    "attempt": 0,
-}  # what stands in a column that an older schema_version lacks; elsewhere null
 GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
 _DRAWN = (
     20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
-)
-
-SCHEMA = pa.schema(
-    [
-        ("schema_version", pa.int32()),
-        ("run_id", pa.string()),
-        ("sweep", pa.string()),
-        ("suite", pa.string()),
-        ("case_id", pa.string()),
-        ("arm", pa.string()),
-        ("baseline", pa.string()),
-        ("axes", pa.string()),
-        ("seed", pa.int64()),
-        ("resolved", pa.string()),
-        ("metric", pa.string()),
-        ("unit", pa.string()),
-        ("better", pa.string()),
-        ("regime", pa.string()),
-        ("part", pa.string()),
-        ("samples", pa.list_(pa.float64())),
-        ("rounds", pa.list_(pa.int32())),
-        ("sample_clock_mhz", pa.list_(pa.float64())),
-        ("value", pa.float64()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("flops", pa.string()),
-        ("bytes_moved", pa.float64()),
-        ("timing", pa.string()),
-        ("tries", pa.int32()),
-        ("attempt", pa.int64()),  # of what was run again, the largest wins; see RunWriter and read
-        ("env_id", pa.string()),
-        ("env", pa.string()),
-        ("created_at", pa.string()),
-    ]
 )
 
 
@@ -229,17 +194,22 @@ class RunWriter:
             temporary.unlink(missing_ok=True)
 
 
-def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False) -> pd.DataFrame:
+def read(
+    paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False, expand: bool = False
+) -> pd.DataFrame:
     """Reads runs into one frame, one row a (case, arm, metric).
 
     Args:
         paths: Parquet files, run folders, or folders of runs (searched downward).
         all_attempts: keep all rows of what was measured again; by default the last attempt wins.
+        expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
+            store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
 
     Returns:
-        The columns of `SCHEMA`. `frame.attrs["problems"]` says of each file that could not be read
-        which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older
-        schema_version get nulls where a column is new, and the part "".
+        The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
+        (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
+        warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
+        nulls where a column is new, the part "", and the cause that their reason tells.
 
     Raises:
         UsageError: a path does not exist.
@@ -252,9 +222,15 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
     for problem in problems:
         warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
     kept = _each_once(parts)
+    for problem in (damaged := [f"{part.path}: {what}" for part in kept for what in part.problems]):
+        warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
+    problems += damaged
     frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
     if not all_attempts:
-        frame = _last_attempts(frame)
+        frame = last_attempts(frame)
+    frame["case_axes"] = frame["axes"]
+    if expand:
+        frame = _with_axes(frame)
     # Text, not objects: pandas writes `attrs` along with the frame.
     frame.attrs["problems"] = problems
     frame.attrs["files"] = [str(part.path) for part in kept]
@@ -268,6 +244,7 @@ class _Part:
     path: Path
     rows: pa.Table
     replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
+    problems: tuple[str, ...] = ()  # what of its rows could not be read
 
 
 def _each_once(parts: Sequence[_Part]) -> list[_Part]:
@@ -279,34 +256,6 @@ def _each_once(parts: Sequence[_Part]) -> list[_Part]:
         if name not in replaced:
             found.setdefault(part.replaces or (name if _UNIQUE.fullmatch(name) else part.path), part)
     return list(found.values())
-
-
-def _last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that stand where something was measured more than once.
-
-    The arms of a timed case are stored together and compared round by round, so one attempt stands for all of them. The
-    runs of a trial suite are stored as each ends, so each arm has a last attempt of its own.
-    """
-    attempt = frame["attempt"].fillna(0)
-    case = [frame["run_id"], frame["case_id"]]
-    timed = frame["metric"].isin(TIMES).groupby(case, dropna=False).transform("any")
-    unit = frame.groupby([*case, frame["arm"].mask(timed, "")], dropna=False).ngroup()
-    why = [reason for reason in frame["reason"].unique() if str(reason).startswith(WAITING)]
-    waits = frame["reason"].isin(why)
-    tried = ~waits & (frame["status"] != "skipped")
-    sitting = [unit, attempt]
-    partial = (frame["status"] == "partial").groupby(sitting).transform("any")
-    whole = ~waits.groupby(sitting).transform("any")
-    some = tried.groupby(sitting).transform("any")
-    # Prefer a complete attempt, then one whose measured arms are complete, then one that was cut off, then a deferred one.
-    tier = whole.astype(int) * 3 + (~whole & some & ~partial) * 2 + (~whole & partial)
-    best = tier == tier.groupby(unit).transform("max")
-    if partial.any():  # of several that were cut off, the one with the most rounds
-        rounds = frame["rounds"].map(lambda of: max(of, default=-1) + 1).where(best & (tier == 1), 0)
-        most = rounds.groupby(sitting).transform("max")
-        best &= most == most.where(best, -1).groupby(unit).transform("max")
-    last = attempt.where(best, -1)
-    return frame[best & (last == last.groupby(unit).transform("max"))].reset_index(drop=True)
 
 
 def _read_parts(named: Sequence[Path]) -> tuple[list[_Part], list[str], bool]:
@@ -330,7 +279,19 @@ def _read_part(path: Path) -> _Part:
     if table["schema_version"].null_count:
         raise ValueError("holds rows without a schema_version")
     replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
-    return _Part(path, _conform(table), tuple(map(str, replaces)))
+    rows, problems = sound_json(conform(table), is_object)
+    return _Part(path, rows, tuple(map(str, replaces)), tuple(problems))
+
+
+def _with_axes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a column for each axis."""
+    cases = [parse(text) for text in frame["axes"]]
+    names = dict.fromkeys(name for axes in cases for name in axes)
+    taken = set(frame.columns)
+    columns: dict[str, Any] = {
+        f"axes.{name}" if name in taken else name: [axes.get(name) for axes in cases] for name in names
+    }
+    return frame.assign(**columns)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -405,26 +366,6 @@ def _files(path: Path) -> list[Path]:
     if path.exists():
         return [path]
     raise UsageError(f"no such file or folder: {path}")
-
-
-def _conform(table: pa.Table) -> pa.Table:
-    """Brings a table of any schema_version up to SCHEMA: missing columns are filled, unknown ones are dropped."""
-    columns = [
-        table[field.name].cast(field.type)
-        if field.name in table.column_names
-        else pa.repeat(pa.scalar(_FILL.get(field.name), field.type), len(table))
-        for field in SCHEMA
-    ]
-    if table.num_rows and "schema_version" in table.column_names:
-        newest = max(table["schema_version"].to_pylist())
-        if newest > SCHEMA_VERSION:
-            warnings.warn(
-                f"rows of schema_version {newest} read by a harness that knows {SCHEMA_VERSION}; "
-                "columns that it does not know are left out",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-    return pa.table(columns, schema=SCHEMA)
 
 
 def _write_durably(table: pa.Table, target: Path) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from harness import environment
 from harness.bench import ArmFaultError, Bench, Setting
-from harness.errors import OUT_OF_MEMORY, one_line
+from harness.cause import Cause
+from harness.errors import cause_of, one_line
 from harness.rows import rows_of_others, trial_rows, unfinished_rows
 from harness.timing import timer_for
 from harness.worker_process import Instead
@@ -55,7 +56,9 @@ class Task:
         """The case, without what was planned for it."""
         return self.planned.case
 
-    def without(self, arm: str, rows: Sequence[Measurement], reason: str, printed: str = "") -> Task | None:
+    def without(
+        self, arm: str, rows: Sequence[Measurement], reason: str, cause: Cause, printed: str = ""
+    ) -> Task | None:
         """The task for the other arms of a case, which are then all timed in the same rounds.
 
         The arms that are compared with this one, directly or through another, fail with it.
@@ -63,7 +66,8 @@ class Task:
         Args:
             arm: which has failed.
             rows: its own.
-            reason: of the arms that fail with it.
+            reason: of the arms that fail with it, in words.
+            cause: of the arms that fail with it.
             printed: the last lines that were printed.
 
         Returns:
@@ -79,7 +83,7 @@ class Task:
         left = replace(planned, arms=tuple(name for name in planned.arms if name not in gone))
         compared = [
             one for name in planned.runnable if name in gone - {arm}
-            for one in unfinished_rows(planned, name, reason, printed)
+            for one in unfinished_rows(planned, name, reason, printed, cause)
         ]  # fmt: skip
         return replace(self, planned=left, failed=(*self.failed, *rows, *compared))
 
@@ -121,7 +125,8 @@ def do(
         trial = task.planned.suite.trial(task.case, task.arm, device, task.workspace, on_step)
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
         trace = "".join(traceback.format_exception(error))[-4000:]
-        return trial_rows(task.planned, task.arm, Trial((), failure=one_line(error)), trace)
+        failed = Trial((), failure=one_line(error), cause=cause_of(error, Cause.RUN))
+        return trial_rows(task.planned, task.arm, failed, trace)
     return trial_rows(task.planned, task.arm, trial)
 
 
@@ -138,16 +143,17 @@ class WorkerJob:
         try:
             rows = do(self.task, bench, _now_and_then(tell), tell.at, tell.keep)
         except ArmFaultError as fault:
-            rest = self.task.without(fault.arm, fault.rows, str(fault))
+            rest = self.task.without(fault.arm, fault.rows, str(fault), Cause.BASELINE)
             if rest is not None:
                 return Instead(replace(self, task=rest)), True
-            return [*fault.rows, *rows_of_others(self.task.planned, fault.arm, str(fault))], True
-        return rows, bool(bench.lost()) or any(r.reason.startswith(OUT_OF_MEMORY) for r in rows)
+            others = rows_of_others(self.task.planned, fault.arm, str(fault), Cause.BASELINE)
+            return [*fault.rows, *others], True
+        return rows, bool(bench.lost()) or any(r.cause is Cause.OOM and r.status == "failed" for r in rows)
 
-    def without(self, arm: str, fault: str, printed: str) -> WorkerJob | None:
+    def without(self, arm: str, fault: str, printed: str, cause: Cause) -> WorkerJob | None:
         """The rest of it, without an arm that ended its process (`harness.worker_process.Divisible`)."""
-        rows = unfinished_rows(self.task.planned, arm, fault, printed)
-        rest = self.task.without(arm, rows, fault, printed)
+        rows = unfinished_rows(self.task.planned, arm, fault, printed, cause)
+        rest = self.task.without(arm, rows, fault, cause, printed)
         return None if rest is None else replace(self, task=rest)
 
 

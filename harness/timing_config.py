@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
+from harness.cause import Cause
+
 if TYPE_CHECKING:
     from harness.timers import L2State
 
@@ -117,6 +119,7 @@ class Timing:
         short: why samples shorter than `SHORT_MS` are single calls all the same; "" where they are not.
         split_ms: of each sample, ms up to the point that the closure marks; empty where it marks none.
         contended: another process computed on the device before or after; None where it can't be known.
+        cause: of the failure.
     """
 
     samples_ms: tuple[float, ...]
@@ -143,8 +146,10 @@ class Timing:
     hold: str = ""
     short: str = ""
     split_ms: tuple[float, ...] = ()
+    cause: Cause = Cause.NONE
 
     def as_json_dict(self) -> dict[str, object]:
         """The store's `timing` column: all that has no column or row of its own."""
-        own_column = {"samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "joules", "split_ms"}
+        own_column = {"samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "cause", "joules"}
+        own_column.add("split_ms")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own_column}

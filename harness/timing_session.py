@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.errors import one_line
+from harness.cause import Cause
+from harness.errors import cause_of, one_line
 from harness.gpu_monitor import THROTTLING, Monitor, NullMonitor
 from harness.stats import t_interval
 from harness.timing_config import Regime, StopReason, Timing, TimingConfig, WarmupRule
@@ -57,6 +58,7 @@ class Run:
     n: int = 1
     calls: int = 1
     failure: str = ""
+    cause: Cause = Cause.NONE
 
     def plan(self, timer: Timer, config: TimingConfig) -> None:
         """Fixes the samples of a block and the calls of a sample, from what the warm-up saw."""
@@ -157,7 +159,7 @@ class Session:
                 wall = self.clock() - begin
                 after = self.monitor.energy_j() if lead else None
         except Exception as error:  # noqa: BLE001 -- the closure is anyone's; its failure becomes a row
-            run.failure = one_line(error)
+            run.failure, run.cause = one_line(error), cause_of(error, Cause.RUN)
             return []
         made = n * calls + lead
         self.joules = None
@@ -238,6 +240,7 @@ class Session:
                 throttle_reasons=tuple(sorted(frozenset().union(*run.throttles.values()))),
                 throttled_rounds=tuple(run.throttles),
                 failure=run.failure,
+                cause=run.cause,
                 resolution_ms=self.timer.resolution_ms / run.calls,
                 hold=self.timer.hold
                 if method.startswith("cuda_events") and regime == "isolated" and not run.resident

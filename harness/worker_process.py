@@ -28,6 +28,8 @@ from harness.processes import end_with_parent, limit_memory, memory_of_this_proc
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from harness.cause import Cause
+
 LEAK_BYTES = (
     2**30
 )  # of resident memory above what the first job of a process left: then another takes its place
@@ -60,7 +62,7 @@ Job = Callable[[Tell], tuple[Any, bool]]  # picklable; returns its result and wh
 class Divisible(Protocol):
     """A job of several arms, which can be done without the one that ended its process."""
 
-    def without(self, arm: str, fault: str, printed: str) -> Job | None:
+    def without(self, arm: str, fault: str, printed: str, cause: Cause) -> Job | None:
         """The rest of the job, which keeps what is known of the fault; None where nothing would be left."""
         ...
 

@@ -29,8 +29,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+from harness.cause import Cause
 from harness.errors import one_line
-from harness.measurement import DIED
 from harness.processes import ending, kill_group
 from harness.worker_process import (
     Answer,
@@ -74,7 +74,7 @@ class Ended:
         tries: workers that had it.
         result: what it returned.
         fault: why there is no result; "" where there is.
-        died: whether the fault is the death of its worker, which may have come from outside.
+        cause: of the fault.
         printed: the last lines that its worker printed, where there is a fault.
     """
 
@@ -83,8 +83,13 @@ class Ended:
     tries: int = 1
     result: Any = None
     fault: str = ""
-    died: bool = False
+    cause: Cause = Cause.NONE
     printed: str = ""
+
+    @property
+    def died(self) -> bool:
+        """Whether the fault is the death of its worker, which may have come from outside."""
+        return self.cause is Cause.DIED
 
 
 def start_server() -> None:
@@ -180,7 +185,7 @@ class _Worker:
             wire = ForkingPickler.dumps(job)
         except Exception as error:  # noqa: BLE001 - whatever an object raises that does not let itself be pickled
             why = f"cannot be handed to a worker process ({error}); isolate=false does it in this one"
-            return Ended(job, self.index, fault=why)
+            return Ended(job, self.index, fault=why, cause=Cause.ERROR)
         self._give(job, wire)
         return None
 
@@ -259,9 +264,11 @@ class _Worker:
             return None
         if self._end < self._deadline:  # of no arm: the one under way may be the least of it
             where = self._where("after")
-            return self._failed(f"not done within {self._wall_s:g} s{where}; case_wall_s=SECONDS allows more")
+            late = f"not done within {self._wall_s:g} s{where}; case_wall_s=SECONDS allows more"
+            return self._failed(late, cause=Cause.TIMEOUT)
         silence = f"no sign of life for {self._timeout_s:g} s{self._where('since')}"
-        return self._failed(f"{silence}; case_timeout_s=SECONDS allows more", self._arm.read())
+        silent = f"{silence}; case_timeout_s=SECONDS allows more"
+        return self._failed(silent, self._arm.read(), Cause.TIMEOUT)
 
     def _receive(self) -> Sign | Partial | Answer:
         """The next message; EOFError or OSError where the pipe is closed."""
@@ -300,24 +307,24 @@ class _Worker:
         how = ending(self._process.exitcode or 0)
         printed = self._last_lines()
         said = f": {printed.splitlines()[-1][:200]}" if printed else ""
-        fault = f"{DIED} {times} ({how}){self._where('after')}{said}; resume=RUN_ID runs it again"
-        return self._failed(fault, self._arm.read(), died=True)
+        fault = f"its process died {times} ({how}){self._where('after')}{said}; resume=RUN_ID runs it again"
+        return self._failed(fault, self._arm.read(), Cause.DIED)
 
     def _where(self, preposition: str) -> str:
         """In words, what was under way."""
         arm = self._arm.read()
         return f"{f' in arm {arm}' if arm else ''} {preposition} {self._what}"
 
-    def _failed(self, fault: str, arm: str = "", *, died: bool = False) -> Ended | None:
+    def _failed(self, fault: str, arm: str = "", cause: Cause = Cause.ERROR) -> Ended | None:
         """The end of the job; None where the fault is that of one arm, and the job goes on without it."""
         printed = self._last_lines()
         self.end()
         job, self.job = self.job, None
-        rest = job.without(arm, fault, printed) if arm and isinstance(job, Divisible) else None
+        rest = job.without(arm, fault, printed, cause) if arm and isinstance(job, Divisible) else None
         if rest is not None:
             self._give_to_another(rest)
             return None
-        return Ended(job, self.index, self._tries, fault=fault, died=died, printed=printed)
+        return Ended(job, self.index, self._tries, fault=fault, cause=cause, printed=printed)
 
     def _listen(self) -> None:
         """Reads what was printed, and keeps the end of it."""

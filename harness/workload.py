@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from harness.cause import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -27,6 +29,7 @@ class Numerics:
     reason: str = ""  # why not ok: names the figure, the bound and where the bound comes from
     skipped: Mapping[str, str] = field(default_factory=dict)  # metric -> why there is no figure here
     parts: Mapping[tuple[str, str], float] = field(default_factory=dict)  # (metric, part) -> value
+    cause: Cause = Cause.NUMERICS  # of a result that is not ok
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class Unsupported:
 
     kind: Literal["shape", "device"]
     reason: str
+    cause: Cause = Cause.UNSUPPORTED
 
 
 @dataclass(slots=True)
@@ -138,6 +142,7 @@ class Trial:
         series: at least one, unless `failure` or `refusal` says why there is none.
         resolved: what really ran.
         failure: "" where the run is a result, be it a bad one.
+        cause: of the failure.
         refusal: why what was to be run refused before it started, which is no failure; "" where it did not.
     """
 
@@ -145,6 +150,7 @@ class Trial:
     resolved: Mapping[str, object] = field(default_factory=dict)
     failure: str = ""
     refusal: str = ""
+    cause: Cause = Cause.ERROR
 
 
 class Plannable(Protocol):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from harness import verdict
 from harness.compare import rows_of
 from harness.diagnosis import casts, curves, execution
-from harness.diagnosis.execution import NOT_FP8
 from harness.diagnosis.finding import Finding, Material, Record
 from harness.verdict.rows import setups
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from harness.verdict import ArmVerdict
 
-__all__ = ["CHECKS", "NOT_FP8", "Finding", "findings", "lines"]
+__all__ = ["CHECKS", "Finding", "findings", "lines"]
 
 CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
     execution.fp8_did_not_run,

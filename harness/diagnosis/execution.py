@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from harness.advised_arms import FLOOR, advised_arms
+from harness.cause import Cause
 from harness.compare import TIMES
 from harness.diagnosis import pays
 from harness.diagnosis.finding import Finding, few, gib
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from harness.diagnosis.finding import Material, Record
 
-NOT_FP8 = "FP8 did not run"  # in the reason of an arm whose profiler count fell short
 FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
 
 
@@ -26,7 +26,7 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
         if r.metric not in (*TIMES, "loss"):
             continue
         counted, expected = r.resolved.get("fp8_gemms"), r.resolved.get("fp8_gemms_expected")
-        if r.status == "failed" and NOT_FP8 in r.reason:
+        if r.cause is Cause.NOT_FP8:
             short.setdefault(f"{r.suite} {r.arm}", []).append(r.reason)
         elif r.recipe and r.resolved.get("fp8_layers") == []:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"no layer converted; {_skipped(r.resolved)}")
@@ -75,7 +75,7 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
     fits = {(r.run_id, r.case_id, r.arm): r for r in material.records if r.status == "ok"}
     done = set()
     for r in material.records:
-        if r.status != "failed" or not r.reason.lower().startswith("out of memory"):
+        if r.status != "failed" or r.cause is not Cause.OOM:
             continue
         base = fits.get((r.run_id, r.case_id, r.baseline))
         if base is None or base.recipe or (r.setting, r.arm) in done:

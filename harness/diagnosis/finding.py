@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from harness.cause import Cause
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,6 +48,7 @@ class Record:
             row["status"],
             str(row["reason"] or ""),
         )
+        self.cause = Cause(row["cause"])
         self.samples, self.rounds = row["samples"], row["rounds"]
         self.axes, self.resolved, self.env = (_json(row[c] or "{}") for c in ("axes", "resolved", "env"))
 

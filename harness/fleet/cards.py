@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.cause import REFUTED
 from harness.compare import AGAIN, TIMES
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ Key = tuple[str, str, str, str, str]  # suite, case id, arm, metric, regime
 ArmKey = tuple[str, str, str]  # suite, case id, arm: rows of an arm that never ran have no regime
 
 CHECKSUM = "checksum"  # the suite whose results are compared by their bits
-WRONG = "numerics: "  # with which the reason of an arm begins that its check refuted
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
 # What may differ between cards that are
@@ -142,8 +142,7 @@ def _add_result(card: Card, row: Mapping[Any, Any]) -> None:
 
 def _is_wrong(row: Mapping[Any, Any]) -> bool:
     """Whether the check of a product refuted it; anything else that fails is a failure like those of other suites."""
-    refuted = row["metric"] not in TIMES or str(row["reason"]).startswith(WRONG)
-    return bool(row["suite"] == CHECKSUM and row["status"] == "failed" and refuted)
+    return bool(row["suite"] == CHECKSUM and row["status"] == "failed" and row["cause"] in REFUTED)
 
 
 def _add_time(card: Card, row: Mapping[Any, Any]) -> None:

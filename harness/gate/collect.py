@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.case import Case
+from harness.cause import Cause
 from harness.gate.sides import CONTROL_SUITE
 from harness.measurement import METRICS, Measurement
 
@@ -35,6 +36,7 @@ class Row:
     late: int = 0
     timing: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
+    cause: Cause = Cause.NONE  # of the failure
     timed: bool = False
 
     def add(self, number: int, samples: Sequence[float], clocks: Sequence[float] = (), late: int = 0) -> None:
@@ -50,14 +52,20 @@ class Row:
         self.clocks += later.clocks
         self.late += later.late
         self.timing = later.timing or self.timing
-        self.failure = self.failure or later.failure
+        self.fail(later.failure, later.cause)
         self.timed |= later.timed
+
+    def fail(self, why: str, cause: Cause) -> None:
+        """Notes why there is no number; the first reason stands."""
+        if not self.failure:
+            self.failure, self.cause = why, cause
 
     def measurement(self) -> Measurement:
         status: Status = "failed" if self.failure else self.about["status"]
         reason = self.failure or str(self.about.get("reason", ""))
+        cause = self.cause or _cause(self.about)
         if status == "ok" and not self.samples:
-            status, reason = "failed", "no block of it was timed"
+            status, reason, cause = "failed", "no block of it was timed", Cause.ERROR
         sound = status == "ok"
         metric = METRICS[str(self.about["metric"])]
         if sound and metric.unit not in DURATIONS:
@@ -71,6 +79,7 @@ class Row:
             },
             status=status,
             reason="" if sound else reason,
+            cause=Cause.NONE if sound else cause,
             part=str(self.about.get("part", "")),
             regime=TIMED_REGIME if self.timed and sound else "",
             resolved=self.about.get("resolved", {}),
@@ -102,10 +111,10 @@ class Collected:
 
     def measurements(self) -> list[Measurement]:
         """The rows of a finished stage. A round in which an arm could not be built fails whatever else it yields."""
-        lost = {key[:2]: row.failure for key, row in self.rows.items() if key[2] == UNBUILT}
+        lost = {key[:2]: (row.failure, row.cause) for key, row in self.rows.items() if key[2] == UNBUILT}
         for key, row in self.rows.items():
             if row.timed:
-                row.failure = row.failure or lost.get(key[:2], "")
+                row.fail(*lost.get(key[:2], ("", Cause.NONE)))
         return [row.measurement() for row in self.rows.values()]
 
     def take(self, number: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -117,7 +126,7 @@ class Collected:
             row = self.rows.setdefault(key, Row(dict(said)))
             row.timed |= said["status"] == "ok" and not said.get("samples")
             if said["status"] == "failed":
-                row.failure = row.failure or f"{said.get('reason', '')} (round {number})"
+                row.fail(f"{said.get('reason', '')} (round {number})", _cause(said))
             row.add(number, said.get("samples", ()))
 
     def time(self, number: int, case_id: str, block: Mapping[str, Any]) -> None:
@@ -133,7 +142,7 @@ class Collected:
         for name, fault in block["faults"].items():
             if name != CONTROL:
                 row = self._sure_row(case_id, name)
-                row.failure = row.failure or f"{fault} (round {number})"
+                row.fail(f"{fault} (round {number})", Cause(block.get("causes", {}).get(name, Cause.RUN)))
 
     def died(self, number: int, case: Mapping[str, Any], why: str) -> None:
         """The process of a round was lost: every arm of the case under way fails, if it was heard of or not."""
@@ -146,7 +155,7 @@ class Collected:
                 (case["case_id"], arm, UNBUILT, ""),
                 Row(about | {"metric": UNBUILT, "status": "ok"}, timed=True),
             )
-            row.failure = row.failure or f"worker: {why} (round {number})"
+            row.fail(f"worker: {why} (round {number})", Cause.DIED)
 
     def _sure_row(self, case_id: str, arm: str) -> Row:
         row = self._timed_row(case_id, arm)
@@ -155,6 +164,12 @@ class Collected:
 
     def _timed_row(self, case_id: str, arm: str) -> Row | None:
         return next((r for k, r in self.rows.items() if k[:2] == (case_id, arm) and r.timed), None)
+
+
+def _cause(said: Mapping[str, Any]) -> Cause:
+    """What a worker gave as the cause; NONE where it gave none, or one of another version."""
+    known = str(said.get("cause", ""))
+    return Cause(known) if known in set(Cause) else Cause.NONE
 
 
 def _control_row() -> dict[str, Any]:

@@ -179,7 +179,9 @@ def _rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
                 continue
             metric += f" and {len(group) - 1} more" if len(group) > 1 else ""
             # A check's own line says what is wrong; those of its figures begin with the figure.
-            reason = next((_reason(g) for g in group if "numerics: " in g.reason), reason)
+            reason = next(
+                (_reason(g) for g in group if g.unit.wrong and g.unit.rule.rule == "timed"), reason
+            )
         rows.append((_word(f), _case(f), f.unit.arm, metric, _change(f), reason))
     return rows
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.cause import REFUTED
 from harness.compare import AGAIN
 from harness.gate.align import (
     confirmation,
@@ -135,19 +136,13 @@ def _units(
             units += _declared(unit, facts)
         else:
             there = found[0] if found else absent.get((row.case_id, row.arm))
-            unit.wrong = there is not None and _is_wrong(there, own=bool(found), rule=unit.rule)
+            unit.wrong = there is not None and there.status == "failed" and there.cause in REFUTED
             unit.trouble = f"{there.status}: {there.reason}" if there is not None else "not in the candidate"
             if elsewhere and there is not None and there.status == "skipped":
                 # Another machine may lack a compiler or a kernel, whatever the code.
                 unit.undecided = f"{unit.trouble}; the baseline's machine is another"
         units.append(unit)
     return units
-
-
-def _is_wrong(row: Any, *, own: bool, rule: Rule) -> bool:
-    """Whether a failed row says that a result is wrong; an arm that could not be built has no result."""
-    numerics = (own and rule.rule == "numerics") or str(row.reason).startswith("numerics: ")
-    return bool(row.status == "failed" and numerics)
 
 
 def _declared(timed: Unit, facts: Mapping[str, Better]) -> list[Unit]:

@@ -113,14 +113,17 @@ class Worker:
                 "seed": planned.case.seed,
             }
             if arm in planned.unsupported:
-                rows.append(base | _row("time_ms", "skipped", reason=planned.unsupported[arm].reason))
+                why = planned.unsupported[arm]
+                cause = getattr(why, "cause", "unsupported")  # of another commit's harness, which may lack it
+                rows.append(base | _row("time_ms", "skipped", reason=why.reason, cause=str(cause)))
                 continue
             try:
                 rows += [base | row for row in self._prepare_arm(planned, arm)]
             except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row
                 self.arms.pop(arm, None)
                 text = " ".join(str(error).split())[:500]
-                rows.append(base | _row("time_ms", "failed", reason=f"{type(error).__name__}: {text}"))
+                why = f"{type(error).__name__}: {text}"
+                rows.append(base | _row("time_ms", "failed", reason=why, cause="build"))
         self.watch = compiling.CompileWatch()
         return {"rows": rows, "arms": list(self.arms)}
 
@@ -141,7 +144,7 @@ class Worker:
                 seconds = time.perf_counter() - started
             resolved |= watch.summary()
             if fault := watch.fault():
-                return [_row(work.metric, "failed", resolved=resolved, reason=fault)]
+                return [_row(work.metric, "failed", resolved=resolved, reason=fault, cause="compile")]
             rows.append(_row("compile_s", "ok", resolved=resolved, samples=[seconds]))
             self.compiled.add(arm)
         else:
@@ -149,20 +152,20 @@ class Worker:
                 resolved["operator_calls"] = _operator_calls(work.run)
         numerics = work.check()
         resolved |= work.resolved  # a check may learn what really ran
+        refuted = str(getattr(numerics, "cause", "numerics"))
         figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
         for (metric, part), value in figures.items():
             about = {"part": part, "resolved": resolved}
             if numerics.ok:
                 rows.append(_row(metric, "ok", **about, samples=[float(value)]))
             else:
-                rows.append(_row(metric, "failed", **about, reason=f"{value:.6g}; {numerics.reason}"))
+                why = f"{value:.6g}; {numerics.reason}"
+                rows.append(_row(metric, "failed", **about, reason=why, cause=refuted))
         for metric, why in numerics.skipped.items():
             rows.append(_row(metric, "skipped", resolved=resolved, reason=why))
         if not numerics.ok:
-            return [
-                *rows,
-                _row(work.metric, "failed", resolved=resolved, reason=f"numerics: {numerics.reason}"),
-            ]
+            why = f"numerics: {numerics.reason}"
+            return [*rows, _row(work.metric, "failed", resolved=resolved, reason=why, cause=refuted)]
         with work.held():
             self.arms[arm] = self._padded(work.run)
         if work.resident is not None:
@@ -187,10 +190,18 @@ class Worker:
             resident = self.resident if arms is self.arms else None
             timings |= measure(arms, timer, config, self.blocks, self.monitor, resident=resident)
         fault = self.watch.steady_fault() if self.compiled else ""
-        out: dict[str, Any] = {"samples": {}, "clocks": {}, "late": {}, "faults": {}, "timing": {}}
+        out: dict[str, Any] = {
+            "samples": {},
+            "clocks": {},
+            "late": {},
+            "faults": {},
+            "causes": {},
+            "timing": {},
+        }
         for name, timing in timings.items():
             if timing.failure or (fault and name in self.compiled):
                 out["faults"][name] = timing.failure or fault
+                out["causes"][name] = "run" if timing.failure else "compile"
                 continue
             out["samples"][name] = list(timing.samples_ms)
             out["clocks"][name] = list(timing.sample_clock_mhz)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cause import Cause
 from harness.compare import rows_of
 from harness.errors import UsageError
 from harness.report import text
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 SUITE = "parallel"
-REFUSES = "refuses: "  # a skipped row's reason starts with it where it was fp8core that refused
+REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
 INTRO = (
     "Each cell was run: ranks trained a small Llama for some steps, and so did one process. It runs if the losses are the "
     "same bit for bit, or within the bound that is named. The bound is 4 x what rounding alone does to one process's "
@@ -122,7 +123,7 @@ def _when(record: Record) -> tuple[str, ...]:
 def _word(record: Record) -> str:
     if record["status"] == "failed":
         return "failed"
-    return "refuses" if str(record["reason"]).startswith(REFUSES) else "unsupported here"
+    return "refuses" if record["cause"] == Cause.REFUSED else "unsupported here"
 
 
 def _cell(record: Record | None) -> Cell:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from harness import stats
+from harness.cause import Cause
 from harness.report import text
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
@@ -159,8 +160,8 @@ def _mean_ratio(of: Mapping[Key, Record], over: Mapping[Key, Record]) -> float:
 def _absent(machine: Machine) -> list[str]:
     """Why peers have no time here, each reason once."""
     frame = machine.frame
-    skipped = frame[(frame["status"] == "skipped") & frame["suite"].isin(LEVELS)]
-    return list(dict.fromkeys(reason for reason in skipped["reason"] if "pip install" in reason))
+    absent = frame[(frame["cause"] == Cause.MISSING) & frame["suite"].isin(LEVELS)]
+    return list(dict.fromkeys(absent["reason"]))
 
 
 def _whose(record: Mapping[str, Any]) -> Cell:

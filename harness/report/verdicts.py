@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from harness.cause import REFUTED, Cause
 from harness.compare import MODES, TIMES, rows_of, summary
-from harness.diagnosis import NOT_FP8
 from harness.report import text
 from harness.report.first_steps import evidence_of, first_steps, runs_in_fp8, summary_of
-from harness.report.numerics import NUMERICS, SQNR, Worst, fp8_rows, numerics_by_arm
+from harness.report.numerics import SQNR, Worst, fp8_rows, numerics_by_arm
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
 
@@ -129,9 +129,7 @@ def did_fp8_run(machine: Machine) -> Answer:
     tally: dict[str, Counter[str]] = {}
     short: list[str] = []
     frame = machine.frame
-    fell_short = frame[
-        (frame["status"] == "failed") & frame["reason"].str.contains(NOT_FP8) & frame["metric"].isin(TIMES)
-    ]
+    fell_short = frame[(frame["cause"] == Cause.NOT_FP8) & frame["metric"].isin(TIMES)]
     short += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(fell_short)]
     for row in rows_of(fp8_rows(machine)):
         resolved = json.loads(row["resolved"] or "{}")
@@ -277,8 +275,7 @@ def _pair_cell(pair: Mapping[str, Any], constant: Collection[str] | None) -> Cel
 
 def _numerics_failures(machine: Machine) -> list[tuple[str, str, str]]:
     frame = machine.frame
-    failed = frame[frame["status"] == "failed"]
-    bad = failed[failed["reason"].str.startswith("numerics:") | failed["metric"].isin(NUMERICS)]
+    bad = frame[(frame["status"] == "failed") & frame["cause"].isin(REFUTED)]
     first = bad.drop_duplicates(["suite", "arm", "case_id"])
     constant = {suite: machine.constant_axes(suite) for suite in first["suite"]}
     return [

@@ -15,6 +15,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from harness import ranks
+from harness.cause import Cause
 from harness.parallel.bounds import deviation
 from harness.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
 from harness.peers import PEERS
@@ -109,7 +110,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     if every[0].refusal:
         return Trial((), resolved, refusal=every[0].refusal)
     if fault := not_finite([one.losses[OWN] for one in every]):
-        return Trial((), resolved, fault)
+        return Trial((), resolved, fault, cause=Cause.DIVERGED)
     losses, rounds = _mean([one.losses[OWN] for one in every]), tuple(range(gather.rounds))
     resolved["scale_all_reduces_per_step"] = every[0].scale_all_reduces
     on_step(len(losses), len(losses))
@@ -121,6 +122,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
                 (),
                 resolved,
                 f"losses differ by {apart:.2e} from those with weights gathered in high precision",
+                cause=Cause.NUMERICS,
             )
         series.append(Series("loss_deviation", (apart,), (len(losses) - 1,)))
     for (collective, dtype), (calls, size) in sorted(every[0].sent.items()):

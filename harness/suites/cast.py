@@ -35,6 +35,7 @@ from harness.suites.common import (
     draw,
     generator,
     kernels_missing,
+    peer_missing,
     refuse_shapes,
     with_defaults,
 )
@@ -99,8 +100,8 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         return None
     if arm in FUSED:
         return kernels_missing(device, "time their plain twins")
-    if peer is not None and (reason := peer.missing(device)):
-        return Unsupported("device", reason)
+    if peer is not None and (absent := peer_missing(peer, device)):
+        return absent
     return compile_missing(device) if compiled else None
 
 

@@ -14,6 +14,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 from fp8core.gemm import backend_named, layout
+from harness.cause import Cause
 from harness.compiling import compile_unavailable
 from harness.shapes import FROM_MODEL, Layer
 from harness.timers import last_level_cache_bytes
@@ -22,6 +23,7 @@ from harness.workload import Axis, Unsupported
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
     from harness.case import Scalar
+    from harness.peers import Peer
 
 T = TypeVar("T")
 
@@ -73,7 +75,13 @@ def draw(
 def compile_missing(device: str) -> Unsupported | None:
     """Why compiled arms can't run on this device."""
     reason = compile_unavailable(device)
-    return Unsupported("device", reason) if reason else None
+    return Unsupported("device", reason, Cause.MISSING) if reason else None
+
+
+def peer_missing(peer: Peer, device: str) -> Unsupported | None:
+    """Why a peer can't run on this device; it says how to get it."""
+    reason = peer.missing(device)
+    return Unsupported("device", reason, Cause.MISSING) if reason else None
 
 
 def kernels_missing(device: str, instead: str) -> Unsupported | None:

@@ -24,6 +24,7 @@ from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.case import expand
+from harness.cause import Cause
 from harness.device_memory import free_bytes
 from harness.errors import UsageError
 from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
@@ -164,7 +165,8 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     }
     series = result.curves.series()
     lost = "" if any(s.metric == "loss" for s in series) else f"nothing was trained: {result.stopped}"
-    return Trial(series, resolved, lost)
+    broke = Cause.ERROR if result.nonfinite_step is None else Cause.DIVERGED
+    return Trial(series, resolved, lost, cause=broke)
 
 
 def recipe_of(arm: str) -> Recipe | None:

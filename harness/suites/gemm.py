@@ -35,6 +35,7 @@ from harness.suites.common import (
     kernel_names,
     kernels_missing,
     model_layers,
+    peer_missing,
     profiled,
     way_out,
     with_defaults,
@@ -112,9 +113,10 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         return Unsupported("shape", f"{reason}; {way_out(M, K, N, layout.MULTIPLE, 'bf16')}")
     peer = _peer(arm)
     if peer is not None:
-        reason = peer.missing(device)
-        pair = casts[0].granularity, casts[1].granularity
-        if not reason and peer.granularities and pair not in peer.granularities:
+        if absent := peer_missing(peer, device):
+            return absent
+        reason, pair = None, (casts[0].granularity, casts[1].granularity)
+        if peer.granularities and pair not in peer.granularities:
             reason = f"{peer.doc} takes scales of {_pairs(peer.granularities)}, not {_pairs([pair])}"
         reason = reason or rules.device_reason(device, *formats)
         return Unsupported("device", reason) if reason else None

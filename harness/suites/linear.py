@@ -29,6 +29,7 @@ from fp8core.operands import casts_route
 from fp8core.recipe import RECIPES, Cast, Recipe
 from fp8core.watching import count_fp8_gemms
 from harness import metrics
+from harness.cause import Cause
 from harness.compiling import fresh_compile
 from harness.peers import PEERS, Peer
 from harness.peers.peer import fp8_kernels
@@ -44,6 +45,7 @@ from harness.suites.common import (
     kernel_names,
     kernels_missing,
     model_layers,
+    peer_missing,
     profiled,
     way_out,
 )
@@ -117,8 +119,9 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     why = gemms_unsupported(case, recipe, device)
     if peer is not None and recipe is not None and (why is None or why.kind == "device"):
         # Where a peer is absent, how to get it says more than what this device lacks.
-        reason = peer.missing(device) or (None if why else peer.unfit(recipe.name, device))
-        why = Unsupported("device", reason) if reason else why
+        absent = peer_missing(peer, device)
+        reason = None if absent or why else peer.unfit(recipe.name, device)
+        why = absent or (Unsupported("device", reason) if reason else why)
     if why is None and recipe is not None and recipe.kernels != "auto":
         why = kernels_missing(device, f"repeat {recipe.name}_{'compile' if compiled else 'eager'}")
     return why or (compile_missing(device) if compiled else None)
@@ -319,6 +322,7 @@ def _check(
         _judge(judgement, name, a, b, result, casts.get(name), fast, case.seed)
     if ran < due or (ran > due and not by_name):  # one GEMM may be several kernels
         judgement.reasons.append(f"{ran} FP8 GEMMs ran where {due} were due: FP8 did not run as asked")
+        judgement.cause = Cause.NOT_FP8
     if judgement.bounds:
         resolved["sqnr_bound_db"] = judgement.bounds
     return judgement.verdict()

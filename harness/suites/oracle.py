@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fp8core.formats import as_element_format
 from harness import metrics
+from harness.cause import Cause
 from harness.workload import Numerics
 
 if TYPE_CHECKING:
@@ -291,6 +292,7 @@ class Judgement:
     values: dict[str, float] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     bounds: dict[str, float] = field(default_factory=dict)  # metric -> dB that a right result has at least
+    cause: Cause = Cause.NUMERICS  # of a result that is not right
 
     def at_least(self, what: str, figure: float, bound: float, source: str) -> None:
         """A figure below its bound, or NaN, is a reason."""
@@ -341,7 +343,8 @@ class Judgement:
 
     def verdict(self) -> Numerics:
         """All figures; ok where nothing was found."""
-        return Numerics(self.values, ok=not self.reasons, reason="; ".join(self.reasons))
+        why = "; ".join(self.reasons)
+        return Numerics(self.values, ok=not self.reasons, reason=why, cause=self.cause)
 
 
 def short(dtype: torch.dtype) -> str:

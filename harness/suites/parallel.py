@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES
 from harness import ranks
+from harness.cause import Cause
 from harness.parallel import bounds
 from harness.parallel.cells import CELLS, Cell, Ran, run
 from harness.parallel.job import BATCH, SEQ, Job
@@ -87,12 +88,13 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
             run, cell.world, name, job, timeout_s=COMPILING_S if cell.compiled else TIMEOUT_S, device=device
         )
     except ranks.RanksError as error:
-        return Trial((), resolved | {"traceback": str(error)[-4000:]}, str(error).splitlines()[0])
+        trace = {"traceback": str(error)[-4000:]}
+        return Trial((), resolved | trace, str(error).splitlines()[0], cause=Cause.RUN)
     resolved |= every[0].facts
     if every[0].refusal:
         return Trial((), resolved, refusal=every[0].refusal)
     if fault := not_finite([ran.losses for ran in every]):
-        return Trial((), resolved, fault)
+        return Trial((), resolved, fault, cause=Cause.DIVERGED)
     losses = _mean([ran.losses for ran in every])
     reference = cell.reference(job)
     expected = bounds.reference(reference)
@@ -103,7 +105,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     on_step(len(losses), len(losses))
     if apart > bound:
         why = f"losses {_said(losses)} differ from one process's {_said(expected)} by {apart:.2e}; bound {bound:.2e} ({source})"
-        return Trial((), resolved, why)
+        return Trial((), resolved, why, cause=Cause.NUMERICS)
     sent: Mapping[str, float] = every[0].facts.get("sent_bytes_per_step", {})
     return Trial(
         (

@@ -20,6 +20,7 @@ from harness.advise.gpu import gpu_and_rows
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
 from harness.case import expand
+from harness.cause import Cause
 from harness.ceilings import ceilings
 from harness.hardware import named
 from harness.models.memory import GIB
@@ -135,7 +136,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         resolved["proof"] = (
             failure or f"FSDP2 on fake tensors, {PROVED_BLOCKS} blocks, {job.world} fake ranks"
         )
-    return Trial(() if failure else _series(found), resolved, failure)
+    return Trial(() if failure else _series(found), resolved, failure, cause=Cause.NUMERICS)
 
 
 def _rates(case: Case) -> Rates:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fp8core.kernels import ops, reference
 from harness import metrics
+from harness.cause import Cause
 from harness.suites.common import generator, refuse_shapes, with_defaults
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
@@ -86,9 +87,8 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         return Trial((seconds,), resolved)
     want = getattr(reference, name)(*call)
     wrong, fault = compare(name, _several(got), _several(want))
-    return Trial(
-        (Series(METRIC, (float(wrong),), (0,)),), resolved, failure=fault and f"fp8core::{name}: {fault}"
-    )
+    series, failure = (Series(METRIC, (float(wrong),), (0,)),), fault and f"fp8core::{name}: {fault}"
+    return Trial(series, resolved, failure=failure, cause=Cause.NUMERICS)
 
 
 def arguments(name: str, case: Case, dtype: torch.dtype, device: str) -> tuple[Any, ...]:

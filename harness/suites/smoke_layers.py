@@ -17,6 +17,7 @@ from fp8core.history import update_scales
 from fp8core.recipe import RECIPES
 from fp8core.verify import verify
 from harness import metrics
+from harness.cause import Cause
 from harness.suites.common import generator, recipe_unsupported, refuse_shapes, with_defaults
 from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
@@ -88,12 +89,12 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "recipe": arm, "verify": proof.line, "operators": sorted(seen.names),
         "fp8_gemms": proof.counted, "fp8_gemms_expected": proof.predicted,
     }  # fmt: skip
-    fault = "" if proof.ok else proof.line
+    fault, cause = ("", Cause.NONE) if proof.ok else (proof.line, Cause.NOT_FP8)
     if not worst >= BOUND_DB:
         fault = f"{worst:.1f} dB from the layer without FP8, {BOUND_DB:g} expected"
-    return Trial(
-        (Series(METRIC, (worst,), (0,)),), resolved, failure=fault and f"a layer of recipe {arm}: {fault}"
-    )
+        cause = Cause.NUMERICS
+    series, failure = (Series(METRIC, (worst,), (0,)),), fault and f"a layer of recipe {arm}: {fault}"
+    return Trial(series, resolved, failure=failure, cause=cause)
 
 
 def _passes(layer: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:

@@ -35,7 +35,13 @@ from harness.device_memory import free_bytes
 from harness.errors import MemoryShortageError, UsageError, unknown
 from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
-from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites.common import (
+    compile_missing,
+    peer_missing,
+    recipe_unsupported,
+    refuse_shapes,
+    with_defaults,
+)
 from harness.training import batches, captured, on_paper
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
@@ -153,8 +159,10 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         return Unsupported("device", refusal)
     if setup.peer:
         peer, autocast = PEERS[setup.peer], setup.compute == "bf16_autocast"
-        reason = peer.missing(device)
-        if reason is None and setup.recipe is not None:
+        if absent := peer_missing(peer, device):
+            return absent
+        reason = None
+        if setup.recipe is not None:
             reason = peer.unfit(setup.recipe.name, device)
             if reason is None and autocast:
                 reason = peer.fails_under_autocast(setup.recipe.name)

@@ -10,6 +10,7 @@ import torch
 
 from fp8core.convert import audit, convert_to_float8_training
 from fp8core.moe import convert_experts_to_float8
+from harness.cause import Cause
 from harness.errors import OUT_OF_MEMORY, UsageError
 from harness.models import ModelSpec, resolve
 from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
@@ -92,7 +93,7 @@ def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | Non
         raise
     except ValueError as error:
         return Unsupported("shape", " ".join(str(error).split())[:300])
-    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}") if too_much else None
+    return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}", Cause.OOM) if too_much else None
 
 
 def memory(setup: Setup, device: str) -> Bytes:

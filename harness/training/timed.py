@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from harness.cause import Cause
 from harness.device_memory import peak_memory
 from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
 from harness.models import ModelSpec, resolve
@@ -155,11 +156,12 @@ class TimedArm:
             )
             self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
             fault = steps.first_step_fault(mine, first)
+            cause = Cause.NUMERICS if fault else Cause.NOT_FP8
             fault = fault or steps.precision_fault(self.run, self.trainee, self.resolved)
         if self.setup.graph and not fault:
-            fault = self._replay_fault()
+            fault, cause = self._replay_fault(), Cause.NUMERICS
         if fault:
-            return Numerics({}, ok=False, reason=fault)
+            return Numerics({}, ok=False, reason=fault, cause=cause)
         figures = {"predicted_memory_bytes": float(on_paper.total(on_paper.memory(self.setup, self.device)))}
         measured = ("peak_memory_bytes", "reserved_memory_bytes")
         if torch.device(self.device).type != "cuda":

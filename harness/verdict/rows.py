@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.cause import Cause
 from harness.verdict.curves import Curve, Run
 from harness.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.verdict.result import MARGIN, GateResult
@@ -35,7 +36,6 @@ NEGATIVE = "negative_control"
 MUST_PASS = (f"{CONTROL}_eps", f"{CONTROL}_other")
 _CURVES = {"loss": "loss", "heldout_loss": "heldout", "grad_norm": "grad_norm", "elapsed_s": "elapsed"}
 
-_BROKEN = re.compile(r"\b(loss|grad_norm) is (nan|-?inf)", re.IGNORECASE)
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 Arms = dict[str, dict[int, Run]]
@@ -114,7 +114,7 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
         runs = setup.arms.setdefault(row["arm"], {})
         if row["status"] != "ok":
             setup.failed.setdefault(row["arm"], {})[seed] = str(row["reason"])
-            if _BROKEN.search(str(row["reason"])):  # at its very first step: there is no curve to store
+            if row["cause"] == Cause.DIVERGED:  # at its very first step: there is no curve to store
                 runs[seed] = Run(Curve.of([math.nan]))
             continue
         about = curves.setdefault((*key, row["arm"], seed), {"resolved": {}})

@@ -17,21 +17,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import store
+from harness.cause import RETRYABLE, Cause
 from harness.errors import UsageError
-from harness.measurement import BUDGET, DIED, WAITING, Measurement
+from harness.measurement import Measurement
 
 
 def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:
     return [Measurement("s", case, arm, "{}", "time_ms", "ok", samples=(value, value))]
 
 
-def trial(case: str, arm: str, value: float = 1.0, reason: str = "") -> list[Measurement]:
+def trial(
+    case: str, arm: str, value: float = 1.0, reason: str = "", cause: Cause = Cause.NONE
+) -> list[Measurement]:
     """A run of a trial suite, or why there is none."""
-    samples = () if reason else (value,)
+    samples, status = ((), "failed") if reason else ((value,), "ok")
     return [
-        Measurement(
-            "s", case, arm, "{}", "loss", "failed" if reason else "ok", samples=samples, reason=reason
-        )
+        Measurement("s", case, arm, "{}", "loss", status, samples=samples, reason=reason, cause=cause)  # type: ignore[arg-type]
     ]
 
 
@@ -204,27 +205,28 @@ def test_a_duplicate_that_is_killed_early_hides_no_run_that_it_did_not_make(tmp_
     assert found == [("c1", "p", 2.0), ("c1", "q", 1.0), ("c1", "r", 1.0), ("c2", "a", 2.0)]
 
 
-@pytest.mark.parametrize("why", WAITING)
+@pytest.mark.parametrize("why", sorted(RETRYABLE))
 @pytest.mark.parametrize("kind", ["timed", "trial"])
-def test_an_attempt_that_was_put_off_replaces_no_measured_row(kind: str, why: str, tmp_path: Path) -> None:
+def test_an_attempt_that_was_put_off_replaces_no_measured_row(kind: str, why: Cause, tmp_path: Path) -> None:
     """A later duplicate that came to nothing; where nothing else is known, the last such attempt stands."""
 
     def waiting(case: str, more: str) -> list[Measurement]:
         if kind == "trial":
-            return trial(case, "a", reason=why + more)
+            return trial(case, "a", reason=more, cause=why)
         return [
-            Measurement("s", case, arm, "{}", "time_ms", "failed", reason=why + more) for arm in ("a", "b")
+            Measurement("s", case, arm, "{}", "time_ms", "failed", reason=more, cause=why)
+            for arm in ("a", "b")
         ]
 
     early = writer(tmp_path / "r1")
-    early.append(waiting("c1", " first") + waiting("c2", " first"))
+    early.append(waiting("c1", "first") + waiting("c2", "first"))
     measured = writer(tmp_path / "r1")
     measured.append(trial("c1", "a", 2.0) if kind == "trial" else rows("c1", 2.0) + rows("c1", 2.0, arm="b"))
     late = writer(tmp_path / "r1")
-    late.append(waiting("c1", " last") + waiting("c2", " last"))
+    late.append(waiting("c1", "last") + waiting("c2", "last"))
     frame = store.read(tmp_path)
     assert set(frame[frame["case_id"] == "c1"]["value"]) == {2.0}
-    assert set(frame[frame["case_id"] == "c2"]["reason"]) == {why + " last"}
+    assert set(frame[frame["case_id"] == "c2"]["reason"]) == {"last"}
     assert len(frame) == (2 if kind == "trial" else 4)
 
 
@@ -232,13 +234,13 @@ def test_an_attempt_that_measured_some_arms_stands_before_one_that_measured_none
     """An arm killed its process, the others were timed; the resumed case had no time left; a later one had."""
     done, late = (
         rows("c1", 1.0),
-        Measurement("s", "c1", "a", "{}", "time_ms", "skipped", reason=f"{BUDGET} of 1 s"),
+        Measurement("s", "c1", "a", "{}", "time_ms", "skipped", reason="spent", cause=Cause.BUDGET),
     )
-    died = Measurement("s", "c1", "b", "{}", "time_ms", "failed", reason=f"{DIED} twice")
+    died = Measurement("s", "c1", "b", "{}", "time_ms", "failed", reason="twice", cause=Cause.DIED)
     writer(tmp_path / "r1").append([*done, died])
     writer(tmp_path / "r1").append([late, replace(late, arm="b")])
     assert store.read(tmp_path)["status"].tolist() == ["ok", "failed"]
-    writer(tmp_path / "r1").append([*rows("c1", 2.0), replace(died, reason=f"{DIED} again")])
+    writer(tmp_path / "r1").append([*rows("c1", 2.0), replace(died, reason="again")])
     assert store.read(tmp_path)["value"].tolist()[0] == 2.0
     writer(tmp_path / "r1").append(rows("c1", 3.0) + rows("c1", 3.0, arm="b"))
     writer(tmp_path / "r1").append([late, replace(late, arm="b")])
@@ -424,7 +426,7 @@ def test_rows_of_an_older_schema_are_read_with_nulls_and_as_of_the_whole(tmp_pat
     assert frame.loc[0, "value"] == 3.0
     assert frame["timing"].isna().all()
     assert frame["part"].tolist() == [""]
-    assert list(frame.columns) == store.SCHEMA.names
+    assert list(frame.columns) == [*store.SCHEMA.names, "case_axes"]
 
 
 def test_rows_of_parts_stand_beside_the_row_of_the_whole(tmp_path: Path) -> None:
@@ -458,7 +460,7 @@ def test_a_missing_path_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_reads_as_an_empty_frame(tmp_path: Path) -> None:
-    assert list(store.read(tmp_path).columns) == store.SCHEMA.names
+    assert list(store.read(tmp_path).columns) == [*store.SCHEMA.names, "case_axes"]
 
 
 def test_a_damaged_run_json_does_not_lose_the_rows(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Effect: how one set of times compares with another."""
