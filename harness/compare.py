@@ -10,14 +10,16 @@ A case carries its own noise floors. Each baseline is timed twice a round; how f
 
 from __future__ import annotations
 
-import json
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness import measurement, stats
+from harness import effect, measurement, stats
+from harness.differences import IDENTITY, differences, in_words
+from harness.effect import MIN_ROUNDS, Effect
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = measurement.TIMES
 SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
-MIN_ROUNDS = 3  # a t interval over two rounds has one degree of freedom: too wide to decide anything
 
 # Where two copies of the same arm seem further apart than this, a difference that hides below the floor is
 # no tie: the machine is too noisy to say. A noisy machine says "unclear", not "same".
@@ -36,9 +37,6 @@ TIE = 1.03
 PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 MODES = ("eager", "compile")
 FP8_DTYPES = ("e4m3", "e5m2")
-
-# They tell two machines or commits apart, but a time does not depend on them.
-_NEVER_COMPARED = frozenset({"git_commit", "git_dirty", "host_hash", "gpu_uuid_hash"})
 
 _COLUMNS = [
     *(
@@ -113,6 +111,21 @@ def against(
     baseline = frame["baseline"].where(frame["arm"] != arm, other)
     ratios = paired_ratios(frame.assign(baseline=baseline), partial=partial, metrics=metrics)
     return ratios[ratios["arm"] == arm]
+
+
+def noise_floors(frame: pd.DataFrame) -> dict[str, float]:
+    """The noise floor of each case that has an A/A control, as a ratio >= 1: the widest of its baselines and regimes."""
+    times = frame[frame["metric"].isin(TIMES)]
+    with_control = times["case_id"].isin(times.loc[times["arm"].str.endswith(AGAIN), "case_id"])
+    cases: dict[tuple[str, str, str], list[_Row]] = {}
+    for record in rows_of(times[with_control]):
+        cases.setdefault((record["run_id"], record["case_id"], record["metric"]), []).append(_Row(record))
+    found: dict[str, float] = {}
+    for (_, case_id, _), rows in cases.items():
+        for _, arms in _by_regime(rows):
+            for floor in _noise_floors(arms).values():
+                found[case_id] = max(floor, found.get(case_id, 1.0))
+    return found
 
 
 def summary(ratios: pd.DataFrame) -> pd.DataFrame:
@@ -190,17 +203,10 @@ def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
     """
     seconds = frame["value"] * frame["unit"].map(SECONDS).astype(float)
     seconds = seconds.where(frame["metric"].isin(TIMES) & (frame["status"] == "ok"))
-    work = frame["flops"].map(lambda text: sum(_json(text).values())).astype(float)
+    work = frame["flops"].map(lambda text: sum(parse(text).values())).astype(float)
     return frame.assign(
         tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9
     )
-
-
-def environment_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The fields in which two environments differ, as "driver: 570.1 != 575.3, torch: ..."; at most six."""
-    fields = (one.keys() | other.keys()) - _NEVER_COMPARED
-    differing = [f"{f}: {one.get(f)} != {other.get(f)}" for f in sorted(fields) if one.get(f) != other.get(f)]
-    return ", ".join(differing[:6]) + (f" and {len(differing) - 6} more" if len(differing) > 6 else "")
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -211,7 +217,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 class _Row:
-    """One stored row of a time, its JSON columns parsed on demand."""
+    """One stored row of a time."""
 
     def __init__(self, record: dict[str, Any], partial: bool = False) -> None:
         self.record = record
@@ -231,17 +237,17 @@ class _Row:
     @property
     def method(self) -> str:
         """How it was timed; two methods on one kernel can differ by more than the arms do."""
-        timing = _json(self.record["timing"])
+        timing = parse(self.record["timing"])
         return ", ".join(str(timing[key]) for key in ("method", "l2") if timing.get(key))
 
     @property
     def ran_fp8(self) -> bool:
-        return any(str(dtype).startswith(FP8_DTYPES) for dtype in _json(self.record["flops"]))
+        return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(self.record["flops"]))
 
     @property
     def tokens(self) -> float:
         """Tokens of one training step; 0 where the row is of no such step."""
-        return float(_json(self.record["resolved"]).get("tokens_per_step") or 0)
+        return float(parse(self.record["resolved"]).get("tokens_per_step") or 0)
 
     @cached_property
     def medians(self) -> dict[int, float]:
@@ -268,13 +274,14 @@ def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
 def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
     """The noise floor of each baseline that was timed twice."""
     floors = {}
-    for control in arms.values():
-        original = arms.get(control.baseline)
-        if not (control.arm.endswith(AGAIN) and control.ok and original is not None and original.ok):
+    for again in arms.values():
+        original = arms.get(again.baseline)
+        if not (again.arm.endswith(AGAIN) and again.ok and original is not None and original.ok):
             continue
-        ratios = original.log_ratios(control)
-        if control.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
-            floors[original.arm] = math.exp(max(abs(end) for end in stats.t_interval(ratios)))
+        ratios = original.log_ratios(again)
+        if again.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
+            control = effect.paired(ratios)
+            floors[original.arm] = math.exp(max(abs(control.log_low), abs(control.log_high)))
     return floors
 
 
@@ -288,20 +295,19 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     elif not base.ok:
         verdict, reason = "missing", f"its baseline {base.arm} was {base.why_not}"
     elif arm.env_id != base.env_id:
-        differing = environment_difference(_json(base.record["env"]), _json(arm.record["env"]))
+        found = differences((parse(base.record["env"]), parse(arm.record["env"])))
+        differing = in_words({n: v for n, v in found.items() if n not in IDENTITY}, most=6)
         verdict, reason = "unclear", f"different environment: {differing or f'{base.env_id} != {arm.env_id}'}"
     elif arm.method != base.method:
         verdict, reason = "unclear", f"timed by different methods: {base.method} and {arm.method}"
     else:
-        ratios = base.log_ratios(arm)
-        rounds = len(ratios)
-        if rounds:
-            speedup = math.exp(sum(ratios) / rounds)
-        if rounds < MIN_ROUNDS:
+        found_effect = effect.paired(arm.log_ratios(base), floor)
+        rounds, speedup = found_effect.rounds, found_effect.speedup
+        if not found_effect.has_interval:
             verdict, reason = "unclear", f"{rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"
         else:
-            low, high = (math.exp(end) for end in stats.t_interval(ratios))
-            verdict, reason = _judge(speedup, low, high, floor)
+            low, high = math.exp(-found_effect.log_high), math.exp(-found_effect.log_low)
+            verdict, reason = _judge(found_effect)
         if arm.partial or base.partial:  # what was cut off decides nothing
             verdict, reason = "unclear", (arm if arm.partial else base).record["reason"]
     return {
@@ -321,10 +327,12 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     }
 
 
-def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, str]:
-    size = max(speedup, 1 / speedup)
-    away = f"{size - 1:.1%} apart"
-    if size <= floor:
+def _judge(found: Effect) -> tuple[str, str]:
+    """The report's policy: the direction of the effect, but a tie is claimed only where it is shown to be one."""
+    floor = found.floor
+    low, high = math.exp(-found.log_high), math.exp(-found.log_low)  # of the speedup
+    away = f"{found.size - 1:.1%} apart"
+    if found.direction == "same":
         if floor > LOUD_FLOOR:
             return (
                 "unclear",
@@ -335,18 +343,6 @@ def _judge(speedup: float, low: float, high: float, floor: float) -> tuple[str, 
             return "unclear", f"{away}, but the interval {low:.3f} to {high:.3f} is wider than {tie - 1:.1%}"
         return "same", f"{away}: within the A/A noise floor of {floor - 1:.1%}"
     known = "no A/A control in this regime" if math.isnan(floor) else f"A/A noise floor {floor - 1:.1%}"
-    if low <= 1 <= high:
+    if found.direction == "unclear":
         return "unclear", f"the interval {low:.3f} to {high:.3f} holds 1; {known}"
-    return (
-        "faster" if speedup > 1 else "slower"
-    ), f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"
-
-
-def _json(text: object) -> Mapping[str, Any]:
-    return _object(text) if isinstance(text, str) and text else {}
-
-
-@lru_cache(maxsize=4096)  # the rows of a case repeat their axes, environment and FLOPs
-def _object(text: str) -> Mapping[str, Any]:
-    value = json.loads(text)
-    return value if isinstance(value, dict) else {}
+    return found.direction, f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"

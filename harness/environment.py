@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from harness.differences import ENV_ID_FIELDS, LATER
 from harness.errors import UsageError
 from harness.gpu_monitor import GpuMonitor, Monitor, NullMonitor, monitor_for
 
@@ -36,37 +37,6 @@ __all__ = [
     "of_gpu",
     "snapshot",
 ]
-
-# Two runs may be compared number by number when these agree. Left out on purpose: the git commit (what a
-# gate compares), host name, GPU UUID and free memory (a fleet of one kind stays comparable; chips of one
-# kind differ by some 5 %, which `gpu_uuid_hash` lets a reader see), numpy and OS (not on the timed path).
-_LATER = (
-    "deep_gemm",
-    "aiter",
-)  # fields that the first ids lack: they count where there is something to count
-ENV_ID_FIELDS = (
-    "device",
-    "gpu",
-    "gpu_memory_gib",
-    "power_limit_w",
-    "ecc",
-    "mig",
-    "driver",
-    "cuda",
-    "hip",
-    "cublas",
-    "cudnn",
-    "torch",
-    "triton",
-    "torchao",
-    "transformer_engine",
-    "python",
-    "cpu",
-    "isa",
-    "cpu_cores",
-    "threads",
-    *_LATER,
-)
 
 COMMIT_VARIABLE = "FP8_HARNESS_COMMIT"
 
@@ -130,8 +100,8 @@ def fingerprint(
 
 def env_id(facts: Mapping[str, Any]) -> str:
     """Ten hexadecimal digits over `ENV_ID_FIELDS`; a missing field counts as None."""
-    relevant: list[Any] = [facts.get(name) for name in ENV_ID_FIELDS if name not in _LATER]
-    later = {name: facts[name] for name in _LATER if facts.get(name) is not None}
+    relevant: list[Any] = [facts.get(name) for name in ENV_ID_FIELDS if name not in LATER]
+    later = {name: facts[name] for name in LATER if facts.get(name) is not None}
     text = json.dumps(relevant + [later] * bool(later), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.advise.training import content
-from harness.environment import ENV_ID_FIELDS
+from harness.differences import comparable
 from harness.errors import UsageError
+from harness.json_columns import parse
 from harness.rows import is_trial
 from harness.training.batches import extent_of_case
 
@@ -32,15 +32,11 @@ def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -
     ids, (_, now) = {env_id for env_id, _ in conditions}, conditions[0]
     found: list[str] = []
     for env_id, text in rows[["env_id", "env"]].drop_duplicates().itertuples(index=False):
-        then = json.loads(text or "{}")
+        then = parse(text)
         found += _code_changes(then, now)
         if env_id in ids:
             continue
-        fields = [
-            f"{name} {then.get(name)} -> {now.get(name)}"
-            for name in ENV_ID_FIELDS
-            if then.get(name) != now.get(name)
-        ]
+        fields = [f"{name} {old} -> {new}" for name, (old, new) in comparable(then, now).items()]
         found += fields or [f"environment {env_id} -> {conditions[0][0]}"]
     return list(dict.fromkeys(found))
 
@@ -97,7 +93,7 @@ def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
         if "data_path" not in dict(case.axes):
             continue
-        stored = {json.loads(r or "{}").get("data_sha256") for r in of_case[case.case_id]} - {None}
+        stored = {str(sha) for r in of_case[case.case_id] if (sha := parse(r).get("data_sha256")) is not None}
         text = extent_of_case(case)
         now = text.sha256 if text is not None else None
         if stored - {now}:
@@ -114,7 +110,7 @@ def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
         run = str(dict(case.axes).get("ceilings") or "")
         now = content(run) if run else ""
-        other = {json.loads(r)["advice"]["ceilings_sha256"] for r in of_case[case.case_id]} - {now}
+        other = {parse(r)["advice"]["ceilings_sha256"] for r in of_case[case.case_id]} - {now}
         if other:
             then = ", ".join(f"{sha[:16]}..." if sha else "none" for sha in sorted(other))
             raise UsageError(

@@ -72,11 +72,11 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
             "check the scale of these layers: fp8core.verify(step_fn, model)",
         ),
         "underflow": (
-            "a few outliers set the scale and small values round to zero",
+            "values that are small beside the largest one under the same scale round to zero",
             "a recipe with finer scales (rowwise, blockwise) for these layers",
         ),
         "SQNR": (
-            "values spread over more binades than the format keeps exact",
+            "a tensor that its scale and format fit worse than a Gaussian one",
             "a recipe with finer scales, or these layers in bf16",
         ),
     }

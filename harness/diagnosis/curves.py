@@ -58,7 +58,9 @@ def _of_fp8(material: Material, setup: Setup, arm: str, seen: Mapping[int, str])
     ways = [_smaller_rate(setup, arm), "a longer warm-up (axes.lr_warmup)"]
     if max(run.planned_steps or run.loss.steps.size for run in runs.values()) > 4 * EARLY_STEPS:
         ways.append(f"schedule=warmup_bf16:{2 * EARLY_STEPS}, which starts FP8 after the worst is over")
-    cause = "the learning rate suits exact gradients, and FP8's rounding noise makes the first steps too long"
+    cause = f"not known: {CONTROL} was not run in these seeds"
+    if seen.keys() <= setup.arms.get(CONTROL, {}).keys():
+        cause = f"what it computes otherwise than {CONTROL}, which trains on the same batches at the same learning rate"
     return Finding(
         f"{arm} diverges within the first {EARLY_STEPS} steps",
         evidence,
@@ -122,7 +124,7 @@ def loss_spikes(material: Material) -> Iterator[Finding]:
             yield Finding(
                 f"{v.arm} spikes more than {v.against}",
                 (gate.sentence, *worst_layers(material, setup, v.arm)),
-                "single batches whose outliers the scales do not follow, or a learning rate at the edge",
+                f"not known: {v.against} saw the same batches, and the rows do not say which casts make the difference",
                 "a recipe with finer scales (rowwise, blockwise), the worst layers in bf16, or gradient clipping",
             )
 

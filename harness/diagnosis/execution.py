@@ -22,6 +22,7 @@ FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
 def fp8_did_not_run(material: Material) -> Iterator[Finding]:
     """An FP8 arm that converted no layer, ran fewer FP8 GEMMs than it should, or equals its control bit for bit."""
     short: dict[str, list[str]] = {}
+    unconverted: set[str] = set()
     for r in material.records:
         if r.metric not in (*TIMES, "loss"):
             continue
@@ -30,6 +31,7 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
             short.setdefault(f"{r.suite} {r.arm}", []).append(r.reason)
         elif r.recipe and r.resolved.get("fp8_layers") == []:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"no layer converted; {_skipped(r.resolved)}")
+            unconverted.add(f"{r.suite} {r.arm}")
         elif str(r.resolved.get("verify", "")).startswith("FP8 NOT verified"):
             short.setdefault(f"{r.suite} {r.arm}", []).append(str(r.resolved["verify"]))
         elif r.recipe and counted is not None and expected is not None and counted < expected:
@@ -43,7 +45,9 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
             yield Finding(
                 f"{arm} did not run in FP8",
                 few(reasons),
-                "the arm trains in high precision under FP8's name: the filter skipped its layers, or they were never called",
+                "the filter or the sizes left no layer to convert: it computes in high precision under FP8's name"
+                if arm in unconverted
+                else "GEMMs that should be FP8 were not seen as such; the rows do not say which layers they are of",
                 "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
             )
 
@@ -71,7 +75,10 @@ def unsupported_hardware(material: Material) -> Iterator[Finding]:
 
 
 def out_of_memory(material: Material) -> Iterator[Finding]:
-    """An FP8 arm that runs out of memory where its case's bf16 arm did not."""
+    """An arm that runs out of memory where its case's baseline, which has no FP8, did not.
+
+    What it is that did not fit is said where both arms stored their memory by part, and is else not known.
+    """
     fits = {(r.run_id, r.case_id, r.arm): r for r in material.records if r.status == "ok"}
     done = set()
     for r in material.records:
@@ -82,14 +89,34 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
             continue
         done.add((r.setting, r.arm))
         memory = r.resolved.get("memory") or base.resolved.get("memory") or {}
-        parts = {k: v for k, v in memory.items() if isinstance(v, int | float) and v > 0}
+        parts = _sizes(memory)
         told = ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
         yield Finding(
             f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not",
-            (r.reason, *([f"predicted by part: {told}"] if told and "predicted" not in r.reason else [])),
-            "FP8 keeps copies of weights and scales, and its GEMMs need more workspace; what it saves in memory is little",
+            (r.reason, *([f"predicted by part: {told}"] if told and "remedies" not in r.resolved else [])),
+            _what_takes_more(r, base),
             _remedies(r, parts),
         )
+
+
+def _sizes(memory: object) -> dict[str, float]:
+    parts = memory.items() if isinstance(memory, dict) else ()
+    return {str(k): v for k, v in parts if isinstance(v, int | float) and not isinstance(v, bool) and v > 0}
+
+
+def _what_takes_more(row: Record, base: Record) -> str:
+    """By which parts of its memory an arm was predicted to exceed its baseline."""
+    mine, theirs = _sizes(row.resolved.get("memory")), _sizes(base.resolved.get("memory"))
+    lacking = [name for name, sizes in ((row.arm, mine), (row.baseline, theirs)) if not sizes]
+    if lacking:
+        return (
+            f"not known: the rows of {' and '.join(lacking)} do not say what their memory holds, part by part"
+        )
+    more = {k: v - theirs.get(k, 0.0) for k, v in mine.items() if v > theirs.get(k, 0.0)}
+    if not more:
+        return f"not known: by prediction no part of its memory exceeds that of {row.baseline}"
+    told = ", ".join(f"{k} {gib(v)}" for k, v in sorted(more.items(), key=lambda item: -item[1]))
+    return f"by prediction it holds more than {row.baseline}: {told}"
 
 
 def _remedies(row: Record, parts: Mapping[str, float]) -> str:
@@ -111,11 +138,11 @@ def _remedies(row: Record, parts: Mapping[str, float]) -> str:
 
 def cannot_pay(material: Material) -> Iterator[Finding]:
     """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
-    for symptom, evidence in pays.losses(material.frame, material.ratios):
+    for symptom, evidence, cause in pays.losses(material.frame, material.ratios):
         yield Finding(
             symptom,
             evidence,
-            "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume",
+            cause,
             "bf16 for these layers (a module filter by size), a larger batch, or a larger model",
         )
 

@@ -31,6 +31,12 @@ FUSED_CAST_BYTES = (
 )
 
 
+# Of a layer below the line of break-even
+SURFACE = (
+    "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What a machine reaches: FLOP/s of matrix products and bytes/s of copies, and where that is from."""
@@ -76,8 +82,10 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
 
 
-def losses(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Arms that FP8 made slower, with the reason that sizes give: (symptom, evidence).
+def losses(
+    frame: pd.DataFrame, ratios: pd.DataFrame | None = None
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Arms that FP8 made slower, with the reason that sizes or casts give: (symptom, evidence, cause).
 
     Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
     steps (suite `train`) by what FP8 could save at best.
@@ -95,7 +103,7 @@ def losses(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> Iterator[
             yield from _steps(machine, own, [r for r in slower if r["suite"] == "train"])
 
 
-def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, ...], str]]:
     for arm in dict.fromkeys(r["arm"] for r in slower):
         small = []
         for r in slower:
@@ -109,12 +117,13 @@ def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str,
                     )
         if small:
             line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
-            yield f"{arm} is slower than bf16 in {len(small)} layers too small for FP8", (line, *small[:3])
+            symptom = f"{arm} is slower than bf16 in {len(small)} layers too small for FP8"
+            yield symptom, (line, *small[:3]), SURFACE
 
 
 def _steps(
     machine: Rates, frame: pd.DataFrame, slower: list[dict[str, Any]]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
     rows = rows_of(frame[(frame["suite"] == "train") & (frame["status"] == "ok")])
     for pair in slower:
         own = [r for r in rows if (r["case_id"], r["arm"]) == (pair["case_id"], pair["arm"])]
@@ -143,4 +152,17 @@ def _steps(
         yield (
             f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})",
             tuple(evidence),
+            _why(saved, casts),
         )
+
+
+def _why(saved_ms: float, casts_ms: float | None) -> str:
+    """What the profile of a slower step supports: its casts against what its FP8 GEMMs can save."""
+    if casts_ms is None:
+        return "not known: the time of its casts was not measured; axes.profile=true measures it"
+    if casts_ms >= saved_ms:
+        return f"its casts take {casts_ms:.3g} ms, and its FP8 GEMMs can save at most {saved_ms:.3g} ms"
+    return (
+        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; what takes the "
+        "rest, the rows do not say"
+    )

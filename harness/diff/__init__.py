@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from harness import store
-from harness.diff.changes import CAUSES, Changes, changes
+from harness.diff.changes import CAUSES, POLICY, Changes, changes
 from harness.errors import UsageError
 from harness.report.text import axes_of, case_label, constant_axes, number
 from harness.terminal import console, printable, row, say, table
@@ -93,6 +93,8 @@ def show(found: Changes, runs: Sequence[str], where: Console) -> None:
     counts = Counter(t.verdict for t in found.times)
     said = ", ".join(f"{counts[v]} {v}" for v in ("slower", "faster", "same", "unclear") if counts[v])
     say(where, said or "no time in common", "bold")
+    if said:
+        say(where, POLICY)
 
 
 def as_dict(found: Changes) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def as_dict(found: Changes) -> dict[str, Any]:
         ],
         "parts": [asdict(part) for part in found.parts],
         "figures": [list(figure) for figure in found.figures],
+        "policy": POLICY,
     }
 
 

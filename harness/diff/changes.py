@@ -14,8 +14,10 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import stats
-from harness.compare import AGAIN, MIN_ROUNDS, SECONDS, TIMES, paired_ratios, rows_of
+from harness import effect, stats
+from harness.compare import AGAIN, SECONDS, TIMES, noise_floors, rows_of
+from harness.differences import differences
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +33,10 @@ CAUSES: Mapping[str, str] = {
     UNKNOWN: "",
 }
 SAME = 1.02  # a difference below this is none, whatever the controls say
+POLICY = (
+    "policy of diff: a time has changed where the 95 % interval of the ratio excludes 1 and the ratio exceeds "
+    f"{SAME - 1:.0%} and the noise floors of both runs; nothing is tolerated"
+)
 _CYCLES = 1.02  # cycles that agree within this are the same
 # Of `resolved`: results of the run, not how it was set up
 _RESULTS = frozenset(
@@ -55,6 +61,8 @@ class Timed:
         ratio, low, high: after over before, with its 95 % interval (NaN below three rounds): above 1 is slower.
         verdict: slower, faster, same or unclear.
         cause: a key of `CAUSES`.
+        rounds: of the run that has fewer.
+        floor: a ratio within which the two are the same: the noise floor of either run, at least `SAME`.
     """
 
     suite: str
@@ -70,6 +78,8 @@ class Timed:
     high: float
     verdict: str
     cause: str = UNKNOWN
+    rounds: int = 0
+    floor: float = math.nan
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -115,7 +125,7 @@ class Changes:
 def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
     """Compares the rows of two runs, as `harness.store.read` gives them."""
     first, second = _times(before), _times(after)
-    floors = [_floors(before), _floors(after)]
+    floors = [noise_floors(before), noise_floors(after)]
     parts = _parts(before, after)
     failed = {
         (r["suite"], r["case_id"], r["arm"]): f"{r['status']}: {r['reason']}"
@@ -139,26 +149,6 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
     )
 
 
-def ratio_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    """exp of the difference of mean logarithms, with Welch's 95 % interval; infinite for fewer than two values a side.
-
-    >>> ratio, low, high = ratio_interval([1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
-    >>> ratio, low, high
-    (2.0, 2.0, 2.0)
-    """
-    logs = [[math.log(x) for x in side] for side in (before, after)]
-    middle = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
-    if min(map(len, logs)) < 2:
-        return math.exp(middle), 0.0, math.inf
-    errors = [statistics.variance(side) / len(side) for side in logs]
-    total = sum(errors)
-    if total == 0:
-        return (math.exp(middle),) * 3
-    degrees = total**2 / sum(e**2 / (len(side) - 1) for e, side in zip(errors, logs, strict=True))
-    half = stats.t_quantile(0.975, max(1, math.floor(degrees))) * math.sqrt(total)
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
-
-
 def _times(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Any]]:
     own = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok")]
     return {
@@ -168,23 +158,9 @@ def _times(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Any]]:
     }
 
 
-def _floors(frame: pd.DataFrame) -> dict[str, float]:
-    """The noise floor of each case that has an A/A control, as a ratio."""
-    rows = paired_ratios(frame)
-    known = rows[rows["floor"].notna()]
-    return {str(case): float(floor) for case, floor in known.groupby("case_id")["floor"].max().items()}
-
-
 def _timed(one: Mapping[str, Any], other: Mapping[str, Any], floor: float) -> Timed:
     sides = [_round_medians(row) for row in (one, other)]
-    ratio, low, high = ratio_interval(*sides)
-    if min(map(len, sides)) < MIN_ROUNDS:
-        low = high = math.nan
-        verdict = "unclear"
-    elif max(ratio, 1 / ratio) <= floor:
-        verdict = "same"
-    else:
-        verdict = "unclear" if low <= 1 <= high else "slower" if ratio > 1 else "faster"
+    found = effect.unpaired(sides[0], sides[1], floor)
     return Timed(
         suite=one["suite"],
         case_id=one["case_id"],
@@ -194,10 +170,12 @@ def _timed(one: Mapping[str, Any], other: Mapping[str, Any], floor: float) -> Ti
         metric=one["metric"],
         before=one["value"] * SECONDS[one["unit"]],
         after=other["value"] * SECONDS[other["unit"]],
-        ratio=ratio,
-        low=low,
-        high=high,
-        verdict=verdict,
+        ratio=found.ratio,
+        low=found.low if found.has_interval else math.nan,
+        high=found.high if found.has_interval else math.nan,
+        verdict=found.direction,
+        rounds=found.rounds,
+        floor=floor,
     )
 
 
@@ -260,18 +238,14 @@ def _parts(before: pd.DataFrame, after: pd.DataFrame) -> list[Part]:
 
 def _environment(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, tuple[Any, Any]]:
     one, other = (_environments(frame) for frame in (before, after))
-    return {
-        name: (one.get(name), other.get(name))
-        for name in sorted({**one, **other})
-        if one.get(name) != other.get(name)
-    }
+    return {name: (first, second) for name, (first, second) in differences((one, other)).items()}
 
 
 def _environments(frame: pd.DataFrame) -> dict[str, Any]:
     """The fields of a run's environment; where it has several, the values of all."""
     found: dict[str, dict[str, Any]] = {}
     for text in frame["env"].dropna().unique():
-        for name, value in json.loads(text or "{}").items():
+        for name, value in parse(text).items():
             found.setdefault(name, {})[json.dumps(value, sort_keys=True)] = value
     return {name: next(iter(v.values())) if len(v) == 1 else list(v.values()) for name, v in found.items()}
 
@@ -282,7 +256,7 @@ def _resolved(before: pd.DataFrame, after: pd.DataFrame) -> dict[tuple[str, str,
     for key in first:
         if key not in second:
             continue
-        one, other = (json.loads(rows[key]["resolved"] or "{}") for rows in (first, second))
+        one, other = (parse(rows[key]["resolved"]) for rows in (first, second))
         for name in sorted({**one, **other}.keys() - _RESULTS):
             if one.get(name) != other.get(name):
                 place = (key[0], key[2], name)

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness import differences as environments
 from harness.cause import REFUTED
 from harness.compare import AGAIN, TIMES
 
@@ -113,12 +114,11 @@ def groups(of: Iterable[Card]) -> list[list[Card]]:
 def differences(group: Sequence[Card]) -> dict[str, dict[str, list[str]]]:
     """What differs between cards: field -> value -> names of the cards."""
     found: dict[str, dict[str, list[str]]] = {}
-    for name in VARIES:
+    for name, seen in environments.differences([card.env for card in group], VARIES).items():
         values: dict[str, list[str]] = {}
-        for card in group:
-            values.setdefault(str(card.env.get(name)), []).append(card.name)
-        if len(values) > 1:
-            found[name] = values
+        for card, value in zip(group, seen, strict=True):
+            values.setdefault(str(value), []).append(card.name)
+        found[name] = values
     return found
 
 

@@ -17,7 +17,6 @@ Holm over every unit: it then stands alone.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -25,13 +24,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness import stats
+from harness.effect import MIN_ROUNDS, Effect, all_paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.stats import Vector
 
-MIN_ROUNDS = 3  # below, a t interval is too wide to decide anything
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
 
@@ -49,15 +48,32 @@ class Decision:
     """The verdict on one unit and the figures behind it, in logarithms; positive is worse."""
 
     verdict: Verdict
-    mean: float
-    low: float
-    high: float
-    rounds: int
+    effect: Effect
     p: float  # of the first stage, in the direction in which it leans; 1 where it is within the limit
     p_confirm: float  # Holm-adjusted; NaN where nothing was measured again
     flagged: bool
     fresh: int = 0  # rounds of the confirmation, which `rounds` holds too
     more: int | None = None  # rounds that would settle an INCONCLUSIVE one; None: no reasonable number
+
+    @property
+    def mean(self) -> float:
+        """Of the effect."""
+        return self.effect.log
+
+    @property
+    def low(self) -> float:
+        """Of the effect's interval."""
+        return self.effect.log_low
+
+    @property
+    def high(self) -> float:
+        """Of the effect's interval."""
+        return self.effect.log_high
+
+    @property
+    def rounds(self) -> int:
+        """Of the effect."""
+        return self.effect.rounds
 
 
 def decide(
@@ -68,6 +84,7 @@ def decide(
     alpha_confirm: float = 0.01,
     *,
     one_run: bool = True,
+    floors: Sequence[float] = (),
 ) -> list[Decision]:
     """The verdict on each unit.
 
@@ -77,6 +94,7 @@ def decide(
         limits: log(1 + tolerance) of each unit.
         alpha: of the first stage.
         alpha_confirm: of the confirmation.
+        floors: noise floor of each unit as a ratio, NaN where it is not known; it decides nothing here.
         one_run: the units are those of one run, so Holm runs over them; False: each is a run of its own.
     """
     directions, p_values = _one_sided(first, limits)
@@ -92,18 +110,17 @@ def decide(
     ]
     adjusted[candidates] = stats.holm(raw) if one_run else raw
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-    mean, low, high = _intervals(pooled)
+    effects = all_paired(pooled, floors)
     out = []
     for i, rounds in enumerate(map(len, pooled)):
         verdict = Verdict.INCONCLUSIVE
         if flagged[i] and adjusted[i] <= alpha_confirm:
             verdict = Verdict.REGRESSED if directions[i] > 0 else Verdict.IMPROVED
-        elif rounds >= MIN_ROUNDS and high[i] < limits[i]:
+        elif rounds >= MIN_ROUNDS and effects[i].log_high < limits[i]:
             verdict = Verdict.OK
         decision = Decision(
             verdict,
-            *(float(mean[i]), float(low[i]), float(high[i])),
-            rounds=rounds,
+            effects[i],
             p=float(p_values[i]),
             p_confirm=float(adjusted[i]) if confirming else math.nan,
             flagged=bool(flagged[i]),
@@ -132,18 +149,6 @@ def _one_sided(rounds: Sequence[Vector], limits: Sequence[float]) -> tuple[Vecto
 
 def _p(differences: Vector) -> float:
     return stats.sign_flip_p(differences)
-
-
-def _intervals(rows: Sequence[Vector]) -> tuple[Vector, Vector, Vector]:
-    """Mean and 95 % t interval of each unit, those of one length together."""
-    mean, low, high = np.full(len(rows), np.nan), np.full(len(rows), -np.inf), np.full(len(rows), np.inf)
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for i, logs in enumerate(rows):
-        if len(logs):
-            by_length[len(logs)].append(i)
-    for places in by_length.values():
-        mean[places], low[places], high[places] = stats.t_intervals(np.stack([rows[i] for i in places]))
-    return mean, low, high
 
 
 def fewest_rounds(family: int, alpha: float) -> int:

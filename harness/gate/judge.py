@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness import stats
+from harness.compare import noise_floors
+from harness.effect import MIN_ROUNDS
 from harness.gate.cause import Cause, cause_of
 from harness.gate.codes import Exit, GateError
-from harness.gate.decide import MIN_ROUNDS, MOST_ROUNDS, Verdict, decide
+from harness.gate.decide import MOST_ROUNDS, Verdict, decide
 from harness.gate.loss import outcomes
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
@@ -23,6 +25,7 @@ from harness.gate.units import match
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.effect import Effect
     from harness.gate.decide import Decision
     from harness.gate.policy import Allowance, Policy
     from harness.gate.sides import Mode, Side
@@ -53,6 +56,17 @@ class Finding:
     allowed: Allowance | None = None
     expired: bool = False
     told_only: bool = False  # the policy has on_slower: warn
+    effect: Effect | None = None  # of a timed unit: what the rounds show before any policy
+
+    @property
+    def policy(self) -> str:
+        """In words, the policy of the gate that made a verdict of the effect; "" of what is not timed."""
+        if self.effect is None:
+            return ""
+        return (
+            f"policy of the gate: changes up to {self.limit:.1%} are tolerated (tolerance and, of stored runs, the spread "
+            "between sessions), beyond that a sign-flip test decides"
+        )
 
     @property
     def counts(self) -> bool:
@@ -128,8 +142,14 @@ def judge(
     timed += _group_units(timed, policy)
     spread = 0.0 if mode == "paired" else policy.session_spread
     limits = [math.log1p(u.rule.tolerance) + math.log1p(spread) for u in timed]
+    floors = [noise_floors(side.first) for side in (baseline, candidate)]
     decisions = decide(
-        [u.first for u in timed], [u.second for u in timed], limits, policy.alpha, policy.alpha_confirm
+        [u.first for u in timed],
+        [u.second for u in timed],
+        limits,
+        policy.alpha,
+        policy.alpha_confirm,
+        floors=[max((f[u.case_id] for f in floors if u.case_id in f), default=math.nan) for u in timed],
     )
     findings = [
         replace(_timed(unit, decision, limit, control), told_only=policy.on_slower == "warn")
@@ -227,6 +247,7 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
         flagged=decision.flagged,
         more=decision.more,
         cause=cause,
+        effect=decision.effect,
     )
 
 
@@ -240,7 +261,8 @@ def _why(d: Decision, limit: float) -> str:
         )
         return f"{'slower' if d.mean > 0 else 'faster'} by more than {bar}: {test}"
     if d.verdict is Verdict.OK:
-        return f"at most {math.expm1(d.high):+.1%}, below {bar}"
+        slower = "slower, and tolerated: " if d.effect.direction == "slower" else ""
+        return f"{slower}at most {math.expm1(d.high):+.1%}, below {bar}"
     again = ""
     if d.flagged and not math.isnan(d.p_confirm):
         again = f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"

@@ -133,6 +133,9 @@ def _finding(f: Finding) -> dict[str, Any]:
         "high": f.high,
         "limit": f.limit,
         "rounds": f.rounds,
+        "direction": f.effect.direction if f.effect is not None else "",
+        "noise_floor": f.effect.floor if f.effect is not None else math.nan,
+        "policy": f.policy,
         "p": f.p,
         "p_confirm": f.p_confirm,
         "flagged": f.flagged,
@@ -179,9 +182,7 @@ def _rows(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
                 continue
             metric += f" and {len(group) - 1} more" if len(group) > 1 else ""
             # A check's own line says what is wrong; those of its figures begin with the figure.
-            reason = next(
-                (_reason(g) for g in group if g.unit.wrong and g.unit.rule.rule == "timed"), reason
-            )
+            reason = next((_reason(g) for g in group if g.unit.wrong and g.unit.rule.rule == "timed"), reason)
         rows.append((_word(f), _case(f), f.unit.arm, metric, _change(f), reason))
     return rows
 

@@ -7,7 +7,6 @@ only rounds of one session are pairs.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from harness import store
-from harness.environment import ENV_ID_FIELDS
+from harness.differences import comparable, in_words
 from harness.errors import UsageError
 from harness.gate.codes import Exit, GateError
+from harness.json_columns import parse
 from harness.measurement import Status
 
 if TYPE_CHECKING:
@@ -131,16 +131,11 @@ def same_class(baseline: Side, candidate: Side) -> bool:
 
 def differing_fields(one: dict[str, Any], other: dict[str, Any]) -> str:
     """The fields of the fingerprint in which two environments differ: "driver: 570.1 != 575.3"."""
-    found = [f"{n}: {one.get(n)} != {other.get(n)}" for n in ENV_ID_FIELDS if one.get(n) != other.get(n)]
-    return ", ".join(found) or "of unknown fields"
+    return in_words(comparable(one, other)) or "of unknown fields"
 
 
 def _env(frame: pd.DataFrame) -> dict[str, Any]:
-    try:
-        env = json.loads(frame["env"].iloc[0])
-    except (TypeError, ValueError):
-        return {}
-    return env if isinstance(env, dict) else {}
+    return dict(parse(frame["env"].iloc[0]))
 
 
 def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from harness import stats
-from harness.compare import MIN_ROUNDS
+from harness.effect import MIN_ROUNDS
 from harness.report import text
 from harness.report.records import arm_records
 from harness.report.table import Cell, Spec, axis_spec, make_table, number_cell, resolved_of

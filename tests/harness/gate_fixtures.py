@@ -12,6 +12,7 @@ import numpy as np
 
 from harness import store
 from harness.case import Case
+from harness.cause import Cause
 from harness.environment import env_id
 from harness.gate.judge import Judgement, judge
 from harness.gate.policy import Policy, load_policy
@@ -67,11 +68,13 @@ def value_row(n: int, metric: str, value: float, arm: str = "fp8") -> Measuremen
     )  # fmt: skip
 
 
-def failed_row(n: int, reason: str, arm: str = "fp8", status: str = "failed") -> Measurement:
+def failed_row(
+    n: int, reason: str, arm: str = "fp8", status: str = "failed", cause: Cause = Cause.NONE
+) -> Measurement:
     which = case(n)
     return Measurement(
         suite=which.suite, case_id=which.case_id, arm=arm, axes=which.axes_json, metric="time_ms",
-        status=status, reason=reason,
+        status=status, reason=reason, cause=cause,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness import store
 from harness.case import Case, Scalar
+from harness.cause import Cause
 from harness.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -122,11 +123,20 @@ def figure(case: Case, arm: str, metric: str, value: float, **more: object) -> M
 
 
 def absent(
-    case: Case, arm: str, status: str, reason: str, baseline: str = "", metric: str = "time_ms"
+    case: Case,
+    arm: str,
+    status: str,
+    reason: str,
+    baseline: str = "",
+    metric: str = "time_ms",
+    cause: Cause = Cause.NONE,
 ) -> Measurement:
     """A row of an arm that failed or was skipped."""
     return Measurement(
-        case.suite, case.case_id, arm, case.axes_json, metric, status, baseline=baseline, reason=reason
+        *(case.suite, case.case_id, arm, case.axes_json, metric, status),
+        baseline=baseline,
+        reason=reason,
+        cause=cause,
     )
 
 

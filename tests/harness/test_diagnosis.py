@@ -17,6 +17,7 @@ from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, 
 import fp8core
 from harness import diagnosis
 from harness.case import Case
+from harness.cause import Cause
 from harness.diagnosis import findings, lines
 from harness.diagnosis.finding import few, gib
 from harness.diagnosis.pays import Rates, rates
@@ -158,7 +159,7 @@ def test_a_loss_that_runs_away_early_is_found_and_one_that_does_so_late_is_not(t
 def test_a_run_that_breaks_at_its_very_first_step_diverges(tmp_path):
     rows = rows_of_runs("base", BASE)
     rows += [
-        absent(case_of(s), "rowwise", "failed", "nothing was trained: loss is nan at step 0", "base", "loss")
+        absent(case_of(s), "rowwise", "failed", "nothing was trained", "base", "loss", Cause.DIVERGED)
         for s in BASE
     ]
     (finding,) = found(tmp_path, rows, "diverges")
@@ -221,7 +222,12 @@ def test_out_of_memory_names_both_remedies_with_their_bytes(tmp_path):
     memory = {"weights": 500 * MIB, "activations": 6000 * MIB, "logits": 1000 * MIB, "workspace": 1192 * MIB}
     rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
     failed = absent(
-        case, "rowwise_eager", "failed", "out of memory: tried to allocate 2.00 GiB", "bf16_eager"
+        case,
+        "rowwise_eager",
+        "failed",
+        "out of memory: tried to allocate 2.00 GiB",
+        "bf16_eager",
+        cause=Cause.OOM,
     )
     rows.append(dataclasses.replace(failed, resolved={"recipe": "rowwise", "memory": memory}))
     (finding,) = found(tmp_path, rows, "runs out of memory")
@@ -231,11 +237,36 @@ def test_out_of_memory_names_both_remedies_with_their_bytes(tmp_path):
     assert "axes.checkpointing=full (frees at most 5.86 GiB)" in finding.change
 
 
+@pytest.mark.parametrize("recipe", ["", "rowwise"])
+@pytest.mark.parametrize("known", [(), ("arm",), ("arm", "base")])
+def test_what_did_not_fit_is_said_only_where_rows_say_it(tmp_path, recipe, known):
+    """FP8 copies are blamed for no shortage: not where the arm has no FP8, and not where nothing was counted."""
+    case = Case.of("cast", {"M": 16384, "K": 4096})
+    held = {"weights": 2**30, "activations": 4 * 2**30}
+    base, *rest = Invented().times(case, {"eager": {"ms": 1.0}})
+    if "base" in known:
+        base = dataclasses.replace(base, resolved={**base.resolved, "memory": {**held, "weights": 2**29}})
+    failed = absent(case, "compile", "failed", "out of memory: 2 GiB", "eager", cause=Cause.OOM)
+    failed = dataclasses.replace(failed, resolved={"recipe": recipe} | ({"memory": held} if known else {}))
+    (finding,) = found(tmp_path, [base, *rest, failed], "runs out of memory")
+    assert "FP8" not in f"{finding.symptom} {finding.cause}"
+    if len(known) == 2:
+        assert finding.cause == "by prediction it holds more than eager: weights 0.50 GiB"
+    else:
+        lacking = "eager" if known else "compile and eager"
+        assert finding.cause.startswith(f"not known: the rows of {lacking} do not say")
+
+
 def test_remedies_that_the_suite_predicted_are_taken_as_they_are(tmp_path):
     case = Case.of("train", {"model": "gpt2", "batch": 16})
     rows = Invented().times(case, {"bf16_eager": {"ms": 90.0}})
     failed = absent(
-        case, "rowwise_eager", "failed", "out of memory; predicted GiB by part: weights 1", "bf16_eager"
+        case,
+        "rowwise_eager",
+        "failed",
+        "out of memory; predicted GiB by part: weights 1",
+        "bf16_eager",
+        cause=Cause.OOM,
     )
     facts = {"recipe": "rowwise", "memory": {"weights": 2**30}, "remedies": {"batch=8": 3 * 2**30}}
     (finding,) = found(tmp_path, [*rows, dataclasses.replace(failed, resolved=facts)], "runs out of memory")
@@ -246,8 +277,8 @@ def test_remedies_that_the_suite_predicted_are_taken_as_they_are(tmp_path):
 def test_out_of_memory_of_both_arms_is_not_fp8s(tmp_path):
     case = Case.of("train", {"model": "gpt2", "batch": 16})
     rows = [
-        absent(case, "bf16_eager", "failed", "out of memory: 2 GiB"),
-        absent(case, "rowwise_eager", "failed", "out of memory: 2 GiB", "bf16_eager"),
+        absent(case, "bf16_eager", "failed", "out of memory: 2 GiB", cause=Cause.OOM),
+        absent(case, "rowwise_eager", "failed", "out of memory: 2 GiB", "bf16_eager", cause=Cause.OOM),
     ]
     assert found(tmp_path, rows, "memory") == []
 

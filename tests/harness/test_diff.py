@@ -15,7 +15,8 @@ from report_fixtures import CPU, H200, TIMING, frame, gpu_run, write_run
 
 from harness.__main__ import main
 from harness.case import Case
-from harness.diff.changes import CAUSES, CLOCK, CONTROL, HOST, KERNEL, changes, ratio_interval
+from harness.diff.changes import CAUSES, CLOCK, CONTROL, HOST, KERNEL, changes
+from harness.effect import unpaired
 from harness.gate import cause as gate_cause
 from harness.measurement import Measurement
 
@@ -70,14 +71,15 @@ def only(found: Changes, arm: str) -> Timed:
 def test_the_interval_is_welch_s() -> None:
     """scipy.stats.ttest_ind(equal_var=False) on logarithms; degrees of freedom are rounded down, so ours is no narrower."""
     a, b = values(1.0, 0.05, 9), values(1.2, 0.02, 6, seed=1)
-    ratio, low, high = ratio_interval(a, b)
+    effect = unpaired(a, b)
     welch = scipy.stats.ttest_ind([math.log(x) for x in b], [math.log(x) for x in a], equal_var=False)
     interval = welch.confidence_interval(0.95)
-    assert ratio == pytest.approx(math.exp(welch.statistic * welch._standard_error))
-    assert low <= math.exp(interval.low)
-    assert high >= math.exp(interval.high)
-    assert math.log(high / low) == pytest.approx(interval.high - interval.low, rel=0.03)
-    assert ratio_interval([1.0], [2.0]) == (2.0, 0.0, math.inf)
+    assert effect.ratio == pytest.approx(math.exp(welch.statistic * welch._standard_error))
+    assert effect.log_low <= interval.low
+    assert effect.log_high >= interval.high
+    assert effect.log_high - effect.log_low == pytest.approx(interval.high - interval.low, rel=0.03)
+    alone = unpaired([1.0], [2.0])
+    assert (alone.ratio, alone.low, alone.high, alone.direction) == (2.0, 0.0, math.inf, "unclear")
 
 
 def test_slower_faster_and_the_same(tmp_path: Path) -> None:

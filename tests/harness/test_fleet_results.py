@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.__main__ import main
 from harness.bench import Bench, Setting
+from harness.cause import Cause
 from harness.measurement import Measurement
 from harness.plan import PlannedCase
 from harness.rows import row
@@ -75,16 +76,16 @@ def test_a_card_that_contradicts_itself_is_corrupt_by_itself(
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind"),
-    [("numerics: 4 elements are not the exact product", "corrupt"), ("CUDA error: launch failure", "fails")],
+    ("cause", "kind"),
+    [(Cause.NUMERICS, "corrupt"), (Cause.RUN, "fails")],
 )
 def test_a_failed_row_of_the_suite_is_wrong_bits_or_another_failure(
-    reason: str, kind: str, tmp_path: Path
+    cause: Cause, kind: str, tmp_path: Path
 ) -> None:
     for name in (*names(3), "beef"):
         rows = [row(PLANNED, "bf16", "ok", samples=(1.0,), regime="isolated")]
         if name == "beef":
-            rows = [row(PLANNED, "bf16", "failed", reason=reason)]
+            rows = [row(PLANNED, "bf16", "failed", reason="why", cause=cause)]
         write_run(tmp_path / name, [rows], run_id=name, sweep="fleet", env=env(name))
     assert suspects(tmp_path) == [("beef", kind)]
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import stats
+from harness.effect import MIN_ROUNDS
 from harness.gate import decide as decide_module
-from harness.gate.decide import MIN_ROUNDS, Verdict, decide
+from harness.gate.decide import Verdict, decide
 
 LIMIT = math.log1p(0.03)
 NONE = np.empty(0)

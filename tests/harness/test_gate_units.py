@@ -19,6 +19,7 @@ from gate_fixtures import (
     write,
 )
 
+from harness.cause import Cause
 from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
 from harness.gate.judge import judge
@@ -49,7 +50,7 @@ def test_a_new_case_is_noted_and_not_judged(tmp_path: Path) -> None:
     [
         (failed_row(1, "RuntimeError: out of memory"), Exit.REGRESSED),
         (failed_row(1, "needs sm_89", status="skipped"), Exit.REGRESSED),
-        (failed_row(1, "numerics: sqnr_db 3 below 20"), Exit.NUMERICS),
+        (failed_row(1, "sqnr_db 3 below 20", cause=Cause.NUMERICS), Exit.NUMERICS),
     ],
 )
 def test_a_case_that_no_longer_runs_is_no_pass(tmp_path: Path, row: Measurement, code: Exit) -> None:
@@ -90,8 +91,8 @@ def test_an_arm_that_cannot_be_built_is_lost_and_not_wrong(tmp_path: Path) -> No
     before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5)]
     judgement = run(tmp_path / "1", before, [failed_row(1, "Unsupported: graph break")])
     assert (judgement.counted["REGRESSED"], judgement.code) == (2, Exit.REGRESSED)
-    wrong = dataclasses.replace(failed_row(1, "3.2; codes differ from the reference cast"), metric="sqnr_db")
-    judgement = run(tmp_path / "2", before, [wrong, failed_row(1, "numerics: codes differ")])
+    refuted = failed_row(1, "codes differ from the reference cast", cause=Cause.NUMERICS)
+    judgement = run(tmp_path / "2", before, [dataclasses.replace(refuted, metric="sqnr_db"), refuted])
     assert (judgement.counted["REGRESSED"], judgement.code) == (2, Exit.NUMERICS)
 
 

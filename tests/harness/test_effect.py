@@ -1,0 +1,131 @@
+"""One effect, whoever asks. Oracle: times with a known ratio; numpy and scipy for the intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import scipy.stats
+from gate_fixtures import Times, run, time_row
+
+from harness import effect, store
+from harness.compare import paired_ratios
+from harness.diff import as_dict
+from harness.diff.changes import changes
+from harness.differences import ENV_ID_FIELDS, comparable, differences, in_words
+from harness.gate.render import as_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NARROW = 0.0003  # of the logarithms: the interval is a thousandth wide
+
+
+def times(factor: float, seed: int, rounds: int = 12) -> list[float]:
+    noise = np.random.default_rng(seed).normal(0, NARROW, rounds)
+    return list(factor * np.exp(noise - noise.mean()))
+
+
+@pytest.mark.parametrize(
+    ("factor", "direction", "verdict"),
+    [
+        (1.05, "slower", "OK"),
+        (1.25, "slower", "REGRESSED"),
+        (1.03, "slower", "OK"),
+        (0.95, "faster", "IMPROVED"),
+    ],
+)
+def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
+    factor: float, direction: str, verdict: str, tmp_path: Path
+) -> None:
+    """+5.0 % with a narrow interval is slower in all three; that the gate tolerates it is its policy, and is said."""
+    before, after = [time_row(1, times(1.0, 1))], [time_row(1, times(factor, 2))]
+    judgement = run(tmp_path, before, after, session="")
+    frames = [store.read(tmp_path / side) for side in ("baseline", "candidate")]
+    (moved,) = changes(*frames).times
+    both = [
+        time_row(1, times(1.0, 1), arm="bf16", baseline="bf16"),
+        time_row(1, times(factor, 2)),
+    ]
+    run_of = run(tmp_path / "one", both, both, session="")
+    (pair,) = paired_ratios(run_of.baseline.first).to_dict("records")
+    finding = next(f for f in judgement.findings if f.effect is not None)
+    assert finding.effect is not None
+    assert [pair["verdict"], moved.verdict, finding.effect.direction] == [direction] * 3
+    assert [1 / pair["speedup"], moved.ratio, finding.effect.ratio] == pytest.approx([factor] * 3, rel=1e-9)
+    assert str(finding.verdict) == verdict
+    told = json.loads(as_json(judgement))["findings"][0]
+    assert told["direction"] == direction
+    assert told["policy"].startswith("policy of the gate: changes up to ")
+    assert as_dict(changes(*frames))["policy"].startswith("policy of diff: ")
+    if (direction, verdict) == ("slower", "OK"):
+        assert finding.reason.startswith("slower, and tolerated: at most ")
+
+
+def test_the_noise_floor_of_either_side_is_known_to_the_gate(tmp_path: Path) -> None:
+    """A change within what two equal arms seem apart is none; it decides nothing in the gate."""
+    noisy = Times(0.05, rounds=12)
+    before = [
+        time_row(1, times(1.0, 1)),
+        time_row(1, times(1.0, 3), arm="bf16", baseline="bf16"),
+        dataclasses.replace(time_row(1, noisy(1.1), arm="bf16:again"), baseline="bf16"),
+    ]
+    after = [dataclasses.replace(row, samples=tuple(1.02 * x for x in row.samples)) for row in before[:2]]
+    judgement = run(tmp_path, before, after, session="")
+    seen = {f.unit.arm: f.effect for f in judgement.findings}
+    assert seen["fp8"] is not None
+    assert seen["fp8"].floor > 1.05
+    assert seen["fp8"].direction == "same"
+
+
+def test_the_interval_is_students_over_rounds() -> None:
+    logs = np.random.default_rng(0).normal(0.1, 0.02, 9)
+    found = effect.paired(logs, 1.01)
+    low, high = scipy.stats.t.interval(0.95, 8, logs.mean(), scipy.stats.sem(logs))
+    assert (found.log, found.log_low, found.log_high) == pytest.approx((logs.mean(), low, high))
+    assert (found.ratio, found.speedup) == pytest.approx((math.exp(logs.mean()), math.exp(-logs.mean())))
+    assert (found.rounds, found.floor, found.direction) == (9, 1.01, "slower")
+    assert effect.paired(-logs, 1.01).direction == "faster"
+
+
+def test_many_at_once_are_each_alone() -> None:
+    random = np.random.default_rng(1)
+    rows = [random.normal(0, 1, n) for n in (3, 0, 5, 3, 1)]
+    for one, logs in zip(effect.all_paired(rows), rows, strict=True):
+        alone = effect.paired(logs)
+        assert str(one) == str(alone)
+        assert one.direction == alone.direction
+
+
+@pytest.mark.parametrize(
+    ("logs", "floor", "direction"),
+    [
+        ([], 1.0, "unclear"),
+        ([0.5, 0.5], 1.0, "unclear"),  # two rounds decide nothing
+        ([0.1, 0.1, 0.1], math.nan, "slower"),
+        ([0.1, 0.1, 0.1], 1.2, "same"),
+        ([-0.1, -0.1, -0.1], 1.05, "faster"),
+        ([0.3, -0.2, 0.1], 1.0, "unclear"),
+    ],
+)
+def test_the_direction_of_an_effect(logs: list[float], floor: float, direction: str) -> None:
+    assert effect.paired(logs, floor).direction == direction
+
+
+# What differs between environments
+
+
+def test_one_list_of_differences_whoever_asks() -> None:
+    one = {"driver": "570", "torch": "2.12", "numpy": "1", "git_commit": "a", "gpu": "H200"}
+    other = {"driver": "575", "torch": "2.13", "numpy": "2", "git_commit": "b", "gpu": "H200", "mig": True}
+    found = differences((one, other))
+    assert list(found) == ["mig", "driver", "torch", "git_commit", "numpy"]
+    assert found["mig"] == (None, True)
+    assert list(comparable(one, other)) == [n for n in ENV_ID_FIELDS if n in ("mig", "driver", "torch")]
+    assert in_words(comparable(one, other), most=2) == "mig: None != True, driver: 570 != 575 and 1 more"
+    assert differences((one, one, other), ("driver",)) == {"driver": ("570", "570", "575")}
+    assert in_words({}) == ""
