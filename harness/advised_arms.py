@@ -6,13 +6,13 @@ advice may win little, but must not lose. A pure function of stored rows of `swe
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.compare import AGAIN, paired_ratios, rows_of
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,7 +121,7 @@ def _words(arm: AdvisedArm) -> str:
 
 
 def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:
-    axes, resolved = _object(row["axes"]), _object(row["resolved"])
+    axes, resolved = parse(row["axes"]), parse(row["resolved"])
     advice = resolved.get("advice")
     advice = advice if isinstance(advice, dict) else {}
     speedup, low, high = (float(pair.get(name, math.nan)) for name in ("speedup", "low", "high"))
@@ -152,8 +152,3 @@ def _outcome(speedup: float, low: float, high: float, noise: float) -> Outcome:
         return "holds"
     beyond = math.isnan(noise) or 1 / speedup > noise
     return "below" if high < FLOOR and beyond else "unclear"
-
-
-def _object(text: object) -> dict[str, Any]:
-    value = json.loads(text) if isinstance(text, str) and text else {}
-    return value if isinstance(value, dict) else {}

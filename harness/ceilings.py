@@ -6,7 +6,6 @@ The denominators of "share of the achievable" and the inputs of every prediction
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.compare import AGAIN, SECONDS, rows_of
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +95,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
     for row in rows_of(own[own["metric"].isin(["time_ms", "launch_us"])]):
         if row["arm"].endswith(AGAIN):
             continue
-        axes = json.loads(row["axes"])
+        axes = parse(row["axes"])
         seconds = row["value"] * SECONDS[row["unit"]]
         if row["metric"] == "launch_us":
             launches.append(seconds)

@@ -115,9 +115,10 @@ def all_paired(rows: Sequence[Sequence[float] | Vector], floors: Sequence[float]
         if not length:
             found |= {i: Effect(math.nan, -math.inf, math.inf, 0, floors[i]) for i in places}
             continue
-        means, lows, highs = stats.t_intervals(np.stack([np.asarray(rows[i]) for i in places]))
-        for i, mean, low, high in zip(places, means, lows, highs, strict=True):
-            found[i] = Effect(float(mean), float(low), float(high), length, floors[i])
+        _, lows, highs = stats.t_intervals(np.stack([np.asarray(rows[i]) for i in places]))
+        for i, low, high in zip(places, lows, highs, strict=True):
+            mean = float(sum(rows[i])) / length  # added in the order of the rounds
+            found[i] = Effect(mean, float(low), float(high), length, floors[i])
     return [found[i] for i in range(len(rows))]
 
 

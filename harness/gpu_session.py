@@ -32,6 +32,7 @@ from harness.errors import UsageError, unknown
 from harness.gpu_commands import CUT, Runner, run_command, run_words
 from harness.gpu_stages import BUILD_S, STAGES, TRIES, Stage
 from harness.hardware import lookup
+from harness.json_columns import parse
 from harness.processes import interruptible
 from harness.report import write_report
 
@@ -247,7 +248,7 @@ def _unmeasured(frame: pd.DataFrame) -> bool:
 
 def predicted_layers(frame: pd.DataFrame) -> list[Check]:
     """The prediction of `advise` beside each layer that was measured; none where the peak of the GPU is not known."""
-    env = json.loads(frame["env"].iloc[0] or "{}")
+    env = parse(frame["env"].iloc[0])
     name, memory = env.get("gpu"), env.get("gpu_memory_gib")
     device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
     if device is None:

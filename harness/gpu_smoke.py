@@ -5,10 +5,10 @@ No torch: a pure function of stored rows.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from harness.compare import AGAIN, rows_of
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ _PEERS = ("torchao", "torchaomx", "nocompile", "te")  # arms whose layers are no
 def failed_kernels(smoke: pd.DataFrame) -> dict[str, str]:
     """Operators of fp8core that do not build, run or agree with their reference here, with the reason."""
     rows = smoke[(smoke["suite"] == KERNELS) & (smoke["status"] == "failed")]
-    return {json.loads(r["axes"])["kernel"]: r["reason"] for r in rows_of(rows)}
+    return {parse(r["axes"])["kernel"]: r["reason"] for r in rows_of(rows)}
 
 
 def failed_recipes(smoke: pd.DataFrame) -> dict[str, str]:
@@ -30,7 +30,7 @@ def failed_recipes(smoke: pd.DataFrame) -> dict[str, str]:
     kernels = failed_kernels(smoke)
     found: dict[str, str] = {}
     for r in rows_of(smoke[smoke["suite"] == LAYERS]):
-        ran = json.loads(r["resolved"] or "{}").get("operators", ())
+        ran = parse(r["resolved"]).get("operators", ())
         broken = [f"kernel {name}: {kernels[name]}" for name in ran if name in kernels]
         if r["status"] == "failed" or broken:
             found[r["arm"]] = broken[0] if broken else r["reason"]

@@ -5,7 +5,6 @@ Each line is read from stored rows; what was not measured is left out, and what 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -18,6 +17,7 @@ from harness.ceilings import ceilings
 from harness.compare import AGAIN, FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
 from harness.gpu_smoke import failed_kernels, failed_recipes
 from harness.hardware import lookup
+from harness.json_columns import parse
 from harness.model_title import title_of
 from harness.verdict.result import MIN_SEEDS
 
@@ -112,7 +112,7 @@ def _shares(frame: pd.DataFrame) -> Iterator[str]:
         # The ceilings are of exact accumulation; fast products would be held against another sum.
         comparable = not _resolved(r).get("peer") and not _resolved(r).get("use_fast_accum")
         if math.isfinite(r["tflops"]) and comparable:
-            fp8 = any(name.startswith(FP8_DTYPES) for name in json.loads(r["flops"] or "{}"))
+            fp8 = any(name.startswith(FP8_DTYPES) for name in parse(r["flops"]))
             rates = fastest.setdefault("fp8" if fp8 else "bf16", {})
             rates[r["case_id"]] = max(rates.get(r["case_id"], 0.0), r["tflops"])
     parts = []
@@ -151,7 +151,7 @@ def _loss(frame: pd.DataFrame) -> Iterator[str]:
     published = False
     own = frame[(frame["suite"] == "divergence") & (frame["metric"] == "heldout_loss")]
     for r in rows_of(own[own["status"] == "ok"]):
-        published |= NANOGPT.items() <= json.loads(r["axes"]).items()
+        published |= NANOGPT.items() <= parse(r["axes"]).items()
         best.setdefault(r["arm"], []).append(min(r["samples"]))
     if not best:
         return
@@ -227,7 +227,7 @@ def _mfu(row: Mapping[str, Any] | None) -> str:
     """Mixed MFU of a step, causal attention counted as it runs; "" where a peak is not known."""
     if row is None:
         return ""
-    env = json.loads(row["env"] or "{}")
+    env = parse(row["env"])
     name, memory = env.get("gpu"), env.get("gpu_memory_gib")
     device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
     found = mfu.of_row({**row, "status": "ok"}, device)
@@ -250,7 +250,7 @@ def _beside_copies(frame: pd.DataFrame) -> Iterator[str]:
             if math.isnan(r["speedup"]) or (*key, "copy") not in moved:
                 continue
             share = r["speedup"] * moved[*key, arm] / moved[*key, "copy"]
-            axes = json.loads(r["axes"])
+            axes = parse(r["axes"])
             cut = f", {r['reason'].partition(',')[0]}" if r["cut_off"] else ""
             said.setdefault(arm, []).append(f"{share:.0%} ({axes['M']}x{axes['K']}{cut})")
     if said:
@@ -290,6 +290,5 @@ def _failed(frame: pd.DataFrame) -> Iterator[str]:
         yield f"failed: {len(failed)} rows, first {failed.iloc[0]['arm']}: {failed.iloc[0]['reason'][:120]}"
 
 
-def _resolved(row: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(row["resolved"] or "{}")
-    return found
+def _resolved(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return parse(row["resolved"])

@@ -16,13 +16,13 @@ Pure functions; no torch.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.compare import FP8_DTYPES, SECONDS
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,8 +200,8 @@ def of_row(
     Returns:
         PaLM's count first, then the causal one where it is stored; () without a time or without FLOPs.
     """
-    resolved = json.loads(row.get("resolved") or "{}")
-    flops = {str(d): float(f) for d, f in json.loads(row.get("flops") or "{}").items() if f}
+    resolved = parse(row.get("resolved"))
+    flops = {str(d): float(f) for d, f in parse(row.get("flops")).items() if f}
     if row["status"] != "ok" or not flops:
         return ()
     given = {str(resolved.get("flops_formula_id") or "gemm"): flops}

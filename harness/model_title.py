@@ -9,6 +9,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from harness.json_columns import parse
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -46,7 +48,7 @@ def model_title(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
 
 def title_of(row: Mapping[str, Any]) -> str:
     """`model_title` of a row of the store."""
-    return model_title(json.loads(row["axes"] or "{}"), json.loads(row["resolved"] or "{}"))
+    return model_title(parse(row["axes"]), parse(row["resolved"]))
 
 
 def _count(number: float) -> str:

@@ -7,12 +7,12 @@ model, the largest timed, its ratio is told. Finished rounds of a case that was 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from harness.compare import AGAIN, against, rows_of
+from harness.json_columns import parse
 from harness.model_title import title_of
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def held(frame: pd.DataFrame) -> list[Held]:
 
 
 def _model(axes: str) -> str:
-    return str(json.loads(axes)["model"])
+    return str(parse(axes)["model"])
 
 
 def _told(steps: pd.DataFrame, bar: Bar) -> pd.DataFrame:
@@ -117,7 +117,7 @@ def _told(steps: pd.DataFrame, bar: Bar) -> pd.DataFrame:
         key = r["run_id"], r["case_id"]
         has = len({bar.arm, bar.against} & arms[key])
         whole = r["status"] == "ok"
-        amount = sum(json.loads(r["flops"] or "{}").values())
+        amount = sum(parse(r["flops"]).values())
         found = (_model(r["axes"]) == MODEL, has, whole, amount)
         work[key] = max(work.get(key, found), found)
     if not work:

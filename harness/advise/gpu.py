@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from harness import environment, store
 from harness.errors import UsageError
 from harness.hardware import lookup, named
+from harness.json_columns import parse
 from harness.terminal import printable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
     frame = rows_of_runs(runs) if runs else None
     device = named(gpu) if gpu else None
     if frame is not None:
-        envs = {text: json.loads(text or "{}") for text in frame["env"].dropna().unique()}
+        envs = {text: parse(text) for text in frame["env"].dropna().unique()}
         found = {text: _known(env) for text, env in envs.items()}
         if device is None:
             device = next((d for d in found.values() if d is not None), None)

@@ -5,7 +5,6 @@ A pure function of rows. A prediction outside of 0.8 to 1.25 times the measureme
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from harness.advise.model import Linear
 from harness.advise.step import Ratio, layer_cost, speedup
 from harness.ceilings import ceilings
 from harness.compare import paired_ratios, rows_of
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,7 +90,7 @@ def layers(frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], R
     for row in rows_of(rows[rows["regime"] == _ISOLATED]):
         name, _, mode = row["arm"].rpartition("_")
         recipe = recipe_of(name, mode == "compile")
-        axes = json.loads(row["axes"])
+        axes = parse(row["axes"])
         if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         layer = Linear("", axes["K"], axes["N"], axes["M"], 0)
@@ -115,9 +115,7 @@ def steps(
         recipe_of: as for `layers`.
     """
     own = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
-    resolved = {
-        (r["run_id"], r["case_id"], r["arm"]): json.loads(r["resolved"] or "{}") for r in rows_of(own)
-    }
+    resolved = {(r["run_id"], r["case_id"], r["arm"]): parse(r["resolved"]) for r in rows_of(own)}
     checks = []
     for row in rows_of(paired_ratios(own)):
         name, _, mode = row["arm"].rpartition("_")
@@ -125,7 +123,7 @@ def steps(
         if recipe is None or mode not in _PREDICTED or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         found = resolved[row["run_id"], row["case_id"], row["arm"]]
-        known = traced(json.loads(row["axes"]), found)
+        known = traced(parse(row["axes"]), found)
         if known is None:
             continue
         model, plan = known

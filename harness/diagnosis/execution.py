@@ -160,7 +160,7 @@ def advice_was_wrong(material: Material) -> Iterator[Finding]:
             )
 
 
-def _skipped(resolved: dict[str, Any]) -> str:
+def _skipped(resolved: Mapping[str, Any]) -> str:
     reasons = resolved.get("skipped_layers")
     if not isinstance(reasons, dict) or not reasons:
         return "no reasons stored"

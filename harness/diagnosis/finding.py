@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from harness.cause import Cause
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Record:
         )
         self.cause = Cause(row["cause"])
         self.samples, self.rounds = row["samples"], row["rounds"]
-        self.axes, self.resolved, self.env = (_json(row[c] or "{}") for c in ("axes", "resolved", "env"))
+        self.axes, self.resolved, self.env = (parse(row[c]) for c in ("axes", "resolved", "env"))
 
     @property
     def recipe(self) -> str:
@@ -85,9 +85,3 @@ def few(told: Sequence[str], most: int = 3) -> tuple[str, ...]:
 def gib(size: float) -> str:
     """A size in GiB, or MiB where it is small."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"
-
-
-@lru_cache(maxsize=4096)
-def _json(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    return value if isinstance(value, dict) else {}

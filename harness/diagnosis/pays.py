@@ -11,7 +11,6 @@ layers worse still, are left out, so a layer below the line cannot win.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from harness.ceilings import ceilings
 from harness.compare import FP8_DTYPES, paired_ratios, rows_of
 from harness.hardware import lookup
+from harness.json_columns import parse
 from harness.kernels_by_name import CAST
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def rates(frame: pd.DataFrame) -> Rates | None:
         copy = max(rate for _, rate in found.moves["copy"])
         best = found.achieved
         return Rates(best["bf16"] * 1e12, best["fp8"] * 1e12, copy, "measured in the ceilings")
-    env = json.loads(frame["env"].iloc[0] or "{}") if len(frame) else {}
+    env = parse(frame["env"].iloc[0]) if len(frame) else {}
     name, memory = env.get("gpu"), env.get("gpu_memory_gib")
     device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
     if device is None:
@@ -93,7 +93,7 @@ def losses(
     if ratios is None:
         ratios = paired_ratios(frame[frame["suite"].isin(["linear", "train"])])
     for env_id, own in frame.groupby("env_id", sort=False):
-        if json.loads(own["env"].iloc[0] or "{}").get("device") in (None, "", "cpu"):
+        if parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
             continue
         machine = rates(own)
         mine = ratios[(ratios["env_id"] == env_id) & (ratios["verdict"] == "slower")]
@@ -107,9 +107,9 @@ def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str,
     for arm in dict.fromkeys(r["arm"] for r in slower):
         small = []
         for r in slower:
-            axes = json.loads(r["axes"])
-            sizes = [axes.get(n) for n in "MKN"]
-            if r["arm"] == arm and all(isinstance(s, int) and s > 0 for s in sizes):
+            axes = parse(r["axes"])
+            sizes = [s for n in "MKN" if isinstance(s := axes.get(n), int) and s > 0]
+            if r["arm"] == arm and len(sizes) == 3:
                 surface = sum(1 / s for s in sizes)
                 if surface >= machine.bound():
                     small.append(
@@ -130,7 +130,7 @@ def _steps(
         step = next((r for r in own if r["metric"] == "time_ms"), None)
         if step is None:
             continue
-        fp8_flops = sum(f for d, f in json.loads(step["flops"] or "{}").items() if d in FP8_DTYPES)
+        fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
         saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
         evidence = [
             f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms ({pair['speedup']:.2f}x, "
@@ -142,7 +142,7 @@ def _steps(
         )
         if casts is not None:
             evidence.append(f"its casts take {casts:.3g} ms")
-        axes, resolved = json.loads(pair["axes"]), json.loads(step["resolved"] or "{}")
+        axes, resolved = parse(pair["axes"]), parse(step["resolved"])
         tokens = resolved.get("tokens_per_step") or 0
         tokens = tokens / int(axes.get("accumulation") or 1)
         if tokens:

@@ -11,7 +11,6 @@ was wrong once has been wrong, so what contradicts it later does not replace it.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from harness import differences as environments
 from harness.cause import REFUTED
 from harness.compare import AGAIN, TIMES
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -82,7 +82,7 @@ def cards(frame: pd.DataFrame) -> list[Card]:
         frame: rows of the store with all attempts: cards that were given one run id must not replace each other.
     """
     found: dict[tuple[str, ...], Card] = {}
-    envs = {text: json.loads(text) for text in frame["env"].unique()}
+    envs = {text: parse(text) for text in frame["env"].unique()}
     rows = [r for r in frame.sort_values("attempt", kind="stable").to_dict("records") if not _again(r)]
     newest = {(*_key(envs[r["env"]]), r["case_id"]): r["attempt"] for r in rows if r["status"] != "skipped"}
     for row in rows:
@@ -135,7 +135,7 @@ def _add_result(card: Card, row: Mapping[Any, Any]) -> None:
     if _is_wrong(row):
         card.wrong[key] = str(row["reason"])
         return
-    resolved = json.loads(row["resolved"] or "{}")
+    resolved = parse(row["resolved"])
     if "checksum" in resolved:
         card.checksums.setdefault(key, set()).add(str(resolved["checksum"]))
 
@@ -158,8 +158,7 @@ def _add_time(card: Card, row: Mapping[Any, Any]) -> None:
     clocks = sorted(c for c in row["sample_clock_mhz"] if math.isfinite(c))
     if clocks:
         card.clock_mhz[key] = float(clocks[len(clocks) // 2])
-    timing = json.loads(row["timing"] or "{}")
-    if isinstance(timing, dict) and timing.get("throttled") is True:
+    if parse(row["timing"]).get("throttled") is True:
         card.throttled.add(key)
 
 

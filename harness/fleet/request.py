@@ -7,12 +7,12 @@ second card would measure nothing. Imports no torch.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.errors import UsageError
 from harness.fleet.cards import CHECKSUM, card_name
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[st
     if not _compares_cards(config):
         return
     rows, _ = store.read_quietly(folder)
-    others = sorted({card_name(json.loads(text or "{}")) for text in rows["env"].unique()} - {card_name(env)})
+    others = sorted({card_name(parse(text)) for text in rows["env"].unique()} - {card_name(env)})
     if others:
         raise UsageError(
             f"{folder.name} holds what card {others[0]} measured and this is {card_name(env)}: sweep={config['name']} "

@@ -13,7 +13,6 @@ Only a GPU row carries a clock; on a CPU a slow clock shows in the control case 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,11 @@ import numpy as np
 from harness import stats
 from harness.gate.unit import OPERATORS as CALLS
 from harness.gate.unit import facts_of
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from harness.gate.unit import Unit
     from harness.stats import Vector
 
@@ -97,7 +99,7 @@ def _clocked(row: Any) -> bool:
     )
 
 
-def _more(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:
+def _more(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> bool:
     a, b = old.get(name), new.get(name)
     return isinstance(a, int | float) and isinstance(b, int | float) and b > a
 
@@ -106,11 +108,7 @@ def _late(rows: list[Any]) -> float:
     """Share of samples that could not be queued before the device reached them."""
     late = count = 0.0
     for row in rows:
-        try:
-            timing = json.loads(row.timing or "{}")
-        except (TypeError, ValueError):
-            timing = {}
-        late += float(timing.get("late_samples") or 0)
+        late += float(parse(row.timing).get("late_samples") or 0)
         count += len(row.samples)
     return late / count if count else 0.0
 

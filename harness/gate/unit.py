@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.json_columns import parse
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from harness.gate.policy import Rule
     from harness.stats import Vector
 
@@ -81,10 +84,6 @@ class Unit:
         return -1.0 if self.better == "higher" else 1.0
 
 
-def facts_of(row: Any) -> dict[str, Any]:
+def facts_of(row: Any) -> Mapping[str, Any]:
     """What a stored row says really ran."""
-    try:
-        resolved = json.loads(row.resolved or "{}")
-    except (TypeError, ValueError):
-        return {}
-    return resolved if isinstance(resolved, dict) else {}
+    return parse(row.resolved)

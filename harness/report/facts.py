@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.compare import TIMES
+from harness.json_columns import parse
 from harness.report import text
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
 def _how_timed(machine: Machine) -> list[tuple[str, str]]:
     frame = machine.frame
     rows = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok")]
-    timings = [json.loads(t or "{}") for t in rows["timing"]]
+    timings = [parse(t) for t in rows["timing"]]
     clocks = [c for own in rows["sample_clock_mhz"] for c in own if math.isfinite(c)]
     out = []
     for key, name in (

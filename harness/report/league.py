@@ -6,14 +6,13 @@ implementation that can do the easy half of the cases alone is set against ours 
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from harness import stats
 from harness.cause import Cause
+from harness.json_columns import parse
 from harness.report import text
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
@@ -178,11 +177,5 @@ def _figure(value: float) -> Cell:
     return Cell(text.number(value) if known(value) else "", value)
 
 
-@lru_cache(maxsize=4096)
-def _parsed(resolved: str) -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(resolved)
-    return found
-
-
 def _resolved(record: Record) -> Mapping[str, Any]:
-    return _parsed(record["resolved"] or "{}")
+    return parse(record["resolved"])

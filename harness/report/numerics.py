@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from harness.compare import AGAIN, FP8_DTYPES, TIMES
+from harness.json_columns import parse
 from harness.report import text
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
@@ -123,10 +122,9 @@ def _nearest_to_bound(
     return sqnr, bounds, {metric: found[metric][3] for metric in sqnr}
 
 
-@lru_cache(maxsize=4096)
 def _stored_bound(resolved: str) -> Any:
     """`resolved.sqnr_bound_db` of a row."""
-    return json.loads(resolved).get("sqnr_bound_db")
+    return parse(resolved).get("sqnr_bound_db")
 
 
 def numerics_table(machine: Machine) -> Table:
@@ -164,5 +162,5 @@ def fp8_rows(machine: Machine) -> pd.DataFrame:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
     frame = machine.frame
     timed = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok") & ~frame["arm"].str.endswith(AGAIN)]
-    fp8 = timed["flops"].map(lambda t: any(str(k).startswith(FP8_DTYPES) for k in json.loads(t or "{}")))
+    fp8 = timed["flops"].map(lambda t: any(str(k).startswith(FP8_DTYPES) for k in parse(t)))
     return timed[fp8.astype(bool)].drop_duplicates(["run_id", "case_id", "arm"])

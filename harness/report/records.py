@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness.compare import AGAIN, SECONDS, TIMES, rows_of
+from harness.json_columns import parse
 from harness.report.runs import once
 from harness.report.table import known
 
@@ -95,4 +95,4 @@ def _against_peak(device: Device | None, row: Record) -> dict[str, Any]:
 @lru_cache(maxsize=4096)  # the rows of a case repeat it
 def _work(flops: str) -> Mapping[str, float]:
     """FLOPs by dtype, of those that occur."""
-    return MappingProxyType({str(d): float(f) for d, f in json.loads(flops).items() if f})
+    return MappingProxyType({str(d): float(f) for d, f in parse(flops).items() if f})

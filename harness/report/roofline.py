@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.compare import FP8_DTYPES
+from harness.json_columns import parse
 from harness.report import text
 from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.records import arm_records, newest
@@ -33,7 +33,7 @@ def roofline(machine: Machine) -> list[Chart]:
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for r in newest(arm_records(machine, "gemm")):
         if r["regime"] == "isolated" and known(r["tflops"]) and known(r["bytes_moved"]) and r["bytes_moved"]:
-            work = json.loads(r["flops"])
+            work = parse(r["flops"])
             kind = "fp8" if any(str(d).startswith(FP8_DTYPES) for d in work) else "bf16"
             points[kind].append((sum(work.values()) / r["bytes_moved"], r["tflops"]))
     if not any(points.values()):

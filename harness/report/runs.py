@@ -10,7 +10,6 @@ the newest; tables show all of them, with their run.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -25,11 +24,14 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from harness import diagnosis, store
+from harness.cause import Cause
 from harness.ceilings import Ceilings, ceilings
 from harness.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.errors import UsageError
 from harness.hardware import Device, lookup
+from harness.json_columns import parse
 from harness.report import text
+from harness.schema import JSON_COLUMNS
 from harness.verdict import judge
 from harness.verdict.rows import setups
 
@@ -282,17 +284,16 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
     attributes = frame.attrs
     # Text as objects: pandas takes ten times as long to hand out a string of its own type.
     frame = frame.astype({name: object for name, kind in frame.dtypes.items() if not is_numeric_dtype(kind)})
-    for column in ("env", "axes", "resolved", "timing", "flops"):
-        frame[column] = frame[column].map(
-            {value: value if _is_object(value) else "{}" for value in frame[column].unique()}
-        )
+    for column in JSON_COLUMNS:
+        frame[column] = frame[column].where(frame[column].notna() & (frame[column] != ""), "{}")
     for column in _TEXTS:
         frame[column] = frame[column].where(frame[column].notna(), "")
-    frame["commit"] = frame["env"].map({env: _commit(json.loads(env)) for env in frame["env"].unique()})
+    frame["commit"] = frame["env"].map({env: _commit(parse(env)) for env in frame["env"].unique()})
     timed = frame["metric"].isin(TIMES) & (frame["status"] == "ok")
     impossible = timed & ~frame["samples"].map(_are_times)
     frame.loc[impossible, "reason"] = "a stored sample is no time: not finite, or not above 0"
     frame.loc[impossible, "status"] = "failed"
+    frame.loc[impossible, "cause"] = str(Cause.ERROR)
     frame.loc[impossible, "value"] = math.nan
     frame.attrs = attributes
     return frame
@@ -301,13 +302,6 @@ def _sound(frame: pd.DataFrame) -> pd.DataFrame:
 def _commit(env: Mapping[str, Any]) -> str:
     commit = str(env.get("git_commit") or "")[:7]
     return commit + ("+" if commit and env.get("git_dirty") else "")
-
-
-def _is_object(text: object) -> bool:
-    try:
-        return isinstance(text, str) and isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _are_times(samples: Sequence[float] | None) -> bool:
@@ -378,7 +372,7 @@ def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
         ]
         whole = pd.concat([frame for _, frame in own], ignore_index=True)
         whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)  # a run that was copied is one run
-        envs = tuple(json.loads(env) for env in whole["env"].unique())
+        envs = tuple(dict(parse(env)) for env in whole["env"].unique())
         machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole)))
     # GPUs first: they are what the question is about.
     return tuple(sorted(machines, key=lambda m: (not m.is_gpu, m.name, m.env_id)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, TypeGuard
 
+from harness.json_columns import parse
 from harness.report import text
 
 Record = Mapping[str, Any]
@@ -125,12 +123,7 @@ def share_cell(value: float | None) -> Cell:
 
 def resolved_of(record: Record) -> Mapping[str, Any]:
     """What really ran, as the row stores it; to be read only."""
-    return _resolved(record["resolved"] or "{}")
-
-
-@lru_cache(maxsize=4096)  # the rows of an arm repeat it
-def _resolved(stored: str) -> Mapping[str, Any]:
-    return MappingProxyType(json.loads(stored))
+    return parse(record["resolved"])
 
 
 def quantile(samples: Sequence[float], q: float) -> float | None:

@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 import re
-from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from harness.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -80,11 +80,9 @@ def bytes_(size: float) -> str:
     raise AssertionError("unreachable: GiB takes the rest")
 
 
-@lru_cache(maxsize=4096)  # the rows of a case repeat them
 def axes_of(text: str) -> Mapping[str, object]:
     """The axes of a case from their JSON."""
-    value = json.loads(text)
-    return MappingProxyType(value) if isinstance(value, dict) else MappingProxyType({})
+    return parse(text)
 
 
 def axis_value(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ import pandas as pd
 
 from harness.cause import REFUTED, Cause
 from harness.compare import MODES, TIMES, rows_of, summary
+from harness.json_columns import parse
 from harness.report import text
 from harness.report.first_steps import evidence_of, first_steps, runs_in_fp8, summary_of
 from harness.report.numerics import SQNR, Worst, fp8_rows, numerics_by_arm
@@ -132,7 +132,7 @@ def did_fp8_run(machine: Machine) -> Answer:
     fell_short = frame[(frame["cause"] == Cause.NOT_FP8) & frame["metric"].isin(TIMES)]
     short += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(fell_short)]
     for row in rows_of(fp8_rows(machine)):
-        resolved = json.loads(row["resolved"] or "{}")
+        resolved = parse(row["resolved"])
         counted = resolved.get("fp8_gemms")
         # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
         expected = resolved.get("fp8_gemms_expected", counted)
@@ -303,7 +303,7 @@ def _worst_of(suite: str, worst: Sequence[Worst]) -> str:
 
 def _what_ran(machine: Machine) -> Iterable[tuple[str, list[str]]]:
     """Backends and kernels that the FP8 arms report; of the kernels those whose name says FP8, if any does."""
-    resolved = [json.loads(r or "{}") for r in fp8_rows(machine)["resolved"]]
+    resolved = [parse(r) for r in fp8_rows(machine)["resolved"]]
     yield "backend", list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend")))
     kernels = list(dict.fromkeys(str(k) for r in resolved for k in r.get("kernels") or ()))
     named = [k for k in kernels if re.search("e4m3|e5m2|fp8|f8", k, re.IGNORECASE)]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.cause import Cause
+from harness.json_columns import parse
 from harness.verdict.curves import Curve, Run
 from harness.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.verdict.result import MARGIN, GateResult
@@ -107,7 +108,7 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
     for row in rows.to_dict("records"):
         if row.get("part"):
             continue
-        axes = json.loads(row["axes"])
+        axes = dict(parse(row["axes"]))
         seed = int(axes.pop("seed", row["seed"]))
         key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
         setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}))
@@ -118,7 +119,7 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
                 runs[seed] = Run(Curve.of([math.nan]))
             continue
         about = curves.setdefault((*key, row["arm"], seed), {"resolved": {}})
-        about["resolved"] |= json.loads(row["resolved"] or "{}")
+        about["resolved"] |= parse(row["resolved"])
         setup.resolved.setdefault(row["arm"], {}).update(about["resolved"])
         rounds = list(row["rounds"]) or list(range(len(row["samples"])))
         about[_CURVES[row["metric"]]] = Curve.of(row["samples"], rounds)

@@ -15,6 +15,7 @@ import harness
 from harness import store
 from harness.cause import DEFAULT, RETRYABLE, Cause
 from harness.measurement import SCHEMA_VERSION, Measurement
+from harness.schema import JSON_COLUMNS
 
 WHERE: dict[str, Any] = {"run_id": "r", "sweep": "toy", "env_id": "e", "env": {}, "about": {}}
 
@@ -232,3 +233,17 @@ def test_no_code_of_the_harness_decides_by_a_reasons_words() -> None:
         for line in asks_prose(ast.parse(path.read_text()))
     ]
     assert asking == []
+
+
+def test_one_parser_reads_the_json_columns() -> None:
+    """`json.loads` of a row's `axes`, `resolved`, `flops`, `timing` or `env` stands in no other module."""
+    root, found = Path(harness.__file__).parent, []
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) == "json.loads"
+                and any(f"'{c}'" in ast.unparse(node) or f".{c} " in ast.unparse(node) for c in JSON_COLUMNS)
+            ):
+                found.append(f"{path.relative_to(root)}:{node.lineno}")
+    assert found == []

@@ -19,6 +19,7 @@ import pytest
 from harness import store
 from harness.cause import RETRYABLE, Cause
 from harness.errors import UsageError
+from harness.json_columns import parse
 from harness.measurement import Measurement
 
 
@@ -540,3 +541,83 @@ def test_a_frame_can_be_written_back(tmp_path: Path) -> None:
     frame = store.read(tmp_path)
     frame.to_parquet(tmp_path / "copy.parquet")
     assert len(store.read(tmp_path / "copy.parquet")) == 1
+
+
+# JSON columns
+
+
+@pytest.mark.parametrize("column", ["axes", "resolved", "flops", "timing", "env"])
+@pytest.mark.parametrize("text", ["{", "not json", "[1]", "3", '"x"', "{" * 3000, '{"a":1}x', "nan"])
+def test_a_column_that_is_no_json_object_is_named_and_its_row_is_kept(
+    column: str, text: str, tmp_path: Path
+) -> None:
+    writer(tmp_path / "r1").append(rows("c1"))
+    (part,) = (tmp_path / "r1").glob("part-*")
+    table = pq.read_table(part)
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, column, pa.array([text])), part)
+    with pytest.warns(RuntimeWarning, match=f"column '{column}' of 1 of 1 rows is no JSON object"):
+        frame = store.read(tmp_path, expand=True)
+    assert frame[column].tolist() == ["{}"]
+    assert frame["value"].tolist() == [1.0]
+    (problem,) = frame.attrs["problems"]
+    assert problem.startswith(f"{part}: column {column!r}")
+
+
+@pytest.mark.parametrize("command", ["report", "diff", "fleet", "gate"])
+def test_no_command_has_a_traceback_over_an_environment_that_is_no_json(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    run = writer(tmp_path / "r1")
+    run._constant["env"] = "{torn"
+    run.append(rows("c1"))
+    run.close("finished")
+    words = {
+        "report": ["report", "r1", "-o", "out.html"],
+        "diff": ["diff", "r1", "r1"],
+        "fleet": ["fleet", "r1"],
+        "gate": ["gate", "--baseline", "r1", "--candidate", "r1"],
+    }[command]
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    said = capsys.readouterr()
+    assert "Traceback" not in said.out + said.err
+    if command in ("diff", "gate"):
+        assert code == 2
+        assert "column 'env' of 1 of 1 rows is no JSON object" in " ".join((said.out + said.err).split())
+
+
+def test_axes_are_columns_where_they_are_asked_for(tmp_path: Path) -> None:
+    made = [
+        Measurement("s", f"c{i}", "a", text, "time_ms", "ok", samples=(1.0,))
+        for i, text in enumerate(('{"M":512,"seed":7,"role":"output"}', '{"M":1024}', "{}"))
+    ]
+    writer(tmp_path / "r1").append(made)
+    frame = store.read(tmp_path)
+    assert frame.case_axes.tolist() == frame["axes"].tolist() == [m.axes for m in made]
+    assert "M" not in frame.columns
+    wide = store.read(tmp_path, expand=True)
+    assert wide.M.tolist()[:2] == [512, 1024]
+    assert wide.M.isna().tolist() == [False, False, True]
+    assert wide["role"].tolist()[0] == "output"
+    assert wide["axes.seed"].tolist()[0] == 7
+    assert wide["seed"].tolist() == [0, 0, 0]
+    assert wide.drop(columns=["M", "role", "axes.seed"]).equals(frame)
+
+
+def test_a_text_is_parsed_once_and_cannot_be_changed_by_who_reads_it() -> None:
+    text = '{"gpu": "H200", "nested": {"a": 1}}'
+    one = parse(text)
+    assert one is parse(text)
+    assert dict(one) == json.loads(text)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        one["gpu"] = "H100"  # type: ignore[index]
+    for nothing in ("", None, float("nan")):
+        assert dict(parse(nothing)) == {}
+    with pytest.raises(ValueError, match="no JSON object: '\\[1\\]'"):
+        parse("[1]")
