@@ -301,7 +301,7 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     elif arm.method != base.method:
         verdict, reason = "unclear", f"timed by different methods: {base.method} and {arm.method}"
     else:
-        found_effect = effect.paired(arm.log_ratios(base), floor)
+        found_effect = effect.paired([-log for log in base.log_ratios(arm)], floor)
         rounds, speedup = found_effect.rounds, found_effect.speedup
         if not found_effect.has_interval:
             verdict, reason = "unclear", f"{rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"

@@ -249,8 +249,8 @@ METRICS = filed(
 class Measurement:
     """One row; the fields are the columns of the store (`harness.schema.SCHEMA`).
 
-    `cause` says why there is no number; by default what its status alone says (`harness.cause.DEFAULT`). `retry` says
-    whether that may have passed when a resume= comes; by default what the cause says, of a `partial` row always.
+    `cause` says why there is no number; where it is left out, the store has what the status alone says
+    (`harness.cause.DEFAULT`). `retry` says whether that may have passed when a resume= comes; by default what the cause says, of a `partial` row always.
     """
 
     suite: str
@@ -301,7 +301,7 @@ class Measurement:
                 f"{self.metric} of {self.suite}/{self.arm}: status 'ok' with the cause {self.cause!s}; "
                 "a row that has its number has none"
             )
-        object.__setattr__(self, "cause", Cause(self.cause) or DEFAULT[self.status])
+        Cause(self.cause)  # ValueError where it is none
 
     @property
     def retryable(self) -> bool:
@@ -340,7 +340,7 @@ class Measurement:
             "value": self.value,
             "status": self.status,
             "reason": self.reason,
-            "cause": str(self.cause),
+            "cause": str(self.cause or DEFAULT[self.status]),
             "retryable": self.retryable,
             "flops": to_json(self.flops),
             "bytes_moved": self.bytes_moved,

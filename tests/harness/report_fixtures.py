@@ -452,7 +452,12 @@ def train_cases(invented: Invented) -> list[list[Measurement]]:
                         "workspace": 4 << 30,
                     }
                     failed = absent(
-                        case, arm, "failed", "out of memory: tried to allocate 2.00 GiB", baseline
+                        case,
+                        arm,
+                        "failed",
+                        "out of memory: tried to allocate 2.00 GiB",
+                        baseline,
+                        cause=Cause.OOM,
                     )
                     rows.append(replace(failed, resolved={**resolved, "memory": memory}))
                     continue

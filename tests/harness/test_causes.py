@@ -69,7 +69,7 @@ def test_a_row_says_its_cause_and_whether_it_may_have_passed() -> None:
     assert SCHEMA_VERSION == 4
     for status, cause in DEFAULT.items():
         made = row(status=status, reason="" if status == "ok" else "why")
-        assert (made.cause, made.as_row()["cause"]) == (cause, str(cause))
+        assert made.as_row()["cause"] == str(cause)
         assert made.as_row()["retryable"] is (status == "partial")
     lost = row(status="failed", reason="why", cause=Cause.DEVICE_LOST)
     assert lost.retryable

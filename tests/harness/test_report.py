@@ -35,6 +35,7 @@ from report_fixtures import (
 from harness import store
 from harness.__main__ import main as command_line
 from harness.case import Case
+from harness.cause import Cause
 from harness.errors import UsageError
 from harness.report import charts, drawing, numerics, records, tables, text, verdicts, write_report
 from harness.report.facts import facts
@@ -206,8 +207,23 @@ def test_wrong_numerics_are_named(tmp_path):
     case = Case.of("gemm", {"M": 16, "layer": "qkv"})
     rows = Invented().times(case, {"bf16": {"ms": 1.0}})
     rows += [
-        absent(case, "fp8_rowwise", "failed", "20.1; SQNR is 20.10 dB, 28.50 expected", "bf16", "sqnr_db"),
-        absent(case, "fp8_rowwise", "failed", "numerics: SQNR is 20.10 dB, 28.50 expected", "bf16"),
+        absent(
+            case,
+            "fp8_rowwise",
+            "failed",
+            "20.1; SQNR is 20.10 dB, 28.50 expected",
+            "bf16",
+            "sqnr_db",
+            Cause.NUMERICS,
+        ),
+        absent(
+            case,
+            "fp8_rowwise",
+            "failed",
+            "numerics: SQNR is 20.10 dB, 28.50 expected",
+            "bf16",
+            cause=Cause.NUMERICS,
+        ),
     ]
     answer = verdicts.is_sound(run_of(tmp_path, [rows]))
     assert answer.verdict == "no"
@@ -258,6 +274,7 @@ def test_an_arm_that_fell_back_is_a_no(tmp_path):
             "rowwise_eager",
             "failed",
             "numerics: 0 FP8 GEMMs ran where 3 were due: FP8 did not run as asked",
+            cause=Cause.NOT_FP8,
         )
     )
     answer = verdicts.did_fp8_run(run_of(tmp_path, [rows]))

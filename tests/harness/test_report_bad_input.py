@@ -28,6 +28,7 @@ from test_report_markup import HOSTILE
 
 from harness import store
 from harness.case import Case
+from harness.cause import Cause
 from harness.measurement import Measurement
 from harness.report import write_report
 from harness.report.runs import load
@@ -45,7 +46,15 @@ def test_a_run_in_which_nothing_succeeded(tmp_path: Path, env: dict[str, object]
     rows = [
         absent(case, "bf16_eager", "failed", "out of memory: tried to allocate 2.00 GiB"),
         absent(case, "tensorwise_eager", "skipped", "compute capability 8.0 has no FP8", "bf16_eager"),
-        absent(case, "tensorwise_eager", "failed", "SQNR is 3 dB, 28 expected", "bf16_eager", "sqnr_db"),
+        absent(
+            case,
+            "tensorwise_eager",
+            "failed",
+            "SQNR is 3 dB, 28 expected",
+            "bf16_eager",
+            "sqnr_db",
+            Cause.NUMERICS,
+        ),
     ]
     source = page_of(tmp_path, write_run(tmp_path, [rows], env=env))
     for row in rows:

@@ -10,6 +10,7 @@ import pytest
 from report_fixtures import CPU, absent, figure, write_run
 
 from harness.case import Case
+from harness.cause import Cause
 from harness.errors import UsageError
 from harness.measurement import Measurement
 from harness.report import write_report
@@ -30,8 +31,9 @@ def row(way: str, arm: str, apart: float, bound: float, **resolved: object) -> M
     )
 
 
-def not_run(way: str, arm: str, status: str, reason: str) -> Measurement:
-    return absent(Case.of("parallel", {"cell": way, "steps": 3}), arm, status, reason, metric="loss")
+def not_run(way: str, arm: str, status: str, reason: str, cause: Cause = Cause.NONE) -> Measurement:
+    case = Case.of("parallel", {"cell": way, "steps": 3})
+    return absent(case, arm, status, reason, metric="loss", cause=cause)
 
 
 ROWS = [
@@ -46,7 +48,7 @@ ROWS = [
     ),
     not_run("ddp", "static", "failed", "rank 1 of 2: ValueError: bad"),
     row("tp", "no_fp8", 0.0, 1e-6, sent_bytes_per_step={"all_gather uint8": 5.0}),
-    not_run("tp", "tensorwise", "skipped", f"{REFUSES}convert first | then cut"),
+    not_run("tp", "tensorwise", "skipped", f"{REFUSES}convert first | then cut", Cause.REFUSED),
     not_run("tp", "static", "skipped", "2 ranks need 2 GPUs; here are 1"),
 ]
 

@@ -12,6 +12,7 @@ from report_fixtures import H200, TIMING, absent, figure, write_run
 from harness import config
 from harness.__main__ import main
 from harness.case import Case
+from harness.cause import Cause
 from harness.measurement import Measurement
 from harness.peers import torchao
 from harness.report import write_report
@@ -43,7 +44,7 @@ def found(tmp_path: Path) -> list[Place]:
                 time(case, "rowwise_eager", ours, "bf16_eager"),
                 time(case, "torchao_rowwise_eager", theirs, "bf16_eager", "torchao"),
                 figure(case, "torchao_rowwise_eager", "sqnr_db", 28.0 if case is LAYERS[0] else 27.0),
-                absent(case, "te_tensorwise_eager", "skipped", TE),
+                absent(case, "te_tensorwise_eager", "skipped", TE, cause=Cause.MISSING),
             ]
         )
     cases[0].append(time(LAYERS[0], "nanochat_tensorwise_eager", 5.0, "bf16_eager", "nanochat"))

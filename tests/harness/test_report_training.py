@@ -12,6 +12,7 @@ from report_fixtures import CPU, KERNELS, Invented, absent, figure, train_cases,
 from test_diagnosis import look
 
 from harness.case import Case
+from harness.cause import Cause
 from harness.report import steps, training, training_charts, verdicts, write_report
 from harness.report.runs import load
 from harness.report.tables import every_row
@@ -375,7 +376,8 @@ def test_a_step_that_failed_its_check_is_a_no(tmp_path):
     case = Case.of("train", {"model": "nano"})
     rows = Invented().times(case, first_step())
     why = "numerics: first loss 9.0000, the baseline's is 5.5000: 3.5000 apart, 0.02 allowed"
-    answer = verdicts.is_sound(run_of(tmp_path, [*rows, absent(case, "rowwise_eager", "failed", why)]))
+    wrong = absent(case, "rowwise_eager", "failed", why, cause=Cause.NUMERICS)
+    answer = verdicts.is_sound(run_of(tmp_path, [*rows, wrong]))
     assert answer.verdict == "no"
     assert answer.evidence[0].startswith("train rowwise_eager: nano: first loss 9.0000")
 
