@@ -5,7 +5,7 @@ interleaved, so a drift of the machine hits both sides of a round and cancels in
 `baseline time / arm time` everywhere: above 1 the arm is faster.
 
 A case carries its own noise floors. Each baseline is timed twice a round; how far the second copy (arm
-`<baseline>:again`) seems to be from the first is how far two equal things can seem apart here.
+`<baseline>:again`, see `harness.arm`) seems to be from the first is how far two equal things can seem apart here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness import measurement, stats
+from harness.arm import arm_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = measurement.TIMES
 SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 MIN_ROUNDS = 3  # a t interval over two rounds has one degree of freedom: too wide to decide anything
@@ -50,7 +50,9 @@ _COLUMNS = [
         "seed",
         "env_id",
         "arm",
+        "arm_fields",
         "baseline",
+        "baseline_fields",
         "regime",
         "metric",
         "unit",
@@ -73,6 +75,7 @@ def paired_ratios(
     Returns:
         One row a (run, case, arm, regime, time metric), A/A controls left out:
 
+        - `arm_fields`, `baseline_fields`: both arms as records (`harness.arm`);
         - `baseline_value`, `value`: medians of all samples, in `unit`;
         - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
           of training steps with different numbers of tokens, by the token;
@@ -99,7 +102,7 @@ def paired_ratios(
             out += [
                 _compare(arm, arms.get(arm.baseline), regime, floors.get(arm.baseline, floor))
                 for arm in arms.values()
-                if arm.baseline and not arm.arm.endswith(AGAIN)
+                if arm.baseline and not arm.is_control
             ]
     return pd.DataFrame(out, columns=_COLUMNS)
 
@@ -214,6 +217,7 @@ class _Row:
     def __init__(self, record: dict[str, Any], partial: bool = False) -> None:
         self.record = record
         self.arm: str = record["arm"]
+        self.is_control = arm_of(record).control
         self.baseline: str = record["baseline"] or ""
         self.regime: str = record["regime"] or ""
         self.axes: str = record["axes"]
@@ -268,7 +272,7 @@ def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
     floors = {}
     for control in arms.values():
         original = arms.get(control.baseline)
-        if not (control.arm.endswith(AGAIN) and control.ok and original is not None and original.ok):
+        if not (control.is_control and control.ok and original is not None and original.ok):
             continue
         ratios = original.log_ratios(control)
         if control.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
@@ -305,6 +309,7 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     return {
         **{column: arm.record[column] for column in _COLUMNS if column in arm.record},
         "regime": regime,
+        "baseline_fields": None if base is None else base.record.get("arm_fields"),
         "baseline_value": base.value if base is not None and base.ok else math.nan,
         "value": arm.value if arm.ok else math.nan,
         "speedup": speedup,

@@ -7,6 +7,7 @@ Schema history
 2  column `part`: which part of the case the number is of (a layer and role, a kernel class); "" = the whole
 3  column `tries`: processes that had the case in this sweep, 2 where the first one died
    status `partial` (2026-11): finished rounds of a case that was cut off; no reader that asks for "ok" takes them
+4  column `arm_fields`: the arm as a record (harness.arm); rows without it are given the record of their name when read
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-SCHEMA_VERSION = 3
+if TYPE_CHECKING:
+    from harness.arm import Arm
+
+SCHEMA_VERSION = 4
 
 Status = Literal["ok", "partial", "skipped", "failed"]
 Better = Literal["lower", "higher", "none"]
@@ -272,10 +276,15 @@ class Measurement:
     bytes_moved: float | None = None
     timing: Mapping[str, object] = field(default_factory=dict)  # method, l2, stop_reason, throttled, ...
     tries: int = 1  # processes that had the case in this sweep; the row is of the last
+    arm_fields: Arm | None = None  # the arm as a record; None where nothing is known but the name
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
             raise ValueError(f"unknown metric {self.metric!r}; known: {', '.join(sorted(METRICS))}")
+        if self.arm_fields is not None and str(self.arm_fields) != self.arm:
+            raise ValueError(
+                f"arm {self.arm!r} with the fields of {str(self.arm_fields)!r}: {self.arm_fields}"
+            )
         if self.status == "ok" and not self.samples:
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: status 'ok' needs at least one sample"
@@ -296,6 +305,11 @@ class Measurement:
             raise ValueError(f"{len(self.rounds)} rounds for {len(self.samples)} samples")
 
     @property
+    def is_control(self) -> bool:
+        """The row is of an A/A control."""
+        return self.arm_fields is not None and self.arm_fields.control
+
+    @property
     def value(self) -> float | None:
         """Median of the samples, of a series the last; None where there is none."""
         if not self.samples:
@@ -310,6 +324,7 @@ class Measurement:
             "suite": self.suite,
             "case_id": self.case_id,
             "arm": self.arm,
+            "arm_fields": None if self.arm_fields is None else self.arm_fields.as_json,
             "baseline": self.baseline,
             "axes": self.axes,
             "seed": self.seed,

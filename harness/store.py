@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.arm import stored_fields
 from harness.errors import UsageError
 from harness.measurement import SCHEMA_VERSION, TIMES, WAITING, Measurement, to_json
 
@@ -63,6 +64,7 @@ SCHEMA = pa.schema(
         ("suite", pa.string()),
         ("case_id", pa.string()),
         ("arm", pa.string()),
+        ("arm_fields", pa.string()),  # JSON of harness.arm.Arm
         ("baseline", pa.string()),
         ("axes", pa.string()),
         ("seed", pa.int64()),
@@ -239,7 +241,7 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
     Returns:
         The columns of `SCHEMA`. `frame.attrs["problems"]` says of each file that could not be read
         which and why; a warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older
-        schema_version get nulls where a column is new, and the part "".
+        schema_version get nulls where a column is new, the part "" and the `arm_fields` of their arm's name.
 
     Raises:
         UsageError: a path does not exist.
@@ -253,6 +255,8 @@ def read(paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False
         warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
     kept = _each_once(parts)
     frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
+    named_arms = zip(frame["arm"], frame["baseline"], frame["arm_fields"], strict=True)
+    frame["arm_fields"] = [stored_fields(arm, baseline, text) for arm, baseline, text in named_arms]
     if not all_attempts:
         frame = _last_attempts(frame)
     # Text, not objects: pandas writes `attrs` along with the frame.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.gemm import closed_form
 from harness.advise.model import Linear
 from harness.advise.step import Ratio, layer_cost, speedup
+from harness.arm import arm_of
 from harness.ceilings import ceilings
 from harness.compare import paired_ratios, rows_of
 
@@ -88,8 +89,8 @@ def layers(frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], R
     rows = paired_ratios(frame[(frame["suite"] == "linear") & (frame["metric"] == "time_ms")])
     checks = []
     for row in rows_of(rows[rows["regime"] == _ISOLATED]):
-        name, _, mode = row["arm"].rpartition("_")
-        recipe = recipe_of(name, mode == "compile")
+        arm = arm_of(row)
+        recipe = recipe_of(str(arm.modeless), arm.mode == "compile")
         axes = json.loads(row["axes"])
         if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
@@ -120,8 +121,8 @@ def steps(
     }
     checks = []
     for row in rows_of(paired_ratios(own)):
-        name, _, mode = row["arm"].rpartition("_")
-        recipe = recipe_of(name, mode == "compile")
+        arm = arm_of(row)
+        recipe, mode = recipe_of(str(arm.modeless), arm.mode == "compile"), arm.mode
         if recipe is None or mode not in _PREDICTED or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         found = resolved[row["run_id"], row["case_id"], row["arm"]]

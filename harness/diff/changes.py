@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import stats
-from harness.compare import AGAIN, MIN_ROUNDS, SECONDS, TIMES, paired_ratios, rows_of
+from harness.arm import arm_of
+from harness.compare import MIN_ROUNDS, SECONDS, TIMES, paired_ratios, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -164,7 +165,7 @@ def _times(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Any]]:
     return {
         (r["suite"], r["case_id"], r["arm"], r["regime"] or "", r["metric"]): r
         for r in rows_of(own)
-        if not r["arm"].endswith(AGAIN)
+        if not arm_of(r).control
     }
 
 

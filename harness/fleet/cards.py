@@ -16,7 +16,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import AGAIN, TIMES
+from harness.arm import arm_of
+from harness.compare import TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -124,7 +125,7 @@ def differences(group: Sequence[Card]) -> dict[str, dict[str, list[str]]]:
 
 def _again(row: Mapping[Any, Any]) -> bool:
     """Whether a row is of the second timing of a baseline."""
-    return str(row["arm"]).endswith(AGAIN)
+    return arm_of(row).control
 
 
 def _add_result(card: Card, row: Mapping[Any, Any]) -> None:
