@@ -128,12 +128,15 @@ def from_json(text: str) -> Arm:
     return Arm(**values)
 
 
-def stored_fields(arm: str, baseline: object, text: object) -> str:
+@lru_cache(maxsize=4096)
+def stored_fields(arm: object, baseline: object, text: object) -> str:
     """`arm_fields` of a stored row as it is read: of rows older than the column, the record of the name.
 
     An older row is a control only if it names its baseline as the harness did. Text that is damaged, or belongs to
     another name, claims nothing: the arm is a variant.
     """
+    if not isinstance(arm, str):  # a row without a name
+        return Arm().as_json
     if not isinstance(text, str):
         found = parse(arm)
         is_harness_copy = not found.control or str(replace(found, control=False)) == baseline

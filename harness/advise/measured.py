@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.gemm import closed_form
 from harness.advise.model import Linear
 from harness.advise.step import Ratio, layer_cost, speedup
-from harness.arm import arm_of
+from harness.arm import Arm, arm_of
 from harness.ceilings import ceilings
 from harness.compare import paired_ratios, rows_of
 
@@ -90,7 +90,7 @@ def layers(frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], R
     checks = []
     for row in rows_of(rows[rows["regime"] == _ISOLATED]):
         arm = arm_of(row)
-        recipe = recipe_of(str(arm.modeless), arm.mode == "compile")
+        recipe = recipe_of(_plain_recipe(arm), arm.mode == "compile")
         axes = json.loads(row["axes"])
         if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
@@ -122,7 +122,7 @@ def steps(
     checks = []
     for row in rows_of(paired_ratios(own)):
         arm = arm_of(row)
-        recipe, mode = recipe_of(str(arm.modeless), arm.mode == "compile"), arm.mode
+        recipe, mode = recipe_of(_plain_recipe(arm), arm.mode == "compile"), arm.mode
         if recipe is None or mode not in _PREDICTED or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         found = resolved[row["run_id"], row["case_id"], row["arm"]]
@@ -135,6 +135,11 @@ def steps(
         predicted = speedup(model, rates, replace(plan, compiled=mode == "compile"), recipe, converted)
         checks.append(Check("step", model.name, row["arm"], predicted.value, row["speedup"], row["run_id"]))
     return checks
+
+
+def _plain_recipe(arm: Arm) -> str:
+    """The recipe of an arm of ours that casts as its mode does; "" of every other arm."""
+    return arm.recipe if arm == Arm(arm.recipe, arm.mode) else ""
 
 
 def alone(recipe: Recipe) -> Recipe:

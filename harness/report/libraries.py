@@ -70,14 +70,17 @@ def choices(machine: Machine) -> list[Choice]:
     for (_, case), arms in cases.items():
         for record in arms.values():
             fields = arm_of(record)
-            ways = {name: arms.get(str(replace(fields, variant=variant))) for name, variant in _ARMS.items()}
-            if (fields.mode, fields.variant) == (PRODUCT, FASTEST) and all(ways.values()):
-                product = str(replace(fields, variant=""))
-                choice = _choice(
-                    record, product, {name: r for name, r in ways.items() if r}, arms.get(BLOCKS)
-                )
-                if choice is not None:
-                    found[case, product] = choice
+            if (fields.mode, fields.variant) != (PRODUCT, FASTEST):
+                continue
+            names = {way: str(replace(fields, variant=variant)) for way, variant in _ARMS.items()}
+            ways = {way: arms[name] for way, name in names.items() if name in arms}
+            choice = (
+                _choice(record, names["torch"], ways, arms.get(BLOCKS))
+                if ways.keys() == names.keys()
+                else None
+            )
+            if choice is not None:
+                found[case, choice.product] = choice
     return list(found.values())
 
 
