@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.compare import AGAIN, paired_ratios, rows_of
+from harness.arm import WITHOUT_FP8, arm_of
+from harness.compare import paired_ratios, rows_of
 from harness.json_columns import parse
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FLOOR = 0.98
-_CONTROL = "bf16"  # what the names of arms without a recipe begin with
 
 Outcome = Literal["holds", "below", "unclear", "missing"]
 
@@ -78,7 +78,8 @@ def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> lis
     found: dict[tuple[str, str, str], AdvisedArm] = {}
     for row in rows_of(own):
         key = (row["run_id"], row["case_id"], row["arm"])
-        if not row["arm"].startswith(_CONTROL) and not row["arm"].endswith(AGAIN):
+        arm = arm_of(row)
+        if arm.recipe not in WITHOUT_FP8 and not arm.control:
             found[key] = _arm(row, by_key.get(key, {}))
     return list(found.values())
 

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness import compiling, environment
+from harness.arm import control_name, original_name
 from harness.cause import Cause
 from harness.errors import SpoiledError, cause_of, one_line
 from harness.rows import (
-    AGAIN,
     PreparedArm,
     about,
     all_arms,
@@ -163,7 +163,8 @@ class Bench:
         if self.setting.control:
             baselines = {arm.baseline or arm.name for arm in arms.values()}
             for name in [name for name in arms if name in baselines]:
-                arms[name + AGAIN] = replace(arms[name], name=name + AGAIN, baseline=name)
+                control = control_name(name)
+                arms[control] = replace(arms[name], name=control, baseline=name)
         closures = {name: arm.workload.run for name, arm in arms.items()}
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self._timer
@@ -303,7 +304,7 @@ class _Blocks:
     @contextmanager
     def of(self, name: str, context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
         """A context of an arm, which is under way from then on: its memory, or a block."""
-        arm = name.removesuffix(AGAIN)
+        arm = original_name(name)
         self._on_arm(arm)
         try:
             with context():
@@ -329,7 +330,7 @@ def _rows_of(
     rows += split_row(planned, arm, timing, rows[0])
     if arm.workload.tokens and not timing.failure:
         energy = energy_row(planned, arm, timing, device)
-        if energy.status == "ok" or not arm.name.endswith(AGAIN):
+        if energy.status == "ok" or not rows[0].is_control:
             rows.append(energy)
     return rows
 

@@ -7,12 +7,13 @@ The denominators of "share of the achievable" and the inputs of every prediction
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.compare import AGAIN, SECONDS, rows_of
+from harness.arm import arm_of
+from harness.compare import SECONDS, rows_of
 from harness.json_columns import parse
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
     launches = []
     own = frame[frame["suite"].isin(SUITES) & (frame["status"] == "ok")]
     for row in rows_of(own[own["metric"].isin(["time_ms", "launch_us"])]):
-        if row["arm"].endswith(AGAIN):
+        if arm_of(row).control:
             continue
         axes = parse(row["axes"])
         seconds = row["value"] * SECONDS[row["unit"]]
@@ -124,7 +125,8 @@ def _product(row: Mapping[str, Any], axes: Mapping[str, Any], seconds: float) ->
     else:
         role, sizes = str(axes.get("role", "output")), [axes.get(name) for name in "MKN"]
         # The recipes accumulate fast in the forward product alone.
-        kind = row["arm"].removesuffix("_fast") if role == "output" else row["arm"]
+        arm = arm_of(row)
+        kind = str(replace(arm, variant="") if role == "output" and arm.variant == "fast" else arm)
         if axes.get("data", "randn") != "randn":
             return None
     M, K, N = (size if isinstance(size, int) else 0 for size in sizes)

@@ -5,7 +5,7 @@ interleaved, so a drift of the machine hits both sides of a round and cancels in
 `baseline time / arm time` everywhere: above 1 the arm is faster.
 
 A case carries its own noise floors. Each baseline is timed twice a round; how far the second copy (arm
-`<baseline>:again`) seems to be from the first is how far two equal things can seem apart here.
+`<baseline>:again`, see `harness.arm`) seems to be from the first is how far two equal things can seem apart here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness import effect, measurement, stats
+from harness.arm import arm_of, controls
 from harness.differences import IDENTITY, differences, in_words
 from harness.effect import MIN_ROUNDS, Effect
 from harness.json_columns import parse
@@ -24,7 +25,6 @@ from harness.json_columns import parse
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-AGAIN = ":again"  # suffix of the A/A control arm
 TIMES = measurement.TIMES
 SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
@@ -48,7 +48,9 @@ _COLUMNS = [
         "seed",
         "env_id",
         "arm",
+        "arm_fields",
         "baseline",
+        "baseline_fields",
         "regime",
         "metric",
         "unit",
@@ -72,6 +74,7 @@ def paired_ratios(
     Returns:
         One row a (run, case, arm, regime, time metric), A/A controls left out:
 
+        - `arm_fields`, `baseline_fields`: both arms as records (`harness.arm`);
         - `baseline_value`, `value`: medians of all samples, in `unit`;
         - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
           of training steps with different numbers of tokens, by the token;
@@ -99,7 +102,7 @@ def paired_ratios(
             out += [
                 _compare(arm, arms.get(arm.baseline), regime, floors.get(arm.baseline, floor))
                 for arm in arms.values()
-                if arm.baseline and not arm.arm.endswith(AGAIN)
+                if arm.baseline and not arm.is_control
             ]
     return pd.DataFrame(out, columns=_COLUMNS)
 
@@ -116,7 +119,7 @@ def against(
 def noise_floors(frame: pd.DataFrame) -> dict[str, float]:
     """The noise floor of each case that has an A/A control, as a ratio >= 1: the widest of its baselines and regimes."""
     times = frame[frame["metric"].isin(TIMES)]
-    with_control = times["case_id"].isin(times.loc[times["arm"].str.endswith(AGAIN), "case_id"])
+    with_control = times["case_id"].isin(times.loc[controls(times), "case_id"])
     cases: dict[tuple[str, str, str], list[_Row]] = {}
     for record in rows_of(times[with_control]):
         cases.setdefault((record["run_id"], record["case_id"], record["metric"]), []).append(_Row(record))
@@ -222,6 +225,7 @@ class _Row:
     def __init__(self, record: dict[str, Any], partial: bool = False) -> None:
         self.record = record
         self.arm: str = record["arm"]
+        self.is_control = arm_of(record).control
         self.baseline: str = record["baseline"] or ""
         self.regime: str = record["regime"] or ""
         self.axes: str = record["axes"]
@@ -276,7 +280,7 @@ def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
     floors = {}
     for again in arms.values():
         original = arms.get(again.baseline)
-        if not (again.arm.endswith(AGAIN) and again.ok and original is not None and original.ok):
+        if not (again.is_control and again.ok and original is not None and original.ok):
             continue
         ratios = original.log_ratios(again)
         if again.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
@@ -313,6 +317,7 @@ def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[st
     return {
         **{column: arm.record[column] for column in _COLUMNS if column in arm.record},
         "regime": regime,
+        "baseline_fields": None if base is None else base.record.get("arm_fields"),
         "baseline_value": base.value if base is not None and base.ok else math.nan,
         "value": arm.value if arm.ok else math.nan,
         "speedup": speedup,

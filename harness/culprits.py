@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fp8core import PrecisionSchedule, audit
 from fp8core.recipe import GEMMS
+from harness.arm import EPS
 from harness.errors import UsageError, unknown
 from harness.suites import divergence
 from harness.training import on_paper
@@ -49,7 +50,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
     if (
         divergence.recipe_of(arm) is None
         or divergence.schedule_of(cases[0], arm).rules
-        or arm.endswith("_eps")
+        or divergence.ARMS[arm].arm.variant == EPS
     ):
         raise UsageError(f"bisect={arm}: expected an arm that runs FP8 from the first step to the last")
     return cases

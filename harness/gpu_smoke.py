@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.compare import AGAIN, rows_of
+from harness import arm as arms
+from harness.arm import PRODUCT, controls
+from harness.compare import rows_of
 from harness.json_columns import parse
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from harness.gpu_stages import Stage
 
 KERNELS, LAYERS = "smoke_kernels", "smoke_layers"
-_PEERS = ("torchao", "torchaomx", "nocompile", "te")  # arms whose layers are not fp8core's
 
 
 def failed_kernels(smoke: pd.DataFrame) -> dict[str, str]:
@@ -50,10 +51,9 @@ def left_out(stage: Stage, smoke: pd.DataFrame | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for arm in stage.arms:
         broken = [f"kernel {name}: {kernels[name]}" for name in stage.needs.get(arm, ()) if name in kernels]
-        if not broken and not arm.startswith(tuple(f"{peer}_" for peer in _PEERS)):
-            # The longest name that the arm begins with: rowwise_with_gw_hp_eager is no arm of rowwise.
-            mine = max((name for name in recipes if arm.startswith(f"{name}_")), key=len, default="")
-            broken = [f"recipe {mine}: {recipes[mine]}"] if mine else []
+        fields = arms.parse(arm)
+        if not broken and not fields.peer and fields.mode not in ("", PRODUCT) and fields.recipe in recipes:
+            broken = [f"recipe {fields.recipe}: {recipes[fields.recipe]}"]
         if broken:
             found[arm] = broken[0]
     return found
@@ -65,7 +65,7 @@ def kept(frame: pd.DataFrame | None) -> str:
         return "nothing stored"
     timed = frame[frame["status"].isin(["ok", "partial"])]
     cases = timed.groupby(["case_id", "arm"]).ngroups
-    cut = timed[(timed["status"] == "partial") & ~timed["arm"].str.endswith(AGAIN)]
+    cut = timed[(timed["status"] == "partial") & ~controls(timed)]
     if cut.empty:
         return f"{cases} cases and arms whole"
     rounds = cut["rounds"].map(lambda of: len(set(of))).max()

@@ -7,16 +7,15 @@ arms, and its rounds are durable one by one, so a part that is cut off keeps wha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from harness.arm import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NOT_ON_CPU = (
-    "_compile",
-    "_graph",
-)  # ends of arms: one takes a minute to compile there, the other needs a GPU
+_NOT_ON_CPU = ("compile", "graph")  # modes: one takes a minute to compile there, the other needs a GPU
 PATIENCE = 1.4  # a part may take so many times what it is estimated at, then it is cut off
 LEAST_ROUNDS = 3  # an interval needs them
 TRIES = 3  # slots in which a part is begun
@@ -112,7 +111,8 @@ def _eager(arm: str) -> str:
     >>> _eager("tensorwise_compile"), _eager("fused")
     ('tensorwise_eager', 'fused')
     """
-    return f"{arm.rpartition('_')[0]}_eager" if arm.endswith(_NOT_ON_CPU) else arm
+    fields = parse(arm)
+    return str(replace(fields, mode="eager", casts="")) if fields.mode in _NOT_ON_CPU else arm
 
 
 def _by_key(words: tuple[str, ...]) -> dict[str, str]:

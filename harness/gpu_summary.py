@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from harness import mfu, step_bars, verdict
 from harness.advised_arms import advised_arms
 from harness.advised_arms import lines as of_advised
+from harness.arm import controls, without_controls
 from harness.ceilings import ceilings
-from harness.compare import AGAIN, FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
+from harness.compare import FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
 from harness.gpu_smoke import failed_kernels, failed_recipes
 from harness.hardware import lookup
 from harness.json_columns import parse
@@ -92,7 +93,7 @@ def _ceilings(frame: pd.DataFrame) -> Iterator[str]:
 def _shares(frame: pd.DataFrame) -> Iterator[str]:
     """What casts and products reach of the ceilings measured here: of a copy as large, and of the best large product."""
     own = with_rates(frame[(frame["status"] == "ok") & (frame["metric"] == "time_ms")])
-    own = own[(own["regime"] != "sustained") & ~own["arm"].str.endswith(AGAIN)]
+    own = own[(own["regime"] != "sustained") & ~controls(own)]
     found = ceilings(frame[frame["suite"] == "ceilings"])
     if found is None:
         return
@@ -242,8 +243,8 @@ def _beside_copies(frame: pd.DataFrame) -> Iterator[str]:
     own = own[own["status"].isin(["ok", "partial"]) & ~own["regime"].isin(["sustained"])]
     moved = {(r["run_id"], r["case_id"], r["arm"]): r["bytes_moved"] for r in rows_of(own)}
     said: dict[str, list[str]] = {}
-    for arm in dict.fromkeys(own["arm"]):
-        if arm == "copy" or arm.endswith(AGAIN):
+    for arm in dict.fromkeys(without_controls(own)["arm"]):
+        if arm == "copy":
             continue
         for r in rows_of(against(own, arm, "copy", partial=True)):
             key = r["run_id"], r["case_id"]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
+from harness.arm import Arm
 from harness.case import Case
 from harness.environment import env_id
 from harness.errors import UsageError
@@ -118,6 +119,7 @@ def _row(test: Any, path: Path) -> Measurement:
         suite=SUITE,
         case_id=case.case_id,
         arm=ARM,
+        arm_fields=Arm(variant=ARM),
         axes=case.axes_json,
         metric="time_ms",
         status="ok",

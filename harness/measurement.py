@@ -8,6 +8,7 @@ Schema history
 3  column `tries`: processes that had the case in this sweep, 2 where the first one died
    status `partial` (2026-11): finished rounds of a case that was cut off; no reader that asks for "ok" takes them
 4  columns `cause` (harness.cause) and `retryable`; what older rows lack is derived when they are read (harness.schema)
+   column `arm_fields`: the arm as a record (harness.arm); rows without it are given the record of their name when read
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.cause import DEFAULT, RETRYABLE, Cause
+
+if TYPE_CHECKING:
+    from harness.arm import Arm
 
 SCHEMA_VERSION = 4
 
@@ -274,10 +278,15 @@ class Measurement:
     tries: int = 1  # processes that had the case in this sweep; the row is of the last
     cause: Cause = Cause.NONE
     retry: bool | None = None
+    arm_fields: Arm | None = None  # the arm as a record; None where nothing is known but the name
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
             raise ValueError(f"unknown metric {self.metric!r}; known: {', '.join(sorted(METRICS))}")
+        if self.arm_fields is not None and str(self.arm_fields) != self.arm:
+            raise ValueError(
+                f"arm {self.arm!r} with the fields of {str(self.arm_fields)!r}: {self.arm_fields}"
+            )
         if self.status == "ok" and not self.samples:
             raise ValueError(
                 f"{self.metric} of {self.suite}/{self.arm}: status 'ok' needs at least one sample"
@@ -311,6 +320,11 @@ class Measurement:
         return self.cause in RETRYABLE if self.retry is None else self.retry
 
     @property
+    def is_control(self) -> bool:
+        """The row is of an A/A control."""
+        return self.arm_fields is not None and self.arm_fields.control
+
+    @property
     def value(self) -> float | None:
         """Median of the samples, of a series the last; None where there is none."""
         if not self.samples:
@@ -325,6 +339,7 @@ class Measurement:
             "suite": self.suite,
             "case_id": self.case_id,
             "arm": self.arm,
+            "arm_fields": None if self.arm_fields is None else self.arm_fields.as_json,
             "baseline": self.baseline,
             "axes": self.axes,
             "seed": self.seed,

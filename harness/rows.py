@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.arm import original_name
 from harness.cause import Cause
 from harness.errors import MemoryShortageError
 from harness.measurement import Measurement
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from harness.workload import Numerics, Trial, Workload
 
 REFUSES = "refuses: "  # before the words of what was to run and refused
-AGAIN = ":again"  # a baseline timed a second time in the same rounds
 
 
 @dataclass(slots=True)
@@ -54,12 +54,14 @@ def row(
 
     The metric "" is the one that every arm of the suite has: the time, of a trial suite its `METRIC`, by default the loss.
     """
-    name = arm.removesuffix(AGAIN)
+    name = original_name(arm)
+    info = planned.suite.ARMS[name]
     return Measurement(
         suite=planned.case.suite,
         case_id=planned.case.case_id,
         arm=arm,
-        baseline=planned.suite.ARMS[name].baseline if arm == name else name,
+        arm_fields=replace(info.record(name), control=arm != name),
+        baseline=info.baseline if arm == name else name,
         axes=planned.case.axes_json,
         seed=planned.case.seed,
         metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),

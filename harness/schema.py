@@ -28,6 +28,7 @@ SCHEMA = pa.schema(
         ("suite", pa.string()),
         ("case_id", pa.string()),
         ("arm", pa.string()),
+        ("arm_fields", pa.string()),  # JSON of harness.arm.Arm
         ("baseline", pa.string()),
         ("axes", pa.string()),
         ("seed", pa.int64()),

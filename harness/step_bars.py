@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.compare import AGAIN, against, rows_of
+from harness.arm import arm_of
+from harness.compare import against, rows_of
 from harness.json_columns import parse
 from harness.model_title import title_of
 
@@ -112,7 +113,7 @@ def _told(steps: pd.DataFrame, bar: Bar) -> pd.DataFrame:
     for r in timed:
         arms.setdefault((r["run_id"], r["case_id"]), set()).add(r["arm"])
     for r in timed:
-        if r["arm"].endswith(AGAIN):
+        if arm_of(r).control:
             continue
         key = r["run_id"], r["case_id"]
         has = len({bar.arm, bar.against} & arms[key])

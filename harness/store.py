@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.arm import stored_fields
 from harness.attempts import last_attempts
 from harness.errors import UsageError
 from harness.json_columns import is_object, parse
@@ -209,7 +210,8 @@ def read(
         The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
         (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
         warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
-        nulls where a column is new, the part "", and the cause that their reason tells.
+        nulls where a column is new, the part "", the cause that their reason tells and the `arm_fields` of their
+        arm's name.
 
     Raises:
         UsageError: a path does not exist.
@@ -226,6 +228,8 @@ def read(
         warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
     problems += damaged
     frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
+    named_arms = zip(frame["arm"], frame["baseline"], frame["arm_fields"], strict=True)
+    frame["arm_fields"] = [stored_fields(arm, baseline, text) for arm, baseline, text in named_arms]
     if not all_attempts:
         frame = last_attempts(frame)
     frame["case_axes"] = frame["axes"]

@@ -7,9 +7,10 @@ only prepares or checks lies outside of it.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from harness.arm import Arm, parse
 from harness.cause import Cause
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class Axis:
     optional: bool = False  # left open it is no part of a case, whose identity it then leaves alone
 
 
+UNDECLARED = Arm()
+
+
 @dataclass(frozen=True, slots=True)
 class ArmInfo:
     """One arm of a suite.
@@ -116,12 +120,34 @@ class ArmInfo:
         recipe: the recipe that its layers are converted to; "" where none is. `train.mixed_precision` and
             `train.recipe` choose arms by it.
         peer: whose it is: a name of `harness.peers`, "" for ours and the baselines. `peers=` chooses arms by it.
+        arm: its record, filled in by `arm_table`; empty where the suite declares none.
     """
 
     doc: str
     baseline: str = ""
     recipe: str = ""
     peer: str = ""
+    arm: Arm = UNDECLARED
+
+    def record(self, name: str) -> Arm:
+        """The record that rows of the arm `name` store; where none was declared, the one that is known by that name."""
+        return parse(name) if self.arm == UNDECLARED else self.arm
+
+
+def arm_table(arms: Mapping[Arm, ArmInfo]) -> dict[str, ArmInfo]:
+    """Arms by name, each with its record.
+
+    Raises:
+        ValueError: two records have one name. Files keep names, so their rows could not be told apart.
+    """
+    table: dict[str, ArmInfo] = {}
+    for arm, info in arms.items():
+        if (name := str(arm)) in table:
+            raise ValueError(
+                f"arm {name!r} is declared twice: {table[name].arm} and {arm}; rename the recipe or the variant"
+            )
+        table[name] = replace(info, arm=arm)
+    return table
 
 
 @dataclass(frozen=True, slots=True)

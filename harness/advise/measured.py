@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.gemm import closed_form
 from harness.advise.model import Linear
 from harness.advise.step import Ratio, layer_cost, speedup
+from harness.arm import Arm, arm_of
 from harness.ceilings import ceilings
 from harness.compare import paired_ratios, rows_of
 from harness.json_columns import parse
@@ -88,8 +89,8 @@ def layers(frame: pd.DataFrame, rates: Rates, recipe_of: Callable[[str, bool], R
     rows = paired_ratios(frame[(frame["suite"] == "linear") & (frame["metric"] == "time_ms")])
     checks = []
     for row in rows_of(rows[rows["regime"] == _ISOLATED]):
-        name, _, mode = row["arm"].rpartition("_")
-        recipe = recipe_of(name, mode == "compile")
+        arm = arm_of(row)
+        recipe = recipe_of(_plain_recipe(arm), arm.mode == "compile")
         axes = parse(row["axes"])
         if recipe is None or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
@@ -118,8 +119,8 @@ def steps(
     resolved = {(r["run_id"], r["case_id"], r["arm"]): parse(r["resolved"]) for r in rows_of(own)}
     checks = []
     for row in rows_of(paired_ratios(own)):
-        name, _, mode = row["arm"].rpartition("_")
-        recipe = recipe_of(name, mode == "compile")
+        arm = arm_of(row)
+        recipe, mode = recipe_of(_plain_recipe(arm), arm.mode == "compile"), arm.mode
         if recipe is None or mode not in _PREDICTED or not row["fp8"] or not math.isfinite(row["speedup"]):
             continue
         found = resolved[row["run_id"], row["case_id"], row["arm"]]
@@ -132,6 +133,11 @@ def steps(
         predicted = speedup(model, rates, replace(plan, compiled=mode == "compile"), recipe, converted)
         checks.append(Check("step", model.name, row["arm"], predicted.value, row["speedup"], row["run_id"]))
     return checks
+
+
+def _plain_recipe(arm: Arm) -> str:
+    """The recipe of an arm of ours that casts as its mode does; "" of every other arm."""
+    return arm.recipe if arm == Arm(arm.recipe, arm.mode) else ""
 
 
 def alone(recipe: Recipe) -> Recipe:

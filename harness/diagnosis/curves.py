@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import verdict
+from harness.arm import WARMUP
 from harness.diagnosis.casts import worst_layers
 from harness.diagnosis.finding import Finding
 from harness.verdict.rows import CONTROL, NEGATIVE
@@ -36,7 +37,8 @@ def early_divergence(material: Material) -> Iterator[Finding]:
         failing = {s: where for s, run in base.items() if (where := _runs_away(run))}
         with_control: dict[str, dict[int, str]] = {}
         for arm, runs in setup.arms.items():
-            if arm.startswith(CONTROL) or arm == NEGATIVE:
+            fields = setup.records[arm]
+            if fields.recipe == CONTROL or fields.variant in (WARMUP, NEGATIVE):
                 continue
             seen = {
                 s: where

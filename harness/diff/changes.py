@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import effect, stats
-from harness.compare import AGAIN, SECONDS, TIMES, noise_floors, rows_of
+from harness.arm import arm_of
+from harness.compare import SECONDS, TIMES, noise_floors, rows_of
 from harness.differences import differences
 from harness.json_columns import parse
 
@@ -154,7 +155,7 @@ def _times(frame: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Any]]:
     return {
         (r["suite"], r["case_id"], r["arm"], r["regime"] or "", r["metric"]): r
         for r in rows_of(own)
-        if not r["arm"].endswith(AGAIN)
+        if not arm_of(r).control
     }
 
 

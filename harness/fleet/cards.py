@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness import differences as environments
+from harness.arm import arm_of
 from harness.cause import REFUTED
-from harness.compare import AGAIN, TIMES
+from harness.compare import TIMES
 from harness.json_columns import parse
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def differences(group: Sequence[Card]) -> dict[str, dict[str, list[str]]]:
 
 def _again(row: Mapping[Any, Any]) -> bool:
     """Whether a row is of the second timing of a baseline."""
-    return str(row["arm"]).endswith(AGAIN)
+    return arm_of(row).control
 
 
 def _add_result(card: Card, row: Mapping[Any, Any]) -> None:

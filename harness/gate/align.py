@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import stats
-from harness.compare import AGAIN
+from harness.arm import controls
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST
 from harness.gate.unit import EMPTY, KEY, RATIO, Key, Table, Unit
 
@@ -29,7 +29,7 @@ _ROUNDS = 2**32  # more than any run has, so that unit * _ROUNDS + round names a
 
 def rows_by_key(frame: pd.DataFrame) -> Table:
     """The rows of each key, the controls of the A/A floor and of the gate left out."""
-    keep = frame[~frame["arm"].str.endswith(AGAIN) & (frame["suite"] != CONTROL_SUITE)]
+    keep = frame[~controls(frame) & (frame["suite"] != CONTROL_SUITE)]
     table: Table = {}
     for row in keep.itertuples(index=False):
         table.setdefault(tuple(getattr(row, name) or "" for name in KEY), []).append(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.arm import from_json, stored_fields
 from harness.case import Case
 from harness.cause import Cause
 from harness.gate.sides import CONTROL_SUITE
@@ -77,6 +78,9 @@ class Row:
                 name: self.about[name]
                 for name in ("suite", "case_id", "arm", "baseline", "axes", "seed", "metric")
             },
+            arm_fields=from_json(
+                stored_fields(self.about["arm"], self.about["baseline"], self.about.get("arm_fields"))
+            ),
             status=status,
             reason="" if sound else reason,
             cause=Cause.NONE if sound else cause,

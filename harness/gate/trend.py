@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness import store
-from harness.compare import AGAIN, rows_of
+from harness.arm import controls
+from harness.compare import rows_of
 from harness.errors import UsageError
 from harness.gate.sides import CONTROL_SUITE
 from harness.measurement import METRICS
@@ -76,7 +77,7 @@ def lines_of(names: Sequence[str | Path], results_dir: str | Path = "results") -
     frame = frame[
         (frame["status"] == "ok")
         & frame["better"].isin(["lower", "higher"])
-        & ~frame["arm"].str.endswith(AGAIN)
+        & ~controls(frame)
         & (frame["suite"] != CONTROL_SUITE)
         & ~(
             frame["metric"].isin([m.name for m in METRICS.values() if m.series])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.arm import controls
 from harness.cause import REFUTED
-from harness.compare import AGAIN
 from harness.gate.align import (
     confirmation,
     control_rounds,
@@ -57,7 +57,7 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
     notes = [*baseline.notes, *candidate.notes]
-    broken = (before["status"] == "failed") & ~before["arm"].str.endswith(AGAIN)
+    broken = (before["status"] == "failed") & ~controls(before)
     if lost := before[broken].groupby(["case_id", "arm"]).ngroups:
         reason = str(before.loc[broken, "reason"].iloc[0])
         notes.append(

@@ -108,6 +108,9 @@ class Worker:
                 "suite": planned.case.suite,
                 "case_id": case_id,
                 "arm": arm,
+                "arm_fields": info.record(arm).as_json
+                if hasattr(info, "record")
+                else None,  # not in an older commit
                 "baseline": info.baseline,
                 "axes": planned.case.axes_json,
                 "seed": planned.case.seed,

@@ -25,7 +25,9 @@ from harness.peers.peer import Peer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PEERS", "Peer"]
+    from harness.arm import Arm
+
+__all__ = ["PEERS", "Peer", "peer_of"]
 
 PEERS: Mapping[str, Peer] = {
     "torchao": torchao.PEER,
@@ -38,3 +40,8 @@ PEERS: Mapping[str, Peer] = {
     "nanochat_style": nanochat_style.PEER,
     "scaled_mm": scaled_mm.PEER,
 }
+
+
+def peer_of(arm: Arm) -> Peer | None:
+    """The implementation that an arm is of; None for ours. KeyError where no peer has that word."""
+    return {peer.arm: peer for peer in PEERS.values()}[arm.peer] if arm.peer else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from harness.arm import arm_of, arms_of
 from harness.compare import rows_of
 from harness.report import text
 from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
@@ -38,10 +38,7 @@ def speedups(machine: Machine) -> list[Chart]:
         pairs.groupby(["suite", "regime"]), key=lambda item: (order.get(str(item[0][0]), 2), item[0])
     )
     for (suite, regime), own in groups:
-        modes = {
-            "eager": own[own["arm"].str.endswith("_eager")],
-            "compile": own[own["arm"].str.endswith("_compile")],
-        }
+        modes = {mode: own[[arm.mode == mode for arm in arms_of(own)]] for mode in ("eager", "compile")}
         panels = {f"{m} against {m}": g for m, g in modes.items() if len(g)} or {"against bf16": own}
         charts.append(_forest(machine, str(suite), str(regime), panels))
     return charts
@@ -173,7 +170,7 @@ def soundness(machine: Machine) -> list[Chart]:
 def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]) -> Chart:
     everything = [r for g in panels.values() for r in rows_of(g)]
     cases = _largest(everything, machine.constant_axes(suite))
-    arms = list(dict.fromkeys(re.sub("_(eager|compile)$", "", r["arm"]) for r in everything))
+    arms = list(dict.fromkeys(str(arm_of(r).modeless) for r in everything))
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
     figure = Figure(figsize=(9.5, height), layout="constrained")
     columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
@@ -186,7 +183,7 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
         widths = [floor - 1 / floor for floor in floors.values()]
         axes.barh(list(floors), widths, left=lows, height=0.84, color=BAND, linewidth=0)
         for i, arm in enumerate(arms):
-            own = [r for r in shown if re.sub("_(eager|compile)$", "", r["arm"]) == arm]
+            own = [r for r in shown if str(arm_of(r).modeless) == arm]
             at = [row[r["case_id"]] + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2) for r in own]
             known = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if r["low"] == r["low"]]
             if known:

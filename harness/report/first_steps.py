@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.compare import AGAIN, rows_of
+from harness.arm import controls
+from harness.compare import rows_of
 from harness.report import text
 from harness.report.table import known, resolved_of
 from harness.verdict.curves import PROVED
@@ -49,7 +50,7 @@ class FirstStep:
 def first_steps(machine: Machine) -> list[FirstStep]:
     """One for each (run, case, FP8 arm) whose check passed."""
     frame = machine.frame
-    rows = frame[(frame["suite"] == SUITE) & (frame["status"] == "ok") & ~frame["arm"].str.endswith(AGAIN)]
+    rows = frame[(frame["suite"] == SUITE) & (frame["status"] == "ok") & ~controls(frame)]
     found: dict[tuple[str, str, str], FirstStep] = {}
     for row in rows_of(rows):
         resolved = resolved_of(row)

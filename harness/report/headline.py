@@ -7,14 +7,14 @@ whole steps before layers before single GEMMs. On a CPU there is no speed to sho
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness import mfu
-from harness.compare import AGAIN, TIMES, rows_of, summary
+from harness.arm import Arm, arm_of
+from harness.compare import TIMES, rows_of, summary
 from harness.model_title import title_of
 from harness.report import text
 from harness.report.compared import names
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from harness.report.numerics import Worst
     from harness.report.runs import Machine
 
+_NO_RECIPE = ("torch", "fp8", "fp8_precomputed")  # arms of suites that compare no recipes
 MOST_ROWS, MOST_OF_EACH = 14, 4  # of one machine; of each where there are several
 Rows = list[tuple[str, str]]  # (run id, case id) that a number rests on
 HeadlineRow = tuple[Cell, ...]
@@ -59,10 +60,15 @@ COLUMNS = (
 class Standing:
     """One arm: what is known of it."""
 
-    arm: str
+    fields: Arm
     suite: str = ""
     pairs: list[dict[str, Any]] = field(default_factory=list)
     gain: float = float("nan")
+
+    @property
+    def arm(self) -> str:
+        """Its name."""
+        return str(self.fields)
 
 
 def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[HeadlineRow]:
@@ -105,30 +111,27 @@ def _standings(machine: Machine) -> list[Standing]:
         suite = min(pairs["suite"].unique(), key=lambda s: (rank.get(s, len(rank)), s))
         own = pairs[pairs["suite"] == suite]
         found = [
-            Standing(s["arm"], suite, rows_of(own[own["arm"] == s["arm"]]), s["geometric_mean"])
+            Standing(arm_of(mine[0]), suite, mine, s["geometric_mean"])
             for s in rows_of(summary(own))
+            if (mine := rows_of(own[own["arm"] == s["arm"]]))
         ]
         return sorted(found, key=lambda s: (-s.gain, s.arm))
-    arms = [w.arm for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
-    arms += [v.arm for v in machine.verdicts if is_candidate(v.arm)]
-    known_recipes = [recipe(arm) for arm in arms]
-    return [Standing(name) for name in dict.fromkeys(known_recipes) if name]
+    arms = [w.fields for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
+    arms += [v.fields for v in machine.verdicts if is_candidate(v.fields)]
+    return [Standing(what) for what in dict.fromkeys(map(recipe, arms)) if what != Arm()]
 
 
-def recipe(arm: str) -> str:
-    """What an arm computes, however it is run: "tensorwise" of fp8_tensorwise_fast, tensorwise_compile, ...
+def recipe(arm: Arm) -> Arm:
+    """What an arm computes, however it is run: the recipe and whose it is; an empty arm where it is of no recipe.
 
-    >>> recipe("fp8_rowwise_fast"), recipe("rowwise_kernels_compile"), recipe("rowwise_graph"), recipe("torch")
-    ('rowwise', 'rowwise', 'rowwise', '')
-    >>> recipe("torchao_rowwise_eager")
-    'torchao_rowwise'
+    >>> str(recipe(parse("tensorwise_fused_eager"))), str(recipe(parse("torchao_rowwise_eager")))
+    ('tensorwise', 'torchao_rowwise')
     """
-    bare = re.sub(r"(_(eager|compile|graph|kernels|plain|fast|triton))+$", "", arm).removeprefix("fp8_")
-    return "" if bare in ("torch", "eager", "compile", "fp8") else bare
+    return Arm() if arm.variant in _NO_RECIPE else arm.computes
 
 
 def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) -> HeadlineRow:
-    name = recipe(standing.arm)
+    computed = recipe(standing.fields)
 
     def claim(what: str, cell: Cell, rows: Rows) -> Cell:
         if not cell.text or not rows:
@@ -141,10 +144,10 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
     what = WHAT.get(standing.suite, f"suite {standing.suite}").partition(" (")[0] if standing.suite else ""
     cases = {p["case_id"] for p in standing.pairs}
     count = text.plural(len(cases), "case") if cases else ""
-    worst, where = _worst(machine, standing.arm, name)
+    worst, where = _worst(machine, standing.fields, computed)
     used, of = _mixed_mfu(machine, standing)
-    seen, ran = _proof(machine, standing.arm, name)
-    loss, trained = _loss(machine, name)
+    seen, ran = _proof(machine, standing.fields, computed)
+    loss, trained = _loss(machine, computed)
     return (
         Cell(standing.arm, standing.arm),
         claim(
@@ -182,10 +185,12 @@ def _gain(standing: Standing) -> Cell:
     return Cell(text.ratio(standing.gain), standing.gain, style, "" if note == text.NONE else note)
 
 
-def _worst(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
+def _worst(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
     """The least SQNR of the arm itself; of any arm of its recipe where it has none, or stands for the recipe."""
     every = [w for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
-    own = [w for w in every if w.arm == arm != name] or [w for w in every if recipe(w.arm) == name]
+    own = [w for w in every if w.fields == arm != computed] or [
+        w for w in every if recipe(w.fields) == computed
+    ]
     if not own:
         return Cell("", None), []
     least: Worst = min(own, key=lambda w: w.worst[1])
@@ -218,9 +223,11 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
     return Cell(text.percent(middle), middle, "bad" if "over_peak" in flags else "", "; ".join(notes)), rows
 
 
-def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
+def _proof(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
     rows = _fp8_newest(machine)
-    own = [r for r in rows if r["arm"] == arm != name] or [r for r in rows if recipe(r["arm"]) == name]
+    own = [r for r in rows if arm_of(r) == arm != computed] or [
+        r for r in rows if recipe(arm_of(r)) == computed
+    ]
     counted = [(r, resolved_of(r)) for r in own if "fp8_gemms" in resolved_of(r) and r["metric"] in TIMES]
     if not counted:
         direct = [r for r in own if "float8" in str(resolved_of(r).get("a_dtype"))]
@@ -239,18 +246,20 @@ def _proof(machine: Machine, arm: str, name: str) -> tuple[Cell, Rows]:
 @once
 def _fp8_newest(machine: Machine) -> list[dict[str, Any]]:
     """Times of the arms that spent FLOPs in FP8, of the newest run of each case."""
-    return newest(r for r in rows_of(fp8_rows(machine)) if not r["arm"].endswith(AGAIN))
+    return newest(rows_of(fp8_rows(machine)))
 
 
-def _loss(machine: Machine, name: str) -> tuple[Cell, Rows]:
-    own = [v for v in machine.verdicts if v.arm == name]
+def _loss(machine: Machine, computed: Arm) -> tuple[Cell, Rows]:
+    own = [v for v in machine.verdicts if v.fields == computed]
     if not own:
         return Cell("", None), []
     told = Counter(v.verdict.outcome for v in own)
     outcome = next(iter(told)) if len(told) == 1 else ""
     words = outcome or ", ".join(f"{count} {word}" for word, count in told.items())
     runs = {v.run_id for v in own}
-    rows = [r for r in machine.rows if r["run_id"] in runs and r["arm"] == name and r["metric"] == "loss"]
+    rows = [
+        r for r in machine.rows if r["run_id"] in runs and arm_of(r) == computed and r["metric"] == "loss"
+    ]
     late = [g.effect for v in own if (g := v.verdict.gate("L4")) is not None and math.isfinite(g.effect)]
     note = f"late gap {percent(late[0])}" if len(own) == 1 and late else ""
     return Cell(words, words, STYLES.get(outcome, ""), note), _of(rows)

@@ -9,7 +9,8 @@ import bisect
 from typing import TYPE_CHECKING
 
 from harness import stats
-from harness.compare import MODES, rows_of
+from harness.arm import baseline_of
+from harness.compare import rows_of
 from harness.report import text
 from harness.report.table import Cell, Column, Grid, Table
 from harness.report.verdicts import fp8_pairs
@@ -84,7 +85,7 @@ def _cell(speedup: float | None) -> Cell:
 
 def _as_trained(pairs: pd.DataFrame) -> pd.DataFrame:
     """The compiled arms, since that is how models are trained; all where none was compiled."""
-    compiled = pairs[pairs["baseline"].str.endswith(f"_{MODES[1]}")]
+    compiled = pairs[[baseline_of(r).mode == "compile" for r in rows_of(pairs)]]
     return compiled if len(compiled) else pairs
 
 

@@ -7,10 +7,11 @@ implementation that can do the easy half of the cases alone is set against ours 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness import stats
+from harness.arm import WITHOUT_FP8, arm_of
 from harness.cause import Cause
 from harness.json_columns import parse
 from harness.report import text
@@ -67,7 +68,7 @@ def places(machine: Machine) -> list[Place]:
         leagues: dict[tuple[str, frozenset[Key]], list[str]] = {}
         for arm, records in by_arm.items():
             if _resolved(next(iter(records.values()))).get("peer"):
-                ours = _ours(suite, arm, records, by_arm)
+                ours = _ours(suite, records, by_arm)
                 shared = _shared((arm, ours, _root(arm, by_arm)), by_arm)
                 leagues.setdefault((ours, shared), []).append(arm)
         for (ours, shared), arms in leagues.items():
@@ -131,23 +132,25 @@ def _shared(arms: Iterable[str], by_arm: Arms) -> frozenset[Key]:
     return frozenset(newest.values())
 
 
-def _ours(suite: str, arm: str, records: Mapping[Key, Record], by_arm: Arms) -> str:
-    """Our arm that does the same: of products and casts the baseline, else the one whose name is the rest of its own."""
+def _ours(suite: str, records: Mapping[Key, Record], by_arm: Arms) -> str:
+    """Our arm that does the same: of products and casts the baseline, else the one of the same recipe and mode."""
     if suite in ("cast", "gemm"):
         return str(next(iter(records.values()))["baseline"])
-    rest = arm.partition("_")[2]
+    own = replace(arm_of(next(iter(records.values()))), peer="")
     # Layers that alone are compiled stand in an eager step.
-    return rest if rest in by_arm else rest.removesuffix("_linears") + "_eager" * rest.endswith("_linears")
+    return str(replace(own, mode="eager") if own.mode == "linears" and str(own) not in by_arm else own)
 
 
 def _root(arm: str, by_arm: Arms) -> str:
     """The baseline of an arm, or that baseline's own, until one has no FP8; of eager against compiled none is asked."""
     seen = {arm}
-    while arm in by_arm and (base := str(next(iter(by_arm[arm].values()))["baseline"])) and base not in seen:
+    while arm in by_arm:
+        row = next(iter(by_arm[arm].values()))
+        base = str(row["baseline"])
+        if arm_of(row).recipe in WITHOUT_FP8 or not base or base in seen:
+            break
         arm = base
         seen.add(arm)
-        if arm.startswith("bf16"):
-            break
     return arm
 
 

@@ -7,11 +7,12 @@ same rounds. The better one is judged by those rounds and not by the library's o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from harness import stats
+from harness.arm import PRODUCT, arm_of
 from harness.effect import MIN_ROUNDS
 from harness.report import text
 from harness.report.records import arm_records
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Record, Table
 
-FASTEST = "_fastest"
-OWN = "_triton"
+FASTEST = "fastest"
+OWN = "triton"
 BAR = 0.95  # of the better library's speed, which the choice must not fall below at any shape
 BLOCKS = "fp8_blockwise_triton"
 
@@ -67,12 +68,19 @@ def choices(machine: Machine) -> list[Choice]:
             cases.setdefault((r["run_id"], r["case_id"]), {})[r["arm"]] = r
     found: dict[tuple[str, str], Choice] = {}
     for (_, case), arms in cases.items():
-        for arm, record in arms.items():
-            product = arm.removesuffix(FASTEST)
-            if arm.endswith(FASTEST) and product in arms and product + OWN in arms:
-                choice = _choice(record, product, arms)
-                if choice is not None:
-                    found[case, product] = choice
+        for record in arms.values():
+            fields = arm_of(record)
+            if (fields.mode, fields.variant) != (PRODUCT, FASTEST):
+                continue
+            names = {way: str(replace(fields, variant=variant)) for way, variant in _ARMS.items()}
+            ways = {way: arms[name] for way, name in names.items() if name in arms}
+            choice = (
+                _choice(record, names["torch"], ways, arms.get(BLOCKS))
+                if ways.keys() == names.keys()
+                else None
+            )
+            if choice is not None:
+                found[case, choice.product] = choice
     return list(found.values())
 
 
@@ -97,20 +105,22 @@ def chosen_table(machine: Machine) -> Table:
 _ARMS = {"torch": "", "triton": OWN, "fastest": FASTEST}
 
 
-def _choice(record: Record, product: str, arms: Mapping[str, Record]) -> Choice | None:
+def _choice(
+    record: Record, product: str, ways: Mapping[str, Record], blockwise: Record | None
+) -> Choice | None:
     """None where the arms share too few rounds."""
-    medians = {name: _medians(arms[product + ending]) for name, ending in _ARMS.items()}
+    medians = {name: _medians(way) for name, way in ways.items()}
     ratios = {name: _log_ratios(medians[name], medians["fastest"]) for name in ("torch", "triton")}
     if min(map(len, ratios.values())) < MIN_ROUNDS:
         return None
     best = min(ratios.values(), key=lambda own: sum(own) / len(own))
     low, high = stats.t_interval(best)
-    blocks = _log_ratios(medians["fastest"], _medians(arms[BLOCKS])) if BLOCKS in arms else []
+    blocks = _log_ratios(medians["fastest"], _medians(blockwise)) if blockwise else []
     return Choice(
         record,
         product,
         str(resolved_of(record).get("chosen", "")),
-        {name: arms[product + ending]["value"] for name, ending in _ARMS.items()},
+        {name: way["value"] for name, way in ways.items()},
         math.exp(sum(best) / len(best)),
         math.exp(low),
         math.exp(high),

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import AGAIN, FP8_DTYPES, TIMES
+from harness.arm import Arm, arms_of, controls
+from harness.compare import FP8_DTYPES, TIMES
 from harness.json_columns import parse
 from harness.report import text
 from harness.report.runs import once
@@ -36,6 +37,7 @@ class Worst:
 
     suite: str
     arm: str
+    fields: Arm
     fp8: bool
     cases: int
     sqnr: dict[str, float]  # metric of SQNR -> dB of the case that comes nearest to its bound
@@ -84,6 +86,7 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
             Worst(
                 str(suite),
                 str(arm),
+                arms_of(group)[0],
                 (suite, arm) in fp8,
                 group["case_id"].nunique(),
                 sqnr,
@@ -161,6 +164,6 @@ def numerics_table(machine: Machine) -> Table:
 def fp8_rows(machine: Machine) -> pd.DataFrame:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
     frame = machine.frame
-    timed = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok") & ~frame["arm"].str.endswith(AGAIN)]
+    timed = frame[frame["metric"].isin(TIMES) & (frame["status"] == "ok") & ~controls(frame)]
     fp8 = timed["flops"].map(lambda t: any(str(k).startswith(FP8_DTYPES) for k in parse(t)))
     return timed[fp8.astype(bool)].drop_duplicates(["run_id", "case_id", "arm"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from harness.arm import Arm, arm_of
 from harness.compare import SECONDS
 from harness.report import text
 from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
@@ -35,7 +37,8 @@ def compilations(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]
     for r in machine.rows:
         if r["metric"] == "compile_s" and r["status"] == "ok":
             about = found.setdefault(
-                (r["run_id"], r["case_id"], r["arm"]), {"suite": r["suite"], "axes": r["axes"]}
+                (r["run_id"], r["case_id"], r["arm"]),
+                {"suite": r["suite"], "axes": r["axes"], "eager": _eager(arm_of(r))},
             )
             resolved = resolved_of(r)
             warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
@@ -48,7 +51,7 @@ def compilations(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]
                 tokens = resolved_of(r).get("tokens_per_step")
                 times[r["run_id"], r["case_id"], r["arm"]] = (r["value"] * SECONDS[r["unit"]], tokens)
     for (run, case, arm), about in found.items():
-        mine, eager = times.get((run, case, arm)), times.get((run, case, _eager(arm)))
+        mine, eager = times.get((run, case, arm)), times.get((run, case, about["eager"]))
         if mine is None or eager is None or mine[1] != eager[1]:  # steps of different batches are no pair
             continue
         about["gain_s"] = gain = eager[0] - mine[0]
@@ -58,10 +61,10 @@ def compilations(machine: Machine) -> dict[tuple[str, str, str], dict[str, Any]]
     return found
 
 
-def _eager(arm: str) -> str:
-    """The arm that does the same without the compiler."""
-    name = arm.removesuffix("compile").removesuffix("_").removesuffix("_kernels")
-    return f"{name}_eager" if name else "eager"
+def _eager(arm: Arm) -> str:
+    """Name of the arm that does the same without the compiler; "" where the arm is not known to use it."""
+    casts = "" if arm.casts == "kernels" else arm.casts  # eager casts are kernels anyway
+    return str(replace(arm, mode="eager", casts=casts)) if arm.mode == "compile" else ""
 
 
 @mpl.rc_context(STYLE)

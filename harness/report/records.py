@@ -9,7 +9,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import AGAIN, SECONDS, TIMES, rows_of
+from harness.arm import arm_of
+from harness.compare import SECONDS, TIMES, rows_of
 from harness.json_columns import parse
 from harness.report.runs import once
 from harness.report.table import known
@@ -43,7 +44,7 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
     reached = machine.ceilings if suite != "ceilings" else None
     records = []
     for row in own:
-        if row["metric"] not in TIMES or row["arm"].endswith(AGAIN):
+        if row["metric"] not in TIMES or arm_of(row).control:
             continue
         key = (row["run_id"], row["case_id"], row["arm"])
         pair = ratios.get((*key, row["regime"] or "", row["metric"]), {})

@@ -10,7 +10,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from harness.advised_arms import FLOOR, advised_arms, verdict
-from harness.compare import AGAIN, rows_of
+from harness.arm import controls
+from harness.compare import rows_of
 from harness.kernels_by_name import CLASSES
 from harness.measurement import METRICS
 from harness.model_title import title_of
@@ -124,7 +125,7 @@ def traces_table(machine: Machine) -> Table:
     """The traces that were asked for: which steps of which arm, and the file in the run's folder."""
     frame = machine.frame
     records: dict[tuple[str, str, str], Record] = {}
-    for r in rows_of(frame[(frame["suite"] == SUITE) & ~frame["arm"].str.endswith(AGAIN)]):
+    for r in rows_of(frame[(frame["suite"] == SUITE) & ~controls(frame)]):
         if resolved_of(r).get("trace"):
             records.setdefault((r["run_id"], r["case_id"], r["arm"]), r)
     runs = list(dict.fromkeys(run for run, _, _ in records))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.arm import COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
 from harness.report import text
 from harness.report.table import Cell, Column, Spec, Table, make_table, number_cell, share_cell
 from harness.report.verdicts import Answer, Verdict
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from harness.verdict import GateResult
     from harness.verdict.rows import Setup
 
-CONTROLS = (CONTROL, f"{CONTROL}_eps", f"{CONTROL}_other", NEGATIVE)
 STYLES = {"PASS": "pass", "WARN": "warn", "FAIL": "bad", "INCONCLUSIVE": "muted"}
 _SHORT = {"INCONCLUSIVE": "can't tell"}
 _HEADINGS = {
@@ -44,7 +44,7 @@ _DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2
 def trains_the_same(machine: Machine) -> Answer:
     """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
     question = "Does it train the same?"
-    candidates = [v for v in machine.verdicts if is_candidate(v.arm)]
+    candidates = [v for v in machine.verdicts if is_candidate(v.fields)]
     count = Counter(v.verdict.outcome for v in candidates)
     if not candidates:
         return Answer(question, "can't tell", "No FP8 arm was trained in these runs.")
@@ -66,14 +66,14 @@ def trains_the_same(machine: Machine) -> Answer:
     return Answer(question, verdict, sentence, tuple(evidence[:8]))
 
 
-def is_candidate(arm: str) -> bool:
+def is_candidate(arm: Arm) -> bool:
     """Whether an arm is one that a user would train, and no control or emulation."""
-    return arm not in CONTROLS and not arm.endswith(("_eps", "_golden"))
+    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE)
 
 
 def verdict_table(machine: Machine) -> Table:
     """One row an arm: the verdict, and each gate's status with the figure that it rests on."""
-    verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.arm))
+    verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.fields))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
     varying = _varying(machine)
     columns = (
@@ -161,10 +161,8 @@ def layers_table(machine: Machine) -> Table:
     """Worst figures of each cast tensor over all looks and seeds, for the arms that train in FP8 throughout."""
     frame = machine.frame
     own = frame[(frame["suite"] == "divergence") & (frame["part"] != "") & (frame["status"] == "ok")]
-    own = own[
-        own["metric"].isin(_DIAGNOSED)
-        & own["arm"].isin([a for a in own["arm"].unique() if is_candidate(a) and CONTROL not in a])
-    ]
+    own = own[own["metric"].isin(_DIAGNOSED)]
+    own = own[[is_candidate(arm) and arm.variant not in (WARMUP, COOLDOWN) for arm in arms_of(own)]]
     worst: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in own.to_dict("records"):
         axes = {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from harness import stats
+from harness.arm import GOLDEN
 from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.training import is_candidate, setup_label
 from harness.verdict import MARGIN, ema
@@ -67,7 +68,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
             label="other seeds, 95 %",
         )
         told += f" Band: control +/- t sd of {other.shape[0]} runs of other seeds."
-    shown = [CONTROL, *(a for a in setup.arms if a == NEGATIVE or is_candidate(a))]
+    shown = [CONTROL, *(a for a in setup.arms if a == NEGATIVE or is_candidate(setup.records[a]))]
     ends = [centre.min(), centre[centre.size // 20]]
     for i, arm in enumerate(shown):
         x, y = _smoothed(setup, arm)
@@ -93,7 +94,8 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
 @mpl.rc_context(STYLE)
 def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     """The smoothed gap of each arm that is paired with the control, in percent of the control's loss."""
-    arms = [a for a in setup.arms if a == NEGATIVE or is_candidate(a) or a.endswith("_golden")]
+    records = setup.records
+    arms = [a for a in setup.arms if a == NEGATIVE or is_candidate(r := records[a]) or r.variant == GOLDEN]
     found = {arm: gap for arm in arms if (gap := _gap(setup, arm)) is not None}
     if not found:
         return []

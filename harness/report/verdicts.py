@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from harness.arm import baseline_of
 from harness.cause import REFUTED, Cause
 from harness.compare import MODES, TIMES, rows_of, summary
 from harness.json_columns import parse
@@ -207,7 +208,9 @@ def fp8_pairs(machine: Machine) -> pd.DataFrame:
 def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     """(suite, how the arms were run, pairs), the part that decides the question first."""
     modes = (*MODES, "graph")
-    mode = pairs["baseline"].map(lambda b: next((m for m in modes if str(b).endswith(f"_{m}")), ""))
+    mode = pd.Series(
+        [m if (m := baseline_of(r).mode) in modes else "" for r in rows_of(pairs)], pairs.index, dtype=str
+    )
     parts = []
     for (suite, how, regime), group in pairs.groupby([pairs["suite"], mode, pairs["regime"]]):
         if group["speedup"].notna().any():

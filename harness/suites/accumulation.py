@@ -53,6 +53,13 @@ ARMS: Mapping[str, ArmInfo] = {
     "triton_slow": ArmInfo("fp8core::matmul"),
     "triton_fast": ArmInfo("fp8core::matmul, use_fast_accum"),
 }
+_WAYS = {  # arm -> backend, use_fast_accum
+    "reference": ("reference", False),
+    "slow": ("torch", False),
+    "fast": ("torch", True),
+    "triton_slow": ("triton", False),
+    "triton_fast": ("triton", True),
+}
 BACKENDS = {
     "reference": "a float32 product of the codes",
     "torch": "torch._scaled_mm",
@@ -122,13 +129,11 @@ def operands(case: Case, device: str) -> tuple[Operand, Operand]:
 
 
 def _fast(arm: str) -> bool:
-    return arm.endswith("fast")
+    return _WAYS[arm][1]
 
 
 def _backend(arm: str) -> str:
-    if arm == "reference":
-        return arm
-    return "triton" if arm.startswith("triton_") else "torch"
+    return _WAYS[arm][0]
 
 
 def _check(actual: Tensor, a: Operand, b: Operand, case: Case, resolved: dict[str, object]) -> Numerics:

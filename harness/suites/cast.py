@@ -25,8 +25,9 @@ from fp8core.operands import cast_both, cast_one
 from fp8core.recipe import Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness import metrics
+from harness.arm import Arm
 from harness.compiling import fresh_compile
-from harness.peers import PEERS, Peer
+from harness.peers import PEERS, Peer, peer_of
 from harness.suites import oracle
 from harness.suites.common import (
     Rotation,
@@ -39,7 +40,7 @@ from harness.suites.common import (
     refuse_shapes,
     with_defaults,
 )
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from fp8core.recipe import Granularity
@@ -57,22 +58,24 @@ AXES: Mapping[str, Axis] = {
     "K": Axis("columns"),
     "src": Axis("dtype of the input", tuple(SOURCES)),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    "eager": ArmInfo("PyTorch operators, one kernel each"),
-    "compile": ArmInfo("the same under torch.compile, fused", baseline="eager"),
-    "copy": ArmInfo("the input copied: read and written once"),
-    "read": ArmInfo("the input read once, for its largest value", baseline="copy"),
-    "fused": ArmInfo("fp8core's kernels", baseline="eager"),
-    "fused_both": ArmInfo(
-        "fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"
-    ),
-    **{
-        f"{peer.arm}_{mode}": ArmInfo(f"{peer.doc}, {mode}", baseline=mode, peer=name)
-        for name, peer in PEERS.items()
-        if peer.cast is not None
-        for mode in peer.modes
-    },
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm(mode="eager"): ArmInfo("PyTorch operators, one kernel each"),
+        Arm(mode="compile"): ArmInfo("the same under torch.compile, fused", baseline="eager"),
+        Arm(variant="copy"): ArmInfo("the input copied: read and written once"),
+        Arm(variant="read"): ArmInfo("the input read once, for its largest value", baseline="copy"),
+        Arm(casts="fused"): ArmInfo("fp8core's kernels", baseline="eager"),
+        Arm(casts="fused_both"): ArmInfo(
+            "fp8core's kernels, with the transposed codes that a second GEMM needs", baseline="eager"
+        ),
+        **{
+            Arm(mode=mode, peer=peer.arm): ArmInfo(f"{peer.doc}, {mode}", baseline=mode, peer=name)
+            for name, peer in PEERS.items()
+            if peer.cast is not None
+            for mode in peer.modes
+        },
+    }
+)
 FUSED = ("fused", "fused_both")
 MOVES = ("copy", "read")
 CHECKED = 2**24  # elements of the timed tensor that are compared with the reference
@@ -155,7 +158,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
     resolved: dict[str, object] = {
         "timed": "amax, scale and cast" + ("" if peer else f" ({ours})"),
         "bytes": f"input and codes once; a second read beyond the {cache / 2**20:.0f} MiB of the last cache",
-        "backend": f"{peer.doc}, {arm.removeprefix(peer.arm + '_')}" if peer else arm,
+        "backend": f"{peer.doc}, {ARMS[arm].arm.mode}" if peer else arm,
     }
     if peer is not None:
         resolved |= {"peer": peer.arm, "peer_version": peer.version()}
@@ -198,8 +201,8 @@ def _move(case: Case, arm: str, x: Tensor, device: str) -> Workload:
 
 def _parse(arm: str) -> tuple[Peer | None, bool]:
     """Whose cast an arm is (None for ours), and whether it is compiled."""
-    peer = next((peer for peer in PEERS.values() if arm.startswith(f"{peer.arm}_")), None)
-    return peer, arm.endswith("compile")
+    record = ARMS[arm].arm
+    return peer_of(record), record.mode == "compile"
 
 
 def _ours(dtype: torch.dtype, granularity: Granularity, compiled: bool) -> Quantise:

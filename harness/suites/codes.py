@@ -23,10 +23,11 @@ from fp8core.cast import cast_saturating
 from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
 from harness import metrics
+from harness.arm import Arm
 from harness.compiling import fresh_compile
 from harness.suites import oracle
 from harness.suites.common import compile_missing, kernels_missing, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,12 +48,16 @@ AXES: Mapping[str, Axis] = {
     "dtype": Axis("FP8 dtype", ("e4m3fn", "e5m2")),
     "inputs": Axis("; ".join(f"{name}: {doc}" for name, doc in INPUTS.items()), tuple(INPUTS)),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    "plain": ArmInfo("x.to(dtype)"),
-    "saturating": ArmInfo("fp8core.cast.cast_saturating"),
-    "saturating_compile": ArmInfo("the same under torch.compile", baseline="saturating"),
-    "kernels": ArmInfo("fp8core's fused operators, scale 1", baseline="saturating"),
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm(variant="plain"): ArmInfo("x.to(dtype)"),
+        Arm(variant="saturating"): ArmInfo("fp8core.cast.cast_saturating"),
+        Arm(variant="saturating", mode="compile"): ArmInfo(
+            "the same under torch.compile", baseline="saturating"
+        ),
+        Arm(variant="kernels"): ArmInfo("fp8core's fused operators, scale 1", baseline="saturating"),
+    }
+)
 
 
 def points(
@@ -71,7 +76,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Any device casts; a compiled arm needs a compiler, and kernels an NVIDIA GPU."""
     if arm == "kernels":
         return kernels_missing(device, "cast by their plain twins")
-    return compile_missing(device) if arm.endswith("compile") else None
+    return compile_missing(device) if ARMS[arm].arm.mode == "compile" else None
 
 
 def work(case: Case) -> float:
@@ -92,7 +97,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         run=lambda: cast(x),
         check=lambda: _check(cast(x), x, fmt, arm),
         resolved=resolved,
-        compiled=arm.endswith("compile"),
+        compiled=ARMS[arm].arm.mode == "compile",
     )
 
 
@@ -111,7 +116,7 @@ def _cast(arm: str, fmt: Format) -> Callable[[Tensor], Tensor]:
     def saturating(x: Tensor) -> Tensor:
         return cast_saturating(x, fmt)
 
-    return fresh_compile(saturating) if arm.endswith("compile") else saturating
+    return fresh_compile(saturating) if ARMS[arm].arm.mode == "compile" else saturating
 
 
 def _check(codes: Tensor, x: Tensor, fmt: Format, arm: str) -> Numerics:

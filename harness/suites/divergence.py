@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
+from harness.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm
 from harness.case import expand
 from harness.cause import Cause
 from harness.device_memory import free_bytes
@@ -31,7 +32,7 @@ from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaul
 from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
-from harness.workload import ArmInfo, Axis, Trial, Unsupported
+from harness.workload import ArmInfo, Axis, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -75,19 +76,22 @@ AXES: Mapping[str, Axis] = {
 
 def _arms() -> dict[str, ArmInfo]:
     arms = {
-        BASE: ArmInfo("the control, without FP8"),
-        f"{BASE}_eps": ArmInfo("control, weights perturbed by 1e-4", BASE),
-        f"{BASE}_other": ArmInfo("control, another seed", BASE),
+        Arm(BASE): ArmInfo("the control, without FP8"),
+        Arm(BASE, variant=EPS): ArmInfo("control, weights perturbed by 1e-4", BASE),
+        Arm(BASE, variant=OTHER): ArmInfo("control, another seed", BASE),
     }
     for name in RECIPES:
         arms |= {
-            name: ArmInfo(f"recipe {name}", BASE, name),
-            f"{name}_eps": ArmInfo(f"recipe {name}, weights perturbed by 1e-4", name, name),
-            f"{name}_golden": ArmInfo(f"recipe {name}, emulated", BASE, name),
-            f"{BASE}_to_{name}": ArmInfo(f"control for a fifth of the steps, then {name}", BASE, name),
-            f"{name}_to_{BASE}": ArmInfo(f"{name}, then control for a fifth of the steps", BASE, name),
+            Arm(name): ArmInfo(f"recipe {name}", BASE, name),
+            Arm(name, variant=EPS): ArmInfo(f"recipe {name}, weights perturbed by 1e-4", name, name),
+            Arm(name, variant=GOLDEN): ArmInfo(f"recipe {name}, emulated", BASE, name),
+            Arm(name, variant=WARMUP): ArmInfo(f"control for a fifth of the steps, then {name}", BASE, name),
+            Arm(name, variant=COOLDOWN): ArmInfo(
+                f"{name}, then control for a fifth of the steps", BASE, name
+            ),
         }
-    return arms | {NEGATIVE: ArmInfo("e4m3 gradients without a scale: must fail", BASE, "any")}
+    negative = ArmInfo("e4m3 gradients without a scale: must fail", BASE, "any")
+    return arm_table({**arms, Arm(variant=NEGATIVE): negative})
 
 
 ARMS: Mapping[str, ArmInfo] = _arms()
@@ -177,7 +181,7 @@ def recipe_of(arm: str) -> Recipe | None:
     if not name:
         return None
     recipe = RECIPES[name]
-    if not arm.endswith("_golden"):
+    if ARMS[arm].arm.variant != GOLDEN:
         return recipe
     # With the roundings of the real one, so that both can have the same codes.
     return recipe.with_backend("reference_bf16" if recipe.backend == "torch" else "reference")
@@ -185,16 +189,15 @@ def recipe_of(arm: str) -> Recipe | None:
 
 def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
     """Of the precision of an arm's layers."""
-    if arm.startswith(f"{BASE}_to_"):
-        return PrecisionSchedule.parse(f"warmup_bf16:{PHASE}")
-    if arm.endswith(f"_to_{BASE}"):
-        return PrecisionSchedule.parse(f"cooldown_bf16:{PHASE}")
+    variant = ARMS[arm].arm.variant
+    if variant in (WARMUP, COOLDOWN):
+        return PrecisionSchedule.parse(f"{variant}_bf16:{PHASE}")
     return PrecisionSchedule.parse(case.text("schedule") if ARMS[arm].recipe in RECIPES else "")
 
 
 def setup_of(case: Case, arm: str) -> Setup:
     """What an arm of a case trains."""
-    text, other = batches.extent_of_case(case), OTHER_SEEDS if arm == f"{BASE}_other" else 0
+    text, other = batches.extent_of_case(case), OTHER_SEEDS if ARMS[arm].arm.variant == OTHER else 0
     return Setup(
         model=case.text("model"),
         batch=case.integer("batch"),
@@ -224,7 +227,7 @@ def job_of(case: Case, arm: str, device: str) -> Job:
         batches=lambda step: batches.microbatches_of(setup.model, text, step, setup.seed, size, device),
         heldout=_heldout(case, device),
         schedule=schedule_of(case, arm),
-        perturb=arm.endswith("_eps"),
+        perturb=ARMS[arm].arm.variant == EPS,
         alter=scale_by_one if arm == NEGATIVE else None,
         identity=f"{case.case_id} {arm}" + (f" {text.sha256}" if text is not None else ""),
     )
@@ -279,8 +282,8 @@ def _check(case: Case) -> None:
     """Everything about a case that can be refused without building its model."""
     regime = regime_of(case)
     try:
-        for arm in (BASE, "tensorwise", f"{BASE}_to_tensorwise", f"tensorwise_to_{BASE}"):
-            schedule_of(case, arm).switch_steps(regime.steps)
+        for variant in ("", WARMUP, COOLDOWN):
+            schedule_of(case, str(Arm("tensorwise", variant=variant))).switch_steps(regime.steps)
     except ValueError as error:
         raise UsageError(str(error)) from error
     for name in ("beta1", "beta2"):

@@ -22,7 +22,8 @@ from fp8core.gemm import FASTEST, backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast
 from harness import metrics
-from harness.peers import PEERS, Peer
+from harness.arm import PRODUCT, Arm
+from harness.peers import PEERS, Peer, peer_of
 from harness.shapes import ROLES, gemm_points
 from harness.suites import oracle
 from harness.suites.common import (
@@ -41,7 +42,7 @@ from harness.suites.common import (
     with_defaults,
 )
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from harness.case import Case, Scalar
@@ -50,9 +51,23 @@ BLOCKS = ("blockwise",)  # recipes whose product is fp8core's own kernel alone
 OPERATORS = {"torch": "torch._scaled_mm", "triton": "fp8core::matmul"}  # by backend
 
 
+# Variant of an arm of ours -> fast accumulation, backend
+PRODUCTS = {
+    "": (False, "torch"),
+    "fast": (True, "torch"),
+    "triton": (False, "triton"),
+    "fast_triton": (True, "triton"),
+    "fastest": (False, "fastest"),
+}
+
+
+def _ours(recipe: str, variant: str = "") -> Arm:
+    return Arm(recipe, PRODUCT, variant=variant)
+
+
 def _twin(peer: Peer, recipe: str) -> str:
     """Our arm that a peer's is compared with: the same scales and the same accumulation."""
-    return f"fp8_{recipe}" + ("_triton" if recipe in BLOCKS else "_fast" if peer.fast_accum else "")
+    return str(_ours(recipe, "triton" if recipe in BLOCKS else "fast" if peer.fast_accum else ""))
 
 
 AXES: Mapping[str, Axis] = {
@@ -60,34 +75,44 @@ AXES: Mapping[str, Axis] = {
     "role": Axis("which GEMM of a linear layer", ROLES, linked=True),
     "data": Axis("; ".join(f"{name}: {doc}" for name, doc in DATA.items()), tuple(DATA)),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    "bf16": ArmInfo("torch.mm on bfloat16"),
-    "fp8_tensorwise": ArmInfo("one scale a tensor", baseline="bf16"),
-    "fp8_tensorwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
-    "fp8_rowwise": ArmInfo("a power-of-two scale for each row of A and column of B", baseline="bf16"),
-    "fp8_rowwise_fast": ArmInfo("the same with fast accumulation", baseline="bf16"),
-    **{
-        f"fp8_{which}_triton": ArmInfo(f"fp8_{which} by fp8core's own kernel", baseline=f"fp8_{which}")
-        for which in ("tensorwise", "tensorwise_fast", "rowwise", "rowwise_fast")
-    },
-    **{
-        f"fp8_{which}_fastest": ArmInfo(f"fp8_{which} by the faster of the two", baseline=f"fp8_{which}")
-        for which in ("tensorwise", "rowwise")
-    },
-    "fp8_blockwise_triton": ArmInfo(
-        "scales of 1x128 and 128x128 blocks, by fp8core's own kernel", baseline="bf16"
-    ),
-    **{
-        f"{peer.arm}_{recipe}": ArmInfo(
-            f"{peer.doc}, same operands and scales as {_twin(peer, recipe)}",
-            baseline=_twin(peer, recipe),
-            peer=name,
-        )
-        for name, peer in PEERS.items()
-        if peer.gemm is not None
-        for recipe in peer.recipes
-    },
+_SCALES = {
+    "tensorwise": "one scale a tensor",
+    "rowwise": "a power-of-two scale for each row of A and column of B",
 }
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm("bf16"): ArmInfo("torch.mm on bfloat16"),
+        **{
+            _ours(recipe, variant): ArmInfo(doc, baseline="bf16")
+            for recipe, scales in _SCALES.items()
+            for variant, doc in (("", scales), ("fast", "the same with fast accumulation"))
+        },
+        **{
+            _ours(recipe, f"{which}triton"): ArmInfo(f"{twin} by fp8core's own kernel", baseline=twin)
+            for recipe in _SCALES
+            for which, twin in (("", str(_ours(recipe))), ("fast_", str(_ours(recipe, "fast"))))
+        },
+        **{
+            _ours(recipe, "fastest"): ArmInfo(
+                f"{_ours(recipe)} by the faster of the two", baseline=str(_ours(recipe))
+            )
+            for recipe in _SCALES
+        },
+        _ours("blockwise", "triton"): ArmInfo(
+            "scales of 1x128 and 128x128 blocks, by fp8core's own kernel", baseline="bf16"
+        ),
+        **{
+            Arm(recipe, peer=peer.arm): ArmInfo(
+                f"{peer.doc}, same operands and scales as {_twin(peer, recipe)}",
+                baseline=_twin(peer, recipe),
+                peer=name,
+            )
+            for name, peer in PEERS.items()
+            if peer.gemm is not None
+            for recipe in peer.recipes
+        },
+    }
+)
 Multiply = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # codes of A and B, scale_inv of A and B -> D
 
 CHECKED_ROWS = 64  # of A, where the whole product would be large
@@ -199,11 +224,10 @@ def _sizes(case: Case) -> tuple[int, int, int]:
 
 def _casts(case: Case, arm: str) -> tuple[Cast, Cast] | None:
     """How the operands are cast; None for bf16."""
-    if arm == "bf16":
+    record = ARMS[arm].arm
+    if not record.has_fp8:
         return None
-    peer = _peer(arm)
-    recipe = _without_backend(arm).removeprefix(f"{peer.arm if peer else 'fp8'}_").removesuffix("_fast")
-    gemm = RECIPES[recipe].gemms[str(case["role"])]
+    gemm = RECIPES[record.recipe].gemms[str(case["role"])]
     assert gemm.a is not None
     assert gemm.b is not None
     return gemm.a, gemm.b
@@ -215,25 +239,20 @@ def _pairs(of: Sequence[tuple[str, str]]) -> str:
 
 def _fast(arm: str) -> bool:
     peer = _peer(arm)
-    if peer is not None:
-        return peer.fast_accum
-    return _without_backend(arm).endswith("_fast")
-
-
-def _without_backend(arm: str) -> str:
-    return arm.removesuffix("_triton").removesuffix("_fastest")
+    return PRODUCTS[ARMS[arm].arm.variant][0] if peer is None else peer.fast_accum
 
 
 def _backend(arm: str) -> str:
     """Of `fp8core.gemm.BACKENDS`; peers obey the rules of the library's, and those that multiply blocks of our kernel."""
-    if arm.endswith("_fastest"):
-        return "fastest"
-    return "triton" if arm.endswith(("_triton", *BLOCKS)) else "torch"
+    record = ARMS[arm].arm
+    if record.peer:
+        return "triton" if record.recipe in BLOCKS else "torch"
+    return PRODUCTS[record.variant][1]
 
 
 def _peer(arm: str) -> Peer | None:
     """Whose product an arm is; None for ours and for bf16."""
-    return next((peer for peer in PEERS.values() if arm.startswith(f"{peer.arm}_")), None)
+    return peer_of(ARMS[arm].arm)
 
 
 @functools.lru_cache(maxsize=1)  # every arm of a case has the same operands, not copies of them

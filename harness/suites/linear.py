@@ -29,9 +29,10 @@ from fp8core.operands import casts_route
 from fp8core.recipe import RECIPES, Cast, Recipe
 from fp8core.watching import count_fp8_gemms
 from harness import metrics
+from harness.arm import Arm
 from harness.cause import Cause
 from harness.compiling import fresh_compile
-from harness.peers import PEERS, Peer
+from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels
 from harness.shapes import linear_points
 from harness.suites import oracle
@@ -50,7 +51,7 @@ from harness.suites.common import (
     way_out,
 )
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from fp8core.recipe import Kernels
@@ -66,37 +67,39 @@ AXES: Mapping[str, Axis] = {
     "K": Axis("input features", linked=True),
     "N": Axis("output features", linked=True),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    "bf16_eager": ArmInfo("nn.Linear in bfloat16"),
-    "bf16_compile": ArmInfo("nn.Linear in bfloat16 under torch.compile", baseline="bf16_eager"),
-    **{
-        f"{recipe}_{mode}": ArmInfo(f"Float8Linear, recipe {recipe}, {mode}", baseline=f"bf16_{mode}")
-        for recipe in RECIPES
-        for mode in ("eager", "compile")
-    },
-    **{
-        f"{recipe}_plain_eager": ArmInfo(
-            f"{recipe}_eager without kernels for its casts", baseline="bf16_eager"
-        )
-        for recipe in RECIPES
-    },
-    **{
-        f"{recipe}_kernels_compile": ArmInfo(
-            f"{recipe}_compile with kernels for its casts, into which the compiler can't look",
-            baseline="bf16_compile",
-        )
-        for recipe in RECIPES
-    },
-    **{
-        f"{peer.arm}_{recipe}_{mode}": ArmInfo(
-            f"{peer.doc}, recipe {recipe}, {mode}", baseline=f"bf16_{mode}", peer=name
-        )
-        for name, peer in PEERS.items()
-        if peer.linear is not None
-        for recipe in peer.recipes
-        for mode in peer.modes
-    },
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16"),
+        Arm("bf16", "compile"): ArmInfo("nn.Linear in bfloat16 under torch.compile", baseline="bf16_eager"),
+        **{
+            Arm(recipe, mode): ArmInfo(f"Float8Linear, recipe {recipe}, {mode}", baseline=f"bf16_{mode}")
+            for recipe in RECIPES
+            for mode in ("eager", "compile")
+        },
+        **{
+            Arm(recipe, "eager", "plain"): ArmInfo(
+                f"{recipe}_eager without kernels for its casts", baseline="bf16_eager"
+            )
+            for recipe in RECIPES
+        },
+        **{
+            Arm(recipe, "compile", "kernels"): ArmInfo(
+                f"{recipe}_compile with kernels for its casts, into which the compiler can't look",
+                baseline="bf16_compile",
+            )
+            for recipe in RECIPES
+        },
+        **{
+            Arm(recipe, mode, peer=peer.arm): ArmInfo(
+                f"{peer.doc}, recipe {recipe}, {mode}", baseline=f"bf16_{mode}", peer=name
+            )
+            for name, peer in PEERS.items()
+            if peer.linear is not None
+            for recipe in peer.recipes
+            for mode in peer.modes
+        },
+    }
+)
 WEIGHT_STD = 0.02  # GPT-2's initialisation
 GRADIENT_STD = (
     2.0**-14
@@ -205,17 +208,11 @@ def workload(
 
 def _parse(arm: str) -> tuple[Recipe | None, Peer | None, bool]:
     """The recipe (None for bf16) of an arm, whose layer it is (None for ours), and whether it is compiled."""
-    name, _, mode = arm.rpartition("_")
-    peer = next((p for p in PEERS.values() if name.startswith(f"{p.arm}_")), None)
-    if peer is not None:
-        name = name.removeprefix(f"{peer.arm}_")
-    if name == "bf16":
-        return None, None, mode == "compile"
-    recipe = RECIPES.get(name)
-    if recipe is None:
-        name, _, casts = name.rpartition("_")
-        recipe = RECIPES[name].with_kernels(CASTS[casts])
-    return recipe, peer, mode == "compile"
+    record = ARMS[arm].arm
+    recipe = RECIPES[record.recipe] if record.has_fp8 else None
+    if recipe is not None and record.casts:
+        recipe = recipe.with_kernels(CASTS[record.casts])
+    return recipe, peer_of(record), record.mode == "compile"
 
 
 def make_layer(weight: Tensor, recipe: Recipe | None, peer: Peer | None = None) -> nn.Module:

@@ -17,11 +17,12 @@ from fp8core.gemm import scaled_mm
 from fp8core.recipe import RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
 from harness import metrics
+from harness.arm import Arm
 from harness.shapes import ROLES
 from harness.suites import oracle
 from harness.suites.common import draw, generator, refuse_shapes, with_defaults
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,11 +49,13 @@ AXES: Mapping[str, Axis] = {
     "N": Axis("columns of B"),
 }
 # Delayed and static scaling cast like tensorwise by an amax of earlier steps, of which there are none here.
-ARMS: Mapping[str, ArmInfo] = {
-    name: ArmInfo(f"casts of recipe {name}")
-    for name, recipe in RECIPES.items()
-    if recipe.scaling == "dynamic"
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm(name): ArmInfo(f"casts of recipe {name}")
+        for name, recipe in RECIPES.items()
+        if recipe.scaling == "dynamic"
+    }
+)
 
 
 def points(

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES
 from harness import ranks
+from harness.arm import Arm
 from harness.cause import Cause
 from harness.parallel import bounds
 from harness.parallel.cells import CELLS, Cell, Ran, run
 from harness.parallel.job import BATCH, SEQ, Job
 from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,10 +39,12 @@ AXES: Mapping[str, Axis] = {
     "cell": Axis("; ".join(f"{name}: {cell.doc}" for name, cell in CELLS.items()), tuple(CELLS)),
     "steps": Axis("optimizer steps", minimum=2, default=3),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    BASE: ArmInfo("float32, no FP8"),
-    **{name: ArmInfo(f"recipe {name}", BASE, name) for name in RECIPES},
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm(BASE): ArmInfo("float32, no FP8"),
+        **{Arm(name): ArmInfo(f"recipe {name}", BASE, name) for name in RECIPES},
+    }
+)
 
 
 def points(

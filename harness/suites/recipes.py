@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fp8core.operands import casts_route
 from fp8core.recipe import RECIPES, Recipe
+from harness.arm import Arm
 from harness.cast_traffic import cast_bytes
 from harness.suites import linear
-from harness.workload import ArmInfo, Numerics, Unsupported, Workload
+from harness.workload import ArmInfo, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from harness.case import Case
 
 AXES = linear.AXES
-ARMS: Mapping[str, ArmInfo] = {
-    "bf16_eager": ArmInfo("nn.Linear in bfloat16"),
-    **{f"{name}_eager": ArmInfo(f"Float8Linear, recipe {name}", baseline="bf16_eager") for name in RECIPES},
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16"),
+        **{Arm(r, "eager"): ArmInfo(f"Float8Linear, recipe {r}", baseline="bf16_eager") for r in RECIPES},
+    }
+)
 points = linear.points
 work = linear.work
 
@@ -106,8 +109,8 @@ def _plain(x: Tensor) -> Iterator[Tensor]:
 
 
 def _recipe(arm: str) -> Recipe | None:
-    name = arm.removesuffix("_eager")
-    return None if name == "bf16" else RECIPES[name]
+    record = ARMS[arm].arm
+    return RECIPES[record.recipe] if record.has_fp8 else None
 
 
 def _sizes(case: Case) -> dict[str, tuple[int, int]]:

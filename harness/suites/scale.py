@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
+from harness.arm import Arm
 from harness.case import expand
 from harness.cause import Cause
 from harness.ceilings import ceilings
@@ -30,7 +31,7 @@ from harness.scale.predict import check, predict
 from harness.scale.weights import weights_of
 from harness.suites.common import refuse_shapes, with_defaults
 from harness.training.setup import CHECKPOINTING
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from harness.scale.predict import Prediction
 
 PROVED_BLOCKS = 2
-_BF16_GATHER = "_bf16_gather"
+_BF16_GATHER = "bf16_gather"
 
 AXES: Mapping[str, Axis] = {
     "model": Axis("a name of harness.models", kind="str", default="llama_7b"),
@@ -65,12 +66,14 @@ AXES: Mapping[str, Axis] = {
     ),
     "proof": Axis("count at the collectives of FSDP2 too, in a fake process group", (False, True)),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    "bf16": ArmInfo("no FP8"),
-    "tensorwise": ArmInfo("codes go around", "bf16", "tensorwise"),
-    f"tensorwise{_BF16_GATHER}": ArmInfo("bf16 goes around", "bf16", "tensorwise"),
-    "rowwise": ArmInfo("bf16 goes around", "bf16", "rowwise"),
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm("bf16"): ArmInfo("no FP8"),
+        Arm("tensorwise"): ArmInfo("codes go around", "bf16", "tensorwise"),
+        Arm("tensorwise", variant=_BF16_GATHER): ArmInfo("bf16 goes around", "bf16", "tensorwise"),
+        Arm("rowwise"): ArmInfo("bf16 goes around", "bf16", "rowwise"),
+    }
+)
 
 
 def points(
@@ -177,6 +180,6 @@ def _disproved(job: Job) -> str:
 def _job(case: Case, arm: str) -> Job:
     named_axes = {f.name for f in fields(Job)} & set(AXES)
     values: dict[str, Any] = {name: case[name] for name in named_axes}
-    return Job(
-        **values, recipe=ARMS[arm].recipe, gather_fp8=not arm.endswith(_BF16_GATHER) and arm != "rowwise"
-    )
+    record = ARMS[arm].arm
+    gather_fp8 = record.variant != _BF16_GATHER and record.recipe != "rowwise"
+    return Job(**values, recipe=record.fp8_recipe, gather_fp8=gather_fp8)

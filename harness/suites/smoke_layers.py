@@ -17,9 +17,10 @@ from fp8core.history import update_scales
 from fp8core.recipe import RECIPES
 from fp8core.verify import verify
 from harness import metrics
+from harness.arm import Arm
 from harness.cause import Cause
 from harness.suites.common import generator, recipe_unsupported, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,9 @@ AXES: Mapping[str, Axis] = {
     "K": Axis("inputs", default=4096),
     "N": Axis("outputs", default=4096),
 }
-ARMS: Mapping[str, ArmInfo] = {name: ArmInfo(f"a layer of recipe {name}", recipe=name) for name in RECIPES}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {Arm(name): ArmInfo(f"a layer of recipe {name}", recipe=name) for name in RECIPES}
+)
 
 
 def points(

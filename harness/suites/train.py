@@ -29,6 +29,7 @@ import torch
 
 from fp8core.recipe import RECIPES
 from harness.advise import training as advice
+from harness.arm import Arm
 from harness.case import expand
 from harness.data import CORPORA
 from harness.device_memory import free_bytes
@@ -45,7 +46,7 @@ from harness.suites.common import (
 from harness.training import batches, captured, on_paper
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
-from harness.workload import ArmInfo, Axis, Unsupported, Workload
+from harness.workload import ArmInfo, Axis, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ ALONE = True  # see harness.workload.runs_alone
 MAX = "max"
 ADVISED = "advised"
 MODES = ("eager", "compile")
-FUSED = "_fused_eager"
+FUSED = "fused"  # casts of an arm whose norms and activations are fused too
 GRAPH = "graph"  # mode of an arm whose eager step is recorded once and replayed
 LINEARS = "linears"  # mode of an arm whose Linears are compiled one by one, and the rest is not
 MODEL_PEERS = (
@@ -97,27 +98,29 @@ AXES: Mapping[str, Axis] = {
 
 def _arms() -> dict[str, ArmInfo]:
     arms = {
-        "bf16_eager": ArmInfo("the model without FP8"),
-        "bf16_compile": ArmInfo("the model without FP8 under torch.compile", "bf16_eager"),
-        f"bf16{FUSED}": ArmInfo("the model without FP8, RMSNorm and SwiGLU fused", "bf16_eager"),
-        f"bf16_{GRAPH}": ArmInfo(
+        Arm("bf16", "eager"): ArmInfo("the model without FP8"),
+        Arm("bf16", "compile"): ArmInfo("the model without FP8 under torch.compile", "bf16_eager"),
+        Arm("bf16", "eager", FUSED): ArmInfo("the model without FP8, RMSNorm and SwiGLU fused", "bf16_eager"),
+        Arm("bf16", GRAPH): ArmInfo(
             "the model without FP8, its eager step replayed as a CUDA graph", "bf16_eager"
         ),
     }
     for name in RECIPES:
         for mode in (*MODES, GRAPH):
-            arms[f"{name}_{mode}"] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
-        arms[f"{name}{FUSED}"] = ArmInfo(f"recipe {name}, RMSNorm and SwiGLU fused", f"bf16{FUSED}", name)
+            arms[Arm(name, mode)] = ArmInfo(f"recipe {name}, {mode}", f"bf16_{mode}", name)
+        arms[Arm(name, "eager", FUSED)] = ArmInfo(
+            f"recipe {name}, RMSNorm and SwiGLU fused", str(Arm("bf16", "eager", FUSED)), name
+        )
     for owner, peer in ((owner, PEERS[owner]) for owner in MODEL_PEERS):
         for name in peer.recipes:
             for mode in peer.modes:
                 about = f"{peer.doc}, recipe {name}, {mode}"
-                arms[f"{peer.arm}_{name}_{mode}"] = ArmInfo(about, f"bf16_{mode}", name, owner)
+                arms[Arm(name, mode, peer=peer.arm)] = ArmInfo(about, f"bf16_{mode}", name, owner)
     torchao = PEERS["torchao"]
     for name in torchao.recipes:
         about = f"{torchao.doc}, recipe {name}, nothing but its Linears compiled"
-        arms[f"{torchao.arm}_{name}_{LINEARS}"] = ArmInfo(about, "bf16_eager", name, "torchao")
-    return arms
+        arms[Arm(name, LINEARS, peer=torchao.arm)] = ArmInfo(about, "bf16_eager", name, "torchao")
+    return arm_table(arms)
 
 
 ARMS: Mapping[str, ArmInfo] = _arms()
@@ -152,8 +155,9 @@ def points(
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """The peer, a compiler, kernels and tokens of the recipe, rates to advise by, or memory that is predicted to lack."""
-    if _peer_of(arm) and _option(case, "experts") == "fp8":
-        return Unsupported("shape", f"peer {_peer_of(arm)!r} has layers for nn.Linear, none for experts")
+    owner = ARMS[arm].peer
+    if owner and _option(case, "experts") == "fp8":
+        return Unsupported("shape", f"peer {owner!r} has layers for nn.Linear, none for experts")
     setup = _setup(case, arm, 1 if case["batch"] == MAX else case.integer("batch"))
     if setup.graph and (refusal := captured.refused(device, setup.experts)):
         return Unsupported("device", refusal)
@@ -272,13 +276,9 @@ def _narrowed(case: Case, setup: Setup, device: str) -> tuple[Setup, Mapping[str
     return found.setup, found.facts
 
 
-def _peer_of(arm: str) -> str:
-    return next((key for key in MODEL_PEERS if arm.startswith(f"{PEERS[key].arm}_")), "")
-
-
 def _setup(case: Case, arm: str, batch: int) -> Setup:
-    mode = arm.rpartition("_")[2]
-    recipe = RECIPES[ARMS[arm].recipe] if ARMS[arm].recipe else None
+    info = ARMS[arm]
+    mode, recipe = info.arm.mode, RECIPES[info.recipe] if info.recipe else None
     text = batches.extent_of_case(case)
     return Setup(
         model=case.text("model"),
@@ -286,11 +286,11 @@ def _setup(case: Case, arm: str, batch: int) -> Setup:
         seq=case.integer("seq"),
         compute=case.text("compute"),
         recipe=recipe,
-        peer=_peer_of(arm),
+        peer=info.peer,
         experts=(_option(case, "experts") or "hp") if recipe is not None else "hp",
         checkpointing=case.text("checkpointing"),
         accumulation=case.integer("accumulation"),
-        fused_modules=arm.endswith(FUSED),
+        fused_modules=info.arm.casts == FUSED,
         compiled=mode == "compile",
         compiled_linears=mode == LINEARS,
         graph=mode == GRAPH,

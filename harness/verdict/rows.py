@@ -1,7 +1,7 @@
 """Rows: the verdict on what the suite `divergence` stored, one for each arm of each set-up.
 
 The seed is an axis of the case, so the cases that differ in it alone are one set-up. Which arm is held against
-which follows from its name:
+which follows from its record (`harness.arm`); by name:
 
     base_eps, RECIPE, RECIPE_golden, negative_control   base
     RECIPE_eps                                          RECIPE: the noise floor of FP8 itself
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.cause import Cause
 from harness.json_columns import parse
 from harness.verdict.curves import Curve, Run
@@ -49,8 +50,14 @@ class Setup:
     run_id: str
     axes: Mapping[str, Any]
     arms: Arms
+    records: dict[str, Arm]
     failed: dict[str, dict[int, str]]  # arm -> seed -> reason
     resolved: dict[str, dict[str, Any]]  # arm -> what its runs say of themselves
+
+    def runs_of(self, arm: Arm) -> dict[int, Run] | None:
+        """Runs of an arm by seed; None where it was not run."""
+        name = str(arm)
+        return self.arms[name] if self.records.get(name) == arm else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +67,7 @@ class ArmVerdict:
     Attributes:
         run_id, axes: the set-up, the seed left out.
         arm, against: what was judged and its control.
+        fields: the arm as a record.
         expected: "FAIL" for the negative control, "PASS" for every other arm that a correct harness passes.
         missing: control arms that the set-up lacks, and what therefore was not shown.
     """
@@ -67,6 +75,7 @@ class ArmVerdict:
     run_id: str
     axes: Mapping[str, Any]
     arm: str
+    fields: Arm
     against: str
     verdict: Verdict
     expected: str
@@ -111,8 +120,9 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
         axes = dict(parse(row["axes"]))
         seed = int(axes.pop("seed", row["seed"]))
         key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
-        setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}))
+        setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}, {}))
         runs = setup.arms.setdefault(row["arm"], {})
+        setup.records[row["arm"]] = arm_of({str(k): v for k, v in row.items()})
         if row["status"] != "ok":
             setup.failed.setdefault(row["arm"], {})[seed] = str(row["reason"])
             if row["cause"] == Cause.DIVERGED:  # at its very first step: there is no curve to store
@@ -167,15 +177,18 @@ def _run(about: Mapping[str, Any]) -> Run:
 
 
 def _judge_setup(setup: Setup, margin: float) -> list[ArmVerdict]:
-    missing = _missing(setup.arms)
+    missing = _missing(setup)
     verdicts = []
     for arm in setup.arms:
         if arm == CONTROL:
             continue
-        against = _control_of(arm, setup.arms)
+        fields = setup.records[arm]
+        against = _control_of(fields, setup)
         verdict = _judge_arm(setup, arm, against, margin)
         expected = "FAIL" if arm == NEGATIVE else "PASS"
-        verdicts.append(ArmVerdict(setup.run_id, setup.axes, arm, against, verdict, expected, missing))
+        verdicts.append(
+            ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
+        )
     return _doubted(verdicts)
 
 
@@ -186,14 +199,15 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         lacking = arm if not mine else against
         result = GateResult("L1", "INCONCLUSIVE", f"no finished run of {lacking}")
         return conclude([result], failed, "nothing was trained to the end")
+    fields = setup.records[arm]
     if arm == f"{CONTROL}_other":
         verdict = judge_other_seeds(mine, control)
     else:
-        recipe = arm.removeprefix(f"{CONTROL}_to_").removesuffix(f"_to_{CONTROL}")
+        is_perturbed = fields.variant == EPS
         schedule = str(setup.resolved.get(arm, {}).get("schedule") or "")
-        cool_down = arm.endswith(f"_to_{CONTROL}")
-        warm_up = bool(_WARM_UP.search(schedule)) or arm.startswith(f"{CONTROL}_to_")
-        if schedule and (arm.endswith("_eps") or not (warm_up or cool_down)):
+        cool_down = fields.variant == COOLDOWN
+        warm_up = bool(_WARM_UP.search(schedule)) or fields.variant == WARMUP
+        if schedule and (is_perturbed or not (warm_up or cool_down)):
             # The run that its first phase should equal is of another set-up, or starts from other weights.
             warm_up = False
             failed.append(f"schedule {schedule}: its first phase was not compared bit for bit")
@@ -201,9 +215,9 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         verdict = judge_pairs(
             mine,
             control,
-            golden=setup.arms.get(f"{recipe.removesuffix('_golden')}_golden"),
-            twin=control if warm_up else setup.arms.get(recipe) if cool_down else None,
-            twin_name=against if warm_up else recipe,
+            golden=None if is_perturbed else setup.runs_of(Arm(fields.recipe, variant=GOLDEN)),
+            twin=control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
+            twin_name=against if warm_up else fields.recipe,
             margin=margin,
         )
         if against == CONTROL and arm != f"{CONTROL}_eps" and _identical(mine, control):
@@ -218,9 +232,9 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
     return replace(verdict, notes=(*failed, *verdict.notes))
 
 
-def _control_of(arm: str, arms: Arms) -> str:
-    own = arm.removesuffix("_eps")
-    return own if own != arm and own in arms else CONTROL
+def _control_of(arm: Arm, setup: Setup) -> str:
+    own = replace(arm, variant="")
+    return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
 
 
 def _identical(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> bool:
@@ -254,21 +268,20 @@ def _with_doubt(passed: ArmVerdict, doubts: tuple[str, ...], unknown: tuple[str,
     return replace(passed, verdict=replace(own, outcome=outcome, notes=(*doubts, *unknown, *own.notes)))
 
 
-def _missing(arms: Arms) -> tuple[str, ...]:
+def _missing(setup: Setup) -> tuple[str, ...]:
     """Control arms that were not run, with what is therefore not shown."""
+    controls = (EPS, OTHER, GOLDEN, WARMUP, COOLDOWN, NEGATIVE)
     recipes = [
-        a
-        for a in arms
-        if not a.startswith(CONTROL)
-        and a != NEGATIVE
-        and not a.endswith(("_eps", "_golden", f"_to_{CONTROL}"))
+        a.recipe or name
+        for name, a in setup.records.items()
+        if a.recipe != CONTROL and a.variant not in controls
     ]
     wanted = {
-        f"{CONTROL}_eps": "the numeric noise floor of the control is not known",
-        f"{CONTROL}_other": "the spread between seeds was not tested",
-        NEGATIVE: "that a broken arm would fail here was not shown",
+        Arm(CONTROL, variant=EPS): "the numeric noise floor of the control is not known",
+        Arm(CONTROL, variant=OTHER): "the spread between seeds was not tested",
+        Arm(variant=NEGATIVE): "that a broken arm would fail here was not shown",
     }
     for recipe in recipes:
-        wanted[f"{recipe}_golden"] = f"fixed limits stand in for the early band of {recipe}"
-        wanted[f"{recipe}_eps"] = f"the noise floor of {recipe} is not known"
-    return tuple(f"{arm} ({why})" for arm, why in wanted.items() if not arms.get(arm))
+        wanted[Arm(recipe, variant=GOLDEN)] = f"fixed limits stand in for the early band of {recipe}"
+        wanted[Arm(recipe, variant=EPS)] = f"the noise floor of {recipe} is not known"
+    return tuple(f"{arm} ({why})" for arm, why in wanted.items() if not setup.runs_of(arm))

@@ -23,6 +23,7 @@ from report_fixtures import (
 )
 
 from harness.__main__ import main as command_line
+from harness.arm import parse
 from harness.case import Case
 from harness.mfu_examples import NOT_FORMED
 from harness.report import compared, utilization, write_report
@@ -118,7 +119,7 @@ def test_without_an_fp8_arm_there_is_no_headline(tmp_path: Path) -> None:
      ("torchao_rowwise_eager", "torchao_rowwise"), ("tensorwise", "tensorwise"), ("torch", ""), ("compile", "")],
 )  # fmt: skip
 def test_the_recipe_of_an_arm(arm: str, name: str) -> None:
-    assert recipe(arm) == name
+    assert str(recipe(parse(arm))) == name
 
 
 # Claims
