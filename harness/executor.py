@@ -251,7 +251,7 @@ class _Run:
                     executor.on_step(task, done, total)
 
             try:
-                rows = tasks.do(task, bench, tell, on_rows=functools.partial(self.keep, task))
+                rows = tasks.run_task(task, bench, tell, on_rows=functools.partial(self.keep, task))
             except ArmFaultError as error:  # there is no other process that could time the other arms
                 why = f"{LOST} in arm {error.arm}: {error.rows[-1].reason}; resume=RUN_ID runs the case again"
                 rows = [*error.rows, *rows_of_others(task.planned, error.arm, why)]

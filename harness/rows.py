@@ -13,7 +13,7 @@ from harness.timing_session import METERED_S
 from harness.workload import TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from harness.plan import PlannedCase
     from harness.timing import Timing
@@ -112,6 +112,18 @@ def rows_of_others(planned: PlannedCase, arm: str, reason: str) -> list[Measurem
     """As `unfinished_rows`, for all arms but one."""
     others = replace(planned, arms=tuple(name for name in planned.arms if name != arm))
     return unfinished_rows(others, "", reason, "")
+
+
+def with_changes(
+    rows: Sequence[Measurement], changed: Mapping[str, Mapping[str, object]]
+) -> list[Measurement]:
+    """The rows, those of an arm that changed the state of its process with what it changed as `resolved.process_state`."""
+    return [
+        replace(r, resolved={**r.resolved, "process_state": changed[arm]})
+        if (arm := r.arm.removesuffix(AGAIN)) in changed and r.status != "skipped"
+        else r
+        for r in rows
+    ]
 
 
 def about(error: BaseException) -> dict[str, object]:
