@@ -27,6 +27,7 @@ from harness.rows import (
     row,
     split_row,
     time_row,
+    unsupported_rows,
     with_changes,
 )
 from harness.timers import release_memory
@@ -153,7 +154,7 @@ class Bench:
         on_rows: Callable[[list[Measurement]], None] | None,
     ) -> list[Measurement]:
         device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
-        rows = [row(planned, arm, "skipped", reason=why.reason) for arm, why in planned.unsupported.items()]
+        rows = unsupported_rows(planned)
         compiling.reset()
         if device == "cuda":
             release_memory()

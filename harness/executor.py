@@ -26,7 +26,7 @@ from harness import store, tasks
 from harness.bench import ArmFaultError, Bench, Setting
 from harness.errors import one_line
 from harness.measurement import BUDGET, LOST
-from harness.rows import is_trial, row, rows_of_others, unfinished_rows
+from harness.rows import is_trial, row, rows_of_others, unfinished_rows, unsupported_rows
 from harness.tasks import Task, WorkerJob
 from harness.timing import Timer, TimingConfig, timer_for
 from harness.workers import Conditions, Ended, Pool
@@ -154,12 +154,9 @@ class Executor:
     def _run_all(self, cases: Sequence[PlannedCase], run: _Run, done: set[tuple[str, str]]) -> None:
         """Makes the runs of trial suites that are not done, and stores each as it ends."""
         for planned in cases:
-            skipped = [
-                row(planned, arm, "skipped", reason=why.reason)
-                for arm, why in planned.unsupported.items()
-                if (planned.case.case_id, arm) not in done
-            ]
-            run.store(skipped, planned)
+            run.store(
+                [r for r in unsupported_rows(planned) if (planned.case.case_id, r.arm) not in done], planned
+            )
         wanted = [
             Task(planned, arm, _workspace(run.writer, planned, arm))
             for planned in cases

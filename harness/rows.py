@@ -90,6 +90,11 @@ def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") ->
     return rows
 
 
+def unsupported_rows(planned: PlannedCase) -> list[Measurement]:
+    """A row for each arm that cannot run the case here, with the reason."""
+    return [row(planned, arm, why.status, reason=why.reason) for arm, why in planned.unsupported.items()]
+
+
 def unfinished_rows(planned: PlannedCase, arm: str, reason: str, printed: str) -> list[Measurement]:
     """A failed row for each arm of a task that came to no end, and a skipped one for those that can't run here.
 
@@ -102,8 +107,7 @@ def unfinished_rows(planned: PlannedCase, arm: str, reason: str, printed: str) -
     resolved = {"printed": printed} if printed else {}
     if arm:
         return [row(planned, arm, "failed", resolved=resolved, reason=reason)]
-    skipped = [row(planned, name, "skipped", reason=why.reason) for name, why in planned.unsupported.items()]
-    return skipped + [
+    return unsupported_rows(planned) + [
         row(planned, name, "failed", resolved=resolved, reason=reason) for name in planned.runnable
     ]
 

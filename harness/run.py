@@ -70,8 +70,8 @@ def run_sweep(overrides: Sequence[str]) -> int:
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        said = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
-        sys.stdout.write("\n".join(said) + "\n")
+        lines = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
+        sys.stdout.write("\n".join([*lines, *_called_for_a_dry_run(config)]) + "\n")
         return 0
 
     with device_lock.held([gpu.uuid for gpu in gpus]):
@@ -184,6 +184,13 @@ class _Work:
         # The arms of a case are compared with one another: under other conditions all of them are run again.
         arms = set() if changed else stored_arms(kept, plan, done)
         return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
+
+
+def _called_for_a_dry_run(config: dict[str, Any]) -> Iterator[str]:
+    """What dry_run=true ran of the user's code: a model of theirs has the shapes that building it shows."""
+    model = config["model"]
+    if isinstance(model, dict) and model.get("_target_"):
+        yield f"dry_run=true imports and calls model._target_={model['_target_']}, where a plan needs the layers of the model"
 
 
 def _left_to_run(
@@ -299,14 +306,20 @@ def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     """What this device or these shapes left out: arms by reason."""
     arms: dict[str, dict[str, None]] = {}
     for planned in plan.cases:
-        for arm, why in planned.unsupported.items():
+        for arm, why in ((a, w) for a, w in planned.unsupported.items() if w.status == "skipped"):
             arms.setdefault(why.reason, {})[arm] = None
     return [(list(names), reason) for reason, names in arms.items()]
 
 
 def _tell(folder: Path) -> None:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
-    frame = store.read(folder)
+    frame, others = store.read_quietly(folder)
+    for problem in (*frame.attrs["problems"], *others):
+        sys.stdout.write(
+            f"warning: not read: {problem}\n"
+            if problem in frame.attrs["problems"]
+            else f"warning: {problem}\n"
+        )
     judged = verdict.judge(frame)
     for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
         sys.stdout.write(line + "\n")
