@@ -38,19 +38,28 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
-exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out
+exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out; 7 internal error
 """
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one command; returns the exit code."""
+    """Runs one command; returns the exit code. Nothing that it has started outlives an exception."""
     command, *rest = argv or ["--help"]
     try:
         return _commands().get(command, lambda words: _sweep([command, *words]))(rest)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        message = str(error)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        message = "interrupted"
+    except Exception as error:  # noqa: BLE001 - the last handler: an interpreter that exits waits for its processes
+        from harness import internal_error
+
+        return internal_error.report(error)
+    if "multiprocessing" in sys.modules:
+        from harness.processes import kill_children
+
+        kill_children()
+    print(f"error: {message}", file=sys.stderr)
     return 2
 
 

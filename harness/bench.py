@@ -17,6 +17,7 @@ from harness import compiling, environment
 from harness.arm import control_name, original_name
 from harness.cause import Cause
 from harness.errors import SpoiledError, cause_of, one_line
+from harness.process_state import OwnStates
 from harness.rows import (
     PreparedArm,
     about,
@@ -28,6 +29,7 @@ from harness.rows import (
     skipped_rows,
     split_row,
     time_row,
+    with_changes,
 )
 from harness.timers import release_memory
 from harness.timing import Timer, TimingConfig, measure, measure_sustained, timer_for
@@ -119,6 +121,15 @@ class Bench:
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
             return all_arms(planned, "failed", one_line(error), cause_of(error, Cause.ERROR))
 
+    @contextmanager
+    def own_state(self, arm: str) -> Iterator[OwnStates]:
+        """The process as it is now, for a run that nothing shares it with; after one that changes it for good it is spoiled."""
+        states = OwnStates()
+        with states.of(arm):
+            yield states
+        if states.culprit:
+            self._spoiled = f"arm {arm} {states.reason}"
+
     def lost(self, *, release: bool = True) -> str:
         """Why this process can use its device no more; "" where it can. After a CUDA fault every later call fails.
 
@@ -148,12 +159,15 @@ class Bench:
         compiling.reset()
         if device == "cuda":
             release_memory()
+        states = OwnStates()
         arms: dict[str, PreparedArm] = {}
         for name in planned.runnable:
             # In this order: it raises where the arm before has closed the pipe, and that one is still under way.
             on_stage("it was begun")
             on_arm(name)
-            arm = self._prepare(planned, name, rows)
+            with states.of(name):
+                arm = self._prepare(planned, name, rows)
+            self._refuse_changed(states, planned, rows)
             if arm is not None:
                 arms[name] = arm
             elif self.lost():  # if not, what this arm held is there for the next one: no frame holds it now
@@ -173,6 +187,9 @@ class Bench:
         before = environment.snapshot(self._monitor)
         watch = compiling.CompileWatch()
 
+        def around(name: str) -> AbstractContextManager[None]:
+            return states.of(original_name(name))
+
         def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
             # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
             recompiled = watch.steady_fault()
@@ -185,8 +202,9 @@ class Bench:
 
         def keep(timings: Mapping[str, Timing]) -> None:
             on_arm("")
-            if on_rows is not None and not blocks.culprit:
-                on_rows([*rows, *(partial_row(r, timing.min_rounds) for r in time_rows(timings.items()))])
+            if on_rows is not None and not blocks.culprit and not states.culprit:
+                partial_rows = (partial_row(r, timing.min_rounds) for r in time_rows(timings.items()))
+                on_rows(with_changes([*rows, *partial_rows], states.changed))
 
         timings = list(
             measure(
@@ -202,6 +220,7 @@ class Bench:
                 rotations={
                     name: arm.workload.covering for name, arm in arms.items() if arm.workload.covering
                 },
+                around=around,
             ).items()
         )
         if sustained and not resident and not blocks.culprit:  # a resident arm is under its own load already
@@ -210,7 +229,7 @@ class Bench:
             # Listed first: making the copies takes memory and time that no timed call may spend.
             rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
             timings += measure_sustained(
-                rotating, timer, timing, seed, self._monitor, annotate=blocks.range_of
+                rotating, timer, timing, seed, self._monitor, annotate=blocks.range_of, around=around
             ).items()
         on_arm("")
         if name := blocks.culprit:
@@ -218,7 +237,25 @@ class Bench:
             why, cause = blocks.reason, blocks.cause
             rows.append(row(planned, name, "failed", work.metric, resolved, why, cause=cause))
             raise ArmFaultError(name, [r for r in rows if r.arm == name])
-        return rows + time_rows(timings)
+        self._refuse_changed(states, planned, rows)
+        return with_changes(rows + time_rows(timings), states.changed)
+
+    def _refuse_changed(self, states: OwnStates, planned: PlannedCase, rows: list[Measurement]) -> None:
+        """Ends a case whose process an arm has changed for good: the others are timed in another one.
+
+        Raises:
+            ArmFaultError: names the arm.
+        """
+        if name := states.culprit:
+            self._spoiled = f"arm {name} {states.reason}"
+            own = [r for r in rows if r.arm == name and r.status != "ok"]
+            failed = row(
+                planned,
+                name,
+                "failed",
+                reason=f"it {states.reason}; an arm has to leave its process as it was",
+            )
+            raise ArmFaultError(name, with_changes([*own, failed], states.changed))
 
     def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""

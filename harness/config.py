@@ -146,7 +146,7 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     Raises:
         UsageError: an unknown sweep, key or value; one line, with the nearest name.
     """
-    words = [_normalise(word) for word in overrides]
+    literal, words = _split_literal([_normalise(word) for word in overrides])
     known = sweeps()
     chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == "sweep"]
     if len(chosen) != 1:
@@ -169,7 +169,11 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         raise UsageError(f"cannot read {error.override!r}: {_first_line(error)}") from error
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_in_our_words(error, words, chosen[0])) from error
-    plain["device"] = device
+    plain |= {"device": device, **literal}
+    if abs(plain["seed"]) > SEED_MAX:
+        raise UsageError(
+            f"seed={plain['seed']}: expected an integer from -{SEED_MAX} to {SEED_MAX}; each case draws from 1000 times as many"
+        )
     budget = plain["budget_s"]
     if budget is not None and not (math.isfinite(budget) and budget >= 0):
         raise UsageError(
@@ -178,6 +182,11 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     return Request(plain, _timing(plain), tuple(overrides))
 
 
+# Paths, names and a schedule of a command line.
+LITERAL = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "ceilings", "schedule", "devices"}
+SEED_MAX = (
+    2**53
+)  # suites seed their generators, of 64 bits, with 1000 times as much (`suites.common.generator`)
 _EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
@@ -261,11 +270,20 @@ def _normalise(word: str) -> str:
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
     opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
-    texts = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "ceilings", "schedule", "devices"}
-    if root in texts and value != "null" and value[:1] not in {"'", '"'}:
-        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"{key}='{quoted}'"  # a path or schedule may hold what Hydra's grammar reads otherwise
     return "++" + word.lstrip("+") if opens else word
+
+
+def _split_literal(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Keys whose value is taken as it stands, since a path may hold what Hydra and OmegaConf read otherwise; other words."""
+    literal: dict[str, str] = {}
+    others = []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in LITERAL and value != "null" and value[:1] not in {"'", '"'}:
+            literal[key] = value
+        else:
+            others.append(word)
+    return literal, others
 
 
 def _unknown_key(key: str, fields: set[str]) -> UsageError:

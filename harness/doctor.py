@@ -21,7 +21,7 @@ from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, 
 from fp8core.formats import native_pair
 from harness import environment, metrics
 from harness.compiling import compile_unavailable, fresh_compile
-from harness.errors import UsageError
+from harness.errors import UsageError, text_of
 from harness.gpu_monitor import GpuMonitor
 from harness.hardware import lookup
 from harness.peers import PEERS
@@ -106,7 +106,7 @@ def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:
     except Unavailable as reason:
         return Finding(area, name, False, str(reason))
     except Exception as error:  # noqa: BLE001 -- whatever a library raises here is the finding
-        text = " ".join(str(error).split())
+        text = " ".join(text_of(error).split())
         return Finding(area, name, False, f"{type(error).__name__}: {text}"[:300])
 
 
@@ -200,7 +200,7 @@ def _gemm(backend: str, device: str) -> str:
         try:
             product = scaled_mm(left, right, backend=backend)
         except (RuntimeError, ValueError) as error:
-            refused.append(f"{granularity} refused: {' '.join(str(error).split())[:150]}")
+            refused.append(f"{granularity} refused: {' '.join(text_of(error).split())[:150]}")
         else:
             seen.append(f"{granularity} {_sound(product, a.double() @ b.double().t()):.1f} dB")
     if not seen:

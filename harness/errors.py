@@ -41,7 +41,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
 
 def one_line(error: BaseException) -> str:
     """An exception as the reason of a row; one that says that memory ran out begins with "out of memory"."""
-    text, name = " ".join(str(error).split())[:500], type(error).__name__
+    text, name = " ".join(text_of(error).split())[:500], type(error).__name__
     if out_of_memory(error):
         return f"{OUT_OF_MEMORY}: {text or name}"
     return f"{name}: {text}" if text else name
@@ -52,11 +52,19 @@ def cause_of(error: BaseException, otherwise: Cause) -> Cause:
     return Cause.OOM if out_of_memory(error) else otherwise
 
 
+def text_of(error: BaseException) -> str:
+    """`str(error)`; says so where the exception, which may be anyone's, cannot be written."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - whatever it raises, the first one is to be told
+        return f"its text cannot be read: str() raised {type(second).__name__}"
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: torch's own class on a GPU; its CPU allocator raises a bare RuntimeError."""
     # By name, so that what reads results needs no torch.
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return known or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    return known or (isinstance(error, RuntimeError) and "can't allocate memory" in text_of(error))
 
 
 def let_go(error: BaseException) -> None:

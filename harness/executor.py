@@ -16,7 +16,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from harness.workers import Conditions, Ended, Pool
 from harness.workload import runs_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.measurement import Measurement
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
 TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
-# What writing raises over what a suite put into a row: pyarrow's errors are among them, and that of a text that is no UTF-8.
-_UNSTORABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 class _DiskError(Exception):
@@ -202,7 +200,11 @@ class _Run:
         """Does tasks, at some places or here, and stores the rows of each as it ends."""
         if not wanted:
             return
-        ended = self._by_workers(wanted, places) if places else self._here(wanted)
+        # Closed here: an exception keeps this frame, and with it the generator and its worker processes.
+        with closing(self._by_workers(wanted, places) if places else self._here(wanted)) as ended:
+            self._store_each(ended, places)
+
+    def _store_each(self, ended: Iterable[Ended], places: Sequence[Place]) -> None:
         for end in ended:
             task = end.job
             rows = end.result
@@ -220,7 +222,7 @@ class _Run:
             if task.workspace is not None and not end.died:
                 shutil.rmtree(task.workspace, ignore_errors=True)
 
-    def _by_workers(self, wanted: Sequence[Task], places: Sequence[Place]) -> Iterator[Ended]:
+    def _by_workers(self, wanted: Sequence[Task], places: Sequence[Place]) -> Generator[Ended, None, None]:
         def on_sign(job: WorkerJob, done: int, total: int) -> None:
             if job.task.arm and total:
                 self.executor.on_step(job.task, done, total)
@@ -235,7 +237,7 @@ class _Run:
             for ended in pool.run(jobs, on_sign, on_partial):
                 yield replace(ended, job=ended.job.task)
 
-    def _here(self, wanted: Sequence[Task]) -> Iterator[Ended]:
+    def _here(self, wanted: Sequence[Task]) -> Generator[Ended, None, None]:
         executor = self.executor
         bench = Bench(self.setting, executor.timer or timer_for(executor.device), executor.monitor)
         for task in self._that_may_start(wanted):
@@ -245,7 +247,7 @@ class _Run:
                     executor.on_step(task, done, total)
 
             try:
-                rows = tasks.do(task, bench, tell, on_rows=functools.partial(self.keep, task))
+                rows = tasks.run_task(task, bench, tell, on_rows=functools.partial(self.keep, task))
             except ArmFaultError as error:  # there is no other process that could time the other arms
                 words = error.rows[-1].reason
                 why = f"the device was lost in arm {error.arm}: {words}; resume=RUN_ID runs the case again"
@@ -293,10 +295,10 @@ class _Run:
             return
         try:
             self.writer.checkpoint([*rows, *task.failed], _env_of(place))
-        except _UNSTORABLE:  # the final rows will say so
-            return
         except OSError as error:
             raise _DiskError(error.strerror) from error
+        except Exception:  # noqa: BLE001 - whatever an object in a row raises; the final rows will say so
+            return
         self._partial[case_id] = rows
 
     def _with_partial(
@@ -316,7 +318,9 @@ class _Run:
         try:
             try:
                 self.writer.append(rows, env_of)
-            except _UNSTORABLE:
+            except OSError:
+                raise
+            except Exception:
                 # Found out only now: a second look at each row would cost every case more than writing it does.
                 if not any(_refusal(r) for r in rows):
                     raise  # it is none of theirs
@@ -342,7 +346,7 @@ def _refusal(measurement: Measurement) -> str:
     """Why the store could not hold a row; "" where it could."""
     try:
         pa.Table.from_pylist([measurement.as_row()], schema=store.SCHEMA)
-    except _UNSTORABLE as error:
+    except Exception as error:  # noqa: BLE001 - an object in it may raise anything
         return one_line(error)
     return ""
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from harness import internal_error
 from harness.errors import UsageError
 from harness.processes import interruptible
 from harness.run import run_sweep
@@ -56,6 +57,8 @@ def run_words(words: Sequence[str], timeout_s: float) -> tuple[int, str]:
             except UsageError as error:
                 sys.stderr.write(f"error: {error}\n")
                 code = 2
+            except Exception as error:  # noqa: BLE001 - the other parts of the session go on
+                code = internal_error.report(error)
             finally:
                 with lock:
                     over = True

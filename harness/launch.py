@@ -18,23 +18,21 @@ import os
 import re
 import shutil
 import sys
-import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from harness import shards, side_by_side, store, watch
+from harness import internal_error, run_folder, run_lock, shards, side_by_side, store, watch
 from harness.config import command_line, load
 from harness.errors import UsageError, one_line, unknown
 from harness.fleet.request import refuse_shares
 from harness.processes import interruptible
+from harness.runlog import recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from omegaconf import DictConfig
 
@@ -62,8 +60,7 @@ LAUNCHERS = {
     "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False),
 }
 INTERRUPTED = "interrupted"
-LOOK_S = 1.0  # between two looks at the shards
-LINE_S = 30.0  # between two lines of progress where there is no terminal
+_DOLLAR = "\\u0024"
 
 
 @dataclass
@@ -127,48 +124,55 @@ def main(argv: Sequence[str]) -> int:
     kept = [w for w in words if w.partition("=")[0] not in ("resume", "run_id", "quiet", *moved)]
     kept += [f"{key}={value}" for key, value in moved.items()]
     kept += ["quiet=true", *([f"resume={folder}"] if goes_on else [])]
-    writer = store.RunWriter(
-        folder,
-        run_id=folder.name,
-        sweep=request.config["name"],
-        env_id="",
-        env={},
-        about={
-            "command": command_line(["-m", *argv]),
-            # What the device decides is not known where shards run elsewhere: they hold themselves to their own.
-            "config": request.config
-            if launcher.here or f"device={request.config['device']}" in words
-            else {},
-            "question": request.config["question"],
-        },
-    )
     job = Job(
-        words=json.dumps(kept).replace("$", "\\u0024"),
+        words=_without_dollars(json.dumps(kept)),
         run_id="" if goes_on else folder.name,
-        folder=str(Path.cwd()),
+        folder=_without_dollars(str(Path.cwd())),
         places=places,
         cores=cores,
         gpus=gpus,
     )
+    # What the device decides is not known where shards run elsewhere: they hold themselves to their own.
+    is_known = launcher.here or f"device={request.config['device']}" in words
+    about = {
+        "command": command_line(["-m", *argv]),
+        "config": request.config if is_known else {},
+        "question": request.config["question"],
+    }
     overrides = [f"shard={','.join(map(str, chosen))}", f"hydra/launcher={name}"]
     began, before = time.time(), _ended(folder, chosen)
     with (
         side_by_side.lead() if several else nullcontext() as lead,
         interruptible(lead.end if lead else None) as interrupts,
+        run_lock.held(folder, "shards"),
     ):
+        writer = store.RunWriter(
+            folder, run_id=folder.name, sweep=request.config["name"], env_id="", env={}, about=about
+        )
         if lead:
             job.lead = str(lead.folder)
-        with _watched(folder, chosen, began, request.config["quiet"]):
-            trouble = _launch(job, overrides, to_hydra, folder)
-        if interrupts.heard:
-            trouble = INTERRUPTED
-        return _finish(request, writer, before, trouble, time.time() - began)
+        with recorded(writer):
+            with watch.shown(folder, {str(s) for s in chosen}, began, request.config["quiet"]):
+                trouble = _launch(job, overrides, to_hydra, folder)
+            if interrupts.heard:
+                trouble = INTERRUPTED
+            return _finish(request, writer, before, trouble, time.time() - began)
+
+
+def _without_dollars(text: str) -> str:
+    """A text that OmegaConf takes as it is; JSON reads the escape, `_with_dollars` that of any other text."""
+    return text.replace("$", _DOLLAR)
+
+
+def _with_dollars(text: str) -> str:
+    return text.replace(_DOLLAR, "$")
 
 
 def run_shard(config: DictConfig) -> int:
     """The job of one shard, in whatever process the launcher started; its exit code."""
-    if Path(config.folder).is_dir():  # else this is another machine, and paths are absolute where they matter
-        os.chdir(config.folder)
+    folder = Path(_with_dollars(config.folder))
+    if folder.is_dir():  # else this is another machine, and paths are absolute where they matter
+        os.chdir(folder)
     shard = shards.parse(config.shard)
     if config.lead:
         side_by_side.follow(config.lead)
@@ -186,6 +190,8 @@ def run_shard(config: DictConfig) -> int:
         sys.stderr.write(f"error: shard {shard}: {error}\n")
     except KeyboardInterrupt:  # before it measured anything
         sys.stderr.write(f"error: shard {shard}: interrupted\n")
+    except Exception as error:  # noqa: BLE001 - the other shards go on; this one is recorded as failed
+        return internal_error.report(error)
     return 2
 
 
@@ -334,50 +340,13 @@ def _finish(
     return 1 if counts.get("failed", 0) else 0
 
 
-@contextmanager
-def _watched(folder: Path, chosen: Sequence[Shard], began: float, quiet: bool) -> Iterator[None]:
-    """Shows how far the shards are, on stderr, while the launcher holds this thread."""
-    if quiet:
-        yield
-        return
-    console, over = Console(stderr=True), threading.Event()
-    names = {str(shard) for shard in chosen}
-
-    def line() -> str:
-        parts = [part for part in watch.look(folder) if part.name in names]
-        fresh = [part if part.written >= began else watch.Part(part.name, "waiting") for part in parts]
-        return watch.summary(fresh, time.time())
-
-    def show() -> None:
-        if console.is_terminal:
-            with console.status("starting ...") as status:
-                while not over.wait(LOOK_S):
-                    status.update(line())
-            return
-        while not over.wait(LINE_S):
-            console.print(line(), highlight=False, markup=False, soft_wrap=True)
-
-    teller = threading.Thread(target=show, daemon=True)
-    teller.start()
-    try:
-        yield
-    finally:
-        over.set()
-        teller.join()
-
-
 def _folder(request: Request) -> Path:
-    """The folder of the run, new or to go on with."""
+    """The folder of the run, new or to be continued."""
     from harness.environment import commit_here
-    from harness.run import checked_run_id
 
-    config = request.config
-    if config["resume"] and config["run_id"]:
-        raise UsageError("resume= names the run already: leave run_id= out")
-    if config["resume"]:
-        return store.find_run(config["resume"], config["results_dir"]).resolve()
-    run_id = checked_run_id(config["run_id"] or store.new_run_id(commit_here()))
-    return Path(config["results_dir"]).resolve() / config["name"] / run_id
+    folder = run_folder.of_run(request.config, commit_here()).resolve()
+    run_folder.refuse_stranger(folder)
+    return folder
 
 
 def _absolute(config: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.case import LOCAL, Case, Scalar, expand
-from harness.errors import UsageError, unknown
+from harness.cause import Cause
+from harness.errors import UsageError, one_line, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -256,7 +257,7 @@ def _plan_part(
     by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
     planned = []
     for case in cases:
-        reasons = {arm: why for arm in arms if (why := suite.unsupported(case, arm, str(config["device"])))}
+        reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, str(config["device"])))}
         for arm, why in reasons.items():
             if why.kind == "shape" and by_number:
                 raise UsageError(f"{case}, arm {arm}: {why.reason}")
@@ -266,6 +267,19 @@ def _plan_part(
     if by_number and (replaced := [*shapes, *(["axes.tokens"] if axes.get("tokens") else [])]):
         product += f" (axes.M, K and N are given: {', '.join(replaced)} not read)"
     return planned, product
+
+
+def _unsupported(suite: Plannable, case: Case, arm: str, device: str) -> Unsupported | None:
+    """Why an arm can't run a case; what a suite raises over this question fails that arm alone."""
+    try:
+        return suite.unsupported(case, arm, device)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a peer's library may raise anything when it is asked
+        from harness.workload import Unsupported
+
+        reason = f"could not tell whether it can run here: {one_line(error)}"
+        return Unsupported("fault", reason, Cause.ERROR)
 
 
 def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[Scalar]:
@@ -320,7 +334,7 @@ def describe(plan: Plan) -> Iterator[str]:
     for part, product in plan.products.items():
         yield f"{part}: {product}"
     for planned in plan.cases:
-        skipped = [f"{arm} skipped: {why.reason}" for arm, why in planned.unsupported.items()]
+        skipped = [f"{arm} {why.status}: {why.reason}" for arm, why in planned.unsupported.items()]
         yield f"  {planned.case.case_id} {planned.case} arms={','.join(planned.runnable)}" + "".join(
             f"\n      {line}" for line in skipped
         )

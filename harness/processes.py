@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import resource
+import secrets
 import signal
+import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -17,11 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-ONE_INTERRUPT_S = 5.0  # Ctrl-C and SIGTERM that follow one another so closely count as one
+ONE_INTERRUPT_S = 5.0  # signals that follow one another so closely count as one
+# Ctrl-C, a scheduler, a closed terminal, Ctrl-\\: all end a command in the same way.
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+MARK = "FP8_HARNESS_PROCESS"  # environment variable: the command and worker that a process was started by
+JOIN_S = 5.0  # to wait for a killed process; one that hangs in the driver cannot be waited for
 
 
 class Interrupts:
-    """The handler of Ctrl-C and SIGTERM within `interruptible`; `heard` says whether one came."""
+    """The handler of `ENDING_SIGNALS` within `interruptible`; `heard` says whether one came."""
 
     def __init__(self, instead: Callable[[], None] | None) -> None:
         self._instead, self._last = instead, -ONE_INTERRUPT_S
@@ -40,22 +47,21 @@ class Interrupts:
 
 @contextmanager
 def interruptible(instead: Callable[[], None] | None = None) -> Iterator[Interrupts]:
-    """SIGTERM, as a scheduler sends it, ends what is within as Ctrl-C does: cleanly, by KeyboardInterrupt.
+    """Each of `ENDING_SIGNALS` ends what is within as Ctrl-C does: cleanly, by KeyboardInterrupt.
 
-    Either often comes twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
+    They often come twice, from an impatient hand or from a terminal and a launcher at once; the second must not keep
     the run from recording how it ended. Within another one this is that other one, so that all of it counts as one.
 
     Args:
         instead: what the first interrupt does where it is not to raise; one that comes later raises.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    outer = next((h for h in map(signal.getsignal, numbers) if isinstance(h, Interrupts)), None)
+    outer = next((h for h in map(signal.getsignal, ENDING_SIGNALS) if isinstance(h, Interrupts)), None)
     if outer is not None:
         yield outer
         return
     own = Interrupts(instead)
-    # A shell lets its background jobs ignore Ctrl-C, and so it stays.
-    asked = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # A shell lets its background jobs ignore Ctrl-C, and nohup SIGHUP; so it stays.
+    asked = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = [(number, signal.signal(number, own)) for number in asked]
     try:
         yield own
@@ -76,8 +82,20 @@ def began(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def this_host() -> str:
+    """Hash of the host's name: a process number means something only to processes with the same one.
+
+    A container may have the name of its host and still number its processes by itself: its namespace is part of it.
+    """
+    try:
+        numbers = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        numbers = ""
+    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:12]
+
+
 def end_with_parent() -> None:
-    """From now on this process, and all of its process group if it leads one, ends when its parent has.
+    """From now on this process, and whatever it has started, ends when its parent has.
 
     Also where the parent was killed, had no time to say so, and this process computes and listens to nobody.
     """
@@ -88,6 +106,7 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
+    kill_marked(os.environ.get(MARK, ""))
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -97,6 +116,69 @@ def kill_group(pid: int) -> None:
     """Kills a process that leads a group, with what it has started itself; nothing where both are gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def kill_children() -> None:
+    """Kills every process that `multiprocessing` has started here and that still runs, with its group.
+
+    An interpreter waits for them before it exits: one that nobody ends any more would keep it forever.
+    """
+    children = [child for child in multiprocessing.active_children() if child.pid is not None]
+    for child in children:
+        kill_group(child.pid or 0)
+        child.kill()
+    for child in children:
+        child.join(JOIN_S)
+
+
+@contextmanager
+def marked() -> Iterator[None]:
+    """Kills at its end all processes that were started within, in a session of their own too.
+
+    A process is known by a variable that it was started with (`MARK`), whatever its parent and its group are by then. One
+    that clears its environment is not found.
+    """
+    before, mark = os.environ.get(MARK), secrets.token_hex(8)
+    os.environ[MARK] = f"{before}.{mark}" if before else mark
+    try:
+        yield
+    finally:
+        own = os.environ[MARK]
+        if before is None:
+            del os.environ[MARK]
+        else:
+            os.environ[MARK] = before
+        kill_marked(own)
+
+
+def kill_marked(mark: str) -> None:
+    """Kills the other processes of this user that were started with this mark, or with a longer one; none for "".
+
+    Looks through /proc until it finds no more, since one may start another meanwhile; a few milliseconds a look.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(10 if mark else 0):
+        found = [int(p.name) for p in Path("/proc").glob("[1-9]*") if _carries(int(p.name), wanted)]
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _carries(pid: int, wanted: bytes) -> bool:
+    if pid == os.getpid():
+        return False
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        # A mark ends where the word does, or where that of a worker begins.
+        if not any(word == wanted or word.startswith(wanted + b".") for word in words):
+            return False
+        # The servers of multiprocessing serve later commands of this process too, and end with it by themselves.
+        return b"from multiprocessing." not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # gone, or another user's
+        return False
 
 
 def ending(exit_code: int) -> str:

@@ -14,7 +14,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.errors import one_line
+from harness.errors import one_line, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +66,8 @@ class Fault:
 def raised(rank: int, error: BaseException) -> Fault:
     """A rank whose function raised."""
     text = f"{one_line(error)}\n{''.join(traceback.format_exception(error)).strip()}"
-    of_a_peer = isinstance(error, RuntimeError) and bool(_OF_A_PEER.search(str(error)))
-    return Fault(rank, time.monotonic(), text, of_a_peer, _SIZES in str(error))
+    of_a_peer = isinstance(error, RuntimeError) and bool(_OF_A_PEER.search(text_of(error)))
+    return Fault(rank, time.monotonic(), text, of_a_peer, _SIZES in text_of(error))
 
 
 def died(rank: int, code: int, words: str) -> Fault:

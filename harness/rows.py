@@ -15,7 +15,7 @@ from harness.timing_session import METERED_S
 from harness.workload import TrialSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from harness.plan import PlannedCase
     from harness.timing import Timing
@@ -80,9 +80,9 @@ def all_arms(planned: PlannedCase, status: str, reason: str, cause: Cause) -> li
 
 
 def skipped_rows(planned: PlannedCase) -> list[Measurement]:
-    """A row for each arm that can't run here."""
+    """A row for each arm that cannot run the case here, with the reason."""
     return [
-        row(planned, arm, "skipped", reason=why.reason, cause=why.cause)
+        row(planned, arm, why.status, reason=why.reason, cause=why.cause)
         for arm, why in planned.unsupported.items()
     ]
 
@@ -127,6 +127,18 @@ def rows_of_others(planned: PlannedCase, arm: str, reason: str, cause: Cause) ->
     """`unfinished_rows` for all arms but one."""
     others = replace(planned, arms=tuple(name for name in planned.arms if name != arm))
     return unfinished_rows(others, "", reason, "", cause)
+
+
+def with_changes(
+    rows: Sequence[Measurement], changed: Mapping[str, Mapping[str, object]]
+) -> list[Measurement]:
+    """The rows, those of an arm that changed the state of its process with what it changed as `resolved.process_state`."""
+    return [
+        replace(r, resolved={**r.resolved, "process_state": changed[arm]})
+        if (arm := original_name(r.arm)) in changed and r.status != "skipped"
+        else r
+        for r in rows
+    ]
 
 
 def about(error: BaseException) -> dict[str, object]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from harness import (
     environment,
     places,
     report,
+    run_folder,
     runlog,
     shards,
     store,
@@ -34,7 +32,7 @@ from harness.errors import UsageError
 from harness.executor import Executor, Outcome, Place
 from harness.fleet.request import refuse_another_card, refuse_shares
 from harness.plan import Plan, describe, make_plan
-from harness.processes import interruptible
+from harness.processes import interruptible, marked
 from harness.progress import Progress
 from harness.resume import changes, refuse, stored_arms, stored_cases
 from harness.rows import is_trial
@@ -72,8 +70,8 @@ def run_sweep(overrides: Sequence[str]) -> int:
     if config["bisect"] is not None:
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
-        said = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
-        sys.stdout.write("\n".join(said) + "\n")
+        lines = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
+        sys.stdout.write("\n".join([*lines, *_called_for_a_dry_run(config)]) + "\n")
         return 0
 
     with device_lock.held([gpu.uuid for gpu in gpus]):
@@ -94,7 +92,21 @@ def _run(
         workers.start_server()
     work = _Work.of(config, plan, gpus, shard)
     for key in ("results_dir", "reports_dir"):
-        _writable(Path(config[key]), key)
+        run_folder.refuse_unwritable(Path(config[key]), key)
+    with (
+        interruptible(),
+        run_folder.owned(work.folder, shard),
+        marked(),
+        runlog.log_to(work.folder, runlog.level(config["log_level"])),
+    ):
+        return _run_owned(request, plan, work, shard, console)
+
+
+def _run_owned(
+    request: Request, plan: Plan, work: _Work, shard: shards.Shard | None, console: Console
+) -> int:
+    """The part of a sweep that has the folder of its run to itself."""
+    config = request.config
     env_id, env = work.conditions[0]
     writer = runlog.TellingWriter(
         work.folder,
@@ -113,19 +125,19 @@ def _run(
         console.print(f"resumed although changed: {change}", highlight=False, markup=False)
     started = time.perf_counter()
     note = runlog.Note(writer)
-    with interruptible(), runlog.log_to(work.folder, runlog.level(config["log_level"])):
+    with runlog.recorded(writer, note):
         outcome = _measure(request, plan, writer, work, console, note)
         writer.close(outcome.state)
-        note.write(
-            state=outcome.state,
-            message=outcome.message,
-            **({"share": 1.0} if outcome.state == "finished" else {}),
-        )
-        seconds = time.perf_counter() - started
-        if shard is not None:
-            return _finish_shard(outcome, shard, work.folder, seconds)
-        html = Path(config["reports_dir"]) / f"{work.run_id}.html" if config["report"] else None
-        return _finish(outcome, plan, work.folder, html, seconds)
+    note.write(
+        state=outcome.state,
+        message=outcome.message,
+        **({"share": 1.0} if outcome.state == "finished" else {}),
+    )
+    seconds = time.perf_counter() - started
+    if shard is not None:
+        return _finish_shard(outcome, shard, work.folder, seconds)
+    html = Path(config["reports_dir"]) / f"{work.run_id}.html" if config["report"] else None
+    return _finish(outcome, plan, work.folder, html, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +173,7 @@ class _Work:
         own = environment.env_id(facts), facts
         conditions: list[tuple[str, Mapping[str, Any]]]
         conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
-        run_id, folder, kept = _place(config, facts, shard)
+        run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), shard)
         if kept is None:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
         refuse_another_card(config, kept, conditions[0][1])
@@ -172,6 +184,13 @@ class _Work:
         # The arms of a case are compared with one another: under other conditions all of them are run again.
         arms = set() if changed else stored_arms(kept, plan, done)
         return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
+
+
+def _called_for_a_dry_run(config: dict[str, Any]) -> Iterator[str]:
+    """What dry_run=true ran of the user's code: a model of theirs has the shapes that building it shows."""
+    model = config["model"]
+    if isinstance(model, dict) and model.get("_target_"):
+        yield f"dry_run=true imports and calls model._target_={model['_target_']}, where a plan needs the layers of the model"
 
 
 def _left_to_run(
@@ -287,92 +306,25 @@ def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     """What this device or these shapes left out: arms by reason."""
     arms: dict[str, dict[str, None]] = {}
     for planned in plan.cases:
-        for arm, why in planned.unsupported.items():
+        for arm, why in ((a, w) for a, w in planned.unsupported.items() if w.status == "skipped"):
             arms.setdefault(why.reason, {})[arm] = None
     return [(list(names), reason) for reason, names in arms.items()]
 
 
 def _tell(folder: Path) -> None:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
-    frame = store.read(folder)
+    frame, others = store.read_quietly(folder)
+    for problem in (*frame.attrs["problems"], *others):
+        sys.stdout.write(
+            f"warning: not read: {problem}\n"
+            if problem in frame.attrs["problems"]
+            else f"warning: {problem}\n"
+        )
     judged = verdict.judge(frame)
     for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
         sys.stdout.write(line + "\n")
 
 
-def _place(
-    config: dict[str, Any], fingerprint: dict[str, Any], shard: shards.Shard | None
-) -> tuple[str, Path, Path | None]:
-    """The run that a command goes on with, or the one that it begins; a shard's folder lies within the run's."""
-    results = Path(config["results_dir"])
-    if config["resume"] and config["run_id"]:
-        raise UsageError("resume= names the run already: leave run_id= out")
-    if config["resume"]:
-        whole = store.find_run(config["resume"], results)
-    else:
-        whole = (
-            results
-            / config["name"]
-            / checked_run_id(config["run_id"] or store.new_run_id(fingerprint.get("git_commit")))
-        )
-    for about in map(store.read_about, sorted({whole, *(p.parent for p in whole.glob("shard-*/run.json"))})):
-        if about.get("sweep", config["name"]) != config["name"]:
-            raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")
-        _refuse_other_settings(whole.name, about, config)
-    folder = whole if shard is None else whole / shard.folder
-    # A command with run_id= that is given again, as schedulers do after a node failed, goes on with its own rows.
-    again = folder if config["run_id"] and (folder / "run.json").exists() else None
-    return whole.name, folder, whole if config["resume"] else again
-
-
 def _of_all_shards(words: Sequence[str]) -> list[str]:
     """The command of a whole sweep, which any machine can repeat."""
     return [word for word in words if word.partition("=")[0] not in ("shard", "run_id")]
-
-
-def checked_run_id(name: str) -> str:
-    """A run id that can name a folder; refused otherwise."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UsageError(f"run_id={name}: expected letters, digits, '.', '_' and '-': it names a folder")
-    return name
-
-
-# What decides which cases and arms there are, and how they train
-_SETTINGS = (
-    "suite",
-    "axes",
-    "shapes",
-    "arms",
-    "cases",
-    "parts",
-    "model",
-    "data",
-    "schedule",
-    "ranks",
-    "train",
-    "seed",
-)
-
-
-def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
-    """A run holds one experiment, and its command must stay the one that made it."""
-    stored = about.get("config", {})
-    differs = [
-        key for key in _SETTINGS if key in stored and stored[key] != json.loads(json.dumps(config[key]))
-    ]
-    if differs:
-        raise UsageError(
-            f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
-            f"{about.get('command', '')}"
-        )
-
-
-def _writable(folder: Path, key: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR"
-        ) from error

@@ -5,24 +5,22 @@ Both are for people. Neither is read to decide anything, and a disk that refuses
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import UsageError
-from harness.processes import began
+from harness.errors import UsageError, one_line
+from harness.processes import began, this_host
 from harness.store import RunWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from harness.measurement import Measurement
 
@@ -106,18 +104,6 @@ class Note:
             temporary.replace(target)
 
 
-def this_host() -> str:
-    """Hash of the host's name, by which a reader of a note knows whether it may ask for the process.
-
-    A container may have the name of its host and still number its processes by itself: its namespace is part of it.
-    """
-    try:
-        numbers = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        numbers = ""
-    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:12]
-
-
 class _File(logging.FileHandler):
     """A log file; what can't be written to it is left out."""
 
@@ -148,3 +134,20 @@ def log_to(folder: Path, lowest: int) -> Iterator[None]:
         whole.setLevel(before)
         whole.removeHandler(handler)
         handler.close()
+
+
+@contextmanager
+def recorded(writer: RunWriter, note: Note | None = None) -> Iterator[None]:
+    """Records that a run has failed, or was interrupted, where an exception ends the block; the exception goes on."""
+    try:
+        yield
+    except BaseException as error:
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _log.critical("%s: %s", state, one_line(error), exc_info=error)
+        # What ended the block may end these too; the first exception is the one to report.
+        if note is not None:
+            with suppress(Exception):
+                note.write(state=state, message=one_line(error))
+        with suppress(Exception):
+            writer.close(state)
+        raise

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.processes import ENDING_SIGNALS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -60,10 +62,11 @@ def follow(folder: str) -> None:
     """From now on this process ends with the command, to which a terminal's Ctrl-C is left.
 
     When the command ends, this process sends itself SIGTERM, and exits after its shard if the command has died. Between
-    two shards it passes SIGTERM over, which a scheduler sends to all processes: joblib would take its end for a crash.
+    two shards it ignores SIGTERM and its like, which a scheduler sends to all processes: joblib would take its end for a crash.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in ENDING_SIGNALS[1:]:
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=_follow, args=(Path(folder),), daemon=True).start()
 
 

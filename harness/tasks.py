@@ -16,7 +16,7 @@ from harness import environment
 from harness.bench import ArmFaultError, Bench, Setting
 from harness.cause import Cause
 from harness.errors import cause_of, one_line
-from harness.rows import rows_of_others, trial_rows, unfinished_rows
+from harness.rows import rows_of_others, trial_rows, unfinished_rows, with_changes
 from harness.timing import timer_for
 from harness.worker_process import Instead
 from harness.workload import Trial, TrialSuite
@@ -88,7 +88,7 @@ class Task:
         return replace(self, planned=left, failed=(*self.failed, *rows, *compared))
 
 
-def do(
+def run_task(
     task: Task,
     bench: Bench,
     tell: Callable[[int, int, str], None],
@@ -120,14 +120,14 @@ def do(
     def on_step(done: int, total: int) -> None:
         tell(done, total, f"step {done} of {total}")
 
-    device = bench.setting.device
-    try:
-        trial = task.planned.suite.trial(task.case, task.arm, device, task.workspace, on_step)
-    except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
-        trace = "".join(traceback.format_exception(error))[-4000:]
-        failed = Trial((), failure=one_line(error), cause=cause_of(error, Cause.RUN))
-        return trial_rows(task.planned, task.arm, failed, trace)
-    return trial_rows(task.planned, task.arm, trial)
+    device, trace = bench.setting.device, ""
+    with bench.own_state(task.arm) as states:
+        try:
+            trial = task.planned.suite.trial(task.case, task.arm, device, task.workspace, on_step)
+        except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
+            trace = "".join(traceback.format_exception(error))[-4000:]
+            trial = Trial((), failure=one_line(error), cause=cause_of(error, Cause.RUN))
+    return with_changes(trial_rows(task.planned, task.arm, trial, trace), states.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class WorkerJob:
         """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
         bench = _bench(self.setting)
         try:
-            rows = do(self.task, bench, _now_and_then(tell), tell.at, tell.keep)
+            rows = run_task(self.task, bench, _now_and_then(tell), tell.at, tell.keep)
         except ArmFaultError as fault:
             rest = self.task.without(fault.arm, fault.rows, str(fault), Cause.BASELINE)
             if rest is not None:

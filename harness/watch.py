@@ -12,27 +12,31 @@ import argparse
 import json
 import re
 import sys
+import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+from rich.console import Console
 from rich.live import Live
 
 from harness import terminal
 from harness.errors import UsageError
-from harness.processes import began
-from harness.runlog import PROGRESS, this_host
+from harness.processes import began, this_host
+from harness.runlog import PROGRESS
 from harness.store import find_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.table import Table
 
 SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
 LINE_S = 30.0  # between two lines where there is no terminal
+SHARDS_LOOK_S = 1.0  # between two looks at the shards of a launcher
 ENDED = ("finished", "interrupted", "failed", "gone")
 
 
@@ -238,3 +242,41 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see python -m harness watch --help")
+
+
+@contextmanager
+def shown(folder: Path, names: set[str], since: float, quiet: bool) -> Iterator[None]:
+    """Shows on stderr, within the block, how far the shards of a run are, while a launcher holds this thread.
+
+    Args:
+        folder: of the run.
+        names: of the shards, "0/4".
+        since: seconds since 1970; a shard that was last written before has yet to begin.
+        quiet: show nothing.
+    """
+    if quiet:
+        yield
+        return
+    console, over = Console(stderr=True), threading.Event()
+
+    def line() -> str:
+        parts = [part for part in look(folder) if part.name in names]
+        fresh = [part if part.written >= since else Part(part.name, "waiting") for part in parts]
+        return summary(fresh, time.time())
+
+    def show() -> None:
+        if console.is_terminal:
+            with console.status("starting ...") as status:
+                while not over.wait(SHARDS_LOOK_S):
+                    status.update(line())
+            return
+        while not over.wait(LINE_S):
+            console.print(line(), highlight=False, markup=False, soft_wrap=True)
+
+    display = threading.Thread(target=show, daemon=True)
+    display.start()
+    try:
+        yield
+    finally:
+        over.set()
+        display.join()

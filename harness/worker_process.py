@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from harness.errors import one_line
-from harness.processes import end_with_parent, limit_memory, memory_of_this_process
+from harness.processes import ENDING_SIGNALS, end_with_parent, limit_memory, memory_of_this_process
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -152,18 +152,15 @@ class _Teller:
         self._parent.recv()  # nothing else comes while a job is under way; a parent that is gone ends this process
 
 
-def serve(parent: Connection, noise: Connection, arm: ArmUnderWay, conditions: Conditions) -> None:
+def serve(parent: Connection, output_pipe: Connection, arm: ArmUnderWay, conditions: Conditions) -> None:
     """The process of a worker: does jobs until its parent has no more, or is gone."""
     os.setpgrp()  # Ctrl-C reaches every process of the terminal's group; the parent decides what becomes of this one
-    for asked in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a scheduler sends it to every process; a handler is not inherited
-        signal.signal(asked, lambda *_: None)
+    for number in ENDING_SIGNALS:  # a scheduler sends it to every process; a handler is not inherited
+        signal.signal(number, lambda *_: None)
     end_with_parent()
     for descriptor in (1, 2):
-        os.dup2(noise.fileno(), descriptor)
-    noise.close()
+        os.dup2(output_pipe.fileno(), descriptor)
+    output_pipe.close()
     faulthandler.enable()
     gc.freeze()  # what the server made is never garbage; looking through it would copy its pages
     os.environ.clear()

@@ -19,19 +19,20 @@ import math
 import multiprocessing
 import os
 import pickle
+import secrets
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from harness.cause import Cause
 from harness.errors import one_line
-from harness.processes import ending, kill_group
+from harness.processes import MARK, ending, kill_group, kill_marked
 from harness.worker_process import (
     Answer,
     ArmUnderWay,
@@ -121,8 +122,9 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for worker in self._workers:
-            worker.end()
+        with ExitStack() as stack:  # whatever the end of one raises, the others end too
+            for worker in self._workers:
+                stack.callback(worker.end)
 
     def run(
         self,
@@ -144,9 +146,11 @@ class Pool:
         for worker in self._workers:
             yield from _feed(worker, waiting)
         while busy := [worker for worker in self._workers if worker.job is not None]:
-            ready = wait([s for w in busy for s in w.sources()], max(0.0, min(w.left_s() for w in busy)))
+            ready = wait(
+                [s for w in busy for s in w.sources()], max(0.0, min(w.seconds_left() for w in busy))
+            )
             for worker in busy:
-                ended = worker.hear(ready, on_sign, on_partial)
+                ended = worker.poll(ready, on_sign, on_partial)
                 if ended is not None:
                     yield ended
                     yield from _feed(worker, waiting)
@@ -155,7 +159,7 @@ class Pool:
 def _feed(worker: _Worker, waiting: Iterator[Job]) -> Iterator[Ended]:
     """Gives a worker its next job; yields those that can't be given."""
     for job in waiting:
-        refused = worker.take(job)
+        refused = worker.submit(job)
         if refused is None:
             return
         yield refused
@@ -171,14 +175,15 @@ class _Worker:
         self._tries = self._deaths = 0
         self._process: ForkServerProcess | None = None
         self._ours: Connection
-        self._noise: Connection | None = None
+        self._output: Connection | None = None
         self._arm = ArmUnderWay()
+        self._mark = ""  # of the processes that it starts
         self._printed = b""
         self._what = ""
         self._deadline = 0.0  # for its next sign of life
         self._end = math.inf  # for the job, from its first sign on
 
-    def take(self, job: Job) -> Ended | None:
+    def submit(self, job: Job) -> Ended | None:
         """Starts on a job; None unless it can't be handed over."""
         self._tries = self._deaths = 0
         try:
@@ -205,7 +210,7 @@ class _Worker:
         self._tries += 1
         self._deadline, self._end = time.monotonic() + START_S, math.inf
 
-    def _give_to_another(self, job: Job) -> None:
+    def _retry_elsewhere(self, job: Job) -> None:
         self.end()
         self._give(job, ForkingPickler.dumps(job))
 
@@ -214,30 +219,33 @@ class _Worker:
         context.set_forkserver_preload(PRELOADED)
         self._ours, theirs = context.Pipe()
         _limit_waiting(self._ours, MESSAGE_S)
-        self._noise, noise = context.Pipe(duplex=False)
-        os.set_blocking(self._noise.fileno(), False)
+        self._output, output_pipe = context.Pipe(duplex=False)
+        os.set_blocking(self._output.fileno(), False)
+        environ = self._conditions.environ
+        self._mark = ".".join(filter(None, [environ.get(MARK, ""), secrets.token_hex(8)]))
+        conditions = replace(self._conditions, environ={**environ, MARK: self._mark})
         # Not a daemon: a job may start processes of its own.
         process = context.Process(
-            target=serve, args=(theirs, noise, self._arm, self._conditions), daemon=False
+            target=serve, args=(theirs, output_pipe, self._arm, conditions), daemon=False
         )
         process.start()
         self._process = process
         theirs.close()
-        noise.close()
+        output_pipe.close()
 
     def sources(self) -> list[Any]:
         """What to wait for: an answer, something printed, the death of the process."""
         assert self._process is not None
-        return [self._ours, self._process.sentinel, *([self._noise] if self._noise else [])]
+        return [self._ours, self._process.sentinel, *([self._output] if self._output else [])]
 
-    def left_s(self) -> float:
+    def seconds_left(self) -> float:
         """Until its silence, or the job, has been too long."""
         return min(self._deadline, self._end) - time.monotonic()
 
-    def hear(self, ready: Sequence[Any], on_sign: OnSign, on_partial: OnPartial) -> Ended | None:
+    def poll(self, ready: Sequence[Any], on_sign: OnSign, on_partial: OnPartial) -> Ended | None:
         """Takes in what is there; how its job ended, if it has."""
         assert self._process is not None
-        if self._noise in ready:
+        if self._output in ready:
             self._listen()
         try:
             while self._ours.poll():
@@ -260,7 +268,7 @@ class _Worker:
             return self._died()
         if self._process.sentinel in ready:
             return self._died()
-        if self.left_s() > 0:
+        if self.seconds_left() > 0:
             return None
         if self._end < self._deadline:  # of no arm: the one under way may be the least of it
             where = self._where("after")
@@ -288,7 +296,7 @@ class _Worker:
         if answer.fault:
             return self._failed(answer.fault)
         if isinstance(answer.result, Instead):
-            self._give_to_another(answer.result.job)
+            self._retry_elsewhere(answer.result.job)
             return None
         job, self.job = self.job, None
         if answer.spoiled:
@@ -301,7 +309,7 @@ class _Worker:
         self._process.join(5)
         self._deaths += 1
         if self._deaths == 1:
-            self._give_to_another(self.job)
+            self._retry_elsewhere(self.job)
             return None
         times = "twice" if self._deaths == 2 else f"{self._deaths} times"
         how = ending(self._process.exitcode or 0)
@@ -322,25 +330,25 @@ class _Worker:
         job, self.job = self.job, None
         rest = job.without(arm, fault, printed, cause) if arm and isinstance(job, Divisible) else None
         if rest is not None:
-            self._give_to_another(rest)
+            self._retry_elsewhere(rest)
             return None
         return Ended(job, self.index, self._tries, fault=fault, cause=cause, printed=printed)
 
     def _listen(self) -> None:
         """Reads what was printed, and keeps the end of it."""
-        assert self._noise is not None
+        assert self._output is not None
         try:
-            while piece := os.read(self._noise.fileno(), 1 << 16):
+            while piece := os.read(self._output.fileno(), 1 << 16):
                 self._printed = (self._printed + piece)[-KEPT_BYTES:]
                 if len(piece) < 1 << 16:
                     return  # one that never stops printing must not keep this process from its other workers
         except BlockingIOError:
             return
-        self._noise.close()  # the worker has closed its end
-        self._noise = None
+        self._output.close()  # the worker has closed its end
+        self._output = None
 
     def _last_lines(self) -> str:
-        if self._noise is not None:
+        if self._output is not None:
             self._listen()
         return self._printed.decode(errors="replace").strip()
 
@@ -351,11 +359,12 @@ class _Worker:
         if self._process.pid is not None:
             kill_group(self._process.pid)
         self._process.kill()
+        kill_marked(self._mark)
         self._process.join(10)  # one that hangs in the driver can't be waited for
         self._ours.close()
-        if self._noise is not None:
-            self._noise.close()
-        self._process = self._noise = None
+        if self._output is not None:
+            self._output.close()
+        self._process = self._output = None
 
 
 def _limit_waiting(connection: Connection, seconds: float) -> None:

@@ -37,12 +37,18 @@ class Numerics:
 class Unsupported:
     """Why an arm cannot run a case.
 
-    `shape`: no device could (K=100 where FP8 needs multiples of 16). `device`: this machine lacks something.
+    `shape`: no device could (K=100 where FP8 needs multiples of 16). `device`: this machine lacks something. `fault`: the
+    suite raised when it was asked, so that nobody knows; such an arm is a failed row, not a skipped one.
     """
 
-    kind: Literal["shape", "device"]
+    kind: Literal["shape", "device", "fault"]
     reason: str
     cause: Cause = Cause.UNSUPPORTED
+
+    @property
+    def status(self) -> Literal["skipped", "failed"]:
+        """Of the arm's row."""
+        return "failed" if self.kind == "fault" else "skipped"
 
 
 @dataclass(slots=True)

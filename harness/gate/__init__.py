@@ -43,7 +43,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m harness gate",
         description="Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
         epilog="exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
-        "missing, 6 inconclusive where the policy says so",
+        "missing, 6 inconclusive where the policy says so, 7 internal error",
     )
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=f"what to measure (default: {SWEEP})")
     parser.add_argument("--baseline", metavar="RUN", help="a stored run: folder, Parquet file or run id")

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     NUMERICS = 4
     NO_BASELINE = 5
     INCONCLUSIVE = 6  # only where the policy says on_inconclusive: fail
+    INTERNAL = 7  # see harness.internal_error
 
 
 class GateError(UsageError):

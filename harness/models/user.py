@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from harness.errors import UsageError
+from harness.errors import UsageError, one_line, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -151,10 +151,12 @@ def imported(target: str, key: str) -> Callable[..., Any]:
         UsageError: no such module or attribute, or it is not callable; `key` says where the name stood.
     """
     module, _, name = target.rpartition(".")
+    if not all(part.isidentifier() for part in target.split(".")):
+        raise UsageError(f"{key}={target!r}: expected a dotted name, my.module.{name.strip('/') or 'build'}")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{key}={target!r} cannot be imported: {error}") from error
+    except Exception as error:  # a module of the user may raise anything while it is imported
+        raise UsageError(f"{key}={target!r} cannot be imported: {one_line(error)}") from error
     if not callable(found):
         raise UsageError(f"{key}={target!r} is a {type(found).__name__}; expected a callable")
     return found
@@ -165,7 +167,7 @@ def _called(function: Callable[..., Any], name: str, *args: Any, **keywords: Any
     try:
         return function(*args, **keywords)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        first = str(error).strip().splitlines()
+        first = text_of(error).strip().splitlines()
         raise UsageError(f"{name} failed: {type(error).__name__}: {first[0] if first else ''}") from error
 
 

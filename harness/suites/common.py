@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch.autograd.profiler import profile
 from fp8core.gemm import backend_named, layout
 from harness.cause import Cause
 from harness.compiling import compile_unavailable
+from harness.errors import one_line
 from harness.shapes import FROM_MODEL, Layer
 from harness.timers import last_level_cache_bytes
 from harness.workload import Axis, Unsupported
@@ -222,12 +222,10 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, int, int, int]]:
 def _build(spec: Any) -> nn.Module:
     if not isinstance(spec, Mapping) or "_target_" not in spec:
         raise ValueError("shapes=from_model needs a model: model._target_=package.module.callable")
+    from harness.models.user import imported
+
     target = str(spec["_target_"])
-    module, _, name = target.rpartition(".")
-    try:
-        make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"model._target_={target!r} cannot be imported: {error}") from error
+    make = imported(target, "model._target_")
     arguments = {key: value for key, value in spec.items() if key != "_target_"}
     try:
         with torch.device("meta"):
@@ -235,7 +233,7 @@ def _build(spec: Any) -> nn.Module:
     except TypeError as error:
         raise ValueError(f"model._target_={target!r} does not take {arguments}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ValueError(f"model._target_={target!r} failed: {type(error).__name__}: {error}") from error
+        raise ValueError(f"model._target_={target!r} failed: {one_line(error)}") from error
     if not isinstance(built, nn.Module):
         raise ValueError(f"model._target_={target!r} made a {type(built).__name__}; expected an nn.Module")
     return built

@@ -61,6 +61,7 @@ for shard in sys.argv[2:]:
     job = launch.Job(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
     launch.run_shard(OmegaConf.structured(job))
 """
+HUNG_S = 600.0  # what a machine at a load of 20 does in less; a hang takes longer
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -195,19 +196,23 @@ def test_a_killed_command_takes_its_shards_with_it(start: Start) -> None:
 
 def stop(process: subprocess.Popen[str], how: signal.Signals, begun: Callable[[], bool]) -> str:
     """Signals a command once it has begun, as a terminal or a scheduler does; what it said, once all of it has ended."""
-    deadline = time.monotonic() + 240
-    while not begun():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    children = psutil.Process(process.pid).children(recursive=True)
-    if how == signal.SIGINT:
-        os.killpg(process.pid, how)
-    else:
-        process.send_signal(how)
-    out, err = process.communicate(timeout=240)
+    with process:  # on whatever way it is left, the process is waited for and its pipes are closed
+        try:
+            deadline = time.monotonic() + HUNG_S
+            while not begun():
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            children = psutil.Process(process.pid).children(recursive=True)
+            if how == signal.SIGINT:
+                os.killpg(process.pid, how)
+            else:
+                process.send_signal(how)
+            out, err = process.communicate(timeout=HUNG_S)
+        finally:
+            process.kill()
     assert process.returncode == 2, err
-    _, alive = psutil.wait_procs(children, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=HUNG_S)
     assert not alive
     assert store.read_about(next(Path("results").glob("*/r1")))["state"] == "interrupted"
     assert "resume=r1" in err

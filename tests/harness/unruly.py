@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -76,6 +77,18 @@ def die_once(case: Case) -> None:
 
 def die(case: Case) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def detach(case: Case) -> None:
+    """Starts a process that no signal to this one's group reaches, as a library's server."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    process.returncode = 0  # nobody waits for it
+    Path(f"detached-{process.pid}").write_text(str(process.pid))
+
+
+def die_detached(case: Case) -> None:
+    detach(case)
+    die(case)
 
 
 def spoil(case: Case) -> None:
@@ -151,7 +164,7 @@ def begin(case: Case) -> None:
 ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
-        segfault, exits, hang, hog, babble, close_everything, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
+        segfault, exits, hang, hog, babble, close_everything, detach, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
         words, undecodable, nan, scribble, begin,
     )
 }  # fmt: skip

@@ -1,0 +1,119 @@
+"""A suite whose arm `other` changes its process while it is built, checked or timed; importable by workers."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from toy import ToySuite
+
+from harness.case import Case
+from harness.workload import ArmInfo, Numerics, Workload
+
+
+def enter_inference_mode() -> None:
+    KEPT.append(torch.inference_mode())
+    KEPT[-1].__enter__()
+
+
+def enter_a_mode() -> None:
+    KEPT.append(torch.overrides.BaseTorchFunctionMode())
+    KEPT[-1].__enter__()
+
+
+KEPT: list[Any] = []
+# What sets a global, what reads it, and the names that a row has it by; no name for an RNG.
+LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]] = {
+    "dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: str(torch.ones(1).dtype),
+        {"default_dtype"},
+    ),
+    "device": (
+        lambda: torch.set_default_device("meta"),
+        lambda: torch.ones(1).device.type,
+        {"default_device"},
+    ),
+    "threads": (lambda: torch.set_num_threads(3), torch.get_num_threads, {"threads"}),
+    "tf32": (
+        lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+        lambda: torch.backends.cuda.matmul.allow_tf32,
+        {"fp32_precision_cuda_matmul"},
+    ),
+    "precision": (
+        lambda: torch.set_float32_matmul_precision("high"),
+        torch.get_float32_matmul_precision,
+        {"fp32_precision_cuda_matmul"},
+    ),
+    "grad": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled, {"grad_mode"}),
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        torch.are_deterministic_algorithms_enabled,
+        {"deterministic"},
+    ),
+    "autocast": (
+        lambda: torch.set_autocast_enabled("cpu", True),
+        lambda: torch.is_autocast_enabled("cpu"),
+        {"autocast_cpu"},
+    ),
+    "benchmark": (
+        lambda: setattr(torch.backends.cudnn, "benchmark", True),
+        lambda: torch.backends.cudnn.benchmark,
+        {"cudnn_benchmark"},
+    ),
+    "denormals": (
+        lambda: torch.set_flush_denormal(True),
+        lambda: torch.tensor(1e-40).mul(1).item(),
+        {"flush_denormal"},
+    ),
+    "folder": (lambda: os.chdir("/"), lambda: str(Path.cwd()), {"folder"}),
+    "variable": (
+        lambda: os.environ.update(OF_AN_ARM="1"),
+        lambda: os.environ.get("OF_AN_ARM"),
+        {"environ"},
+    ),
+    "python_rng": (lambda: random.seed(7), lambda: hash(random.getstate()), set()),
+    "numpy_rng": (lambda: np.random.seed(7), lambda: np.random.get_state()[1].tolist(), set()),  # noqa: NPY002
+    "torch_rng": (lambda: torch.manual_seed(7), lambda: torch.get_rng_state().tolist(), set()),
+    "inference": (enter_inference_mode, torch.is_inference_mode_enabled, {"inference_mode"}),
+    "mode": (enter_a_mode, torch._C._len_torch_function_stack, {"function_modes"}),
+}
+FOR_GOOD = ("inference", "mode")
+
+
+@dataclass
+class Leaky(ToySuite):
+    """Case n: `other` sets the n-th leak in the stage `when`; each arm notes what it reads, by stage."""
+
+    when: str = "build"
+    ARMS: Mapping[str, ArmInfo] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.ARMS = {
+            "base": ArmInfo("the baseline"),
+            "other": ArmInfo("changes its process", baseline="base"),
+            "last": ArmInfo("comes after it", baseline="base"),
+        }
+
+    def build(self, case: Case, arm: str, device: str) -> Workload:
+        leak, read, _ = list(LEAKS.values())[case.integer("n") - 1]
+        seen: dict[str, list[object]] = {"build": [read()], "check": [], "timed": []}
+
+        def at(stage: str) -> None:
+            if stage != "build" and read() not in seen[stage]:
+                seen[stage].append(read())
+            if arm == "other" and stage == self.when:
+                leak()
+
+        def check() -> Numerics:
+            at("check")
+            return Numerics({"sqnr_db": 28.5})
+
+        at("build")
+        return Workload(run=lambda: at("timed"), check=check, resolved={"seen": seen, "process": os.getpid()})

@@ -1,0 +1,176 @@
+"""An exception anywhere in the parent ends the command. Oracles: the exit codes of the contract, and the process table."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from unruly import Unruly
+
+from harness import run, store
+from harness.__main__ import main
+
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+axes: {n: [1, 2, 3]}
+timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
+         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1, checkpoint_s: 0.0}
+"""
+# Where a function of the parent raises, in which of its calls, and what run.json has then: None where there is none yet.
+POINTS = {
+    "run.fetch": (1, None),
+    "run.places.places": (1, None),
+    "run.run_folder.owned": (1, None),
+    "store.RunWriter._write_about": (1, None),
+    "runlog._File.__init__": (1, None),
+    "runlog.Note.write": (1, "failed"),
+    "run.Progress.case": (2, "failed"),
+    "executor.Executor.timeout_s": (1, "failed"),
+    "executor._Run.keep": (1, "failed"),
+    "executor._Run.store": (2, "failed"),
+    "executor._Run._with_partial": (1, "failed"),
+    "workers._Worker._start": (1, "failed"),
+    "workers._Worker._give": (2, "failed"),
+    "workers._Worker.poll": (3, "failed"),
+    "workers._Worker._receive": (4, "failed"),
+    "workers._Worker.end": (1, "failed"),
+    "workers._feed": (2, "failed"),
+    "store._write_durably": (3, "failed"),
+    "store.RunWriter._compact": (1, "failed"),
+    "run.verdict.judge": (1, "finished"),
+    "run.report.write_report": (1, "finished"),
+}
+
+
+class PlantedError(Exception):
+    """No error that any handler knows."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+
+
+def plant(point: str, call: int, put: Callable[[Any, str, Any], None]) -> None:
+    """Has a function of the harness raise in one of its calls."""
+    module, *path, name = point.split(".")
+    owner: Any = importlib.import_module(f"harness.{module}")
+    for part in path:
+        owner = getattr(owner, part)
+    real, calls = getattr(owner, name), [0]
+
+    def planted(*args: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == call:
+            raise PlantedError(f"in {point}")
+        return real(*args, **named)
+
+    put(owner, name, planted)
+
+
+def words_for(point: str) -> list[str]:
+    """A case whose rows cannot be read is needed where the parent deals with that."""
+    return [
+        "sweep=toy",
+        "device=cpu",
+        "run_id=r1",
+        *(["axes.n=9"] if point.endswith("_with_partial") else []),
+    ]
+
+
+USUAL = ("runlog.Note.write", "executor._Run.keep", "executor._Run.store", "workers._Worker._start", "workers._Worker.poll",
+         "workers._Worker.end", "store.RunWriter._compact", "run.report.write_report")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(p, marks=[] if p in USUAL else pytest.mark.slow) for p in POINTS]
+)
+def test_an_exception_of_the_parent_ends_its_workers_and_is_recorded(
+    point: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an interpreter waits for before it exits are the processes that `multiprocessing` has started."""
+    call, state = POINTS[point]
+    monkeypatch.setitem(run.SUITES, "toy", Unruly(acts={9: "scribble"}))
+    plant(point, call, monkeypatch.setattr)
+    assert main(words_for(point)) == 7
+    assert multiprocessing.active_children() == []
+    err = capsys.readouterr().err
+    assert f"error: internal error: PlantedError: in {point}; " in err.splitlines()[-1]
+    assert "Traceback" in err
+    assert store.read_about(Path("results/toy/r1")).get("state") == state
+    assert not list(Path("results").rglob("writer.lock"))
+
+
+PLANTED = """
+import sys
+import test_parent_faults as t
+from harness import run
+from harness.__main__ import main
+
+run.SUITES["toy"] = t.Unruly(acts={9: "scribble"})
+t.plant(sys.argv[1], int(sys.argv[2]), setattr)
+sys.exit(main(t.words_for(sys.argv[1])))
+"""
+
+
+def start(code: str, *words: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join([str(Path(run.__file__).parent.parent), str(Path(__file__).parent)])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env=os.environ | {"PYTHONPATH": path},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param(p, marks=[] if p == "executor._Run.store" else pytest.mark.slow) for p in POINTS],
+)
+def test_a_command_with_a_fault_in_its_parent_exits(point: str) -> None:
+    """All of it: a process that is left would keep the pipes open."""
+    process = start(PLANTED, point, str(POINTS[point][0]))
+    try:
+        _, err = process.communicate(timeout=90)  # ten times what the slowest takes on two busy cores
+    finally:
+        process.kill()
+    assert process.returncode == 7, err
+
+
+@pytest.mark.parametrize("seed", [2**53 + 1, -(2**53) - 1, 99999999999999999999])
+def test_a_seed_that_no_generator_takes_is_refused(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep=gemm", "device=cpu", f"seed={seed}"]) == 2
+    assert (
+        f"seed={seed}: expected an integer from -9007199254740992 to 9007199254740992"
+        in capsys.readouterr().err
+    )
+    assert not Path("results").exists()
+
+
+@pytest.mark.parametrize("isolate", ["true", "false"])
+def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
+    isolate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        run.SUITES, "toy", Unruly(acts={1: "detach", 2: "die_detached" if isolate == "true" else "detach"})
+    )
+    assert main(["sweep=toy", "device=cpu", f"isolate={isolate}"]) == (1 if isolate == "true" else 0)
+    pids = [int(path.read_text()) for path in Path().glob("detached-*")]
+    assert len(pids) >= 2
+    gone = time.monotonic() + 60
+    while any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids
+    ):
+        assert time.monotonic() < gone
+        time.sleep(0.02)

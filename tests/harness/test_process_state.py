@@ -1,0 +1,110 @@
+"""What an arm changes for its process. Oracle: what the other arms of the case read while they are built, checked and timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from leaky import FOR_GOOD, LEAKS, Leaky
+from test_executor_faults import of_case, sweep
+
+from harness.process_state import OwnStates, UnrestorableError, differences, take
+
+NUMBERS = {name: n for n, name in enumerate(LEAKS, 1)}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", params=["build", "timed", pytest.param("check", marks=pytest.mark.slow)])
+def leaked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """A case a leak, in worker processes."""
+    folder = tmp_path_factory.mktemp("leaks")
+    outcome, frame = sweep(Leaky(when=request.param), len(LEAKS), folder)
+    assert outcome.state == "finished"
+    return frame
+
+
+def resolved(frame: pd.DataFrame, leak: str, arm: str) -> dict[str, object]:
+    rows = of_case(frame, NUMBERS[leak]).query("metric == 'time_ms'").set_index("arm")
+    return json.loads(rows.loc[arm, "resolved"]) | {"status": rows.loc[arm, "status"]}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_what_one_arm_sets_no_other_arm_sees_and_its_row_names_it(leak: str, leaked: pd.DataFrame) -> None:
+    base, last = (resolved(leaked, leak, arm) for arm in ("base", "last"))
+    assert base["seen"] == last["seen"]
+    assert [base["status"], last["status"]] == ["ok", "ok"]
+    usual = base["seen"]["build"]  # type: ignore[index]
+    assert base["seen"] == {"build": usual, "check": usual, "timed": usual}
+    assert "process_state" not in base | last
+    other = resolved(leaked, leak, "other")
+    if leak in FOR_GOOD:
+        assert other["status"] == "failed"
+    else:
+        assert other["status"] == "ok"
+        assert other["seen"]["build"] == usual  # type: ignore[index]
+        assert usual != other["seen"]["timed"]  # type: ignore[index]  # it keeps what it has set, for itself
+    assert LEAKS[leak][2] <= set(other.get("process_state", {}))  # type: ignore[call-overload]
+    assert LEAKS[leak][2] or "process_state" not in other
+
+
+def test_nothing_is_left_of_an_arm_and_it_finds_its_own_again() -> None:
+    states, before = OwnStates(), take()
+    for leak, (plant, read, _) in LEAKS.items():
+        if leak in FOR_GOOD:
+            continue
+        usual = read()
+        with states.of(leak):
+            plant()
+            set_to = read()
+        assert read() == usual != set_to, leak
+        with states.of(leak):
+            assert read() == set_to, leak
+        assert differences(before, take()) == {}
+
+
+def test_a_process_that_cannot_be_put_back_is_told_and_does_nothing_more() -> None:
+    import torch
+
+    states, mode = OwnStates(), torch.inference_mode()
+    with states.of("guilty"):
+        mode.__enter__()
+    try:
+        assert states.culprit == "guilty"
+        assert states.changed["guilty"]["inference_mode"] == ["False", "True"]
+        with pytest.raises(UnrestorableError, match="arm guilty changed inference_mode"), states.of("next"):
+            pass
+    finally:
+        mode.__exit__(None, None, None)
+
+
+def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
+    """Oracle: a fake clock that moves only while states change."""
+    from contextlib import contextmanager
+
+    from fakes import FakeTime
+
+    from harness.timers import CpuTimer
+    from harness.timing import TimingConfig
+    from harness.timing_session import Session
+
+    time = FakeTime()
+
+    @contextmanager
+    def around(name: str):  # type: ignore[no-untyped-def]
+        time.sleep(5.0)
+        yield
+        time.sleep(5.0)
+
+    timer = CpuTimer(clock=time)
+    session = Session(
+        {"a": lambda: time.sleep(1e-3)}, timer, TimingConfig(), 0, None, time, None, around=around
+    )
+    samples = session.sample("a", session.runs["a"], timer.block, 3, 1)
+    assert samples == pytest.approx([1.0] * 3)
+    assert session.runs["a"].seconds < 1.0

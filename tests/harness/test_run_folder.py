@@ -1,0 +1,201 @@
+"""Which folder a command may write to. Oracle: the bytes of what lay there before, and a second process that writes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from toy import ToySuite, offered
+
+from harness import run_lock, store
+from harness.__main__ import main
+from harness.errors import UsageError
+from harness.processes import this_host
+
+WORDS = ["sweep=toy", "device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    return offered([1, 2], tmp_path, monkeypatch)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a command is refused with; no file was written or changed."""
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main([*WORDS, *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    return line
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "",
+        "{",
+        "[]",
+        '{"name": "another program"}',
+        '{"run_id": 1, "sweep": "toy", "state": "finished"}',
+    ],
+)
+def test_only_a_run_is_resumed(content: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("project").mkdir()
+    if content is not None:
+        Path("project/run.json").write_text(content)
+    assert "resume=project: project is no run: " in refused(capsys, "resume=project")
+    assert "is no run: " in refused(capsys, "resume=project", "dry_run=true")
+
+
+def test_a_folder_of_runs_is_not_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "run_id=r1"]) == 0
+    assert "results/toy is no run: " in refused(capsys, "resume=results/toy")
+
+
+@pytest.mark.parametrize("words", [["run_id=r1"], ["run_id=r1", "shard=0/1"]])
+def test_a_strangers_run_json_is_not_overwritten(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path("results/toy/r1") / ("shard-0-of-1" if len(words) > 1 else "")
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"name": "another program"}')
+    assert "run.json is damaged, or another program's" in refused(capsys, *words)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from harness import run_lock
+with run_lock.held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def hold(folder: str) -> subprocess.Popen[bytes]:
+    root = str(Path(run_lock.__file__).parent.parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, folder], env=os.environ | {"PYTHONPATH": root}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("results/toy/r1", ["run_id=r1"]),
+        ("results/toy/r1", ["run_id=r1", "shard=0/2"]),
+        ("results/toy/r1/shard-1-of-2", ["run_id=r1"]),
+    ],
+)
+def test_a_second_live_writer_is_refused_and_a_dead_one_forgotten(
+    folder: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold(folder) as writer:
+        try:
+            line = refused(capsys, *words)
+            assert f"is being written by process {writer.pid} on " in line
+            assert main([*WORDS, "run_id=r2"]) == 0
+        finally:
+            writer.kill()
+    assert Path(folder, run_lock.FILE).exists()
+    assert main([*WORDS, *words]) == 0
+    own = Path(folder, run_lock.FILE)
+    assert not own.exists() or words[1:], "a command removes its own file, and leaves those of others"
+
+
+def test_shards_of_one_run_are_written_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with hold("results/toy/r1/shard-1-of-2") as writer:
+        try:
+            assert main([*WORDS, "run_id=r1", "shard=0/2"]) == 0
+        finally:
+            writer.kill()
+
+
+@pytest.mark.parametrize(("silent_s", "live"), [(1.0, True), (run_lock.STALE_S + 10, False)])
+def test_a_writer_on_another_host_is_live_while_it_gives_signs(
+    silent_s: float, live: bool, tmp_path: Path
+) -> None:
+    """Where the file system keeps the locks of each machine apart, so that this one sees none."""
+    path = tmp_path / run_lock.FILE
+    path.write_text(json.dumps({"pid": 1, "host": "another", "hostname": "node7", "role": "rows"}))
+    os.utime(path, (time.time() - silent_s,) * 2)
+    if live:
+        with pytest.raises(UsageError, match="process 1 on node7"), run_lock.held(tmp_path):
+            pass
+    else:
+        with run_lock.held(tmp_path):
+            assert json.loads(path.read_text())["host"] == this_host()
+
+
+def test_a_lock_that_its_writer_removes_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the opening of a file and its lock: the file of the next writer has another inode."""
+    path, real = tmp_path / run_lock.FILE, fcntl.flock
+    path.touch()
+
+    def flock(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        path.unlink()
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run_lock.held(tmp_path), pytest.raises(UsageError), run_lock.held(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_goes_by_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: int, how: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with run_lock.held(tmp_path):
+        with pytest.raises(UsageError, match="is being written"), run_lock.held(tmp_path):
+            pass
+        os.utime(tmp_path / run_lock.FILE, (0, 0))
+        with run_lock.held(tmp_path):
+            pass
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a${b}", "${oc.env:HOME}", "it's", "a,b", "a=b c", "[x]", "$"])
+def test_a_folder_may_have_any_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "run_id=r1", f"results_dir={name}", f"reports_dir={name}/pages"]) == 0
+    assert set(store.read(Path(name) / "toy" / "r1")["status"]) == {"ok"}
+    assert (Path(name) / "pages" / "r1.html").exists()
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a${b}"])
+def test_shards_may_be_launched_from_a_folder_of_any_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Path(name).mkdir()
+    Path("sweeps").rename(Path(name) / "sweeps")
+    monkeypatch.chdir(name)
+    assert main(["-m", *WORDS, "shard=0/2,1/2", "run_id=r1", "quiet=true"]) == 0
+    assert (tmp_path / name / "results/toy/r1/shard-1-of-2/run.json").exists()
+
+
+def test_a_corrupt_part_is_told_in_a_line_and_not_as_a_python_warning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """This test suite turns Python's warnings into errors."""
+    assert main([*WORDS, "run_id=r1", "axes.n=[1]"]) == 0
+    Path("results/toy/r1/part-00000000000000000001-aaaaaa.parquet").write_bytes(b"PAR1 no more")
+    capsys.readouterr()
+    assert main([*WORDS, "resume=r1", "axes.n=[1]"]) == 0
+    out = capsys.readouterr().out
+    assert "warning: not read: results/toy/r1/part-00000000000000000001-aaaaaa.parquet: " in out

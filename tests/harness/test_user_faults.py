@@ -1,0 +1,119 @@
+"""What a suite, a model or an exception of the user does wrong is a row or one line. Oracle: exit codes and rows."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import ToySuite, nothing, offered
+
+from harness import store
+from harness.__main__ import main
+from harness.case import Case
+from harness.errors import one_line
+from harness.workload import Numerics, Unsupported, Workload
+
+WORDS = ["sweep=toy", "device=cpu", "run_id=r1"]
+
+
+class UnwritableError(RuntimeError):
+    """An exception as a library may have: it cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Unfit:
+    """Refuses to be copied, sent and written, each in its own way."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise AttributeError("no pickle")
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    return offered([1, 2], tmp_path, monkeypatch)
+
+
+def times() -> dict[str, list[str]]:
+    frame = store.read(Path("results"))
+    frame = frame[frame["metric"] == "time_ms"]
+    return {arm: rows["reason"].tolist() for arm, rows in frame[frame["status"] == "failed"].groupby("arm")}
+
+
+def test_an_exception_without_a_text_has_a_line() -> None:
+    assert one_line(UnwritableError()) == "UnwritableError: its text cannot be read: str() raised ValueError"
+
+
+@pytest.mark.parametrize("stage", ["build", "check", "run"])
+def test_an_exception_without_a_text_fails_its_arm(stage: str, toy: ToySuite) -> None:
+    def fail() -> Any:
+        raise UnwritableError
+
+    def build(case: Case) -> Workload:
+        if stage == "build":
+            fail()
+        check = fail if stage == "check" else lambda: Numerics({"sqnr_db": 28.5})
+        return Workload(run=fail if stage == "run" else nothing, check=check)
+
+    toy.behaviour = {"other": build}
+    assert main(WORDS) == 1
+    assert times() == {"other": ["UnwritableError: its text cannot be read: str() raised ValueError"] * 2}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no driver"), UnwritableError()])
+def test_a_suite_that_raises_over_what_it_supports_fails_that_arm_alone(
+    error: Exception, toy: ToySuite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unsupported(self: ToySuite, case: Case, arm: str, device: str) -> Unsupported | None:
+        if arm == "other":
+            raise error
+        return None
+
+    monkeypatch.setattr(ToySuite, "unsupported", unsupported)
+    assert main([*WORDS, "dry_run=true"]) == 0
+    assert "other failed: whether it can run here could not be told: " in capsys.readouterr().out
+    assert main(WORDS) == 1
+    assert times() == {"other": [f"whether it can run here could not be told: {one_line(error)}"] * 2}
+    assert main([*WORDS[:2], "arms=[other]"]) == 2
+
+
+@pytest.mark.parametrize("what", [Unfit(), threading.Lock(), {Unfit(): 1}, lambda: None, object()])
+@pytest.mark.parametrize("isolate", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_resolved_that_no_file_can_hold_fails_its_rows(what: object, isolate: str, toy: ToySuite) -> None:
+    toy.behaviour = {
+        "other": lambda case: Workload(
+            run=nothing, check=lambda: Numerics({"sqnr_db": 28.5}), resolved={"it": what}
+        )
+    }
+    assert main([*WORDS, f"isolate={isolate}"]) == 1
+    assert "other" in times()
+
+
+@pytest.mark.parametrize("target", ["../x", "a..b", "a b.c", ".x", "model_for_tests.mlp/"])
+@pytest.mark.parametrize("words", [["sweep=gemm", "shapes=from_model"], ["sweep=train", "model.batch=a.b"]])
+def test_a_target_that_is_no_dotted_name_is_refused_in_a_line(
+    target: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "device=cpu", f"model._target_='{target}'", "dry_run=true"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model.batch='a.b' cannot be imported" in line or (target in line and "dotted name" in line)
+
+
+def test_a_dry_run_says_that_it_calls_the_users_code(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "sweep=gemm",
+        "device=cpu",
+        "shapes=from_model",
+        "axes.tokens=[32]",
+        "model._target_=model_for_tests.mlp",
+    ]
+    assert main([*words, "model.width=32", "model.blocks=1", "dry_run=true"]) == 0
+    assert "imports and calls model._target_=model_for_tests.mlp" in capsys.readouterr().out
