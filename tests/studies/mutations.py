@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument(
         "--budget-s", type=float, default=60.0, help="of tests for a fault, as the map timed them"
     )
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # options may stand before the files
     if options.state.resolve().is_relative_to(ROOT):
         parser.error(f"--state {options.state} lies in the repository; name a folder outside it")
     state = State(options.state)
