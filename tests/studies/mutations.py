@@ -147,11 +147,13 @@ def run(state: State, mutations: Iterable[Mutation], budget_s: float) -> None:
         if mutation.key in known:
             continue
         chosen, of = tests.tests(mutation, budget_s)
-        verdict = (
-            judged(state, mutation, chosen, of, sum(tests.seconds[t] for t in chosen))
-            if chosen
-            else "no test"
-        )
+        if not chosen:
+            print(
+                f"{mutation.path}:{mutation.line} waits: no test of the map ran a line of this file",
+                flush=True,
+            )
+            continue
+        verdict = judged(state, mutation, chosen, of, sum(tests.seconds[t] for t in chosen))
         row = {"key": mutation.key, "where": f"{mutation.path}:{mutation.line}", "kind": mutation.kind}
         row |= {"before": mutation.before, "after": mutation.after, "verdict": verdict}
         print(f"{row['where']} {verdict}", flush=True)
@@ -168,12 +170,12 @@ def judged(state: State, mutation: Mutation, tests: Sequence[str], of: int, seco
     try:
         path.write_text(mutation.apply(source))
         forget_bytecode(path)
-        status, output = state.pytest(["-x", f"@{names}"], timeout=120 + 10 * seconds)
+        status, output = state.pytest(["-x", f"@{names}"], timeout=60 + 5 * seconds)
     finally:
         path.write_text(source)
         forget_bytecode(path)
     if status is None:
-        return "killed: no end in ten times the usual"
+        return "killed: no end in a minute and five times the usual"
     if status == 0:
         return "survived" + (f" {of} tests" if len(tests) == of else f" {len(tests)} of {of} tests")
     failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
