@@ -104,7 +104,9 @@ def many_cards(folder: Path, source: Path, slow: float) -> list[str]:
                 for value, metric in zip(table["value"].to_pylist(), table["metric"].to_pylist(), strict=True)
             ],
         }
-        own = table.replace_schema_metadata(None)  # which says what the file was gathered from: copies count once
+        own = table.replace_schema_metadata(
+            None
+        )  # which says what the file was gathered from: copies count once
         for name, values in changed.items():
             index = own.column_names.index(name)
             own = own.set_column(index, name, pa.array(values, own.schema.field(name).type))
