@@ -1,0 +1,142 @@
+"""doctor, advise, kernel, the self-tests, help, and the targets of make that the README names."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = (
+    "watch",
+    "report",
+    "gate",
+    "gate-selftest",
+    "import",
+    "doctor",
+    "advise",
+    "kernel",
+    "diff",
+    "fleet",
+    "-m",
+)
+
+
+def test_help_names_every_command_every_sweep_and_every_key(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--help")
+    text = "\n".join(ended.out)
+    assert ended.code == 0
+    assert [name for name in COMMANDS if f"python -m harness {name} " not in text] == []
+    for path in (ROOT / "sweeps").glob("*.yaml"):
+        question = path.read_text().splitlines()[0].removeprefix("# ")
+        assert re.search(rf"^  {path.stem} +{re.escape(question)}$", text, re.MULTILINE), path.stem
+    for key in ("results_dir=", "axes.NAME=", "arms=", "device=", "rounds=", "seed=", "resume=", "dry_run="):
+        assert key in text
+
+
+@pytest.mark.parametrize(
+    "words", [["-h"], *([name, "--help"] for name in ("gate", "kernel", "diff", "advise", "fleet"))]
+)
+def test_each_help_is_exit_0(words: list[str], tmp_path: Path) -> None:
+    ended = run(tmp_path, *words)
+    assert ended.code == 0
+    assert ended.out
+
+
+def test_the_version_is_named(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--version")
+    assert ended.code == 0
+    assert ended.out[0].startswith("fp8-harness")
+
+
+def test_a_sweep_of_the_current_folder_is_found(tmp_path: Path) -> None:
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "ours.yaml").write_text(
+        "# Is it ours?\ndefaults: [gemm, _self_]\nshapes: []\naxes: {M: [64], K: [64], N: [32, 48]}\n"
+    )
+    assert "  ours       Is it ours?" in run(tmp_path, "--help").out
+    ended = run(tmp_path, "sweep=ours", "axes.role=output", "arms=[bf16]", "device=cpu", "dry_run=true")
+    assert ended.code == 0
+    assert "2 cases" in ended.out[0]
+    assert "nothing was measured" in ended.out[-1]
+
+
+@pytest.mark.slow
+def test_doctor_is_exit_0_and_has_a_line_for_every_recipe_and_backend(tmp_path: Path) -> None:
+    import fp8core
+
+    ended = run(tmp_path, "doctor", "device=cpu")
+    text = "\n".join(ended.out)
+    assert ended.code == 0
+    for name in (*fp8core.RECIPES, *fp8core.BACKENDS):
+        assert name in text, name
+
+
+def test_advise_predicts_as_plain_values_and_names_the_filter(tmp_path: Path) -> None:
+    ended = run(tmp_path, "advise", "model=llama3_8b", "gpu=h200", "tokens=16384", "json=true")
+    assert ended.code == 0
+    document = json.loads("\n".join(ended.out))
+    assert isinstance(document, dict)
+    text = "\n".join(run(tmp_path, "advise", "model=nano", "gpu=h200").out)
+    assert "tensorwise" in text
+
+
+KERNEL = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copy(source, target, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < count), mask=at < count)
+"""
+
+
+def test_kernel_is_exit_0_without_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "copies.py").write_text(KERNEL)
+    words = ["copies.py:copy", "source=*fp32", "target=*fp32", "count=i32:1048576", "BLOCK=1024", "grid=1024"]
+    ended = run(tmp_path, "kernel", *words, "elements=1048576")
+    if ended.code == 2 and any(tool in ended.err[0] for tool in ("cuobjdump", "nvdisasm", "ptxas")):
+        pytest.skip(f"this Triton brings no tools: {ended.err[0]}")
+    assert ended.code == 0, ended.err
+    assert "registers" in "\n".join(ended.out)
+
+
+@pytest.mark.slow
+def test_the_gates_self_test_holds_its_promises_or_is_exit_1(tmp_path: Path) -> None:
+    ended = run(tmp_path, "gate-selftest", "--trials", "200", "--results-dir", str(tmp_path / "r"))
+    assert ended.code in (0, 1)
+    kept = [
+        line for line in ended.out if re.match(r"\| .* \| .* \| (at most|at least) .* \| (yes|no) \|", line)
+    ]
+    assert len(kept) >= 5
+    assert (ended.code == 1) == any(line.endswith("| no |") for line in kept)
+
+
+def test_the_gpu_session_shows_its_timetable_without_measuring(tmp_path: Path) -> None:
+    ended = run(tmp_path, "gpu", "dry_run=true", "device=cpu")
+    assert ended.code == 0
+    assert "nothing was measured" in ended.out[-1]
+
+
+def test_the_targets_that_the_readme_names_exist_and_begin_what_they_say() -> None:
+    makefile, readme = (ROOT / "Makefile").read_text(), (ROOT / "README.md").read_text()
+    # In code alone: prose has the verb.
+    code = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", readme, re.DOTALL))
+    named = set(re.findall(r"\bmake (?:[A-Z]+=\S+ )*([a-z][a-z-]+)", code))
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    assert {"quick", "test", "test-all", "gate", "gpu", "wheels", "published"} <= named
+    assert named | {"bench", "check", "format", "aot", "coverage"} <= targets
+    done = subprocess.run(
+        ["make", "--dry-run", "PY=python3", "quick", "ARGS=rounds=3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "python3 -m harness sweep=quick rounds=3"

@@ -1,0 +1,251 @@
+"""Which of 60 planted faults the tests notice: `python tests/studies/mutations.py map|run|table|list --state DIR`.
+
+    map   DIR/tree is a clone of HEAD; the tests named (default: all) run there once, a few files at a time, and DIR keeps
+          which test ran which line and how long it took. What is there already is not run again.
+    run   plants each fault in DIR/tree, runs the tests that ran its line, the quickest first, until one fails.
+    table prints what is known so far, as markdown.
+    list  prints the faults.
+
+The working tree is never touched; each command may be stopped and started again. A fault counts as killed only by a test
+that passed without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from coverage import CoverageData
+from mutator import Mutation, find, select
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("fp8core", "harness")
+LEFT_OUT = "not slow and not benchmark_bar and not clients and not gpu"
+FILES_AT_ONCE = 4  # test files of one pytest process while the map is made
+NEIGHBOURS = 40  # tests of a line that no test ran in its own process: those that ran the most of its file
+
+
+class State:
+    """The folder that keeps a study: a clone of the commit, the map and the results."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tree = folder.resolve(), folder.resolve() / "tree"
+        self.results = self.folder / "results.jsonl"
+        (self.folder / "map").mkdir(parents=True, exist_ok=True)
+        if not self.tree.exists():
+            git("clone", "--quiet", "--shared", str(ROOT), str(self.tree))
+        git("-C", str(self.tree), "checkout", "--quiet", "--", ".")
+        self.commit = git("-C", str(self.tree), "rev-parse", "HEAD")
+
+    def pytest(self, words: Sequence[str], timeout: float | None) -> tuple[int | None, str]:
+        """Exit status (None: timed out) and output of a pytest in the clone."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", LEFT_OUT, *words]
+        env = {**os.environ, "PYTHONPATH": str(self.tree), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+        with subprocess.Popen(
+            command, cwd=self.tree, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, errors="replace",
+        ) as process:  # fmt: skip
+            try:
+                output, _ = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                output, _ = process.communicate()
+                return None, output
+        return process.returncode, output
+
+    def mutations(self, count: int, seed: int) -> list[Mutation]:
+        files = sorted(path for package in PACKAGES for path in (self.tree / package).rglob("*.py"))
+        every = (m for f in files for m in find(str(f.relative_to(self.tree)), f.read_text()))
+        return select(every, count, seed)
+
+    def known(self) -> dict[str, dict[str, str]]:
+        """Results so far by key."""
+        if not self.results.exists():
+            return {}
+        rows = map(json.loads, self.results.read_text().splitlines())
+        return {row["key"]: row for row in rows}
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def make_map(state: State, paths: Sequence[str]) -> None:
+    """Runs test files under coverage, each with the name of the running test."""
+    named = [state.tree / path for path in paths or ("tests",)]
+    files = sorted({f for path in named for f in ([path] if path.is_file() else path.rglob("test_*.py"))})
+    done = {line for log in (state.folder / "map").glob("*.files") for line in log.read_text().splitlines()}
+    left = [str(file.relative_to(state.tree)) for file in files]
+    left = [file for file in left if file not in done]
+    for first in range(0, len(left), FILES_AT_ONCE):
+        batch = left[first : first + FILES_AT_ONCE]
+        number = len(list((state.folder / "map").glob("*.files")))
+        data = state.tree / ".coverage"
+        data.unlink(missing_ok=True)
+        cover = [f"--cov={package}" for package in PACKAGES]
+        words = [*batch, *cover, "--cov-context=test", "--cov-report=", "--durations=0", "-vv"]
+        status, output = state.pytest(words, timeout=1800)
+        print(f"{number}: exit {status}: {' '.join(batch)}", flush=True)
+        if data.exists():
+            shutil.move(data, state.folder / "map" / f"{number}.coverage")
+        (state.folder / "map" / f"{number}.log").write_text(output)
+        (state.folder / "map" / f"{number}.files").write_text("\n".join(batch))
+
+
+class TestMap:
+    """Which test ran which line, and how long each took."""
+
+    __test__ = False
+
+    def __init__(self, state: State) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
+        self.lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        for log in (state.folder / "map").glob("*.log"):
+            text = log.read_text()
+            for seconds, test in re.findall(r"^([\d.]+)s (?:call|setup) +(tests/.+)$", text, re.MULTILINE):
+                self.seconds[test] += float(seconds)
+            self.failed |= set(re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.MULTILINE))
+        for file in (state.folder / "map").glob("*.coverage"):
+            data = CoverageData(str(file))
+            data.read()
+            for path in data.measured_files():
+                lines = self.lines[str(Path(path).relative_to(state.tree))]
+                for line, contexts in data.contexts_by_lineno(path).items():
+                    lines[line] |= {c.rpartition("|")[0] for c in contexts if "|" in c} - self.failed
+
+    def tests(self, mutation: Mutation, budget_s: float) -> tuple[list[str], int]:
+        """The tests of a line, the quickest first, as many as the budget holds; and how many there are."""
+        lines = self.lines.get(mutation.path, {})
+        chosen = lines.get(mutation.line, set())
+        if not chosen:
+            most = Counter(test for tests in lines.values() for test in tests).most_common(NEIGHBOURS)
+            chosen = {test for test, _ in most}
+        held, spent = [], 0.0
+        for test in sorted(chosen, key=lambda t: (self.seconds[t], t)):
+            spent += self.seconds[test]
+            if spent > budget_s and held:
+                break
+            held.append(test)
+        return held, len(chosen)
+
+
+def run(state: State, mutations: Iterable[Mutation], budget_s: float) -> None:
+    """Plants one fault after another and records what noticed it."""
+    tests = TestMap(state)
+    known = state.known()
+    for mutation in mutations:
+        if mutation.key in known:
+            continue
+        chosen, of = tests.tests(mutation, budget_s)
+        if not chosen:
+            print(
+                f"{mutation.path}:{mutation.line} waits: no test of the map ran a line of this file",
+                flush=True,
+            )
+            continue
+        verdict = judged(state, mutation, chosen, of, sum(tests.seconds[t] for t in chosen))
+        row = {"key": mutation.key, "where": f"{mutation.path}:{mutation.line}", "kind": mutation.kind}
+        row |= {"before": mutation.before, "after": mutation.after, "verdict": verdict}
+        print(f"{row['where']} {verdict}", flush=True)
+        with state.results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def judged(state: State, mutation: Mutation, tests: Sequence[str], of: int, seconds: float) -> str:
+    """What became of one fault: the test that failed first, or that none did."""
+    path = state.tree / mutation.path
+    source = path.read_text()
+    names = state.folder / "tests.txt"
+    names.write_text("\n".join(tests))
+    try:
+        path.write_text(mutation.apply(source))
+        forget_bytecode(path)
+        status, output = state.pytest(["-x", f"@{names}"], timeout=60 + 5 * seconds)
+    finally:
+        path.write_text(source)
+        forget_bytecode(path)
+    if status is None:
+        return "killed: no end in a minute and five times the usual"
+    if status == 0:
+        return "survived" + (f" {of} tests" if len(tests) == of else f" {len(tests)} of {of} tests")
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    if status in (1, 2) and failed:
+        return f"killed by {failed[0]}"
+    return (
+        f"killed: pytest could not start (exit {status})"
+        if status in (2, 3, 4)
+        else f"unknown: pytest exit {status}"
+    )
+
+
+def forget_bytecode(path: Path) -> None:
+    """Bytecode is told from its source by size and second alone, and a fault may change neither."""
+    for cached in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        cached.unlink()
+
+
+def table(state: State, mutations: Sequence[Mutation]) -> str:
+    """The results as a markdown table, and their count."""
+    known = state.known()
+    rows = ["| | where | kind | change | what noticed it |", "|---|---|---|---|---|"]
+    counts: Counter[str] = Counter()
+    for number, mutation in enumerate(mutations, 1):
+        verdict = known.get(mutation.key, {}).get("verdict", "not run yet")
+        counts[re.split(r"[ :]", verdict)[0]] += 1
+        change = f"`{short(mutation.before)}` -> `{short(mutation.after)}`".replace("|", "\\|")
+        where = f"{mutation.path}:{mutation.line}"
+        rows.append(
+            f"| {number} | {where} | {mutation.kind} | {change} | {verdict.replace('|', chr(92) + '|')} |"
+        )
+    total = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return "\n".join([f"Commit {state.commit[:10]}: {total} of {len(mutations)}.", "", *rows])
+
+
+def short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("do", choices=["map", "run", "table", "list"])
+    parser.add_argument("paths", nargs="*", help="of map: test files or folders")
+    parser.add_argument("--state", type=Path, required=True, metavar="DIR", help="outside the repository")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--budget-s", type=float, default=60.0, help="of tests for a fault, as the map timed them"
+    )
+    options = parser.parse_intermixed_args()  # options may stand before the files
+    if options.state.resolve().is_relative_to(ROOT):
+        parser.error(f"--state {options.state} lies in the repository; name a folder outside it")
+    state = State(options.state)
+    if options.do == "map":
+        make_map(state, options.paths)
+        return
+    mutations = state.mutations(options.count, options.seed)
+    if options.do == "run":
+        run(state, mutations, options.budget_s)
+    if options.do == "list":
+        for mutation in mutations:
+            print(
+                f"{mutation.path}:{mutation.line} {mutation.kind}: {short(mutation.before)} -> {short(mutation.after)}"
+            )
+    else:
+        print(table(state, mutations))
+
+
+if __name__ == "__main__":
+    main()

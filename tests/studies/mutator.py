@@ -1,0 +1,222 @@
+"""Small faults planted in source text: one operator, constant, comparison, condition or returned value at a time.
+
+A mutation is found by what it says, not by where it stands: its rank is a hash of the enclosing function, the statement
+and the change. Code that moves to another file unchanged is therefore drawn again, and two tables can be compared.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KINDS = ("operator", "constant", "comparison", "boolean", "return")
+OPERATORS = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "/",
+    ast.Div: "*",
+    ast.FloorDiv: "*",
+    ast.Mod: "//",
+    ast.Pow: "*",
+    ast.LShift: ">>",
+    ast.RShift: "<<",
+}
+NEGATED = {
+    ast.Lt: ">=",
+    ast.GtE: "<",
+    ast.Gt: "<=",
+    ast.LtE: ">",
+    ast.Eq: "!=",
+    ast.NotEq: "==",
+    ast.Is: "is not",
+    ast.IsNot: "is",
+    ast.In: "not in",
+    ast.NotIn: "in",
+}
+NUMERIC = {"int", "float", "Tensor", "torch.Tensor"}  # return annotations whose value can be negated
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One change of one expression.
+
+    Attributes:
+        path: of the file, relative to the root of the tree.
+        line: first line of the expression.
+        kind: one of KINDS.
+        function: qualified name of the enclosing function or class; "" at module level.
+        before: source text of the expression.
+        after: what takes its place.
+        start: byte offset of the expression in the UTF-8 source.
+        end: byte offset behind it.
+        key: 16 hexadecimal digits that name the mutation, whichever file it stands in.
+    """
+
+    path: str
+    line: int
+    kind: str
+    function: str
+    before: str
+    after: str
+    start: int
+    end: int
+    key: str = ""
+
+    def apply(self, source: str) -> str:
+        """Return the source with the change made.
+
+        Raises:
+            ValueError: the source is not the one that the mutation was found in.
+        """
+        text = source.encode()
+        if text[self.start : self.end].decode() != self.before:
+            raise ValueError(f"{self.path}:{self.line} no longer reads {self.before!r}; find mutations again")
+        return (text[: self.start] + self.after.encode() + text[self.end :]).decode()
+
+
+def find(path: str, source: str) -> list[Mutation]:
+    """Return every mutation of a file, in the order of its text."""
+    finder = _Finder(path, source)
+    finder.visit(ast.parse(source))
+    return sorted(finder.found, key=lambda m: (m.start, m.kind))
+
+
+def select(mutations: Iterable[Mutation], count: int, seed: int) -> list[Mutation]:
+    """Draw mutations, as many of each package and kind as there are, the same ones for the same seed."""
+    strata: dict[tuple[str, str], list[tuple[str, Mutation]]] = defaultdict(list)
+    for mutation in mutations:
+        rank = hashlib.sha256(f"{seed}|{mutation.key}".encode()).hexdigest()
+        strata[mutation.path.partition("/")[0], mutation.kind].append((rank, mutation))
+    queues = [sorted(stratum, key=lambda pair: pair[0]) for _, stratum in sorted(strata.items())]
+    drawn: list[Mutation] = []
+    while len(drawn) < count and any(queues):
+        for queue in queues:
+            if queue and len(drawn) < count:
+                drawn.append(queue.pop(0)[1])
+    return drawn
+
+
+class _Finder(ast.NodeVisitor):
+    """Walks a module past what no test could see: annotations, messages, and device code that only a GPU runs."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path = path
+        self.text = source.encode()
+        self.found: list[Mutation] = []
+        self.scope: list[str] = []
+        self.returns: list[str] = []
+        self.statement = ""
+        self.same: Counter[str] = Counter()
+        self.line_starts = [0]
+        for line in self.text.splitlines(keepends=True):
+            self.line_starts.append(self.line_starts[-1] + len(line))
+
+    def visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.stmt):
+            self.statement = ast.unparse(node)
+        super().visit(node)
+
+    def _add(self, node: ast.expr, kind: str, after: str) -> None:
+        start = self.line_starts[node.lineno - 1] + node.col_offset
+        end = self.line_starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        before = self.text[start:end].decode()
+        function = ".".join(self.scope)
+        said = "|".join((function, self.statement, kind, ast.unparse(node), after))
+        self.same[said] += 1
+        key = hashlib.sha256(f"{said}|{self.same[said]}".encode()).hexdigest()[:16]
+        self.found.append(Mutation(self.path, node.lineno, kind, function, before, after, start, end, key))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+            return
+        for default in (*node.args.defaults, *node.args.kw_defaults):
+            if default is not None:
+                self.visit(default)
+        self.scope.append(node.name)
+        self.returns.append(ast.unparse(node.returns) if node.returns else "")
+        for child in node.body:
+            self.visit(child)
+        self.returns.pop()
+        self.scope.pop()
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.visit_FunctionDef(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.scope.append(node.name)
+        for child in node.body:
+            self.visit(child)
+        self.scope.pop()
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.visit(node.body)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None and "TypeAlias" not in ast.unparse(node.annotation):
+            self.visit(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if "__all__" not in [ast.unparse(target) for target in node.targets]:
+            self.visit(node.value)
+
+    def visit_If(self, node: ast.If) -> None:
+        if "TYPE_CHECKING" in ast.unparse(node.test) or "__name__" in ast.unparse(node.test):
+            for child in node.orelse:
+                self.visit(child)
+        else:
+            self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """Skips messages."""
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Skips what states an assumption."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Skips messages."""
+
+    def visit_Return(self, node: ast.Return) -> None:
+        kind = self.returns[-1] if self.returns else ""
+        if node.value is not None:
+            text = ast.unparse(node.value)
+            if kind == "bool":
+                self._add(node.value, "return", f"(not ({text}))")
+            elif kind in NUMERIC and text not in ("0", "0.0"):
+                self._add(node.value, "return", f"(-({text}))")
+            self.visit(node.value)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        operator = OPERATORS.get(type(node.op))
+        if operator and not any(_is_text(side) for side in (node.left, node.right)):
+            self._add(
+                node, "operator", f"(({ast.unparse(node.left)}) {operator} ({ast.unparse(node.right)}))"
+            )
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if len(node.ops) == 1:
+            operator = NEGATED[type(node.ops[0])]
+            left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+            self._add(node, "comparison", f"(({left}) {operator} ({right}))")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        operator = " or " if isinstance(node.op, ast.And) else " and "
+        self._add(node, "boolean", f"({operator.join(f'({ast.unparse(v)})' for v in node.values)})")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if isinstance(value, bool):
+            self._add(node, "constant", str(not value))
+        elif isinstance(value, int):
+            self._add(node, "constant", str(value + 1))
+        elif isinstance(value, float):
+            self._add(node, "constant", repr(value * 2 if value else 1.0))
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
