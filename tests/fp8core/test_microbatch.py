@@ -38,7 +38,7 @@ def weight_casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(x, cast, dim, memory, role, **kwargs)
 
     monkeypatch.setattr(operands, "cast_one", counted)
-    monkeypatch.setattr("fp8core.linear.cast_one", counted)
+    monkeypatch.setattr("fp8core.scaled_linear.cast_one", counted)
     return seen
 
 

@@ -112,7 +112,7 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
             return made
 
         monkeypatch.setattr(operands, "cast_one", spy)
-        monkeypatch.setattr("fp8core.linear.cast_one", spy)
+        monkeypatch.setattr("fp8core.scaled_linear.cast_one", spy)
         job = divergence.job_of(case(), arm, "cpu")
         prepare(job.setup, "cpu").step(job.batches(0))
         return seen
