@@ -69,7 +69,7 @@ class Float8Linear(nn.Linear):
     scheduled_from: Recipe | None
     bias_deferred: bool
     converted_from: type[nn.Linear]
-    _checked: tuple[Recipe | None, set[object]] = (None, set())  # shapes that this recipe does not refuse
+    _plans: tuple[Recipe | None, dict[object, Plan]] = (None, {})  # of this recipe, by `_plan_key`
     STATE: ClassVar = frozenset(
         (
             "recipe",
@@ -79,7 +79,7 @@ class Float8Linear(nn.Linear):
             "bias_deferred",
             "converted_from",
             "is_transposed",
-            "_checked",
+            "_plans",
         )
     )
 
@@ -166,7 +166,9 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        weight: torch.Tensor = self.linear_weight
+        weight: torch.Tensor = self.weight
+        if self.is_transposed:
+            weight = weight.t()
         cut = cut_of(weight) if isinstance(weight, DTensor) else None
         bias = None if self.bias_deferred else self.bias
         if cut is None:
@@ -189,53 +191,60 @@ class Float8Linear(nn.Linear):
         cut: Cut | None,
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
-        if not self.recipe.fp8_gemms:
+        recipe = self.recipe
+        if not recipe.fp8_gemms:
             return self._held_back(input, weight, bias)
-        if isinstance(input, TwoCasts):
-            input = input.as_cast_input()
-        given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-        if isinstance(input, CastInput):
-            shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
-            given = (input.for_output, None if shared else input.for_grad_weight)
-            if input.casts != input_casts(self.recipe):
-                raise ValueError(
-                    f"input was cast for another recipe than {self.recipe}; cast it for this layer"
-                )
-            trains = torch.is_grad_enabled() and weight.requires_grad
-            if input.codes_only and trains and input.for_grad_weight is None:
-                raise ValueError(
-                    "input consists of codes that were made without gradients, for inference; make it anew where "
-                    "gradients are enabled"
-                )
-            input = input.hp
-        else:
+        for_output: torch.Tensor | None = None
+        for_grad_weight: torch.Tensor | None = None
+        if type(input) is torch.Tensor:
             input = after_autocast(input)
-        check_hp(input, "input")
-        N, K = weight.shape
-        if input.dim() == 0 or input.shape[-1] != K:
-            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
+        else:
+            if isinstance(input, TwoCasts):
+                input = input.as_cast_input()
+            if isinstance(input, CastInput):
+                for_output, for_grad_weight = self._given(input, weight)
+                input = input.hp
+            else:
+                input = after_autocast(input)
+        compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
+        plan = None if compiling else self._known_plan(input, weight, gradients)
+        if plan is None:
+            plan = self._new_plan(input, weight, gradients)
+        dims = input.dim()
         # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
         # another grad_weight (12 dB, torch 2.13, casts along the open dimension); test_open_sizes_are_one_graph_for_all
-        keeps = input.dim() == 2 and not torch.compiler.is_compiling()
-        flat = input if keeps else input.reshape(-1 if K else input.shape[:-1].numel(), K)
-        self._check_shapes_once(flat, weight)
+        flat = input if dims == 2 and not compiling else _as_matrix(input, weight.shape[1])
         if isinstance(flat, Float8Tensor):
-            check_cast_input(self.recipe, flat, self.weight)
-        # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
-        # A transposed parameter is another tensor in each call, which the cache doesn't know again
-        uncached = torch.compiler.is_compiling() or cut is not None or self.is_transposed
-        cache = None if uncached else self.weight_cache
-        gradients = torch.is_grad_enabled()
-        memory = amaxes_of_pass(self.amaxes, gradients)
-        if memory is not self.amaxes:
-            cache = None  # what it keeps would not be recorded by the next pass with gradients
-        plan = Plan(self.recipe, memory, cache, gradients, cut)
-        output = _ScaledLinear.apply(flat, weight, *given, plan)
+            check_cast_input(recipe, flat, self.weight)
+        cache, memory = self.weight_cache, self.amaxes
+        if cache is not None or memory is not None or cut is not None:
+            # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
+            # A transposed parameter is another tensor in each call, which the cache doesn't know again
+            # What is kept in a pass without gradients would not be recorded by the next pass with gradients
+            if compiling or cut is not None or self.is_transposed or not (gradients or memory is None):
+                cache = None
+            plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, cut=cut)
+        output = _ScaledLinear.apply(flat, weight, for_output, for_grad_weight, plan)
         if (
-            input.dim() != 2
+            dims != 2
         ):  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
-            output = output.reshape(*input.shape[:-1], N)
+            output = output.reshape(*input.shape[:-1], weight.shape[0])
         return output if bias is None else output + bias.to(output.dtype)
+
+    def _given(
+        self, input: CastInput, weight: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the casts of a shared input, for the output and for grad_weight, if they are this layer's."""
+        if input.casts != input_casts(self.recipe):
+            raise ValueError(f"input was cast for another recipe than {self.recipe}; cast it for this layer")
+        trains = torch.is_grad_enabled() and weight.requires_grad
+        if input.codes_only and trains and input.for_grad_weight is None:
+            raise ValueError(
+                "input consists of codes that were made without gradients, for inference; make it anew where "
+                "gradients are enabled"
+            )
+        shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
+        return input.for_output, None if shared else input.for_grad_weight
 
     def _held_back(
         self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None
@@ -252,27 +261,34 @@ class Float8Linear(nn.Linear):
         bias = None if bias is None else bias.to(input.dtype)
         return nn.functional.linear(input, weight.to(input.dtype), bias)
 
-    def _check_shapes_once(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
-        """`_check_shapes`, asked once for a shape: what it says depends on nothing else."""
+    def _known_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan | None:
+        """Return the plan of an earlier call with tensors like these; None where there was none. In eager mode only."""
+        recipe, plans = self._plans
+        if recipe is not self.recipe or not isinstance(input, torch.Tensor):
+            return None
+        return plans.get(_plan_key(input, weight, gradients))
+
+    def _new_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan:
+        """Check a call's tensors and resolve what its GEMMs need; in eager mode remembered for tensors like these.
+
+        Raises:
+            TypeError, ValueError: see `forward`.
+        """
+        check_hp(input, "input")
+        K = weight.shape[1]
+        if input.dim() == 0 or input.shape[-1] != K:
+            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
+        flat = _as_matrix(input, K)
+        self._check_shapes(flat, weight)
+        plan = Plan.resolve(self.recipe, flat, weight, gradients)
         if torch.compiler.is_compiling():
-            self._check_shapes(flat, weight)
-            return
-        recipe, checked = self._checked
-        if recipe is not self.recipe or len(checked) >= _SHAPES_REMEMBERED:
-            checked = set()
-            self._checked = self.recipe, checked
-        trains = torch.is_grad_enabled()
-        key = (
-            flat.shape,
-            weight.shape,
-            flat.dtype,
-            weight.device,
-            trains and flat.requires_grad,
-            trains and weight.requires_grad,
-        )
-        if key not in checked:
-            self._check_shapes(flat, weight)
-            checked.add(key)
+            return plan
+        recipe, plans = self._plans
+        if recipe is not self.recipe or len(plans) >= _SHAPES_REMEMBERED:
+            plans = {}
+            self._plans = self.recipe, plans
+        plans[_plan_key(input, weight, gradients)] = plan
+        return plan
 
     def _check_shapes(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
         """Refuse, before anything runs, the GEMMs that this call leads to and the hardware cannot do."""
@@ -285,3 +301,23 @@ class Float8Linear(nn.Linear):
         if recipe.name == "custom":
             detail = " (" + "; ".join(f"{name}: {gemm}" for name, gemm in recipe.gemms.items()) + ")"
         return f"{super().extra_repr()}, recipe={recipe}{detail}"
+
+
+def _plan_key(input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> tuple[object, ...]:
+    """All that a plan depends on, beside the recipe."""
+    return (
+        input.shape,
+        weight.shape,
+        input.dtype,
+        weight.device,
+        gradients,
+        input.requires_grad,
+        weight.requires_grad,
+        type(input),
+        type(weight),
+    )
+
+
+def _as_matrix(input: torch.Tensor, in_features: int) -> torch.Tensor:
+    """View the input [..., in_features] as tokens [M, in_features]."""
+    return input.reshape(-1 if in_features else input.shape[:-1].numel(), in_features)

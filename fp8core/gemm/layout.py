@@ -211,6 +211,8 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         The operands as `torch._scaled_mm` wants them; no copy of what already lies right.
     """
     a_codes, b_codes, b_scale_inv = a.qdata, b.qdata, b.scale_inv
+    if not pad and type(a) is type(b) is Operand and is_row_major(a_codes) and is_column_major(b_codes):
+        return a, b
     if pad:
         extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
         a_codes = _pad_codes(a_codes, 0, extra_k)

@@ -79,6 +79,9 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
     """Defines `fp8core::name`; the first argument decides device and code."""
 
     takes_matrix = name not in _ANY_SHAPE
+    kinds = [argument.split()[0] for argument in schema[1 : schema.index(")")].split(", ")[1:]]
+    tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
+    dtypes = tuple(place for place, kind in enumerate(kinds) if kind == "ScalarType")
 
     def run(x: torch.Tensor, *args: Any) -> Any:
         if type(x) not in _PLAIN or x.dtype not in HP_DTYPES:
@@ -87,18 +90,16 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
             raise ValueError(
                 f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
             )
-        dtypes, same = [], []
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                arg = arg.contiguous()
-            elif isinstance(arg, torch.dtype):
-                dtypes.append(arg)
-            same.append(arg)
-        found = implementation(name, x, *dtypes)
+        found = implementation(name, x, *[args[place] for place in dtypes])
+        if tensors:
+            same = list(args)
+            for place in tensors:
+                same[place] = args[place].contiguous()
+            args = tuple(same)
         if not x.is_cuda:
-            return found(x.contiguous(), *same)
+            return found(x.contiguous(), *args)
         with on_device_of(x):
-            return found(x.contiguous(), *same)
+            return found(x.contiguous(), *args)
 
     return _define(name, schema, run, fake)
 
