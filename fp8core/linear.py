@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fp8core.arguments import any_autocast
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named
 from fp8core.history import AmaxMemory, amaxes_of_pass
@@ -191,14 +192,16 @@ class Float8Linear(nn.Linear):
         cut: Cut | None,
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
-        recipe = self.recipe
-        if not recipe.fp8_gemms:
-            return self._held_back(input, weight, bias)
+        compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
         for_output: torch.Tensor | None = None
         for_grad_weight: torch.Tensor | None = None
-        if type(input) is torch.Tensor:
-            input = after_autocast(input)
-        else:
+        plan: Plan | None = None
+        # A plain tensor for which there is a plan has passed all that follows
+        if not compiling and type(input) is torch.Tensor and not any_autocast():
+            plan = self._known_plan(input, weight, gradients)
+        if plan is None:
+            if not self.recipe.fp8_gemms:
+                return self._held_back(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
             if isinstance(input, CastInput):
@@ -206,16 +209,15 @@ class Float8Linear(nn.Linear):
                 input = input.hp
             else:
                 input = after_autocast(input)
-        compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
-        plan = None if compiling else self._known_plan(input, weight, gradients)
-        if plan is None:
-            plan = self._new_plan(input, weight, gradients)
+            plan = None if compiling else self._known_plan(input, weight, gradients)
+            plan = self._new_plan(input, weight, gradients) if plan is None else plan
+        assert not isinstance(input, CastInput)
         dims = input.dim()
         # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
         # another grad_weight (12 dB, torch 2.13, casts along the open dimension); test_open_sizes_are_one_graph_for_all
         flat = input if dims == 2 and not compiling else _as_matrix(input, weight.shape[1])
         if isinstance(flat, Float8Tensor):
-            check_cast_input(recipe, flat, self.weight)
+            check_cast_input(self.recipe, flat, self.weight)
         cache, memory = self.weight_cache, self.amaxes
         if cache is not None or memory is not None or cut is not None:
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed

@@ -204,7 +204,7 @@ def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kern
     """Whether casting x for two GEMMs at once takes fewer reads than casting it for one, and later for the other."""
     if plain_reason(x, kernels, first, second) is not None:
         return serves_both(first, second)
-    return first is not None and first == second
+    return first is not None and (first is second or first == second)
 
 
 def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:

@@ -251,7 +251,9 @@ def _product(
     left, right = a, Operand(codes.t(), scale_inv)
     if backend.is_fp8:
         left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
-    dtype = backend.result_dtype(gemm.granularity, out_dtype)
+    dtype = out_dtype
+    if out_dtype != torch.bfloat16 and backend.bf16_only:
+        dtype = backend.result_dtype(gemm.granularity, out_dtype)
     product = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
     if recipe.pad_inner_dim:
         product = product[:, : codes.shape[0]]

@@ -81,7 +81,8 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
     takes_matrix = name not in _ANY_SHAPE
     kinds = [argument.split()[0] for argument in schema[1 : schema.index(")")].split(", ")[1:]]
     tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
-    dtypes = tuple(place for place, kind in enumerate(kinds) if kind == "ScalarType")
+    dtype = kinds.index("ScalarType") if "ScalarType" in kinds else len(kinds)
+    dtypes = slice(dtype, dtype + 1)  # the one of the codes, or none
 
     def run(x: torch.Tensor, *args: Any) -> Any:
         if type(x) not in _PLAIN or x.dtype not in HP_DTYPES:
@@ -90,7 +91,7 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
             raise ValueError(
                 f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
             )
-        found = implementation(name, x, *[args[place] for place in dtypes])
+        found = implementation(name, x, *args[dtypes])
         if tensors:
             same = list(args)
             for place in tensors:
@@ -121,8 +122,8 @@ def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[...,
 
     def call(x: torch.Tensor, *args: Any) -> Any:
         if (
-            not torch.compiler.is_compiling()
-            and type(x) in _PLAIN
+            type(x) in _PLAIN
+            and not torch.compiler.is_compiling()
             and _modes() == 0
             and _transforms() is None
             and not _profiled()
