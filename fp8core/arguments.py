@@ -72,3 +72,15 @@ def eager_cache(rule: Callable[P, R]) -> Callable[P, R]:
             return rule(*args, **kwargs)
 
     return ask
+
+
+# Whether autocast is on for some device; asked in eager mode only
+any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def autocast_enabled(x: torch.Tensor) -> bool:
+    """Return whether autocast is on for x's device; one call into torch where it is on for no device at all."""
+    if not torch.compiler.is_compiling() and not any_autocast():
+        return False
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

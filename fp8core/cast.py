@@ -111,6 +111,40 @@ def scale_and_cast(
     return cast_saturating(times(x, scale), fmt, overwrite=True), scale_inv
 
 
+def cast_rows_and_columns(
+    x: torch.Tensor, fmt: Format | torch.dtype | str, *, power_of_two: bool = False
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """`scale_and_cast` of a matrix, "rowwise", with dim=1 and with dim=0; the same bits in fewer operators.
+
+    All scales are computed together, since in eager mode an operator on a hundred numbers costs what its dispatch costs.
+
+    Args:
+        x: float32, bfloat16 or float16 [M, K], any layout.
+        fmt: the target format.
+        power_of_two: round scales down to powers of two.
+
+    Returns:
+        ((codes [M, K], scale_inv [M, 1]), (codes [M, K], scale_inv [1, K])), codes with x's strides.
+
+    Raises:
+        TypeError, ValueError: as `scale_and_cast`.
+    """
+    fmt = as_element_format(fmt)
+    x = without_grad(x)
+    M, K = x.shape
+    row_amax, column_amax = amax(x, "rowwise", 1), amax(x, "rowwise", 0)
+    if row_amax.shape != (M, 1) or column_amax.shape != (1, K):
+        raise ValueError(
+            f"rowwise scales of x {[M, K]} need an amax [{M}, 1] and [1, {K}], got {list(row_amax.shape)} and "
+            f"{list(column_amax.shape)}; scale each along its own axis"
+        )
+    group_amax = torch.cat((row_amax, column_amax.t()))
+    scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
+    rows = cast_saturating(times(x, scale[:M]), fmt, overwrite=True)
+    columns = cast_saturating(times(x, scale[M:].t()), fmt, overwrite=True)
+    return (rows, scale_inv[:M]), (columns, scale_inv[M:].t())
+
+
 def cast_with_amax(
     x: torch.Tensor,
     fmt: Format | torch.dtype | str,

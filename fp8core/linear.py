@@ -6,12 +6,7 @@
 
 M counts tokens: all leading dimensions of the input, flattened. Each tensor is cast as the recipe says, once where
 the codes don't depend on the axis (tensorwise, 128x128), else once for each axis; parameters and gradients stay in
-high precision. One `autograd.Function` holds all three GEMMs, since an FP8 operand that crossed autograd into
-`torch.mm` would meet a high-precision gradient in the backward pass.
-
-What is kept for the backward pass: the input as FP8 operand of grad_weight, one byte an element instead of two or
-four, unless that GEMM is in high precision; the weight in FP8 where the forward pass's cast makes grad_input's operand
-too (one byte an element more than no copy; saves the second cast), else as it is.
+high precision. `fp8core.scaled_linear` runs the GEMMs and says what is saved for the backward pass.
 
 Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
 be kept across microbatches, see `fp8core.microbatches`. A weight that is a DTensor is a part of a layer that tensor
@@ -23,41 +18,35 @@ bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from fp8core.arguments import any_autocast
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.gemm import backend_named, layout, scaled_mm
-from fp8core.grad_amax import amax_of
+from fp8core.gemm import backend_named
 from fp8core.history import AmaxMemory, amaxes_of_pass
-from fp8core.operands import cast_both, cast_one, made_together, serves_both
+from fp8core.layer_rules import check_cast_input, check_gemms
 from fp8core.replace import take_over
+from fp8core.scaled_linear import Plan, _ScaledLinear, reads_grad_amax
 from fp8core.scaling import check_hp
-from fp8core.sharded import Seen, by_own_amax, check_layer, cut_of, shared_amaxes
+from fp8core.sharded import check_layer, cut_of
 from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
-    from fp8core.gemm.backend import Backend
-    from fp8core.gemm.layout import Scaled
-    from fp8core.history import Amaxes
     from fp8core.microbatch import WeightCache
-    from fp8core.recipe import Cast, Gemm, Recipe
+    from fp8core.recipe import Recipe
     from fp8core.sharded import Cut
 
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
+__all__ = ["NEVER_OFFERED", "WHY_NOT", "Float8Linear", "reads_grad_amax"]
+
 WHY_NOT = "_fp8core_not_converted"  # attribute of a Linear that a conversion left alone: the reason
 NEVER_OFFERED = "never offered to convert_to_float8_training"
-
-_VIEWS = (
-    "ViewBackward0",
-    "UnsafeViewBackward0",
-    "ReshapeAliasBackward0",
-)  # whose gradient is a view of what they get
 
 
 class Float8Linear(nn.Linear):
@@ -81,7 +70,7 @@ class Float8Linear(nn.Linear):
     scheduled_from: Recipe | None
     bias_deferred: bool
     converted_from: type[nn.Linear]
-    _checked: tuple[Recipe | None, set[object]] = (None, set())  # shapes that this recipe does not refuse
+    _plans: tuple[Recipe | None, dict[object, Plan]] = (None, {})  # of this recipe, by `_plan_key`
     STATE: ClassVar = frozenset(
         (
             "recipe",
@@ -91,7 +80,7 @@ class Float8Linear(nn.Linear):
             "bias_deferred",
             "converted_from",
             "is_transposed",
-            "_checked",
+            "_plans",
         )
     )
 
@@ -178,7 +167,9 @@ class Float8Linear(nn.Linear):
                 multiple of 16 to train with an FP8 grad_weight.
             TypeError: dtype.
         """
-        weight: torch.Tensor = self.linear_weight
+        weight: torch.Tensor = self.weight
+        if self.is_transposed:
+            weight = weight.t()
         cut = cut_of(weight) if isinstance(weight, DTensor) else None
         bias = None if self.bias_deferred else self.bias
         if cut is None:
@@ -201,53 +192,61 @@ class Float8Linear(nn.Linear):
         cut: Cut | None,
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
-        if not self.recipe.fp8_gemms:
-            return self._held_back(input, weight, bias)
-        if isinstance(input, TwoCasts):
-            input = input.as_cast_input()
-        given: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-        if isinstance(input, CastInput):
-            shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
-            given = (input.for_output, None if shared else input.for_grad_weight)
-            if input.casts != input_casts(self.recipe):
-                raise ValueError(
-                    f"input was cast for another recipe than {self.recipe}; cast it for this layer"
-                )
-            trains = torch.is_grad_enabled() and weight.requires_grad
-            if input.codes_only and trains and input.for_grad_weight is None:
-                raise ValueError(
-                    "input consists of codes that were made without gradients, for inference; make it anew where "
-                    "gradients are enabled"
-                )
-            input = input.hp
-        else:
-            input = after_autocast(input)
-        check_hp(input, "input")
-        N, K = weight.shape
-        if input.dim() == 0 or input.shape[-1] != K:
-            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
+        compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
+        for_output: torch.Tensor | None = None
+        for_grad_weight: torch.Tensor | None = None
+        plan: Plan | None = None
+        # A plain tensor for which there is a plan has passed all that follows
+        if not compiling and type(input) is torch.Tensor and not any_autocast():
+            plan = self._known_plan(input, weight, gradients)
+        if plan is None:
+            if not self.recipe.fp8_gemms:
+                return self._held_back(input, weight, bias)
+            if isinstance(input, TwoCasts):
+                input = input.as_cast_input()
+            if isinstance(input, CastInput):
+                for_output, for_grad_weight = self._given(input, weight)
+                input = input.hp
+            else:
+                input = after_autocast(input)
+            plan = None if compiling else self._known_plan(input, weight, gradients)
+            plan = self._new_plan(input, weight, gradients) if plan is None else plan
+        assert not isinstance(input, CastInput)
+        dims = input.dim()
         # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
         # another grad_weight (12 dB, torch 2.13, casts along the open dimension); test_open_sizes_are_one_graph_for_all
-        keeps = input.dim() == 2 and not torch.compiler.is_compiling()
-        flat = input if keeps else input.reshape(-1 if K else input.shape[:-1].numel(), K)
-        self._check_shapes_once(flat, weight)
+        flat = input if dims == 2 and not compiling else _as_matrix(input, weight.shape[1])
         if isinstance(flat, Float8Tensor):
-            self._check_cast(flat)
-        # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
-        # A transposed parameter is another tensor in each call, which the cache doesn't know again
-        uncached = torch.compiler.is_compiling() or cut is not None or self.is_transposed
-        cache = None if uncached else self.weight_cache
-        gradients = torch.is_grad_enabled()
-        memory = amaxes_of_pass(self.amaxes, gradients)
-        if memory is not self.amaxes:
-            cache = None  # what it keeps would not be recorded by the next pass with gradients
-        plan = _Plan(self.recipe, memory, cache, gradients, cut)
-        output = _ScaledLinear.apply(flat, weight, *given, plan)
+            check_cast_input(self.recipe, flat, self.weight)
+        cache, memory = self.weight_cache, self.amaxes
+        if cache is not None or memory is not None or cut is not None:
+            # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
+            # A transposed parameter is another tensor in each call, which the cache doesn't know again
+            # What is kept in a pass without gradients would not be recorded by the next pass with gradients
+            if compiling or cut is not None or self.is_transposed or not (gradients or memory is None):
+                cache = None
+            plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, cut=cut)
+        output = _ScaledLinear.apply(flat, weight, for_output, for_grad_weight, plan)
         if (
-            input.dim() != 2
+            dims != 2
         ):  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one
-            output = output.reshape(*input.shape[:-1], N)
+            output = output.reshape(*input.shape[:-1], weight.shape[0])
         return output if bias is None else output + bias.to(output.dtype)
+
+    def _given(
+        self, input: CastInput, weight: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the casts of a shared input, for the output and for grad_weight, if they are this layer's."""
+        if input.casts != input_casts(self.recipe):
+            raise ValueError(f"input was cast for another recipe than {self.recipe}; cast it for this layer")
+        trains = torch.is_grad_enabled() and weight.requires_grad
+        if input.codes_only and trains and input.for_grad_weight is None:
+            raise ValueError(
+                "input consists of codes that were made without gradients, for inference; make it anew where "
+                "gradients are enabled"
+            )
+        shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
+        return input.for_output, None if shared else input.for_grad_weight
 
     def _held_back(
         self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None
@@ -264,68 +263,38 @@ class Float8Linear(nn.Linear):
         bias = None if bias is None else bias.to(input.dtype)
         return nn.functional.linear(input, weight.to(input.dtype), bias)
 
-    def _check_cast(self, flat: Float8Tensor) -> None:
-        """A Float8Tensor as input must be what the recipe would have made, for each GEMM that will read it."""
-        for_output, for_grad_weight = input_casts(self.recipe)
-        found = f"{flat.format.short}_{flat.granularity}"
-        if for_output is None or (flat.format, flat.granularity) != (
-            for_output.format,
-            for_output.granularity,
-        ):
-            raise ValueError(f"input is a Float8Tensor {found}; recipe {self.recipe} wants {for_output}")
-        trains = torch.is_grad_enabled() and self.weight.requires_grad
-        if trains and not serves_both(for_output, for_grad_weight):
-            raise ValueError(
-                f"input is a Float8Tensor {found}, but grad_weight wants {for_grad_weight} along the tokens, which "
-                "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
-            )
+    def _known_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan | None:
+        """Return the plan of an earlier call with tensors like these; None where there was none. In eager mode only."""
+        recipe, plans = self._plans
+        if recipe is not self.recipe or not isinstance(input, torch.Tensor):
+            return None
+        return plans.get(_plan_key(input, weight, gradients))
 
-    def _check_shapes_once(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
-        """`_check_shapes`, asked once for a shape: what it says depends on nothing else."""
+    def _new_plan(self, input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> Plan:
+        """Check a call's tensors and resolve what its GEMMs need; in eager mode remembered for tensors like these.
+
+        Raises:
+            TypeError, ValueError: see `forward`.
+        """
+        check_hp(input, "input")
+        K = weight.shape[1]
+        if input.dim() == 0 or input.shape[-1] != K:
+            raise ValueError(f"input has shape {list(input.shape)}; expected [..., {K}]")
+        flat = _as_matrix(input, K)
+        self._check_shapes(flat, weight)
+        plan = Plan.resolve(self.recipe, flat, weight, gradients)
         if torch.compiler.is_compiling():
-            self._check_shapes(flat, weight)
-            return
-        recipe, checked = self._checked
-        if recipe is not self.recipe or len(checked) >= _SHAPES_REMEMBERED:
-            checked = set()
-            self._checked = self.recipe, checked
-        trains = torch.is_grad_enabled()
-        key = (
-            flat.shape,
-            weight.shape,
-            flat.dtype,
-            weight.device,
-            trains and flat.requires_grad,
-            trains and weight.requires_grad,
-        )
-        if key not in checked:
-            self._check_shapes(flat, weight)
-            checked.add(key)
+            return plan
+        recipe, plans = self._plans
+        if recipe is not self.recipe or len(plans) >= _SHAPES_REMEMBERED:
+            plans = {}
+            self._plans = self.recipe, plans
+        plans[_plan_key(input, weight, gradients)] = plan
+        return plan
 
     def _check_shapes(self, flat: torch.Tensor, weight: torch.Tensor) -> None:
-        """Refuses, before anything runs, the GEMMs that this call leads to and the hardware can't do."""
-        recipe, backend = self.recipe, backend_named(self.recipe.backend)
-        if recipe.pad_inner_dim or not backend.is_fp8:
-            return
-        M, (N, K) = flat.shape[0], weight.shape
-        device = weight.device
-        trains = torch.is_grad_enabled()
-        for name, will_run, size in (
-            ("output", True, (M, K, N)),
-            ("grad_input", trains and flat.requires_grad, (M, N, K)),
-            ("grad_weight", trains and weight.requires_grad, (N, M, K)),
-        ):
-            gemm = recipe.gemms[name]
-            if not will_run or gemm.a is None or gemm.b is None:
-                continue
-            formats = gemm.a.format, gemm.b.format
-            reason = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
-            reason = reason or backend.shape_reason(
-                *size, *formats, gemm.granularity, _result_dtype(gemm, backend, flat.dtype)
-            )
-            if reason is not None:
-                tokens = f" with {M} tokens" if name == "grad_weight" else ""
-                raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
+        """Refuse, before anything runs, the GEMMs that this call leads to and the hardware cannot do."""
+        check_gemms(self.recipe, flat, weight)
 
     def extra_repr(self) -> str:
         """nn.Linear's, and the recipe; a custom one operand by operand."""
@@ -336,174 +305,21 @@ class Float8Linear(nn.Linear):
         return f"{super().extra_repr()}, recipe={recipe}{detail}"
 
 
-class _Plan(NamedTuple):
-    """What the three GEMMs need besides tensors. `trains`: a backward pass can follow."""
-
-    recipe: Recipe
-    amaxes: Amaxes | None
-    cache: WeightCache | None
-    trains: bool
-    cut: Cut | None
-
-    def shared(self, *tensors: Seen) -> tuple[torch.Tensor | None, ...]:
-        """The amaxes of tensors that are parts of larger ones, see `fp8core.sharded.shared_amaxes`."""
-        return shared_amaxes(self.cut, self.recipe, self.amaxes, *tensors)
-
-    @property
-    def reads_grad_amax(self) -> bool:
-        """The cast of grad_output goes by its own amax, which takes a pass over it unless its producer has it."""
-        casts = self.recipe.grad_input.a, self.recipe.grad_weight.a
-        return any(c is not None and by_own_amax(c, self.amaxes, "grad_output") for c in casts)
-
-    def cast_one(
-        self, x: torch.Tensor, cast: Cast | None, dim: int, role: str, amax: torch.Tensor | None
-    ) -> torch.Tensor:
-        """`fp8core.operands.cast_one` with the layer's amaxes, as its recipe says."""
-        return cast_one(x, cast, dim, self.amaxes, role, kernels=self.recipe.kernels, amax=amax)
-
-    def cast_both(
-        self,
-        x: torch.Tensor,
-        along_1: Cast | None,
-        along_0: Cast | None,
-        role: str,
-        amax: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`fp8core.operands.cast_both` likewise."""
-        return cast_both(x, along_1, along_0, self.amaxes, role, kernels=self.recipe.kernels, amax=amax)
+def _plan_key(input: torch.Tensor, weight: torch.Tensor, gradients: bool) -> tuple[object, ...]:
+    """All that a plan depends on, beside the recipe."""
+    return (
+        input.shape,
+        weight.shape,
+        input.dtype,
+        weight.device,
+        gradients,
+        input.requires_grad,
+        weight.requires_grad,
+        type(input),
+        type(weight),
+    )
 
 
-_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, None, None, None]
-_SCALED = (Float8Tensor, layout.Operand)
-
-
-class _ScaledLinear(torch.autograd.Function):
-    """The three GEMMs; input [M, K] with its casts if they are there already, weight [N, K]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input_hp: torch.Tensor,
-        weight_hp: torch.Tensor,
-        given: torch.Tensor | None,
-        given_for_grad_weight: torch.Tensor | None,
-        plan: _Plan,
-    ) -> torch.Tensor:
-        recipe = plan.recipe
-        casts = input_casts(recipe)
-        input_lp, kept = given, given_for_grad_weight
-        needs_kept = plan.trains and ctx.needs_input_grad[1]
-        amax = weight_amax = None
-        if plan.cut is not None:
-            amax, weight_amax = plan.shared(
-                Seen(input_hp if input_lp is None else None, "input", casts),
-                Seen(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
-            )
-        if input_lp is None and needs_kept:
-            input_lp, kept = plan.cast_both(input_hp, *casts, "input", amax)
-        elif input_lp is None:
-            input_lp = plan.cast_one(input_hp, casts[0], 1, "input", amax)
-        elif kept is None and needs_kept:
-            # One cast serves both, or the shared ones were made where nothing trained
-            kept = input_lp if serves_both(*casts) else plan.cast_one(input_hp, casts[1], 0, "input", amax)
-        weight_lp, weight_kept = _weight_operands(weight_hp, plan, ctx.needs_input_grad[0], weight_amax)
-        ctx.save_for_backward(kept if needs_kept else None, weight_kept, weight_amax)
-        ctx.plan = plan
-        return _matmul(input_lp, _transposed(weight_lp), recipe.output, recipe, input_hp.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> _Gradients:
-        # Only where a graph of this pass is recorded can anyone differentiate it again, which is refused
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _gradients_once(ctx, grad_output)
-        return _ScaledLinear.gradients(ctx, grad_output)
-
-    @staticmethod
-    def gradients(ctx: Any, grad_output: torch.Tensor) -> _Gradients:
-        """Of the input and of the weight, where needed."""
-        kept, weight_kept, weight_amax = ctx.saved_tensors
-        plan, recipe = ctx.plan, ctx.plan.recipe
-        needs_input, needs_weight = ctx.needs_input_grad[:2]
-        for_input, for_weight = recipe.grad_input.a, recipe.grad_weight.a
-        grad_input = grad_weight = None
-        amax = amax_of(grad_output)
-        if plan.cut is not None:
-            (amax,) = plan.shared(Seen(grad_output, "grad_output", (for_input, for_weight), amax))
-        if needs_input and needs_weight:
-            grad, grad_gw = plan.cast_both(grad_output, for_input, for_weight, "grad_output", amax)
-        elif needs_input:
-            grad = plan.cast_one(grad_output, for_input, 1, "grad_output", amax)
-        else:
-            grad_gw = plan.cast_one(grad_output, for_weight, 0, "grad_output", amax)
-        if needs_input:
-            weight = plan.cast_one(weight_kept, recipe.grad_input.b, 0, "weight", weight_amax)
-            grad_input = _matmul(grad, weight, recipe.grad_input, recipe, grad_output.dtype)
-        if needs_weight:
-            grad_weight = _matmul(_transposed(grad_gw), kept, recipe.grad_weight, recipe, grad_output.dtype)
-        return grad_input, grad_weight, None, None, None
-
-
-_gradients_once = torch.autograd.function.once_differentiable(_ScaledLinear.gradients)
-
-
-def reads_grad_amax(output: torch.Tensor) -> bool:
-    """Whether a Float8Linear made this tensor, maybe reshaped, and its backward pass goes by the gradient's amax."""
-    node = output.grad_fn
-    while node is not None and type(node).__name__ in _VIEWS:
-        node = node.next_functions[0][0]
-    plan = getattr(node, "plan", None)
-    return isinstance(plan, _Plan) and plan.reads_grad_amax
-
-
-def _transposed(x: torch.Tensor) -> Scaled | torch.Tensor:
-    return layout.transposed(x) if isinstance(x, Float8Tensor) else x.t()
-
-
-def _weight_operands(
-    weight: torch.Tensor, plan: _Plan, needed_again: bool, amax: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """weight [N, K] for the output GEMM, and what grad_input's operand will be made from.
-
-    That is an operand already where one cast makes both; else the weight itself, cast in the backward pass, or
-    within `microbatches` its second cast, made here so that it is made once.
-    """
-    recipe = plan.recipe
-    first, second = recipe.output.b, recipe.grad_input.b
-    if isinstance(weight, Float8Tensor) and isinstance(plan.amaxes, AmaxMemory):
-        plan.amaxes.record_gathered()
-    again = plan.trains and needed_again
-    if plan.cache is not None and not isinstance(weight, Float8Tensor):
-        lp, lp_again = plan.cache.operands(
-            weight, lambda: plan.cast_both(weight, first, second, "weight", amax)
-        )
-        return lp, lp_again if again else None
-    if again and made_together(weight, first, second, recipe.kernels):
-        return plan.cast_both(weight, first, second, "weight", amax)
-    return plan.cast_one(weight, first, 1, "weight", amax), weight if again else None
-
-
-def _matmul(
-    a: Scaled | torch.Tensor,
-    b: Scaled | torch.Tensor,
-    gemm: Gemm,
-    recipe: Recipe,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    """a [M, K] @ b [K, N] in FP8 if the operands are, else in high precision."""
-    if not isinstance(a, _SCALED) or not isinstance(b, _SCALED):
-        assert isinstance(a, torch.Tensor)
-        assert isinstance(b, torch.Tensor)
-        return a @ b.to(a.dtype)
-    backend = backend_named(recipe.backend)
-    left: Scaled = a
-    right: Scaled = b
-    if backend.is_fp8:
-        left, right = layout.arrange(a, b, pad=recipe.pad_inner_dim)
-    dtype = _result_dtype(gemm, backend, out_dtype)
-    product = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
-    return (product[:, : b.qdata.shape[1]] if recipe.pad_inner_dim else product).to(out_dtype)
-
-
-def _result_dtype(gemm: Gemm, backend: Backend, out_dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which the backend can yield a result that is then converted to `out_dtype`."""
-    return torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
+def _as_matrix(input: torch.Tensor, in_features: int) -> torch.Tensor:
+    """View the input [..., in_features] as tokens [M, in_features]."""
+    return input.reshape(-1 if in_features else input.shape[:-1].numel(), in_features)

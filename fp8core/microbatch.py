@@ -34,11 +34,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fp8core.arguments import check_type
+from fp8core.gemm.layout import Operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Operands = tuple[torch.Tensor, torch.Tensor]
+Operands = tuple[Operand | torch.Tensor, Operand | torch.Tensor]
 
 
 class _Digest(NamedTuple):

@@ -20,6 +20,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
+from fp8core.gemm.layout import Operand, transposed
 from fp8core.kernels import ops
 from fp8core.scaling import amax as plain_amax
 from fp8core.tensor import Float8Tensor
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast, Granularity, Kernels, Recipe
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str | None:
@@ -41,7 +43,7 @@ def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str
         if x.is_cuda and INDUCTOR_GARBLES_CASTS:
             return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
         return "torch.compile fuses plain code with its neighbours"
-    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+    if type(x) not in _PLAIN:
         return f"{type(x).__name__} is a tensor of its own kind"
     return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
 
@@ -65,6 +67,73 @@ def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
     wanted = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b)]
     reason = plain_reason(weight, recipe.kernels, *wanted)
     return "kernels" if reason is None else f"plain PyTorch: {reason}"
+
+
+def settled(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> Kernels:
+    """Return "always" or "never" where `plain_reason` answers "auto" for tensors like x; else `kernels`.
+
+    A layer asks once for a shape. Casts that differ in their answers, and compilers, are left to each cast.
+    """
+    if kernels != "auto" or torch.compiler.is_compiling() or type(x) not in _PLAIN:
+        return kernels
+    plain = {plain_reason(x, kernels, cast) is not None for cast in wanted if cast is not None}
+    return kernels if len(plain) != 1 else "never" if plain.pop() else "always"
+
+
+def lines_one(
+    x: torch.Tensor,
+    cast: Cast | None,
+    dim: int,
+    memory: Amaxes | None = None,
+    role: str = "input",
+    *,
+    kernels: Kernels = "auto",
+    amax: torch.Tensor | None = None,
+) -> Operand | torch.Tensor:
+    """Cast one operand into lines along the dimension that its GEMM contracts. Arguments as of `cast_one`.
+
+    Returns:
+        `Operand`: codes [M, K] for dim 1 and [K, M] for dim 0, scales in the same orientation; a plain pair, since a
+        Float8Tensor costs as much host time as the cast. Without a cast: x [M, K], or x.t().
+    """
+    if isinstance(x, Float8Tensor):
+        return Operand(x.qdata, x.scale_inv) if dim == 1 else transposed(x)
+    if cast is None:
+        return x if dim == 1 else x.t()
+    if kernels == "always" or plain_reason(x, kernels, cast) is None:
+        if dim == 0:
+            return _both_by_kernel(x, cast, memory, role, amax)[1]
+        return _one_by_kernel(x, cast, memory, role, amax)
+    codes = _plain(x, cast, dim, memory, role, amax)
+    return codes if dim == 1 else transposed(codes)
+
+
+def lines_both(
+    x: torch.Tensor,
+    along_1: Cast | None,
+    along_0: Cast | None,
+    memory: Amaxes | None = None,
+    role: str = "input",
+    *,
+    kernels: Kernels = "auto",
+    amax: torch.Tensor | None = None,
+) -> tuple[Operand | torch.Tensor, Operand | torch.Tensor]:
+    """Cast a matrix for two GEMMs, of which one contracts dimension 1 and the other dimension 0.
+
+    Returns:
+        (lines [M, K] for the first, lines [K, M] for the second), each as `lines_one`.
+    """
+    same = along_1 is not None and (along_1 is along_0 or along_1 == along_0)
+    if same and not isinstance(x, Float8Tensor):
+        assert along_1 is not None
+        if kernels == "always" or plain_reason(x, kernels, along_1) is None:
+            return _both_by_kernel(x, along_1, memory, role, amax)
+        if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
+            return rows_and_columns(x, along_1, role)
+    first = lines_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
+    if same and along_1 is not None and along_1.axis_free and isinstance(first, Operand):
+        return first, transposed(first)
+    return first, lines_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
 
 
 def cast_one(
@@ -94,11 +163,9 @@ def cast_one(
     """
     if cast is None or isinstance(x, Float8Tensor):
         return x
-    if plain_reason(x, kernels, cast) is not None:
-        return _plain(x, cast, dim, memory, role, amax)
-    if dim == 0:
-        return _both_by_kernel(x, cast, memory, role, amax)[1]
-    return _one_by_kernel(x, cast, memory, role, amax)
+    lines = lines_one(x, cast, dim, memory, role, kernels=kernels, amax=amax)
+    assert isinstance(lines, Operand)
+    return _wrapped(lines if dim == 1 else transposed(lines), x.dtype, cast.granularity)
 
 
 def cast_both(
@@ -116,11 +183,12 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    shared = (
-        along_1 if (along_1 is along_0 or along_1 == along_0) and not isinstance(x, Float8Tensor) else None
-    )
-    if shared is not None and plain_reason(x, kernels, shared) is None:
-        return _both_by_kernel(x, shared, memory, role, amax)
+    fused = along_1 is not None and (along_1 is along_0 or along_1 == along_0)
+    if fused and not isinstance(x, Float8Tensor) and plain_reason(x, kernels, along_1) is None:
+        assert along_1 is not None
+        lines, lines_0 = _both_by_kernel(x, along_1, memory, role, amax)
+        granularity = along_1.granularity
+        return _wrapped(lines, x.dtype, granularity), _wrapped(transposed(lines_0), x.dtype, granularity)
     first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
     if serves_both(along_1, along_0):
         return first, first
@@ -136,7 +204,7 @@ def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kern
     """Whether casting x for two GEMMs at once takes fewer reads than casting it for one, and later for the other."""
     if plain_reason(x, kernels, first, second) is not None:
         return serves_both(first, second)
-    return first is not None and first == second
+    return first is not None and (first is second or first == second)
 
 
 def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
@@ -144,18 +212,16 @@ def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return plain_amax(x) if plain_reason(x, kernels) is not None else ops.amax(x)
 
 
-def _wrapped(
-    codes: torch.Tensor, scale_inv: torch.Tensor, hp_dtype: torch.dtype, granularity: Granularity
-) -> Float8Tensor:
+def _wrapped(operand: Operand, hp_dtype: torch.dtype, granularity: Granularity) -> Float8Tensor:
     """Codes as the cast made them; a compiler traces the constructor alone."""
     make = Float8Tensor if torch.compiler.is_compiling() else Float8Tensor.of_cast
-    return make(codes, scale_inv, hp_dtype, granularity)
+    return make(operand.qdata, operand.scale_inv, hp_dtype, granularity)
 
 
 def _plain(
     x: torch.Tensor, cast: Cast, dim: int, memory: Amaxes | None, role: str, amax: torch.Tensor | None
-) -> Float8Tensor:
-    """PyTorch operators: dozens of reads and writes in eager mode."""
+) -> Operand:
+    """Cast by PyTorch operators: dozens of reads and writes in eager mode. Codes [M, K] lie in memory as x does."""
     if cast.scaling == "dynamic" or memory is None:
         codes, scale_inv = casts.scale_and_cast(
             x,
@@ -166,7 +232,7 @@ def _plain(
             mx_mode=cast.mx_mode,
             known_amax=amax if cast.granularity == "tensorwise" else None,
         )
-        return _wrapped(codes, scale_inv, x.dtype, cast.granularity)
+        return Operand(codes, scale_inv)
     expected = memory.of(role)
     if expected is None:
         seen = plain_amax(x) if amax is None else amax
@@ -178,13 +244,22 @@ def _plain(
             x, cast.format, expected, margin=memory.settings.margin, power_of_two=cast.power_of_two
         )
     memory.record(role, seen)
-    return _wrapped(codes, scale_inv, x.dtype, cast.granularity)
+    return Operand(codes, scale_inv)
+
+
+def rows_and_columns(x: torch.Tensor, cast: Cast, role: str) -> tuple[Operand, Operand]:
+    """Cast x [M, K] along both dimensions by PyTorch operators: what two calls of `lines_one` return, in fewer operators.
+
+    `role` changes nothing; it says to whoever watches which tensor is cast.
+    """
+    rows, columns = casts.cast_rows_and_columns(x, cast.format, power_of_two=cast.power_of_two)
+    return Operand(*rows), transposed(Operand(*columns))
 
 
 def _one_by_kernel(
     x: torch.Tensor, cast: Cast, memory: Amaxes | None, role: str, amax: torch.Tensor | None
-) -> Float8Tensor:
-    """x [M, K] for a contraction of K."""
+) -> Operand:
+    """Cast x [M, K] for a contraction of K, by a kernel."""
     dtype, pow2 = cast.format.dtype, cast.power_of_two
     if cast.granularity == "128x128":
         return _both_by_kernel(x, cast, memory, role, amax)[0]
@@ -203,44 +278,37 @@ def _one_by_kernel(
         seen = ops.amax(x) if amax is None else amax
         codes, scale_inv = ops.cast(x, seen, dtype, pow2)
         memory.record(role, seen)
-    return _wrapped(codes, scale_inv, x.dtype, cast.granularity)
+    return Operand(codes, scale_inv)
 
 
 def _both_by_kernel(
     x: torch.Tensor, cast: Cast, memory: Amaxes | None, role: str, amax: torch.Tensor | None
-) -> tuple[Float8Tensor, Float8Tensor]:
-    """x [M, K] for a contraction of K, and for one of M: the transposed codes, seen as [M, K] column-major."""
+) -> tuple[Operand, Operand]:
+    """Cast x [M, K] for a contraction of K and for one of M: lines [M, K] and lines [K, M], both row-major."""
     dtype, pow2 = cast.format.dtype, cast.power_of_two
     if cast.granularity == "128x128":
         codes, codes_t, scale_inv = ops.cast_128x128_both(x, dtype, pow2)
-        scale_inv_0 = scale_inv
+        scale_inv_t = scale_inv.t()
     elif cast.granularity == "1x32":
         codes, scale_inv, codes_t, scale_inv_t = ops.cast_mx_both(x, dtype, cast.mx_mode)
-        scale_inv_0 = scale_inv_t.t()
     elif cast.granularity == "1x128":
         codes, scale_inv, codes_t, scale_inv_t = ops.cast_1x128_both(x, dtype, pow2)
-        scale_inv_0 = scale_inv_t.t()
     elif cast.granularity == "rowwise":
         codes, scale_inv, codes_t, scale_inv_t = ops.cast_rowwise_both(x, dtype, pow2)
-        scale_inv_0 = scale_inv_t.t()
-    elif cast.scaling == "dynamic" or memory is None:
-        codes, codes_t, scale_inv = ops.cast_both(x, ops.amax(x) if amax is None else amax, dtype, pow2)
-        scale_inv_0 = scale_inv
-    elif (expected := memory.of(role)) is not None:
-        codes, codes_t, scale_inv, seen = ops.cast_delayed_both(
-            x, expected, dtype, pow2, memory.settings.margin
-        )
-        memory.record(role, seen)
-        scale_inv_0 = scale_inv
     else:
-        seen = ops.amax(x) if amax is None else amax
-        codes, codes_t, scale_inv = ops.cast_both(x, seen, dtype, pow2)
-        memory.record(role, seen)
-        scale_inv_0 = scale_inv
-    return (
-        _wrapped(codes, scale_inv, x.dtype, cast.granularity),
-        _wrapped(codes_t.t(), scale_inv_0, x.dtype, cast.granularity),
-    )
+        if cast.scaling == "dynamic" or memory is None:
+            codes, codes_t, scale_inv = ops.cast_both(x, ops.amax(x) if amax is None else amax, dtype, pow2)
+        elif (expected := memory.of(role)) is not None:
+            codes, codes_t, scale_inv, seen = ops.cast_delayed_both(
+                x, expected, dtype, pow2, memory.settings.margin
+            )
+            memory.record(role, seen)
+        else:
+            seen = ops.amax(x) if amax is None else amax
+            codes, codes_t, scale_inv = ops.cast_both(x, seen, dtype, pow2)
+            memory.record(role, seen)
+        scale_inv_t = scale_inv
+    return Operand(codes, scale_inv), Operand(codes_t, scale_inv_t)
 
 
 def expected_amax(cast: Cast, memory: Amaxes | None, role: str) -> torch.Tensor | None:

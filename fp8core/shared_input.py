@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from fp8core.arguments import check_type
+from fp8core.arguments import autocast_enabled, check_type
 from fp8core.history import amaxes_of_pass
 from fp8core.operands import cast_both, cast_one
 from fp8core.scaling import check_hp
@@ -156,7 +156,4 @@ def input_casts(recipe: Recipe) -> Casts:
 
 def after_autocast(x: torch.Tensor) -> torch.Tensor:
     """x in the dtype of autocast, if that is on."""
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+    return x.to(torch.get_autocast_dtype(x.device.type)) if autocast_enabled(x) else x

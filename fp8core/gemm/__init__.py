@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core import recipe
-from fp8core.arguments import check_known, eager_cache
+from fp8core.arguments import autocast_enabled, check_known, eager_cache
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import layout, reference, torch_mm, triton_mm
 from fp8core.gemm.backend import Backend
@@ -144,10 +144,9 @@ def scaled_mm(
         TypeError: codes that are not FP8, or scales that are not float32.
     """
     a_codes, b_codes, scale_inv_a, scale_inv_b = a.qdata, b.qdata, a.scale_inv, b.scale_inv
-    device = a_codes.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if autocast_enabled(a_codes):
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(a_codes.device.type, enabled=False):
             return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)
     shapes = a_codes.shape, b_codes.shape, scale_inv_a.shape, scale_inv_b.shape
     if _check_operands(*shapes, a_codes.dtype, b_codes.dtype, scale_inv_a.dtype, scale_inv_b.dtype):

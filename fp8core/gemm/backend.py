@@ -84,3 +84,7 @@ class Backend:
     device_reason: DeviceReason
     granularity_reason: GranularityReason
     bf16_only: frozenset[str]
+
+    def result_dtype(self, granularity: str, wanted: torch.dtype) -> torch.dtype:
+        """The dtype in which this backend yields a product that is then converted to `wanted`."""
+        return torch.bfloat16 if granularity in self.bf16_only else wanted

@@ -61,25 +61,44 @@ def transposed(x: Scaled) -> Operand:
 
 def is_row_major(t: torch.Tensor) -> bool:
     """True if neighbours in a row of the matrix are neighbours in memory, as torch's meta function asks."""
-    rows, columns = t.stride()
-    return (columns == 1 and rows > 1) or 0 in t.shape
+    return _has_rows(t.shape, t.stride())
 
 
 def is_column_major(t: torch.Tensor) -> bool:
     """True if neighbours in a column of the matrix are neighbours in memory."""
-    rows, columns = t.stride()
-    return (rows == 1 and columns > 1) or 0 in t.shape
+    return _has_columns(t.shape, t.stride())
+
+
+def _has_rows(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    rows, columns = stride
+    return (columns == 1 and rows > 1) or 0 in shape
+
+
+def _has_columns(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    rows, columns = stride
+    return (rows == 1 and columns > 1) or 0 in shape
 
 
 def granularity_of(
     a: torch.Tensor, b: torch.Tensor, scale_inv_a: torch.Tensor, scale_inv_b: torch.Tensor
 ) -> str:
     """Of the multiplication, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
-    if scale_inv_a.dtype == E8M0FNU.dtype:
+    return granularity_of_shapes(a.shape, b.shape, scale_inv_a.shape, scale_inv_b.shape, scale_inv_a.dtype)
+
+
+def granularity_of_shapes(
+    a: torch.Size,
+    b: torch.Size,
+    scale_inv_a: torch.Size,
+    scale_inv_b: torch.Size,
+    scale_dtype: torch.dtype,
+) -> str:
+    """`granularity_of` tensors of these shapes."""
+    if scale_dtype == E8M0FNU.dtype:
         return "1x32"
-    if scale_inv_a.dim() == 0:
+    if len(scale_inv_a) == 0:
         return "tensorwise"
-    per_row = scale_inv_a.shape == (a.shape[0], 1) and scale_inv_b.shape == (1, b.shape[1])
+    per_row = scale_inv_a == (a[0], 1) and scale_inv_b == (1, b[1])
     return "rowwise" if per_row else "1x128"
 
 
@@ -186,13 +205,18 @@ def way_out(nearest: str) -> str:
 
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why these codes cannot be multiplied as they lie in memory; None if they can."""
-    if not is_row_major(a):
+    return strides_reason(a.shape, a.stride(), b.shape, b.stride())
+
+
+def strides_reason(
+    a: torch.Size, a_stride: tuple[int, ...], b: torch.Size, b_stride: tuple[int, ...]
+) -> str | None:
+    """`layout_reason` of codes of these shapes and strides."""
+    if not _has_rows(a, a_stride):
+        return f"A must be row-major, got shape {tuple(a)} with strides {a_stride}; use a.contiguous()"
+    if not _has_columns(b, b_stride):
         return (
-            f"A must be row-major, got shape {tuple(a.shape)} with strides {a.stride()}; use a.contiguous()"
-        )
-    if not is_column_major(b):
-        return (
-            f"B must be column-major, got shape {tuple(b.shape)} with strides {b.stride()}; "
+            f"B must be column-major, got shape {tuple(b)} with strides {b_stride}; "
             "use b.t().contiguous().t()"
         )
     return None
@@ -211,6 +235,10 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         The operands as `torch._scaled_mm` wants them; no copy of what already lies right.
     """
     a_codes, b_codes, b_scale_inv = a.qdata, b.qdata, b.scale_inv
+    if not pad and type(a) is type(b) is Operand:
+        rows, columns = a_codes.stride(), b_codes.stride()
+        if rows[1] == 1 and rows[0] > 1 and columns[0] == 1 and columns[1] > 1:  # spelled out: nothing to do
+            return a, b
     if pad:
         extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
         a_codes = _pad_codes(a_codes, 0, extra_k)

@@ -79,6 +79,10 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
     """Defines `fp8core::name`; the first argument decides device and code."""
 
     takes_matrix = name not in _ANY_SHAPE
+    kinds = [argument.split()[0] for argument in schema[1 : schema.index(")")].split(", ")[1:]]
+    tensors = tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
+    dtype = kinds.index("ScalarType") if "ScalarType" in kinds else len(kinds)
+    dtypes = slice(dtype, dtype + 1)  # the one of the codes, or none
 
     def run(x: torch.Tensor, *args: Any) -> Any:
         if type(x) not in _PLAIN or x.dtype not in HP_DTYPES:
@@ -87,18 +91,16 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
             raise ValueError(
                 f"{name} takes a matrix [M, K], got shape {list(x.shape)}; flatten leading dimensions"
             )
-        dtypes, same = [], []
-        for arg in args:
-            if isinstance(arg, torch.Tensor):
-                arg = arg.contiguous()
-            elif isinstance(arg, torch.dtype):
-                dtypes.append(arg)
-            same.append(arg)
-        found = implementation(name, x, *dtypes)
+        found = implementation(name, x, *args[dtypes])
+        if tensors:
+            same = list(args)
+            for place in tensors:
+                same[place] = args[place].contiguous()
+            args = tuple(same)
         if not x.is_cuda:
-            return found(x.contiguous(), *same)
+            return found(x.contiguous(), *args)
         with on_device_of(x):
-            return found(x.contiguous(), *same)
+            return found(x.contiguous(), *args)
 
     return _define(name, schema, run, fake)
 
@@ -120,8 +122,8 @@ def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[...,
 
     def call(x: torch.Tensor, *args: Any) -> Any:
         if (
-            not torch.compiler.is_compiling()
-            and type(x) in _PLAIN
+            type(x) in _PLAIN
+            and not torch.compiler.is_compiling()
             and _modes() == 0
             and _transforms() is None
             and not _profiled()

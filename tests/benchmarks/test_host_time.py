@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from host_time import SIZE, paired_ratio, python_calls, stubbed_kernels, training_step
+from host_time import SIZE, BareLinear, paired_ratio, python_calls, stubbed_kernels, training_step
 from torch import nn
 
 from fp8core import Float8Linear
@@ -46,6 +46,16 @@ def test_host_time_against_a_linear(name: str) -> None:
         f"\n{name}: ours / nn.Linear = {ratio:.2f} ({mine:.0f} / {theirs:.0f} us, {calls} Python calls; bar 2.2)"
     )
     assert ratio <= 2.2
+
+
+def test_floor_of_an_autograd_function() -> None:
+    """What no layer of this design can go below: the same calls into torch, without a check or a choice."""
+    base = linear()
+    bare = BareLinear(SIZE, SIZE, bias=False, dtype=torch.bfloat16)
+    with stubbed_kernels():
+        ratio, mine, theirs = paired_ratio(training_step(bare), training_step(base))
+    print(f"\nfloor: bare autograd.Function / nn.Linear = {ratio:.2f} ({mine:.0f} / {theirs:.0f} us)")
+    assert ratio <= 2.2, "the bar would be out of reach"
 
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])

@@ -32,14 +32,15 @@ import torch
 import fp8core
 import fp8core.cast
 import fp8core.gemm
-import fp8core.linear
 import fp8core.microbatch
 import fp8core.operands
+import fp8core.scaled_linear
 import fp8core.scaling
-from fp8core import E4M3FN, E5M2, Float8Tensor
+from fp8core import E4M3FN, E5M2
 from fp8core.config import as_recipe
 from fp8core.gemm import BACKENDS, reference
 from fp8core.gemm import accumulate as accumulate_module
+from fp8core.gemm.layout import Operand
 from fp8core.history import AmaxMemory
 from fp8core.kernels import ops
 from fp8core.recipe import Kernels
@@ -48,10 +49,10 @@ Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
 
 amax, compute_scale = fp8core.scaling.amax, fp8core.scaling.compute_scale
 cast_saturating, cast_with_amax = fp8core.cast.cast_saturating, fp8core.cast.cast_with_amax
-mx_scale_code, cast_one, cast_both = (
+mx_scale_code, lines_one, lines_both = (
     fp8core.scaling.mx_scale_code,
-    fp8core.operands.cast_one,
-    fp8core.operands.cast_both,
+    fp8core.operands.lines_one,
+    fp8core.operands.lines_both,
 )
 scaled_mm = fp8core.gemm.scaled_mm
 
@@ -182,6 +183,15 @@ def product_in_bfloat16(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return codes, scale_inv
 
 
+def both_ways(change: Callable[..., Any]) -> Patches:
+    """A fault of a cast along one axis, in the function that casts along both axes too."""
+
+    def rows_and_columns(x: torch.Tensor, fmt: Any, *, power_of_two: bool = False) -> Any:
+        return tuple(change(x, fmt, "rowwise", dim=dim, power_of_two=power_of_two) for dim in (1, 0))
+
+    return [("fp8core.cast.scale_and_cast", change), ("fp8core.cast.cast_rows_and_columns", rows_and_columns)]
+
+
 SCALE_AND_CAST = fp8core.cast.scale_and_cast
 
 
@@ -191,44 +201,40 @@ def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: 
 
 
 def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.operands.cast_one", change), ("fp8core.linear.cast_one", change)]
+    return [("fp8core.operands.lines_one", change), ("fp8core.scaled_linear.lines_one", change)]
 
 
 def e5m2_weights(
     x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
-) -> torch.Tensor:
+) -> Any:
     if role == "weight" and cast is not None:
         cast = dataclasses.replace(cast, format=E5M2)
-    return cast_one(x, cast, dim, memory, role, **kwargs)
+    return lines_one(x, cast, dim, memory, role, **kwargs)
 
 
 def unscaled_gradients(
     x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
-) -> torch.Tensor:
+) -> Any:
     if role != "grad_output" or cast is None:
-        return cast_one(x, cast, dim, memory, role, **kwargs)
-    one = cast_one(x, cast, dim, memory, role, **kwargs)
-    return Float8Tensor(cast_saturating(x, E4M3FN), torch.ones_like(one.scale_inv), x.dtype, one.granularity)
+        return lines_one(x, cast, dim, memory, role, **kwargs)
+    one = lines_one(x, cast, dim, memory, role, **kwargs)
+    codes = cast_saturating(x if dim == 1 else x.t(), E4M3FN)
+    return Operand(codes, torch.ones_like(one.scale_inv))
 
 
-def shifted_tile(
-    x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The transposed copy of the input lies one row lower."""
-    a, b = cast_both(x, first, second, *args, **kwargs)
-    if isinstance(b, Float8Tensor) and args[1] == "input":
-        codes = b.qdata.view(torch.uint8).roll(1, 0).view(b.qdata.dtype)
-        b = Float8Tensor(codes, b.scale_inv, b.dtype, b.granularity)
+def shifted_tile(x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """The transposed copy of the input lies one row of the input lower."""
+    a, b = lines_both(x, first, second, *args, **kwargs)
+    if isinstance(b, Operand) and args[1] == "input":
+        b = Operand(b.qdata.view(torch.uint8).roll(1, 1).view(b.qdata.dtype), b.scale_inv)
     return a, b
 
 
-def one_direction(
-    x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def one_direction(x: torch.Tensor, first: Any, second: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     """Both GEMMs get codes that are scaled for the first, wrongly taken for the second's."""
-    a, b = cast_both(x, first, second, *args, **kwargs)
-    if isinstance(a, Float8Tensor) and isinstance(b, Float8Tensor) and b.scale_inv.dim():
-        b = Float8Tensor(a.qdata, b.scale_inv, b.dtype, b.granularity)
+    a, b = lines_both(x, first, second, *args, **kwargs)
+    if isinstance(a, Operand) and isinstance(b, Operand) and b.scale_inv.dim():
+        b = Operand(a.qdata.t(), b.scale_inv)
     return a, b
 
 
@@ -255,7 +261,7 @@ def kernels_of(**changes: Callable[..., Any]) -> Patches:
 
 
 def gemm_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.linear.scaled_mm", change), ("fault_checks.scaled_mm", change)]
+    return [("fp8core.scaled_linear.scaled_mm", change), ("fault_checks.scaled_mm", change)]
 
 
 def two_percent(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -336,12 +342,12 @@ FAULTS: dict[str, Fault] = {
         Fault("truncation for rounding", "every_code", "gradient", codes_of(truncated)),
         Fault("half up for half to even", "every_code", "numerics", codes_of(half_up)),
         Fault("NaN becomes zero", "every_code", "numerics", codes_of(nan_to_zero)),
-        Fault("product in bfloat16", "exact_scales", "numerics", [("fp8core.cast.scale_and_cast", product_in_bfloat16)], "rowwise"),
+        Fault("product in bfloat16", "exact_scales", "numerics", both_ways(product_in_bfloat16), "rowwise"),
         Fault("saturation hides Inf", "non_finite", "numerics", [("fp8core.cast.cast_with_amax", hides_infinity)], "delayed"),
         Fault("e5m2 weights", "layer_band", "refused", operand_of(e5m2_weights)),
         Fault("gradients unscaled", "layer_band", "late loss", operand_of(unscaled_gradients)),
-        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.linear.cast_both", shifted_tile)]),
-        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.linear.cast_both", one_direction)], "rowwise"),
+        Fault("transposed tile off by one", "layer_band", "late loss", [("fp8core.scaled_linear.lines_both", shifted_tile)]),
+        Fault("one direction's codes for both", "layer_rows", "gradient", [("fp8core.scaled_linear.lines_both", one_direction)], "rowwise"),
         Fault("fused cast: tiles changed places", "kernel_route", "early loss", kernels_of(cast_both=transposed_tile), "tensorwise", "always"),
         Fault("fused cast: rows for columns", "kernel_route", "gradient", kernels_of(cast_rowwise_both=rows_for_columns), "rowwise", "always"),
         Fault("fused amax of half the tensor", "kernel_route", "numerics", kernels_of(amax=half_amax), "tensorwise", "always"),

@@ -26,10 +26,11 @@ from fault_catalogue import (
 import fp8core
 import fp8core.grouped
 import fp8core.linear
+import fp8core.scaled_linear
 from fp8core import E4M3FN
 from fp8core.gemm.layout import Operand
 
-BACKWARD = fp8core.linear._ScaledLinear.backward
+BACKWARD = fp8core.scaled_linear._ScaledLinear.backward
 FORWARD = fp8core.linear.Float8Linear.forward
 RUN = fp8core.linear.Float8Linear._run
 GROUPED = fp8core.grouped.scaled_grouped_mm
@@ -43,7 +44,7 @@ def backward_times(factor: float, *places: int) -> Patches:
                 grads[place] = factor * grads[place]
         return tuple(grads)
 
-    return [("fp8core.linear._ScaledLinear.backward", staticmethod(backward))]
+    return [("fp8core.scaled_linear._ScaledLinear.backward", staticmethod(backward))]
 
 
 def first_half(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
@@ -85,10 +86,10 @@ def nan_to_max(x: torch.Tensor, fmt: Any) -> torch.Tensor:
 
 def e4m3_gradients(
     x: torch.Tensor, cast: Any, dim: int, memory: Any = None, role: str = "input", **kwargs: Any
-) -> torch.Tensor:
+) -> Any:
     if role == "grad_output" and cast is not None:
         cast = dataclasses.replace(cast, format=E4M3FN)
-    return fault_catalogue.cast_one(x, cast, dim, memory, role, **kwargs)
+    return fault_catalogue.lines_one(x, cast, dim, memory, role, **kwargs)
 
 
 def bias_before_descale(self: Any, x: Any, weight: torch.Tensor, bias: Any, cut: Any) -> torch.Tensor:

@@ -21,6 +21,7 @@ from fp8core.kernels import ops
 
 SIZE = 16  # the smallest layer that FP8 matrix units take: its arithmetic is nothing beside its dispatch
 CALLS, ROUNDS = 40, 25
+FP8 = torch.float8_e4m3fn
 
 
 def training_step(layer: nn.Module, dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
@@ -60,6 +61,36 @@ def stubbed_kernels() -> Iterator[None]:
 
     with mock.patch.object(ops, "implementation", implementation), mock.patch("torch._scaled_mm", gemm):
         yield
+
+
+class _Bare(torch.autograd.Function):
+    """The calls into torch and into kernels of a tensorwise layer, and nothing else: no check, no choice, no wrapper."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        amax, cast = ops.implementation("amax", x), ops.implementation("cast_both", x, FP8)
+        codes, codes_t, scale_inv = cast(x, amax(x), FP8, False)
+        weight_codes, weight_codes_t, weight_scale_inv = cast(weight, amax(weight), FP8, False)
+        ctx.save_for_backward(codes_t, scale_inv, weight_codes_t, weight_scale_inv)
+        return torch._scaled_mm(codes, weight_codes.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes_t, _, weight_codes_t, _ = ctx.saved_tensors
+        amax, cast = ops.implementation("amax", grad), ops.implementation("cast_both", grad, FP8)
+        grad_codes, grad_codes_t, _ = cast(grad, amax(grad), FP8, False)
+        return (
+            torch._scaled_mm(grad_codes, weight_codes_t.t()),
+            torch._scaled_mm(grad_codes_t, codes_t.t()),
+        )
+
+
+class BareLinear(nn.Linear):
+    """The floor of a tensorwise Float8Linear under `stubbed_kernels`: one autograd function with the same operator calls."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _Bare.apply(input, self.weight)
+        return result
 
 
 def python_calls(step: Callable[[], object]) -> Counter[str]:

@@ -146,7 +146,9 @@ def test_padding_makes_every_shape_run(M: int, K: int, N: int, name: str) -> Non
 def test_frozen_parts_get_no_gradient_and_cost_no_gemm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: nn.Linear's behaviour; calls of the backend are counted."""
     calls: list[bool] = []
-    monkeypatch.setattr("fp8core.linear.scaled_mm", lambda *args: calls.append(args[3]) or scaled_mm(*args))
+    monkeypatch.setattr(
+        "fp8core.scaled_linear.scaled_mm", lambda *args: calls.append(args[3]) or scaled_mm(*args)
+    )
     layer = Float8Linear(32, 48, config=name)
     layer(torch.randn(16, 32)).sum().backward()  # the input needs no gradient
     assert layer.weight.grad is not None

@@ -28,7 +28,7 @@ def batches(n: int = 4) -> list[torch.Tensor]:
 def weight_casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Roles of all tensors that are cast, in order."""
     seen: list[str] = []
-    real = operands.cast_one
+    real, both = operands.lines_one, operands.rows_and_columns
 
     def counted(
         x: torch.Tensor, cast: object, dim: int, memory: object = None, role: str = "input", **kwargs: object
@@ -37,8 +37,13 @@ def weight_casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             seen.append(role)
         return real(x, cast, dim, memory, role, **kwargs)
 
-    monkeypatch.setattr(operands, "cast_one", counted)
-    monkeypatch.setattr("fp8core.linear.cast_one", counted)
+    def counted_both(x: torch.Tensor, cast: object, role: str) -> object:
+        seen.extend((role, role))
+        return both(x, cast, role)
+
+    monkeypatch.setattr(operands, "lines_one", counted)
+    monkeypatch.setattr(operands, "rows_and_columns", counted_both)
+    monkeypatch.setattr("fp8core.scaled_linear.lines_one", counted)
     return seen
 
 

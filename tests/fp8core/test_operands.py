@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import (
+    E4M3FN,
     E4M3FNUZ,
     E5M2,
     RECIPES,
@@ -27,6 +28,7 @@ from fp8core import (
     operands,
     update_scales,
 )
+from fp8core import cast as casts
 from fp8core.history import AmaxMemory
 from fp8core.recipe import MX_MODES
 
@@ -253,3 +255,24 @@ def test_inductor_of_this_torch_writes_what_its_version_promises() -> None:
     written = str(TritonOverrides.maximum("a", "b"))
     helper = inspect.getsource(triton_helpers.maximum.fn)
     assert ("PropagateNan" in written + helper) is operands.INDUCTOR_GARBLES_CASTS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16), (1, 16), (16, 1), (0, 16), (16, 0)])
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_rows_and_columns_together_are_those_of_two_casts(
+    dtype: torch.dtype, shape: tuple[int, int], power_of_two: bool
+) -> None:
+    """Oracle: `scale_and_cast` along each axis, byte for byte, with zeros, infinities and NaN, and another layout."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if x.numel() > 32:
+        x[0, 0], x[1, 1], x[2] = float("nan"), float("inf"), 0
+    for each in (x, x.t().contiguous().t()):
+        pair = casts.cast_rows_and_columns(each, E4M3FN, power_of_two=power_of_two)
+        for (codes, scale_inv), dim in zip(pair, (1, 0), strict=True):
+            want, want_scale = casts.scale_and_cast(
+                each, E4M3FN, "rowwise", dim=dim, power_of_two=power_of_two
+            )
+            assert torch.equal(codes.view(torch.uint8), want.view(torch.uint8))
+            assert torch.equal(scale_inv.view(torch.int32), want_scale.view(torch.int32))
+            assert codes.stride() == want.stride()

@@ -15,7 +15,7 @@ from fp8core import E4M3FN, E5M2, RECIPES, CastInput, Float8Linear, cast_input, 
 def casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Roles of the tensors that are really cast, in order."""
     seen: list[str] = []
-    real = operands.cast_one
+    real, both = operands.lines_one, operands.rows_and_columns
 
     def counted(
         x: torch.Tensor, cast: object, dim: int, memory: object = None, role: str = "input", **kwargs: object
@@ -24,8 +24,13 @@ def casts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             seen.append({32: "input", 48: "grad_output"}[x.shape[1]] if x.shape[0] == 16 else "weight")
         return real(x, cast, dim, memory, role, **kwargs)
 
-    monkeypatch.setattr(operands, "cast_one", counted)
-    monkeypatch.setattr("fp8core.linear.cast_one", counted)
+    def counted_both(x: torch.Tensor, cast: object, role: str) -> object:
+        seen.extend((role, role))
+        return both(x, cast, role)
+
+    monkeypatch.setattr(operands, "lines_one", counted)
+    monkeypatch.setattr(operands, "rows_and_columns", counted_both)
+    monkeypatch.setattr("fp8core.scaled_linear.lines_one", counted)
     return seen
 
 

@@ -13,6 +13,7 @@ import torch
 from model_for_training import BATCH, build
 
 from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule, operands
+from fp8core.gemm.layout import Operand
 from harness import store
 from harness.__main__ import main
 from harness.case import Case
@@ -100,19 +101,25 @@ def test_golden_has_the_candidates_codes_at_the_first_step(
     CPU's kernel multiplies by the two scales: its products differ by ulps of float32, and with them the scales and
     the codes that lie at a midpoint. Not counted are codes below eight float32 ulps of the largest: the gradients of
     a first token's query and key cancel to nothing but rounding errors."""
-    real = operands.cast_one
+    real, both = operands.lines_one, operands.rows_and_columns
 
     def codes_of(arm: str) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
         def spy(x: Any, cast: Any, dim: int, memory: Any = None, role: str = "input", **how: Any) -> Any:
             made = real(x, cast, dim, memory, role, **how)
-            if isinstance(made, Float8Tensor) and made is not x:
+            if isinstance(made, Operand) and not isinstance(x, Float8Tensor):
                 seen.append((role, made.qdata.float(), made.scale_inv.clone()))
             return made
 
-        monkeypatch.setattr(operands, "cast_one", spy)
-        monkeypatch.setattr("fp8core.linear.cast_one", spy)
+        def spy_both(x: Any, cast: Any, role: str) -> Any:
+            made = both(x, cast, role)
+            seen.extend((role, each.qdata.float(), each.scale_inv.clone()) for each in made)
+            return made
+
+        monkeypatch.setattr(operands, "lines_one", spy)
+        monkeypatch.setattr(operands, "rows_and_columns", spy_both)
+        monkeypatch.setattr("fp8core.scaled_linear.lines_one", spy)
         job = divergence.job_of(case(), arm, "cpu")
         prepare(job.setup, "cpu").step(job.batches(0))
         return seen

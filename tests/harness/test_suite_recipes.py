@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fp8core.linear
+import fp8core.scaled_linear
 from fp8core.convert import convert_to_float8_training
 from fp8core.recipe import RECIPES
 from harness.case import Case
@@ -125,12 +125,12 @@ def test_sizes_that_no_kernel_takes_are_refused_as_in_linear() -> None:
 
 
 def test_a_wrong_recipe_keeps_its_figures_and_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = fp8core.linear.scaled_mm
+    product = fp8core.scaled_linear.scaled_mm
 
     def biased(*args: Any, **kwargs: Any) -> Tensor:
         return product(*args, **kwargs) * 1.02
 
-    monkeypatch.setattr(fp8core.linear, "scaled_mm", biased)
+    monkeypatch.setattr(fp8core.scaled_linear, "scaled_mm", biased)
     for name in RECIPES:
         numerics = recipes.build(CASE, f"{name}_eager", "cpu").check()
         assert not numerics.ok

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fp8core.linear
+import fp8core.scaled_linear
 import harness.suites
 from fp8core.cast import scale_and_cast
 from fp8core.formats import as_element_format
@@ -545,7 +545,7 @@ def test_a_wrong_product_in_the_layer_is_refused(
     monkeypatch: pytest.MonkeyPatch, recipe: str, fault: str
 ) -> None:
     """Through the suite `recipes`, which emulates what a CPU has no kernel for and checks like `linear`."""
-    monkeypatch.setattr(fp8core.linear, "scaled_mm", ANY_SCALING[fault])
+    monkeypatch.setattr(fp8core.scaled_linear, "scaled_mm", ANY_SCALING[fault])
     _, numerics = checked(recipes, case("recipes", LINEAR), f"{recipe}_eager")
     assert not numerics.ok
     for name in [n for n, g in RECIPES[recipe].gemms.items() if g.is_fp8]:

@@ -1,0 +1,68 @@
+"""What a Float8Linear refuses before anything runs: GEMMs that the hardware cannot do, and casts of another recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fp8core.gemm import backend_named
+from fp8core.operands import serves_both
+from fp8core.shared_input import input_casts
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Recipe
+    from fp8core.tensor import Float8Tensor
+
+
+def check_gemms(recipe: Recipe, flat: torch.Tensor, weight: torch.Tensor) -> None:
+    """Refuse the GEMMs that a call leads to and the hardware cannot do.
+
+    Args:
+        recipe: the layer's.
+        flat: the input [M, K]; grad_input runs if it requires a gradient.
+        weight: [N, K]; grad_weight runs if it requires a gradient.
+
+    Raises:
+        ValueError: names the GEMM, the layer, the size at fault and the way out.
+    """
+    backend = backend_named(recipe.backend)
+    if recipe.pad_inner_dim or not backend.is_fp8:
+        return
+    M, (N, K) = flat.shape[0], weight.shape
+    device = weight.device
+    trains = torch.is_grad_enabled()
+    for name, will_run, size in (
+        ("output", True, (M, K, N)),
+        ("grad_input", trains and flat.requires_grad, (M, N, K)),
+        ("grad_weight", trains and weight.requires_grad, (N, M, K)),
+    ):
+        gemm = recipe.gemms[name]
+        if not will_run or gemm.a is None or gemm.b is None:
+            continue
+        formats = gemm.a.format, gemm.b.format
+        reason = backend.granularity_reason(device, gemm.granularity, recipe.nearest)
+        reason = reason or backend.shape_reason(
+            *size, *formats, gemm.granularity, backend.result_dtype(gemm.granularity, flat.dtype)
+        )
+        if reason is not None:
+            tokens = f" with {M} tokens" if name == "grad_weight" else ""
+            raise ValueError(f"GEMM {name} of Float8Linear({K}, {N}){tokens}: {reason}")
+
+
+def check_cast_input(recipe: Recipe, flat: Float8Tensor, weight: torch.Tensor) -> None:
+    """Refuse a Float8Tensor as input unless it is what the recipe would have made, for each GEMM that will read it.
+
+    Raises:
+        ValueError: names the cast that came and the one that the recipe wants.
+    """
+    for_output, for_grad_weight = input_casts(recipe)
+    received = f"{flat.format.short}_{flat.granularity}"
+    if for_output is None or (flat.format, flat.granularity) != (for_output.format, for_output.granularity):
+        raise ValueError(f"input is a Float8Tensor {received}; recipe {recipe} wants {for_output}")
+    trains = torch.is_grad_enabled() and weight.requires_grad
+    if trains and not serves_both(for_output, for_grad_weight):
+        raise ValueError(
+            f"input is a Float8Tensor {received}, but grad_weight wants {for_grad_weight} along the tokens, which "
+            "codes can't give; pass the tensor itself, or fp8core.cast_input(x, layer)"
+        )
