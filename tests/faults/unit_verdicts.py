@@ -21,7 +21,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 VERDICTS = HERE / "unit_verdicts.json"
-# Of one process, without plots of time, compilers or `verify`; ordered by how fast they find most faults
+# Of one process, without compilers and `verify`; ordered by how fast they find most faults
 FILES = (
     "cast", "scaling", "tensor", "operands", "linear", "history", "microbatch", "gemm", "accumulate", "blocks",
     "grouped", "moe", "convert", "bad_input", "shared_input", "three_dimensions", "torchao",
@@ -54,7 +54,9 @@ def first_failure(fault: str, tests: tuple[str, ...]) -> str:
     planted = ALL_FAULTS[fault].planted() if fault else contextlib.nullcontext()
     arguments = [f"tests/fp8core/{test}" for test in tests]
     with planted:
-        status = pytest.main(["-x", "-q", "-m", "not slow and not gpu", *arguments], plugins=[watcher])
+        status = pytest.main(
+            ["-x", "-q", "-m", "not slow and not gpu", "-k", "not compile", *arguments], plugins=[watcher]
+        )
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not watcher.name:
         raise RuntimeError(f"pytest ended with {status!r} on fault {fault!r}")
     return watcher.name
@@ -66,7 +68,8 @@ def in_a_process(fault: str, tests: tuple[str, ...]) -> str:
     Raises:
         RuntimeError: it gave no answer.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "fp8core", "pytest", "layer_faults", "torchao.float8"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(fault, tests, sender))
     process.start()
@@ -91,7 +94,7 @@ def _answer(fault: str, tests: tuple[str, ...], sender: Any) -> None:
 
 
 def main(names: list[str]) -> None:
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "fp8core")]
+    sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "tests" / "fp8core")]
     from layer_faults import ALL_FAULTS
 
     verdicts = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else {}
