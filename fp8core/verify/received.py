@@ -170,7 +170,7 @@ class Digest(NamedTuple):
 
     @classmethod
     def of(cls, wanted: Quantized) -> Digest:
-        """Of a cast input."""
+        """Digest a cast input."""
         assert wanted.cast is not None
         M, K = wanted.x.shape
         dtype = wanted.cast.format.dtype
@@ -182,7 +182,7 @@ class Digest(NamedTuple):
         return cls(dtype, wanted.x.shape, columns, wanted.scale_inv.float(), wanted.block)
 
     def fault(self, operand: Operand) -> str:
-        """As `cast_fault`, of the codes that the GEMM received."""
+        """How the codes that a GEMM received differ from the digest; "" if they don't."""
         if operand.codes.dtype != self.dtype:
             return f"codes are {_short(operand.codes.dtype)}, the recipe promises {_short(self.dtype)}"
         M, K = self.shape
