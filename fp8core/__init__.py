@@ -24,6 +24,7 @@ from fp8core.config import (
     ScalingType,
 )
 from fp8core.convert import convert_to_float8_training
+from fp8core.distributed.arrival import WaitedRowwiseParallel
 from fp8core.distributed.tensor_parallel import (
     Float8ColwiseParallel,
     Float8RowwiseParallel,
@@ -90,6 +91,7 @@ __all__ = [
     "ScalingGranularity",
     "ScalingType",
     "SwiGLU",
+    "WaitedRowwiseParallel",
     "WeightAudit",
     "_auto_filter_for_recipe",
     "amax_state_dict",

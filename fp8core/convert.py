@@ -14,6 +14,7 @@ from fp8core.conversion_log import log_conversion
 from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
+from fp8core.history import keep_pending_by_rank
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.replace import loss_reason
 from fp8core.sharded import ORDER
@@ -100,6 +101,7 @@ def convert_to_float8_training(
     }
     result = _replace(module, swapped)
     gather_in_fp8(result)
+    keep_pending_by_rank(result)
     report = audit(result)
     if not report.converted and not allow_no_conversion:
         raise ValueError(

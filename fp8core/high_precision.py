@@ -9,6 +9,7 @@ from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.experts_interface import take_back
+from fp8core.history import keep_pending_by_rank
 from fp8core.linear import Float8Linear
 from fp8core.moe import GroupedMatmul
 from fp8core.replace import take_over
@@ -53,6 +54,7 @@ def convert_to_high_precision(module: nn.Module) -> nn.Module:
         for name, child in list(parent._modules.items()):
             if isinstance(child, Float8Linear):
                 setattr(parent, name, plain[child])
+    keep_pending_by_rank(module)
     return plain[module] if isinstance(module, Float8Linear) else module
 
 

@@ -35,6 +35,10 @@ _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
 _SAVED = ("history", "in_use")  # between two steps the other buffers hold nothing
 
+_DDP_IGNORED = (
+    "_ddp_params_and_buffers_to_ignore"  # read by DistributedDataParallel from the module that it wraps
+)
+
 
 class AmaxMemory(nn.Module):
     """The buffers of one layer; they move with it and stay float32. `amax_state_dict` saves them.
@@ -149,7 +153,7 @@ class InUse(NamedTuple):
 
     @property
     def settings(self) -> AmaxHistory:
-        """Of the recipe."""
+        """The recipe's settings."""
         return self.memory.settings
 
     def of(self, role: str) -> torch.Tensor | None:
@@ -211,6 +215,21 @@ def _compare_names(named: dict[str, AmaxMemory], group: dist.ProcessGroup | None
         )
     for memory in named.values():
         memory.compared = True
+
+
+def keep_pending_by_rank(module: nn.Module) -> None:
+    """Keep DistributedDataParallel from overwriting `pending` with rank 0's at each forward pass, if it wraps `module`.
+
+    Each rank records what its own microbatches held; `update_scales` takes the largest of all ranks. Without delayed
+    layers this removes what an earlier call set.
+    """
+    ignored = set(getattr(module, _DDP_IGNORED, ()))
+    others = {name for name in ignored if not name.endswith("amaxes.pending")}
+    pending = {f"{fqn}.pending".lstrip(".") for fqn, m in module.named_modules() if isinstance(m, AmaxMemory)}
+    if pending | others:
+        setattr(module, _DDP_IGNORED, sorted(pending | others))
+    elif ignored:
+        delattr(module, _DDP_IGNORED)
 
 
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:

@@ -6,6 +6,7 @@
     weight_scales   the scales of all sharded weights of a model, by one fused amax and one all-reduce
     fsdp_state      the few things of FSDP2's that are not in its public interface
     gathering       sequence parallelism gathers activations and gradients as FP8 codes
+    arrival         outputs of collectives that compiled modules read
     tensor_parallel the styles of `torch.distributed.tensor.parallel` for Float8Linear
     expert_parallel experts shared out over ranks: tokens travel to them and back
     wire            counts what collectives are given, by dtype

@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
+from fp8core.distributed.arrival import lost_gradient, waited
 from fp8core.distributed.fsdp import wrapped_again
 from fp8core.distributed.gathering import gather_input, gather_module_input, gather_reason, scatter_output
 from fp8core.distributed.weight_scales import known_of
@@ -105,9 +106,8 @@ class Float8ColwiseParallel(ColwiseParallel):
 class Float8RowwiseParallel(RowwiseParallel):
     """`RowwiseParallel` of a Float8Linear; where it scatters its output, gradients are gathered in FP8.
 
-    That is where the recipe casts grad_output once for both of its GEMMs (tensorwise, delayed, static); else they are
-    gathered as they are. The bias is then added to the rank's own tokens. An input in another layout than `Shard(-1)`
-    is brought there in high precision.
+    They are if the recipe casts grad_output once for both GEMMs (tensorwise, delayed, static). The bias is then added to
+    the rank's own tokens. An input in another layout than `Shard(-1)` is redistributed in high precision.
 
     Args:
         input_layouts: of the input; default `Shard(-1)`.
@@ -161,7 +161,7 @@ class Float8RowwiseParallel(RowwiseParallel):
             total = outputs + bias.to(outputs.dtype)
             assert isinstance(total, DTensor)
             outputs = total
-        return outputs.to_local() if use_local_output else outputs
+        return waited(outputs.to_local()) if use_local_output else outputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layer = _checked(module, Cut(device_mesh, 1), type(self).__name__)
@@ -274,7 +274,7 @@ def check_plan(model: nn.Module, device_mesh: DeviceMesh, plan: Mapping[str, Par
     Raises:
         ValueError: a name that fits no module; FSDP before tensor parallelism; a Float8 style for a layer that is not
             converted; features that the ranks can't share; delayed scaling under a style of torch, which would make
-            DTensors of its amaxes. Each names the module.
+            DTensors of its amaxes; torch's RowwiseParallel before compiled modules. Each names the module.
     """
     if device_mesh.ndim != 1:
         raise ValueError(
@@ -287,6 +287,8 @@ def check_plan(model: nn.Module, device_mesh: DeviceMesh, plan: Mapping[str, Par
         found = [(name, m) for name, m in model.named_modules() if _fits(name, pattern)]
         if not found:
             raise ValueError(f"plan: no module is named like {pattern!r}; see model.named_modules()")
+        if reason := lost_gradient(model, ((name, style) for name, _ in found)):
+            raise ValueError(reason)
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             continue
         ours = isinstance(style, Float8ColwiseParallel | Float8RowwiseParallel)

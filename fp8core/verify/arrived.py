@@ -1,7 +1,8 @@
 """Codes that a layer gets from elsewhere: checked where they are made, and recognised where they are read.
 
 producers   RMSNorm, with an addition or without, and SwiGLU that write codes and no high precision: `.produced`
-gathers     sequence parallelism in FP8: each rank checks the codes of its own tokens, and that they arrive
+gathers     sequence parallelism in FP8: each rank checks the codes of its own tokens, and that those of all ranks arrive as
+            they were sent: `.exchanged`
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Shard
 
 from fp8core.distributed import gathering
 from fp8core.linear import Float8Linear
@@ -22,6 +21,7 @@ from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.sharded import cut_of
 from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
+from fp8core.verify.exchanged import exchange_faults
 from fp8core.verify.operands import max_over, quantized, quietly
 from fp8core.verify.oracle import Quantized, block_amax, block_of
 from fp8core.verify.produced import produced_fault, result_bounds
@@ -127,13 +127,5 @@ class Arrived:
                 cast = replace(cast, scaling="dynamic")
             wanted = Quantized.of(gather.part, cast, gather.dim, amax)
             self._compare(f"gathered {gather.role}", gather.local, wanted)
-            (placement,) = gather.like.placements
-            assert isinstance(placement, Shard)
-            whole = gather.whole.qdata.view(torch.uint8).reshape(gather.like.shape)
-            own = whole.chunk(dist.get_world_size(group), placement.dim)[dist.get_rank(group)]
-            local = gather.local.qdata.view(torch.uint8).reshape(own.shape)
-            if not torch.equal(own, local):
-                self.faults.append(
-                    f"gathered {gather.role}: this rank's codes did not arrive as they were sent"
-                )
+            self.faults += [f"gathered {gather.role}: {fault}" for fault in exchange_faults(gather, group)]
             self.known.add(gather.whole.qdata.untyped_storage())

@@ -1,4 +1,4 @@
-"""As `layers`, of the product that a module of experts calls: three grouped GEMMs, each group by itself."""
+"""Hooks on products of experts while a step runs: three grouped GEMMs, each group compared by itself; see `layers`."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class GroupedCall:
         return [(e, slice(first, end)) for e, (first, end) in enumerate(bounds) if first < end]
 
     def exact(self, gemm: Gemm) -> bool:
-        """As `layers.Call.exact`."""
+        """Whether single elements are held to their bounds, see `layers.Call.exact`."""
         return self.weight.device.type == "cpu" and gemm.is_fp8
 
     def unit(self, gemm: Gemm, out_dtype: torch.dtype) -> float:
-        """As `layers.Call.unit`."""
+        """`unit_roundoff` of a GEMM's result, see `layers.Call.unit`."""
         if gemm.is_fp8 and gemm.granularity in self.backend.bf16_only:
             return unit_roundoff(torch.bfloat16, out_dtype)
         return unit_roundoff(out_dtype)

@@ -44,7 +44,7 @@ class Codes(Quantized):
 
     @classmethod
     def given(cls, x: Float8Tensor) -> Codes:
-        """Of a matrix."""
+        """Wrap a matrix of codes."""
         empty = torch.zeros(0, dtype=torch.float64, device=x.device)
         return cls(x, None, empty, empty, (0, 0))
 

@@ -45,7 +45,7 @@ class Side(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of the contraction."""
+        """Length of the contraction."""
         return self.q.x.shape[self.contracted]
 
     def tile(self, lines: slice, along: slice, quantized: bool) -> torch.Tensor:
@@ -57,7 +57,7 @@ class Side(NamedTuple):
 
 @dataclass
 class Difference:
-    """Of a result from what it must be.
+    """Distance of a result from what it must be.
 
     Attributes:
         agreement_db: from the product of the quantised operands.
@@ -113,7 +113,7 @@ def unit_roundoff(*dtypes: torch.dtype) -> float:
 def difference(
     a: Side, b: Side, result: torch.Tensor, u: float, bias: torch.Tensor | None = None, *, exact: bool = True
 ) -> Difference:
-    """Of result [M, N] from a @ b.T + bias.
+    """Compare a result [M, N] with a @ b.T + bias.
 
     Args:
         a: operand of M lines.
@@ -213,7 +213,7 @@ class Sketch:
 
     @classmethod
     def of(cls, side: Side) -> Sketch:
-        """Of an input [M, K] as operand of grad_weight."""
+        """Sketch an input [M, K], an operand of grad_weight."""
         x = side.q.x
         M, K = x.shape
         squares = torch.zeros(K, dtype=torch.float64, device=x.device)
@@ -251,7 +251,7 @@ def projected(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
 def sketch_difference(
     grad: Side, sketch: Sketch, result: torch.Tensor, u: float, *, exact: bool = True
 ) -> Difference:
-    """As `difference`, of grad_weight [N, K], by what was kept of the input.
+    """Compare a grad_weight [N, K] by the sketch that was kept of the input, see `difference`.
 
     Signs are independent of the errors, so that a sum of errors e_j R_j exceeds 8 sqrt(sum e_j^2 R_j^2) once in 10**13.
     """

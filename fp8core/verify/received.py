@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -85,6 +86,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return op(*args, **(kwargs or {}))  # DTensor asks for the shape of a result
         if any(kind not in _PLAIN for kind in types):
             return NotImplemented  # a subclass first becomes what it does: modes come before subclasses
         kwargs = kwargs or {}
@@ -167,19 +170,19 @@ class Digest(NamedTuple):
 
     @classmethod
     def of(cls, wanted: Quantized) -> Digest:
-        """Of a cast input."""
+        """Digest a cast input."""
         assert wanted.cast is not None
         M, K = wanted.x.shape
         dtype = wanted.cast.format.dtype
         columns = torch.zeros(K, dtype=torch.int64, device=wanted.x.device)
-        weights = _weights(M, wanted.x.device)
+        weights = position_weights(M, wanted.x.device)
         for rows, along in tiles(M, K):
             codes = code_bytes(wanted.codes(rows, along).float().to(dtype))
             columns[along] += (codes.long() * weights[rows, None]).sum(0)
         return cls(dtype, wanted.x.shape, columns, wanted.scale_inv.float(), wanted.block)
 
     def fault(self, operand: Operand) -> str:
-        """As `cast_fault`, of the codes that the GEMM received."""
+        """How the codes that a GEMM received differ from the digest; "" if they don't."""
         if operand.codes.dtype != self.dtype:
             return f"codes are {_short(operand.codes.dtype)}, the recipe promises {_short(self.dtype)}"
         M, K = self.shape
@@ -187,7 +190,7 @@ class Digest(NamedTuple):
         if codes.shape != self.shape:
             return f"codes have shape {list(shape)}, expected {[M, K]}"
         columns = torch.zeros_like(self.columns)
-        weights = _weights(M, codes.device)
+        weights = position_weights(M, codes.device)
         scales = 0
         for rows, along in tiles(M, K):
             columns[along] += (code_bytes(codes[rows, along]).long() * weights[rows, None]).sum(0)
@@ -207,7 +210,8 @@ class Digest(NamedTuple):
         return "; ".join(faults)
 
 
-def _weights(size: int, device: torch.device) -> torch.Tensor:
+def position_weights(size: int, device: torch.device) -> torch.Tensor:
+    """Random weights of a checksum, int64 [size], the same in each call and on each rank."""
     generator = torch.Generator().manual_seed(_DIGEST_SEED)
     return torch.randint(1, 1 << 62, (size,), generator=generator).to(device)
 

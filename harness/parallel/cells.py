@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8core import Float8Linear, GroupedMatmul
+from fp8core.distributed.arrival import WaitedRowwiseParallel
 from fp8core.distributed.expert_parallel import expert_parameters, parallelize_experts
 from fp8core.distributed.gather_reasons import gathered_as
 from fp8core.distributed.gathering import gather_reason
@@ -37,6 +39,8 @@ from fp8core.distributed.tensor_parallel import (
     check_plan,
 )
 from fp8core.distributed.wire import Collectives, count_collectives
+from fp8core.operands import serves_both
+from fp8core.shared_input import input_casts
 from harness.models.common import mean_cross_entropy
 from harness.models.llama import Llama, rotations
 from harness.parallel.job import BATCH, SEQ, SIZES, Trainee, train
@@ -113,6 +117,7 @@ def run(name: str, job: Job) -> Ran:
         trainee = cell.build(own)
     except ValueError as error:
         return Ran(refusal=" ".join(str(error).split()))
+    counters.clear()
     # What compiled code sends is seen by no mode, and a mode is nothing that Dynamo compiles under.
     with nullcontext(Collectives()) if cell.compiled else count_collectives() as counts:
         losses = train(own, trainee)
@@ -123,7 +128,10 @@ def run(name: str, job: Job) -> Ran:
         ),
         **trainee.facts,
     }
-    if not cell.compiled:
+    if cell.compiled:
+        facts["graphs"] = counters["stats"]["unique_graphs"]
+        facts["graph_breaks"] = sum(counters["graph_break"].values())
+    else:
         facts["sent_bytes_per_step"] = {
             f"{collective} {dtype}": size / own.steps
             for (collective, dtype), size in sorted(counts.bytes.items())
@@ -201,10 +209,12 @@ def _tensor_parallel(job: Job, sequence: bool = False, compiled: bool = False) -
         why = "no recipe" if job.recipe is None else gather_reason(job.recipe)
         if why is None and model.head.amaxes is not None:
             why = "the recipe remembers amaxes by layer, and a module's input has none"
-        facts["activations_gathered_as"] = "fp8" if why is None else f"high precision: {why}"
         prepare: Any = PrepareFloat8ModuleInput if why is None else PrepareModuleInput
+        if why is None and compiled and job.recipe is not None and not serves_both(*input_casts(job.recipe)):
+            why = "compiled, codes by token can't be cast again by feature"
+        facts["activations_gathered_as"] = "fp8" if why is None else f"high precision: {why}"
         first: dict[str, Any] = {f"layers.*.{name}_norm": SequenceParallel() for name in ("attention", "ffn")}
-        first |= {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))}
+        first |= {"embedding": WaitedRowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))}
         first |= {"norm": SequenceParallel(), "head": PrepareModuleInput(**_gathered(1))}
         parallelize_module(model, mesh, first)
         plan["layers.*.attention"], plan["layers.*.ffn"] = prepare(**_gathered(3)), prepare(**_gathered(1))
@@ -293,6 +303,9 @@ CELLS: dict[str, Cell] = {
     "compile": Cell("FSDP2, each block compiled", 2, 2, lambda job: _sharded(job, compiled=True), same_sums=False,
                     compiled=True),
     "tp_compile": Cell("tensor parallel, each block compiled", 2, 1, lambda job: _tensor_parallel(job, compiled=True),
+                       same_sums=False, cut=True, compiled=True),
+    "sp_compile": Cell("tensor and sequence parallel, each block compiled", 2, 1,
+                       lambda job: _tensor_parallel(job, sequence=True, compiled=True),
                        same_sums=False, cut=True, compiled=True),
     "checkpointing": Cell("FSDP2, activations recomputed", 2, 2, lambda job: _sharded(job, checkpointing="full")),
     "accumulation": Cell("FSDP2, gradients of two microbatches a rank added without sync", 2, 2 * EACH, _sharded,

@@ -99,6 +99,43 @@ def sent(machine: Machine) -> Table:
     )
 
 
+def compiled(machine: Machine) -> Table:
+    """Losses of compiled ways beside those of the same way in eager mode, with their graphs and graph breaks."""
+    newest, curves = _newest(machine), _losses(machine)
+    rows = []
+    for (way, recipe), record in newest.items():
+        resolved = resolved_of(record)
+        if record["status"] != "ok" or "graphs" not in resolved:
+            continue
+        eager = (way.removesuffix("_compile"), recipe)
+        losses = [curves.get(key, "") for key in ((way, recipe), eager)]
+        counts = [resolved["graphs"], resolved["graph_breaks"]]
+        rows.append(
+            (
+                Cell(way),
+                Cell(recipe),
+                *(Cell(x, x) for x in losses),
+                *(Cell(text.count(n), n) for n in counts),
+            )
+        )
+    titles = ("way", "recipe", "losses by step, compiled", "losses by step, eager")
+    columns = (*map(Column, titles), Column("graphs", numeric=True), Column("graph breaks", numeric=True))
+    caption = (
+        "Blocks with the same code share one graph. On a CPU the backend is `aot_eager`, on a GPU Inductor."
+    )
+    return Table(f"compatibility-compiled-{machine.env_id}", columns, tuple(rows), caption, sortable=False)
+
+
+def _losses(machine: Machine) -> dict[tuple[str, str], str]:
+    """(way, recipe) -> losses by step of its newest run."""
+    frame = machine.frame
+    own = frame[(frame["suite"] == SUITE) & (frame["metric"] == "loss") & (frame["status"] == "ok")]
+    return {
+        (str(text.axes_of(r["axes"])["cell"]), r["arm"]): ", ".join(f"{loss:.6f}" for loss in r["samples"])
+        for r in sorted(rows_of(own), key=_when)
+    }
+
+
 _OTHERWISE = {
     "emulated": "emulated",
     "weights_gathered_as": "weights",
@@ -162,6 +199,7 @@ def page(machines: Sequence[Machine]) -> str:
         for title, table in (
             ("", matrix(machine)),
             ("Reasons", reasons(machine)),
+            ("Compiled", compiled(machine)),
             ("On the wire", sent(machine)),
         ):
             if not table.rows:

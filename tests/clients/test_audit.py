@@ -1,16 +1,16 @@
-"""audit of real transformers models. Oracle: the configuration, by hand: 6 N + 12 L H Q T a token.
+"""audit and verify of real transformers models. Oracle: the configuration, by hand: 6 N + 12 L H Q T a token.
 
 N counts the weights of matrix products that a token meets. The promise is 1 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import MODELS, VOCABULARY, made
 
 from fp8core import (
     audit,
@@ -20,69 +20,36 @@ from fp8core import (
 )
 
 transformers = pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
-WIDTH, HEADS, KV, LAYERS, VOCAB, FFN, BATCH, SEQ = 64, 4, 2, 2, 256, 128, 2, 64
+WIDTH, HEADS, KV, LAYERS, FFN, BATCH, SEQ = 64, 4, 2, 2, 128, 2, 64  # of tiny_models
 EXPERTS, TOP_K, EXPERT_FFN = 4, 2, 32
-COMMON = {
-    "vocab_size": VOCAB,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-}
-LLAMA = COMMON | {"num_key_value_heads": KV, "max_position_embeddings": SEQ}
-
-
-def gpt2(attention: str) -> Any:
-    sizes = {"vocab_size": VOCAB, "n_positions": SEQ, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, attn_implementation=attention))
-
-
-def llama(attention: str) -> Any:
-    config = transformers.LlamaConfig(**LLAMA, intermediate_size=FFN, attn_implementation=attention)
-    return transformers.LlamaForCausalLM(config)
-
-
-def qwen_moe(attention: str) -> Any:
-    config = transformers.Qwen3MoeConfig(
-        **LLAMA,
-        intermediate_size=FFN,
-        head_dim=WIDTH // HEADS,
-        moe_intermediate_size=EXPERT_FFN,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        attn_implementation=attention,
-    )
-    return transformers.Qwen3MoeForCausalLM(config)
-
-
-def bert(attention: str) -> Any:
-    config = transformers.BertConfig(**COMMON, intermediate_size=FFN, attn_implementation=attention)
-    return transformers.BertForMaskedLM(config)
 
 
 GQA = 2 * WIDTH**2 + 2 * WIDTH * WIDTH * KV // HEADS  # q, o; k, v
 # model -> (weights in FP8, in high precision) that a token meets; the head is filtered where it is named lm_head
-WEIGHTS: dict[Callable[[str], Any], tuple[int, int]] = {
-    gpt2: (LAYERS * 12 * WIDTH**2, VOCAB * WIDTH),
-    llama: (LAYERS * (GQA + 3 * WIDTH * FFN), VOCAB * WIDTH),
-    qwen_moe: (LAYERS * (GQA + TOP_K * 3 * WIDTH * EXPERT_FFN), VOCAB * WIDTH + LAYERS * EXPERTS * WIDTH),
-    bert: (LAYERS * (4 * WIDTH**2 + 2 * WIDTH * FFN) + WIDTH**2 + VOCAB * WIDTH, 0),
+WEIGHTS: dict[str, tuple[int, int]] = {
+    "gpt2": (LAYERS * 12 * WIDTH**2, VOCABULARY * WIDTH),
+    "llama": (LAYERS * (GQA + 3 * WIDTH * FFN), VOCABULARY * WIDTH),
+    "qwen3_moe": (
+        LAYERS * (GQA + TOP_K * 3 * WIDTH * EXPERT_FFN),
+        VOCABULARY * WIDTH + LAYERS * EXPERTS * WIDTH,
+    ),
+    "bert": (LAYERS * (4 * WIDTH**2 + 2 * WIDTH * FFN) + WIDTH**2 + VOCABULARY * WIDTH, 0),
 }
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("made", WEIGHTS)
-def test_share_by_the_configuration(made: Callable[[str], Any], attention: str) -> None:
-    """Oracle: see the module. Before and after conversion; verify proves the step."""
-    torch.manual_seed(0)
-    model = made(attention).eval()  # without dropout
-    tokens = torch.randint(0, VOCAB, (BATCH, SEQ))
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_share_by_the_configuration(name: str, attention: str) -> None:
+    """Oracle: see the module. Before and after conversion; verify proves the step and names the same share."""
+    model = made(name, attention=attention)
+    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQ))
 
     def step() -> None:
         model(tokens, labels=tokens).loss.backward()
 
-    fp8, high = WEIGHTS[made]
+    fp8, high = WEIGHTS[name]
     attended = 12 * LAYERS * WIDTH * SEQ
     total = BATCH * SEQ * (6 * (fp8 + high) + attended)
     before = audit(model, step=step)
@@ -105,14 +72,17 @@ def test_share_by_the_configuration(made: Callable[[str], Any], attention: str) 
     assert float(model(tokens, labels=tokens).loss.detach()) == pytest.approx(loss, rel=0.01)
     proof = verify(step, model, announce=False)
     assert proof.ok, proof.line
+    assert proof.matmuls.fp8_share == pytest.approx(float(want), rel=0.01)
+    assert f"{100 * float(want):.1f} % of the step's matmul FLOPs in FP8" in proof.line
+    print(f"\n{name}, {attention}: {proof.line}")  # for `pytest -s`
 
 
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 def test_every_implementation_of_experts_is_seen(implementation: str) -> None:
     """Oracle: the configuration; transformers multiplies experts in a loop, in groups, or with gathered weights."""
-    model = qwen_moe("sdpa")
+    model: Any = made("qwen3_moe", attention="sdpa")
     model.set_experts_implementation(implementation)
-    tokens = torch.randint(0, VOCAB, (BATCH, SEQ))
+    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQ))
     report = audit(model, step=lambda: model(tokens, labels=tokens).loss.backward())
     assert report.count is not None
     experts = {row.owner for row in report.count.matmuls if "experts" in row.owner}
@@ -126,8 +96,9 @@ def test_every_implementation_of_experts_is_seen(implementation: str) -> None:
 def test_experts_of_other_families_convert() -> None:
     """Oracle: the loss of the original. GPT-OSS has biases, transposed weights and its own gate; Mixtral has none."""
     torch.manual_seed(0)
-    tokens = torch.randint(0, VOCAB, (BATCH, SEQ))
-    sizes = LLAMA | {"intermediate_size": FFN, "num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K}
+    tokens = torch.randint(0, VOCABULARY, (BATCH, SEQ))
+    _, _, llama = MODELS["llama"]
+    sizes = llama | {"num_local_experts": EXPERTS, "num_experts_per_tok": TOP_K}
     for model in (
         transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)),
         transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes, head_dim=16)),

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers", reason="pip install 'fp8-harness[clients]'")
 
 import tiny_models
-from tiny_models import BOUND, MODELS, largest_difference, losses, made, report
+from tiny_models import BOUND, largest_difference, losses, made, report
 from torch import nn
 
 from fp8core import (
@@ -32,7 +32,7 @@ def added(module: nn.Module, was: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_losses_beside_bf16_and_the_way_back(name: str, recipe: str) -> None:
     """Oracle: the same model under bfloat16 autocast; then its classes, and its own strict load."""
     plain = made(name)

@@ -20,10 +20,17 @@ _SIZES: dict[str, Any] = {
 }
 
 
-def made(name: str, seed: int = 0) -> nn.Module:
-    """One of `MODELS`, float32, in training mode, without dropout."""
+def made(name: str, seed: int = 0, attention: str | None = None) -> nn.Module:
+    """One of `MODELS`, float32, in training mode, without dropout.
+
+    attention: of transformers, "sdpa" or "eager"; None: its default.
+    """
+    import transformers
+
+    prefix, task, sizes = MODELS[name]
     torch.manual_seed(seed)
-    model: nn.Module = MODELS[name]().float()
+    config = getattr(transformers, f"{prefix}Config")(**sizes, attn_implementation=attention)
+    model: nn.Module = getattr(transformers, f"{prefix}{task}")(config).float()
     return model.train()
 
 
@@ -48,57 +55,22 @@ def losses(model: nn.Module, steps: int = 24, lr: float = 3e-3) -> list[float]:
     return found
 
 
-def _llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_SIZES, intermediate_size=128, num_key_value_heads=2))
-
-
-def _gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-    )
-    return GPT2LMHeadModel(config)
-
-
-def _qwen_moe() -> Any:
-    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
-
-    config = Qwen2MoeConfig(
-        **_SIZES,
-        intermediate_size=128,
-        num_key_value_heads=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
-    return Qwen2MoeForCausalLM(config)
-
-
-def _bert() -> Any:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
-        **_SIZES,
-        intermediate_size=128,
-        hidden_dropout_prob=0,
-        attention_probs_dropout_prob=0,
-        max_position_embeddings=64,
-    )
-    return BertForMaskedLM(config)
-
-
-MODELS = {"llama": _llama, "gpt2": _gpt2, "qwen_moe": _qwen_moe, "bert": _bert}
+_GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 64}
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+_NO_DROPOUT_BERT: dict[str, Any] = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+# name -> (prefix of transformers' classes, task, sizes)
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("Llama", "ForCausalLM", _SIZES | _GROUPED),
+    "gpt2": ("GPT2", "LMHeadModel", {
+        "vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0,
+    }),
+    "qwen_moe": ("Qwen2Moe", "ForCausalLM", _SIZES | _GROUPED | _EXPERTS | {
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    }),
+    "qwen3_moe": ("Qwen3Moe", "ForCausalLM", _SIZES | _GROUPED | _EXPERTS | {"moe_intermediate_size": 32, "head_dim": 16}),
+    "bert": ("Bert", "ForMaskedLM", _SIZES | _NO_DROPOUT_BERT | {"intermediate_size": 128, "max_position_embeddings": 64}),
+}  # fmt: skip
 
 # FP8's losses may differ from bfloat16's by this share at any step. Seen: 0.4 to 2 %. That it can fail is a part of each
 # test: bfloat16 at another learning rate, half of it, differs by more.
@@ -106,7 +78,7 @@ BOUND = 0.03
 
 
 def largest_difference(found: list[float], expected: list[float]) -> float:
-    """Of two runs' losses, relative to the second's, over all steps."""
+    """Largest difference of two runs' losses over all steps, relative to the second's."""
     return max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
 
 

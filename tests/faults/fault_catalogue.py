@@ -284,8 +284,11 @@ def always_floor(a: torch.Tensor, fmt: Any, mode: Any = "rceil") -> torch.Tensor
     return mx_scale_code(a, fmt, "floor")
 
 
+ACCUMULATE = accumulate_module.accumulate
+
+
 def never_promoted(a: torch.Tensor, b: torch.Tensor, mode: Any) -> torch.Tensor:
-    return accumulate_module.accumulate(a, b, "fp22" if mode == "fp22_promote128" else mode)
+    return ACCUMULATE(a, b, "fp22" if mode == "fp22_promote128" else mode)
 
 
 def last_amax_only(self: AmaxMemory, role: str, seen: torch.Tensor) -> None:
@@ -354,7 +357,8 @@ FAULTS: dict[str, Fault] = {
         Fault("result 2 % too large", "products", "late loss", gemm_of(two_percent)),
         Fault("last elements of K missing", "products", "early loss", gemm_of(last_k_missing)),
         Fault("MX floor for rceil", "gemm_band", "gradient", [("fp8core.cast.mx_scale_code", always_floor)], "mxfp8"),
-        Fault("missing promotion", "accumulation", "numerics", [("fault_checks.accumulate", never_promoted)]),
+        Fault("missing promotion", "accumulation", "numerics",
+              [("fault_checks.accumulate", never_promoted), ("fp8core.gemm.accumulate.accumulate", never_promoted)]),
         Fault("stale amax", "delayed_scales", "late loss", [("fp8core.history.AmaxMemory.advance", stays)], "delayed"),
         Fault("amax of the last microbatch", "delayed_scales", "state", [("fp8core.history.AmaxMemory.record", last_amax_only)], "delayed"),
         Fault("cached weight never invalidated", "weight_changes", "state",

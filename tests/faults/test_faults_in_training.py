@@ -98,7 +98,7 @@ def control(size: Size) -> Runs:
 
 @cache
 def correct(name: str, size: Size) -> Runs:
-    """Of a recipe, or of the perturbed control."""
+    """Curves of a recipe, or of the perturbed control."""
     if name == "base_eps":
         return trained(None, size, arm=name)
     return trained(recipe_of(name), size)

@@ -46,6 +46,34 @@ def _ddp(setting: Setting) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "amaxes": amaxes}
 
 
+def accumulated(is_left_out: bool) -> tuple[float, float]:
+    """(amax in use of the first layer's input, largest input of all ranks) after a step of three microbatches.
+
+    Each microbatch reduces gradients, so that DDP broadcasts buffers before each forward pass; the largest input is in
+    the last rank's first microbatch. `is_left_out`: DDP leaves `pending` alone, as conversion asks.
+    """
+    torch.manual_seed(0)
+    inner = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="delayed")
+    if not is_left_out:
+        del inner._ddp_params_and_buffers_to_ignore
+    model = DistributedDataParallel(inner)
+    largest = torch.zeros(())
+    for number in range(3):
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(10 * number + dist.get_rank()))
+        x = 64 * x if number == 0 and dist.get_rank() == dist.get_world_size() - 1 else x
+        largest = torch.maximum(largest, x.abs().amax())
+        model(x).square().mean().backward()
+    update_scales(model)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    (layer,) = (m for m in inner.modules() if isinstance(m, Float8Linear))
+    assert layer.amaxes is not None
+    return float(layer.amaxes.in_use[0]), float(largest)
+
+
+def accumulated_both() -> dict[bool, tuple[float, float]]:
+    return {is_left_out: accumulated(is_left_out) for is_left_out in (True, False)}
+
+
 def one_process(setting: Setting, world: int) -> dict[str, Any]:
     """The same by one process without torch.distributed, which takes the ranks' batches in turn and averages."""
     model = sharding.built(setting, fp8=False)

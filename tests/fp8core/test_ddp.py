@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ddp_checks
 import pytest
 import torch
 from sharding import Setting
+from torch import nn
 
+from fp8core import convert_to_float8_training, convert_to_high_precision
 from harness import ranks
 
 
@@ -22,6 +26,34 @@ def test_ddp_equals_one_process_that_averages() -> None:
             assert found["gradients"] == oracle["gradients"], setting
             assert found["amaxes"] == oracle["amaxes"], setting
             assert bool(found["amaxes"]) == (setting.recipe == "delayed")
+
+
+def test_amaxes_of_all_microbatches_survive_the_broadcast_of_buffers() -> None:
+    """Oracle: the largest input, by hand; where DDP broadcasts `pending`, the last rank's first microbatch is lost."""
+    for found in ranks.run(ddp_checks.accumulated_both, 2):
+        in_use, largest = found[True]
+        assert in_use == largest
+        in_use, largest = found[False]
+        assert in_use < largest / 8
+
+
+def test_conversion_keeps_what_ddp_was_told_to_ignore() -> None:
+    """The amaxes' names follow the module that is wrapped, and go with the way back."""
+    model: Any = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model._ddp_params_and_buffers_to_ignore = ["1.weight"]
+    convert_to_float8_training(model, config="delayed")
+    assert model._ddp_params_and_buffers_to_ignore == [
+        "0.amaxes.pending",
+        "1.amaxes.pending",
+        "1.weight",
+    ]
+    assert set(model._ddp_params_and_buffers_to_ignore) <= {
+        name for name, _ in (*model.named_buffers(), *model.named_parameters())
+    }
+    convert_to_high_precision(model)
+    assert model._ddp_params_and_buffers_to_ignore == ["1.weight"]
+    plain = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="rowwise")
+    assert not hasattr(plain, "_ddp_params_and_buffers_to_ignore")
 
 
 @pytest.mark.slow

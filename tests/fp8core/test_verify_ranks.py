@@ -1,0 +1,58 @@
+"""verify on two gloo processes: planted faults of gathers, and ranks that are silent, raise or disprove.
+
+Oracle: the same step without the fault, against which no rank reports anything.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import verify_workers as workers
+
+from harness import ranks
+
+
+@cache
+def answers() -> list[dict[str, Any]]:
+    return ranks.run(workers.told, 2)
+
+
+@pytest.mark.parametrize("name", workers.GATHER_FAULTS)
+def test_codes_that_are_gathered_wrongly_are_no_proof(name: str) -> None:
+    """Every rank says so: of its own codes, or of what another rank reports."""
+    for rank in answers():
+        without, planted = rank["gathers"][name]
+        assert not without
+        assert any("gathered" in problem for problem in planted), planted
+
+
+def test_faults_of_a_gather_are_named_by_the_rank_that_received_them() -> None:
+    first, second = (rank["gathers"]["one code of another rank changed"][1] for rank in answers())
+    assert any(
+        line == "gathered input: codes of rank 1 did not arrive as they were sent" for line in first
+    ), first
+    assert all(line.startswith("rank 0: ") for line in second), second
+
+
+def test_a_rank_that_does_not_answer_is_named() -> None:
+    ok, line = answers()[0]["silent"]
+    assert not ok
+    assert line == "FP8 NOT verified: rank 1 did not answer within 0.5 s"
+
+
+def test_a_rank_that_raises_is_named_with_its_error() -> None:
+    """The exception passes through on its own rank."""
+    (ok, line), (_, error) = (rank["raising"] for rank in answers())
+    assert not ok
+    assert line == "FP8 NOT verified: rank 1: raised ArithmeticError: no data"
+    assert error == "no data\nfor this rank"
+
+
+def test_a_rank_that_disproves_is_named() -> None:
+    (ok, line), (other_ok, other) = (rank["disproving"] for rank in answers())
+    assert not ok
+    assert not other_ok
+    assert line.startswith("FP8 NOT verified: rank 1: 1 of 1 converted layers are emulated"), line
+    assert "rank 1" not in other
