@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness import (
-    culprits,
     device_lock,
     diagnosis,
     environment,
@@ -68,6 +67,8 @@ def run_sweep(overrides: Sequence[str]) -> int:
     refuse_shares(config, max(len(gpus), shard.count if shard is not None else 1))
     console = Console(stderr=True)
     if config["bisect"] is not None:
+        from harness import culprits  # it trains: not needed by any other command
+
         culprits.check(plan, config["bisect"], config["resume"])
     if config["dry_run"]:
         lines = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
@@ -89,7 +90,7 @@ def _run(
     config = request.config
     fetch(c.case for c in plan.cases if c.runnable)
     if config["isolate"]:
-        workers.start_server()
+        workers.start_server(c.suite for c in plan.cases)
     work = _Work.of(config, plan, gpus, shard)
     for key in ("results_dir", "reports_dir"):
         run_folder.refuse_unwritable(Path(config[key]), key)

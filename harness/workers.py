@@ -28,6 +28,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.cause import Cause
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conditions", "Ended", "Instead", "Job", "Pool", "Tell", "start_server"]
 
-PRELOADED = ["harness.tasks", "harness.suites"]  # nothing of it starts a thread; pyarrow would
+PRELOADED = ["harness.tasks"]  # nothing of it starts a thread; pyarrow would
 START_S = 300.0  # for a worker to start; the server's first imports are within it
 MESSAGE_S = 60.0  # for the rest of a message that has begun
 KEPT_BYTES = 4000  # of what a worker printed last
@@ -93,14 +94,18 @@ class Ended:
         return self.cause is Cause.DIED
 
 
-def start_server() -> None:
-    """Starts the server that workers are forked from, which then imports beside this process.
+def start_server(suites: Iterable[object] = ()) -> None:
+    """Start the server that workers are forked from; it imports what they need while this process goes on.
 
     Workers are forked whether or not this was called; the first is there the sooner.
+
+    Args:
+        suites: those of the plan. Modules are imported by the server, once for all workers.
     """
     from multiprocessing import forkserver
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    modules = sorted({suite.__name__ for suite in suites if isinstance(suite, ModuleType)})
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *modules])
     forkserver.ensure_running()
 
 

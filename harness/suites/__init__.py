@@ -1,48 +1,62 @@
-"""The suites by name. To add one: its module in this folder, and its line in `SUITES`."""
+"""The suites by name, each imported when it is first used. To add one: its module in this folder, and its name in `NAMES`."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING
 
-from harness.suites import (
-    accumulation,
-    allgather,
-    cast,
-    ceilings,
-    checksum,
-    codes,
-    divergence,
-    gemm,
-    linear,
-    outliers,
-    parallel,
-    recipes,
-    scale,
-    smoke_kernels,
-    smoke_layers,
-    train,
-)
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from harness.workload import Suite, TrialSuite
 
-SUITES: Mapping[str, Suite | TrialSuite] = {
-    "accumulation": accumulation,
-    "allgather": allgather,
-    "cast": cast,
-    "ceilings": ceilings,
-    "checksum": checksum,
-    "codes": codes,
-    "divergence": divergence,
-    "gemm": gemm,
-    "linear": linear,
-    "outliers": outliers,
-    "parallel": parallel,
-    "recipes": recipes,
-    "scale": scale,
-    "smoke_kernels": smoke_kernels,
-    "smoke_layers": smoke_layers,
-    "train": train,
-}
+NAMES = (
+    "accumulation",
+    "allgather",
+    "cast",
+    "ceilings",
+    "checksum",
+    "codes",
+    "divergence",
+    "gemm",
+    "linear",
+    "outliers",
+    "parallel",
+    "recipes",
+    "scale",
+    "smoke_kernels",
+    "smoke_layers",
+    "train",
+)
+
+
+class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
+    """A table of modules that imports a suite, and torch with it, when the suite is asked for."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._suites: dict[str, Suite | TrialSuite | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Suite | TrialSuite:
+        suite = self._suites[name]
+        if suite is None:
+            suite = importlib.import_module(f"{__name__}.{name}")
+            assert suite is not None
+            self._suites[name] = suite
+        return suite
+
+    def __setitem__(self, name: str, suite: Suite | TrialSuite) -> None:
+        self._suites[name] = suite
+
+    def __delitem__(self, name: str) -> None:
+        del self._suites[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._suites)
+
+    def __len__(self) -> int:
+        return len(self._suites)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._suites  # without importing it
+
+
+SUITES = _Suites(NAMES)
