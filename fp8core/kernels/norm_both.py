@@ -1,13 +1,15 @@
 """RMSNorm that writes codes as they are and transposed by an earlier step's amax, and no high-precision result.
 
-A program takes `BLOCK_M` whole rows in two walks over their columns: the first sums squares (and with ADD stores
-sum = x + delta), the second reads the rows again, norms and encodes them. A row of codes has K bytes and a column of a
-block `BLOCK_M`, so that both stores leave in runs of 16 bytes or more; one row alone, as `norm` holds it, would store its
-transposed codes as single bytes.
+A program takes `BLOCK_M` whole rows, as quads (`quads`), in two walks over their columns: the first sums squares (and with
+ADD stores sum = x + delta), the second reads the rows again, norms and encodes them, each element once. A column of a
+block has `BLOCK_M` codes, so transposed codes leave in runs of 16 bytes; one row alone, as `norm` holds it, would store
+them as single bytes.
 
-The second walk finds the rows in the second-level cache: there is one program a processor, and what all of them walk over
-is processors x BLOCK_M x K x 2 bytes, 35 MB for K = 4096 on 132 processors with a cache of 50 MB. `traffic` counts that
-read all the same. Bytes an element (bfloat16): 2 + 2 + 1 + 1, with ADD 2 + 2 + 2 + 2 + 1 + 1.
+The second walk finds the rows in the second-level cache: there are two programs a processor, and what all of them walk
+over is 2 x processors x BLOCK_M x K x 2 bytes, 35 MB for K = 4096 on 132 processors with a cache of 50 MB. `traffic`
+counts that read all the same. Bytes an element (bfloat16): 2 + 2 + 1 + 1, with ADD 2 + 2 + 2 + 2 + 1 + 1.
+
+Holding the rows in registers instead (16 x 4096 in one program) needs no second walk but spills: 472 bytes a thread.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -19,9 +21,39 @@ import triton
 import triton.language as tl
 
 from fp8core.kernels import launch
-from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, narrow, tensor_scale, widen
+from fp8core.kernels.encode import leave_amax, narrow, tensor_scale, widen
+from fp8core.kernels.quads import (
+    largest_magnitude,
+    load_quads,
+    quads_of,
+    store_both_ways,
+    store_of_quads,
+    store_quads,
+)
 
-TILE = {"BLOCK_M": 32, "BLOCK_K": 256, "num_warps": 16}
+TILE = {"BLOCK_M": 16, "BLOCK_K": 512, "num_warps": 8}
+PROGRAMS_PER_PROCESSOR = (
+    2  # as many as registers allow with every Triton; a third would only overflow the cache
+)
+
+
+@triton.jit
+def _added(x, delta, NATIVE: tl.constexpr):
+    """x + delta, rounded to their dtype."""
+    return narrow(widen(x) + widen(delta), x.dtype, NATIVE)
+
+
+@triton.jit
+def _normed(x, rstd, weight, NATIVE: tl.constexpr):
+    """A block [Q, C] by its rows' rstd [Q] and its columns' weights [C], rounded to its dtype."""
+    return narrow(widen(x) * rstd[:, None] * weight[None, :], x.dtype, NATIVE)
+
+
+@triton.jit
+def _sum_of_squares(x):
+    """Sum over each row of a block [Q, C], float32 [Q]."""
+    wide = widen(x)
+    return tl.sum(wide * wide, 1)
 
 
 @triton.jit
@@ -44,40 +76,55 @@ def _rms_norm_cast_both_kernel(
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     NATIVE: tl.constexpr,
+    WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     scale = tensor_scale(amax_ptr, scale_inv_bits_ptr, FACTOR, True, E5M2, POWER_OF_TWO)
-    largest = tl.zeros((BLOCK_M,), tl.int32)
+    largest = tl.zeros((BLOCK_M // 4,), tl.int32)
     for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
-        m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        row = m.to(tl.int64)[:, None] * K
-        squares = tl.zeros((BLOCK_M,), tl.float32)
+        q = quads_of(tile, BLOCK_M)
+        zeros = tl.zeros((BLOCK_M // 4,), tl.float32)
+        squares = (zeros, zeros, zeros, zeros)
         for start in range(0, K, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
-            at, keep = row + k[None, :], (m[:, None] < M) & (k[None, :] < K)
-            x = widen(tl.load(x_ptr + at, mask=keep, other=0.0))
+            x = load_quads(x_ptr, q, k, M, K)
             if ADD:
-                delta = widen(tl.load(delta_ptr + at, mask=keep, other=0.0))
-                total = narrow(x + delta, x_ptr.dtype.element_ty, NATIVE)
-                tl.store(sum_ptr + at, total, mask=keep)
-                x = widen(total)
-            squares += tl.sum(x * x, 1)
-        rstd = tl.rsqrt(squares / K + eps)
-        tl.store(rstd_ptr + m, rstd, mask=m < M)
+                delta = load_quads(delta_ptr, q, k, M, K)
+                x = (
+                    _added(x[0], delta[0], NATIVE),
+                    _added(x[1], delta[1], NATIVE),
+                    _added(x[2], delta[2], NATIVE),
+                    _added(x[3], delta[3], NATIVE),
+                )
+                store_quads(sum_ptr, x, q, k, M, K)
+            squares = (
+                squares[0] + _sum_of_squares(x[0]),
+                squares[1] + _sum_of_squares(x[1]),
+                squares[2] + _sum_of_squares(x[2]),
+                squares[3] + _sum_of_squares(x[3]),
+            )
+        rstd = (
+            tl.rsqrt(squares[0] / K + eps),
+            tl.rsqrt(squares[1] / K + eps),
+            tl.rsqrt(squares[2] / K + eps),
+            tl.rsqrt(squares[3] / K + eps),
+        )
+        store_of_quads(rstd_ptr, rstd, q, M)
         if ADD:
             tl.debug_barrier()  # a thread may read what another one of this program has stored
         for start in range(0, K, BLOCK_K):
             k = start + tl.arange(0, BLOCK_K)
-            at, keep = row + k[None, :], (m[:, None] < M) & (k[None, :] < K)
             weight = widen(tl.load(weight_ptr + k, mask=k < K, other=0.0))
-            x = widen(tl.load(sum_ptr + at, mask=keep, other=0.0))
-            y = narrow(x * rstd[:, None] * weight[None, :], x_ptr.dtype.element_ty, NATIVE)
-            largest = tl.maximum(largest, tl.max(magnitude_bits(y), 1))
-            codes = encode(widen(y) * scale, E5M2, NATIVE)
-            tl.store(codes_ptr + at, codes, mask=keep)
-            at_t = k.to(tl.int64)[:, None] * M + m[None, :]
-            tl.store(codes_t_ptr + at_t, tl.trans(codes), mask=(k[:, None] < K) & (m[None, :] < M))
+            x = load_quads(sum_ptr, q, k, M, K)
+            y = (
+                _normed(x[0], rstd[0], weight, NATIVE),
+                _normed(x[1], rstd[1], weight, NATIVE),
+                _normed(x[2], rstd[2], weight, NATIVE),
+                _normed(x[3], rstd[3], weight, NATIVE),
+            )
+            largest = tl.maximum(largest, tl.max(largest_magnitude(y), 1))
+            store_both_ways(codes_ptr, codes_t_ptr, y, scale, q, k, M, K, E5M2, WORDS, NATIVE)
     leave_amax(tl.max(largest, 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
@@ -128,7 +175,7 @@ def _cast_both(
     target = launch.target_of(x.device)
     launch.launch(
         _rms_norm_cast_both_kernel,
-        (min(launch.ceil_div(M, TILE["BLOCK_M"]), target.processors),),
+        (min(launch.ceil_div(M, TILE["BLOCK_M"]), target.processors * PROGRAMS_PER_PROCESSOR),),
         *(
             x,
             x if delta is None else delta,
@@ -144,6 +191,7 @@ def _cast_both(
         E5M2=dtype == torch.float8_e5m2,
         POWER_OF_TWO=power_of_two,
         NATIVE=target.native_cast,
+        WORDS=M % 4 == 0,
         **TILE,
     )
     return codes, codes_t, rstd, scale_inv, seen

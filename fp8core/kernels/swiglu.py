@@ -16,7 +16,33 @@ import triton
 import triton.language as tl
 
 from fp8core.kernels import launch
-from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, narrow, tensor_scale, widen
+from fp8core.kernels.encode import leave_amax, magnitude_bits, narrow, tensor_scale, widen
+from fp8core.kernels.quads import largest_magnitude, load_quads, quads_of, store_both_ways
+
+TILE = {"BLOCK_M": 64, "BLOCK_K": 64, "num_warps": 4}
+
+
+# 1 / (1 + 2**(-log2(e) x)): four instructions, where Triton's own `sigmoid` takes about fifteen for the exponential's and
+# the quotient's subnormal results. Those become 0: below x = -87.3, where the sigmoid is less than 2**-126.
+_SIGMOID_ASM = tl.constexpr(
+    "{ .reg .f32 t; mul.f32 t, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; "
+    "rcp.approx.ftz.f32 $0, t; }"
+)
+
+
+@triton.jit
+def _sigmoid(x, NATIVE: tl.constexpr):
+    """float32 block -> 1 / (1 + exp(-x)) within about |x| + 8 float32 roundings; NaN -> NaN."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(_SIGMOID_ASM, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.sigmoid(x)
+
+
+@triton.jit
+def _gated(gate, up, NATIVE: tl.constexpr):
+    """silu(gate) * up, rounded to their dtype."""
+    wide = widen(gate)
+    return narrow(wide * _sigmoid(wide, NATIVE) * widen(up), gate.dtype, NATIVE)
 
 
 @triton.jit
@@ -35,9 +61,9 @@ def _swiglu_kernel(
     for block in range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
         start = tl.cast(block, tl.int64) * BLOCK
         keep = offsets < numel - start
-        gate = widen(tl.load(gate_ptr + start + offsets, mask=keep, other=0.0))
-        up = widen(tl.load(up_ptr + start + offsets, mask=keep, other=0.0))
-        h = narrow(gate * tl.sigmoid(gate) * up, h_ptr.dtype.element_ty, NATIVE)
+        gate = tl.load(gate_ptr + start + offsets, mask=keep, other=0.0)
+        up = tl.load(up_ptr + start + offsets, mask=keep, other=0.0)
+        h = _gated(gate, up, NATIVE)
         tl.store(h_ptr + start + offsets, h, mask=keep)
         if WITH_AMAX:
             largest = tl.maximum(largest, magnitude_bits(h))
@@ -60,27 +86,28 @@ def _swiglu_cast_kernel(
     E5M2: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     NATIVE: tl.constexpr,
+    WORDS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     scale = tensor_scale(amax_ptr, scale_inv_bits_ptr, FACTOR, True, E5M2, POWER_OF_TWO)
     tiles_k = tl.cdiv(K, BLOCK_K)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_k
-    largest = tl.zeros((BLOCK_M,), tl.int32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        m = (tile // tiles_k) * BLOCK_M + tl.arange(0, BLOCK_M)
+    largest = tl.zeros((BLOCK_M // 4, BLOCK_K), tl.int32)
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=2):
+        q = quads_of(tile // tiles_k, BLOCK_M)
         k = (tile % tiles_k) * BLOCK_K + tl.arange(0, BLOCK_K)
-        keep = (m[:, None] < M) & (k[None, :] < K)
-        at = m.to(tl.int64)[:, None] * K + k[None, :]
-        gate = widen(tl.load(gate_ptr + at, mask=keep, other=0.0))
-        up = widen(tl.load(up_ptr + at, mask=keep, other=0.0))
-        h = narrow(gate * tl.sigmoid(gate) * up, gate_ptr.dtype.element_ty, NATIVE)
-        largest = tl.maximum(largest, tl.max(magnitude_bits(h), 1))
-        codes = encode(widen(h) * scale, E5M2, NATIVE)
-        tl.store(codes_ptr + at, codes, mask=keep)
-        at_t = k.to(tl.int64)[:, None] * M + m[None, :]
-        tl.store(codes_t_ptr + at_t, tl.trans(codes), mask=(k[:, None] < K) & (m[None, :] < M))
-    leave_amax(tl.max(largest, 0), seen_bits_ptr, scale_inv_bits_ptr)
+        gate = load_quads(gate_ptr, q, k, M, K)
+        up = load_quads(up_ptr, q, k, M, K)
+        h = (
+            _gated(gate[0], up[0], NATIVE),
+            _gated(gate[1], up[1], NATIVE),
+            _gated(gate[2], up[2], NATIVE),
+            _gated(gate[3], up[3], NATIVE),
+        )
+        largest = tl.maximum(largest, largest_magnitude(h))
+        store_both_ways(codes_ptr, codes_t_ptr, h, scale, q, k, M, K, E5M2, WORDS, NATIVE)
+    leave_amax(tl.max(tl.max(largest, 1), 0), seen_bits_ptr, scale_inv_bits_ptr)
 
 
 @triton.jit
@@ -106,7 +133,7 @@ def _swiglu_backward_kernel(
         grad_h = widen(tl.load(grad_h_ptr + start + offsets, mask=keep, other=0.0))
         gate = widen(tl.load(gate_ptr + start + offsets, mask=keep, other=0.0))
         up = widen(tl.load(up_ptr + start + offsets, mask=keep, other=0.0))
-        s = tl.sigmoid(gate)
+        s = _sigmoid(gate, NATIVE)
         grad_gate = narrow(grad_h * up * s * (1 + gate * (1 - s)), grad_gate_ptr.dtype.element_ty, NATIVE)
         grad_up = narrow(grad_h * (gate * s), grad_up_ptr.dtype.element_ty, NATIVE)
         tl.store(grad_gate_ptr + start + offsets, grad_gate, mask=keep)
@@ -132,16 +159,17 @@ def swiglu_amax(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, tor
 
 def _swiglu(gate: torch.Tensor, up: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
     h = torch.empty_like(gate)
-    block = 4096
+    block = 2048
     bits = h if seen is None else seen.view(torch.int32)  # h: never touched
     launch.launch(
         _swiglu_kernel,
-        launch.persistent_grid(launch.ceil_div(gate.numel(), block), gate.device),
+        launch.walking(launch.ceil_div(gate.numel(), block)),
         *(gate, up, h, bits, gate.numel()),
         device=gate.device,
         WITH_AMAX=seen is not None,
         NATIVE=launch.target_of(gate.device).native_cast,
         BLOCK=block,
+        num_warps=4,
     )
     return h
 
@@ -159,12 +187,9 @@ def swiglu_cast_delayed_both(
     codes = torch.empty((M, K), dtype=dtype, device=gate.device)
     codes_t = torch.empty((K, M), dtype=dtype, device=gate.device)
     scale_inv, seen = launch.zero(gate.device), launch.zero(gate.device)
-    tile = {"BLOCK_M": 128, "BLOCK_K": 64}
     launch.launch(
         _swiglu_cast_kernel,
-        launch.persistent_grid(
-            launch.ceil_div(M, tile["BLOCK_M"]) * launch.ceil_div(K, tile["BLOCK_K"]), gate.device
-        ),
+        launch.walking(launch.ceil_div(M, TILE["BLOCK_M"]) * launch.ceil_div(K, TILE["BLOCK_K"])),
         *(gate, up, codes.view(torch.uint8), codes_t.view(torch.uint8), amax),
         *(scale_inv.view(torch.int32), seen.view(torch.int32), M, K),
         device=gate.device,
@@ -172,7 +197,8 @@ def swiglu_cast_delayed_both(
         E5M2=dtype == torch.float8_e5m2,
         POWER_OF_TWO=power_of_two,
         NATIVE=launch.target_of(gate.device).native_cast,
-        **tile,
+        WORDS=M % 4 == 0,
+        **TILE,
     )
     return codes, codes_t, scale_inv, seen
 
@@ -199,15 +225,16 @@ def _swiglu_backward(
     seen: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     grads = torch.empty_like(gate), torch.empty_like(up)
-    block = 2048
+    block = 1024
     bits = grads if seen is None else tuple(s.view(torch.int32) for s in seen)  # grads: never touched
     launch.launch(
         _swiglu_backward_kernel,
-        launch.persistent_grid(launch.ceil_div(gate.numel(), block), gate.device),
+        launch.walking(launch.ceil_div(gate.numel(), block)),
         *(grad_h, gate, up, *grads, *bits, gate.numel()),
         device=gate.device,
         WITH_AMAX=seen is not None,
         NATIVE=launch.target_of(gate.device).native_cast,
         BLOCK=block,
+        num_warps=4,
     )
     return grads

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 Candidate = dict[str, int]
 FILE_NAME = "tuning.json"
+LIMIT_S = 20.0  # of one choice, compilation included: after it no further candidate is begun
 _log = logging.getLogger(__name__)
 _known: dict[Path, dict[str, Candidate]] = {}  # what has been read, by file
+_unfinished: dict[str, Candidate] = {}  # choices that met the limit; never written
 
 
 def choose(
@@ -47,6 +50,8 @@ def choose(
     run: Callable[[Candidate], None],
     *,
     time_ms: Callable[[Callable[[], None]], float] | None = None,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Candidate:
     """The fastest candidate for this kind of call.
 
@@ -57,8 +62,11 @@ def choose(
         device_name: as the driver reports it.
         candidates: launch parameters; the first is the default where nothing can be measured.
         run: launches with the given parameters; called several times, so it must be idempotent. A candidate
-            that the device lacks resources for is passed over.
+            that the device lacks resources for is skipped.
         time_ms: measures a closure in milliseconds; default CUDA events over an emptied cache.
+        limit_s: once this many seconds are spent and one candidate is measured, the others are not tried; the choice
+            among those that were holds for this process only, so that a later run may finish it.
+        clock: seconds.
 
     Returns:
         One of `candidates`.
@@ -72,16 +80,22 @@ def choose(
     if len(candidates) == 1 or (time_ms is None and off()):
         return candidates[0]
     name = key(kernel, shape, dtype, device_name)
-    best = recall(name, candidates)
+    best = recall(name, candidates) or _unfinished.get(name)
     if best is not None:
         return best
     if time_ms is None and capturing():
         return candidates[0]
+    begin = clock()
     try:
-        best = _fastest(kernel, candidates, run, time_ms or cuda_ms)
+        best, is_complete = _fastest(
+            kernel, candidates, run, time_ms or cuda_ms, lambda: clock() - begin > limit_s
+        )
     except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
         return candidates[0]
-    remember(name, best)
+    if is_complete:
+        remember(name, best)
+    else:
+        _unfinished[name] = best
     return best
 
 
@@ -130,6 +144,7 @@ def cache_file() -> Path:
 def forget() -> None:
     """Drops what was read into memory; the file is read again."""
     _known.clear()
+    _unfinished.clear()
 
 
 def off() -> bool:
@@ -164,10 +179,14 @@ def _fastest(
     candidates: Sequence[Candidate],
     run: Callable[[Candidate], None],
     time_ms: Callable[[Callable[[], None]], float],
-) -> Candidate:
+    is_late: Callable[[], bool],
+) -> tuple[Candidate, bool]:
+    """(the fastest, whether all candidates were tried)."""
     times: list[tuple[float, Candidate]] = []
     refusals: list[str] = []
     for candidate in candidates:
+        if times and is_late():
+            break
 
         def closure(candidate: Candidate = candidate) -> None:
             run(candidate)
@@ -178,7 +197,8 @@ def _fastest(
             refusals.append(f"{candidate}: {error}")
     if not times:
         raise RuntimeError(f"no candidate of {kernel} runs on this device; " + "; ".join(refusals))
-    return min(times, key=lambda pair: pair[0])[1]
+    is_complete = len(times) + len(refusals) == len(candidates)
+    return min(times, key=lambda pair: pair[0])[1], is_complete
 
 
 def _read(path: Path) -> dict[str, Candidate]:

@@ -73,24 +73,35 @@ def measured(triton: Path, cache: Path, defaults: bool) -> list[Row]:
 
 
 def page(data: dict[str, list[Row]]) -> str:
-    """The tables of docs/kernels.md."""
-    before, now = _facts(data.get("before", [])), _facts(data.get("now", []))
-    tritons = sorted({facts.triton for _, facts in now} or {facts.triton for _, facts in before})
-    lines = ["", "### Before and after: default tile, bfloat16 to e4m3", ""]
-    lines += [
-        "| operator, kernel | Triton | | tile, warps | registers | spill | CTA/SM | instr./element | conv./element | KB in flight/SM | waves | H100 | H200 |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
-    keys = sorted({_key(launch) for launch, _ in [*before, *now] if _is_headline(launch)})
-    for key in keys:
-        for version in tritons:
-            for title, rows in (("before", before), ("after", now)):
-                lines += [
-                    _row(launch, facts, title)
-                    for launch, facts in rows
-                    if _is_headline(launch) and _key(launch) == key and facts.triton == version
-                ]
-    return "\n".join([*lines, ""]) + "\n"
+    """The table of docs/kernels.md: the largest launch of each default tile, with the older Triton."""
+    return "\n".join(["", *_before_and_after(data)[0], ""]) + "\n"
+
+
+def _before_and_after(data: dict[str, list[Row]]) -> list[list[str]]:
+    """A table for each Triton, the older one first; a cell is "before→after", or one figure where they agree."""
+    before, now = (_largest(_facts(data.get(side, []))) for side in ("before", "now"))
+    tables = []
+    for version in sorted({version for _, _, version in (now or before)}):
+        lines = [
+            f"### Default tile, bfloat16 to e4m3, Triton {version}: before→after",
+            "",
+            "| operator, kernel | tile, warps | registers | CTA/SM | instr./element | conv./element | KB in flight/SM | H100 | H200 |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        keys = sorted(key for key in now if key[2] == version)
+        lines += [_row(before.get(key), now[key]) for key in keys]
+        tables.append([*lines, ""])
+    return tables
+
+
+def _largest(rows: Iterable[tuple[Launch, Facts]]) -> dict[tuple[str, str, str], tuple[Launch, Facts]]:
+    """The headline launch with most elements of each (operator, kernel, Triton)."""
+    largest: dict[tuple[str, str, str], tuple[Launch, Facts]] = {}
+    for launch, facts in rows:
+        key = (launch.operator, launch.kernel, facts.triton)
+        if _is_headline(launch) and (key not in largest or launch.elements > largest[key][0].elements):
+            largest[key] = launch, facts
+    return largest
 
 
 def all_page(data: dict[str, list[Row]]) -> str:
@@ -110,6 +121,8 @@ def all_page(data: dict[str, list[Row]]) -> str:
         ]
         lines += ["|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
         lines += [_full_row(launch, facts) for launch, facts in now]
+    for table in _before_and_after(data)[1:]:
+        lines += ["", *(line.replace("### ", "## ") for line in table)]
     return "\n".join([*lines, ""]) + "\n"
 
 
@@ -117,10 +130,6 @@ def _facts(rows: Iterable[Row]) -> list[tuple[Launch, Facts]]:
     return [
         (Launch.from_json(row["launch"]), Facts.from_json(row["facts"])) for row in rows if "facts" in row
     ]
-
-
-def _key(launch: Launch) -> tuple[str, str]:
-    return launch.operator, launch.kernel
 
 
 def _is_headline(launch: Launch) -> bool:
@@ -146,22 +155,24 @@ def _share(facts: Facts) -> list[str]:
     return [f"{facts.share[gpu]:.0%}" if gpu in facts.share else "-" for gpu in ("H100", "H200")]
 
 
-def _row(launch: Launch, facts: Facts, title: str) -> str:
-    cells = [
-        f"`{launch.operator}`, `{launch.kernel}`",
-        facts.triton,
-        title,
-        _tile(launch),
-        str(facts.registers),
-        f"{facts.stack} B" if facts.stack else "0",
+def _row(before: tuple[Launch, Facts] | None, now: tuple[Launch, Facts]) -> str:
+    launch, _ = now
+    new = _cells(*now)
+    old = _cells(*before) if before else new
+    cells = [was if was == now else f"{was}→{now}" for was, now in zip(old, new, strict=True)]
+    return f"| `{launch.operator}`, `{launch.kernel}` | {' | '.join(cells)} |"
+
+
+def _cells(launch: Launch, facts: Facts) -> list[str]:
+    return [
+        _tile(launch).replace(" x ", "x").replace(", ", ","),
+        f"{facts.registers}{' (spills)' if facts.stack else ''}",
         str(facts.ctas_per_sm),
         f"{facts.per_element:.1f}",
         f"{facts.conversions:.2f}",
         f"{facts.in_flight / 1024:.0f}",
-        f"{facts.waves:.2f}",
         *_share(facts),
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _full_row(launch: Launch, facts: Facts) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp8core.kernels import launch, ops, reference
+from fp8core.kernels import launch, norm_both, ops, reference
 from fp8core.kernels.traffic import SCHEMES, TRAFFIC, bytes_per_element
 
 E4M3 = torch.float8_e4m3fn
@@ -99,7 +99,7 @@ def test_declared_is_moved(name: str, device: torch.device, monkeypatch: pytest.
     # A norm's weight is read, and its gradient's partial sum written, once by each program: no tensors of x's size.
     programs = launch.INTERPRETER.processors * launch.PROGRAMS_PER_PROCESSOR
     if name.endswith("rms_norm_cast_delayed_both"):
-        programs = -(-M // 32)  # once for each block of rows
+        programs = -(-M // norm_both.TILE["BLOCK_M"])  # once for each block of rows
     weight_reads = programs * K * 2 if "rms_norm" in name else 0
     one_byte = declared.codes + (declared.scales if "mx" in name else 0)
     assert moved["load", 2] - weight_reads == declared.read * 2 * elements

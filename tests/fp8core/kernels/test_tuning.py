@@ -100,7 +100,7 @@ def test_what_another_process_wrote_is_kept(cache: Path) -> None:
 
 
 def test_refused_candidates() -> None:
-    """A candidate that the device has no room for is passed over; none left is an error."""
+    """A candidate that the device has no room for is skipped; none left is an error."""
 
     def run(candidate: tuning.Candidate) -> None:
         if candidate == SLOW or everything:
@@ -117,6 +117,35 @@ def test_refused_candidates() -> None:
         else:
             best = tuning.choose("cast", (2,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=time_ms)
             assert best == FAST
+
+
+def test_no_candidate_is_begun_after_the_limit(cache: Path) -> None:
+    """Oracle: the given times and a clock that counts launches, 15 s each. One process chooses once; the file waits."""
+    offered = [SLOW, {"BLOCK": 3}, FAST]
+    clock = Clock({1: 0.1, 2: 0.9, 3: 0.5})
+
+    def choose(limit_s: float) -> tuning.Candidate:
+        return tuning.choose(
+            *("cast", (1000, 64), torch.bfloat16, "H200", offered, clock.run),
+            time_ms=clock.time_ms,
+            limit_s=limit_s,
+            clock=lambda: 15.0 * len(clock.launched),
+        )
+
+    assert choose(20) == {"BLOCK": 3}
+    assert clock.launched == [2, 3]
+    assert choose(20) == {"BLOCK": 3}
+    assert clock.launched == [2, 3]
+    pick(Clock({1: 0.5, 2: 0.9}), (9, 9))  # writes the file
+    assert len(json.loads(cache.read_text())) == 1
+    cache.unlink()
+    tuning.forget()
+    clock.launched.clear()
+    assert choose(0) == SLOW
+    tuning.forget()
+    clock.launched.clear()
+    assert choose(1000) == FAST
+    assert list(json.loads(cache.read_text()).values()) == [FAST]
 
 
 def test_a_full_gpu_takes_the_default_and_remembers_nothing(cache: Path) -> None:
