@@ -79,9 +79,9 @@ def test_a_suite_that_raises_over_what_it_supports_fails_that_arm_alone(
 
     monkeypatch.setattr(ToySuite, "unsupported", unsupported)
     assert main([*WORDS, "dry_run=true"]) == 0
-    assert "other failed: whether it can run here could not be told: " in capsys.readouterr().out
+    assert "other failed: could not tell whether it can run here: " in capsys.readouterr().out
     assert main(WORDS) == 1
-    assert times() == {"other": [f"whether it can run here could not be told: {one_line(error)}"] * 2}
+    assert times() == {"other": [f"could not tell whether it can run here: {one_line(error)}"] * 2}
     assert main([*WORDS[:2], "arms=[other]"]) == 2
 
 
