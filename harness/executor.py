@@ -270,9 +270,10 @@ class _Run:
                     self.executor.on_step(task, 0, 0)
                 yield task
                 continue
-            status, why, cause = "skipped", self._over_budget(task), Cause.BUDGET
             if self._lost:
                 status, why, cause = "failed", self._lost, Cause.DEVICE_LOST
+            else:
+                status, why, cause = "skipped", self._over_budget(task), Cause.BUDGET
             arms = [task.arm] if task.arm else task.planned.arms
             self.store(
                 [row(task.planned, arm, status, reason=why, cause=cause) for arm in arms], task.planned

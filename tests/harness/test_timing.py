@@ -521,7 +521,7 @@ def test_the_timing_column_is_json_without_what_has_its_own_column() -> None:
     timings, _ = run_noisy(QUICK)
     column = timings["a"].as_json_dict()
     assert set(column) == set(asdict(timings["a"])) - {
-        *("samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "joules", "split_ms"),
+        *("samples_ms", "rounds", "sample_clock_mhz", "regime", "failure", "cause", "joules", "split_ms"),
     }
     assert '"stop_reason":"sample_cap"' in to_json(column)
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from harness import ranks, workers
+from harness.cause import Cause
 from harness.processes import ending
 from harness.workers import Conditions, Ended, Pool, Tell
 
@@ -81,7 +82,7 @@ class Arms:
         tell.at("")
         return self.arms, False
 
-    def without(self, arm: str, fault: str, printed: str) -> Arms | None:
+    def without(self, arm: str, fault: str, printed: str, cause: Cause) -> Arms | None:
         rest = self.arms.replace(arm, "")
         return Arms(rest, self.fatal, (*self.left_out, (arm, fault))) if rest else None
 
