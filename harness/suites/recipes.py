@@ -29,12 +29,16 @@ if TYPE_CHECKING:
     from harness.case import Case
 
 AXES = linear.AXES
-ARMS: Mapping[str, ArmInfo] = arm_table(
-    {
-        Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16"),
-        **{Arm(r, "eager"): ArmInfo(f"Float8Linear, recipe {r}", baseline="bf16_eager") for r in RECIPES},
-    }
-)
+
+
+def _arms() -> dict[str, ArmInfo]:
+    arms = {Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16")}
+    for name in RECIPES:
+        arms[Arm(name, "eager")] = ArmInfo(f"Float8Linear, recipe {name}", baseline="bf16_eager")
+    return arm_table(arms)
+
+
+ARMS: Mapping[str, ArmInfo] = _arms()
 points = linear.points
 work = linear.work
 
