@@ -12,12 +12,13 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
-Get, Set = Callable[[], Any], Callable[[Any], object]
+Get = Callable[[], Any]
+Set = Callable[[Any], object]
 
 
 class Setting(NamedTuple):
@@ -68,13 +69,7 @@ def settings() -> Mapping[str, Setting]:
         "folder": Setting(_folder, os.chdir),
     }
     for device in ("cpu", "cuda"):
-        found[f"autocast_{device}"] = Setting(
-            lambda d=device: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)),
-            lambda both, d=device: (
-                torch.set_autocast_enabled(d, both[0]),
-                torch.set_autocast_dtype(d, both[1]),
-            ),
-        )
+        found[f"autocast_{device}"] = Setting(partial(_autocast, device), partial(_set_autocast, device))
     # torch 2.9 and later keep each precision by backend and operator, and beside it what the older switches were set to,
     # which refuse to be read where the two disagree. Setting an older one sets the newer, so it comes first.
     found["float32_matmul_precision"] = Setting(
@@ -85,8 +80,8 @@ def settings() -> Mapping[str, Setting]:
         for backend in ("generic", "cuda", "mkldnn"):
             for operator in ("all", "matmul", "conv", "rnn") if backend != "generic" else ("all",):
                 found[f"fp32_precision_{backend}_{operator}"] = Setting(
-                    lambda b=backend, o=operator: c._get_fp32_precision_getter(b, o),
-                    lambda value, b=backend, o=operator: c._set_fp32_precision_setter(b, o, value),
+                    partial(c._get_fp32_precision_getter, backend, operator),
+                    partial(c._set_fp32_precision_setter, backend, operator),
                 )
     for name in ("enabled", "benchmark", "deterministic"):
         found[f"cudnn_{name}"] = Setting(getattr(c, f"_get_cudnn_{name}"), getattr(c, f"_set_cudnn_{name}"))
@@ -96,8 +91,8 @@ def settings() -> Mapping[str, Setting]:
         )
     for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction", "fp16_accumulation"):
         found[f"cublas_{name}"] = Setting(
-            lambda n=name: getattr(backends.cuda.matmul, f"allow_{n}"),
-            lambda value, n=name: setattr(backends.cuda.matmul, f"allow_{n}", value),
+            partial(getattr, backends.cuda.matmul, f"allow_{name}"),
+            partial(setattr, backends.cuda.matmul, f"allow_{name}"),
         )
     return {name: setting for name, setting in found.items() if _works(setting)}
 
@@ -107,6 +102,15 @@ def _works(setting: Setting) -> bool:
         setting.get()
         return True
     return False
+
+
+def _autocast(device: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _set_autocast(device: str, value: tuple[bool, torch.dtype]) -> None:
+    torch.set_autocast_enabled(device, value[0])
+    torch.set_autocast_dtype(device, value[1])
 
 
 def _or_mixed(get: Get) -> Any:
