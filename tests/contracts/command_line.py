@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +120,9 @@ def run(folder: Path, *words: str) -> Ended:
     ):
         sys.argv = ["harness", *words]
         try:
-            runpy.run_module("harness", run_name="__main__", alter_sys=True)
+            with warnings.catch_warnings():  # other tests may have imported the module that is run here anew
+                warnings.filterwarnings("ignore", ".*found in sys.modules after import", RuntimeWarning)
+                runpy.run_module("harness", run_name="__main__", alter_sys=True)
         except SystemExit as end:
             code = end.code
         except Exception:  # noqa: BLE001  # what an interpreter of its own would end with

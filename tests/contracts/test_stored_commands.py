@@ -165,4 +165,6 @@ def test_import_makes_a_run_and_names_it(tmp_path: Path, file: Path) -> None:
 
 def test_import_refuses_the_same_file_twice(tmp_path: Path, file: Path) -> None:
     folder = run(tmp_path, "import", str(file)).path("results")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
     assert folder.name in run(tmp_path, "import", str(file)).refused()
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before

@@ -180,6 +180,29 @@ def test_axes_are_crossed_values_or_lists(words: list[str], cases: int, tmp_path
     assert len(ids(ended)) == cases
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+axes.K=64",
+        "axes.src='bf16'",
+        "results_dir='a b'",
+        "results_dir=a b=c,d",
+        "budget_s=null",
+        "timing.max_rounds=400",
+        "arms=[]",
+        "quiet=true",
+        "--quiet",
+        "log_level=DEBUG",
+        "device=auto",
+    ],
+)
+def test_what_hydra_users_write_is_taken(word: str, tmp_path: Path) -> None:
+    key = word.lstrip("+").partition("=")[0]
+    words = [*(w for w in CAST if not w.startswith(f"{key}=")), word, "dry_run=true"]
+    ended = run(tmp_path, *words)
+    assert (ended.code, len(ids(ended))) == (0, 2), ended.err
+
+
 def test_cases_can_be_chosen_by_id(tmp_path: Path) -> None:
     every = ids(run(tmp_path, *CAST, "dry_run=true"))
     assert ids(run(tmp_path, *CAST, f"cases=[{every[1]}]", "dry_run=true")) == [every[1]]

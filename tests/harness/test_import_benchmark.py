@@ -100,14 +100,6 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
     assert row.value == pytest.approx(sorted(1e3 * x for x in data)[3])
 
 
-def test_the_same_file_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert imported(tmp_path, DOCUMENT) == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
-    assert imported(tmp_path, DOCUMENT) == 2
-    assert "was imported before" in capsys.readouterr().err
-    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
-
-
 @pytest.mark.parametrize(
     ("document", "says"),
     [

@@ -402,14 +402,6 @@ def test_rows_of_an_older_harness_were_tried_once(tmp_path: Path) -> None:
     assert store.read(tmp_path)["tries"].tolist() == [1]
 
 
-def test_two_machines_merge_by_copying_folders(tmp_path: Path) -> None:
-    for run_id, env in (("r1", "e1"), ("r2", "e2")):
-        run = writer(tmp_path / "w" / run_id, env_id=env)
-        run.append(rows("c1"))
-        run.close("finished")
-    assert set(store.read(tmp_path)["env_id"]) == {"e1", "e2"}
-
-
 def test_two_writers_of_one_run_do_not_touch_each_other(tmp_path: Path) -> None:
     one, two = writer(tmp_path / "r1"), writer(tmp_path / "r1")
     for i in range(3):
@@ -453,11 +445,6 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match=r"cannot write to .*results_dir="):
         writer(tmp_path / "file" / "r1")
-
-
-def test_a_missing_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file or folder"):
-        store.read(tmp_path / "nowhere")
 
 
 def test_an_empty_folder_reads_as_an_empty_frame(tmp_path: Path) -> None:

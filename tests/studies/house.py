@@ -145,11 +145,12 @@ def imports(repeats: int, heaviest: int) -> str:
                 :heaviest
             ]
             if own:
-                shown = ", ".join(f"{name} {spent / 1e6:.2f}" for spent, _, name in own)
+                whole = sum(spent for spent, depth, _ in modules if depth == 0)
+                shown = ", ".join(f"{name} {spent / whole:.0%}" for spent, _, name in own)
                 details.append(f"- {title}: {shown}")
     head = table(["command", "CPU s", "modules", "imports"], rows)
     return (
-        f"### Imports (least of {repeats})\n\n{head}\n\nHeaviest modules, seconds with all below them:\n\n"
+        f"### Imports (least of {repeats})\n\n{head}\n\nHeaviest modules of ours, with all below them, in % of the time of all imports:\n\n"
         + "\n".join(details)
     )
 

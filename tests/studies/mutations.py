@@ -144,9 +144,9 @@ def run(state: State, mutations: Iterable[Mutation], budget_s: float) -> None:
     tests = TestMap(state)
     known = state.known()
     for mutation in mutations:
-        if mutation.key in known:
-            continue
         chosen, of = tests.tests(mutation, budget_s)
+        if mutation.key in known and not unsettled(known[mutation.key]["verdict"], len(chosen)):
+            continue
         if not chosen:
             print(
                 f"{mutation.path}:{mutation.line} waits: no test of the map ran a line of this file",
@@ -159,6 +159,12 @@ def run(state: State, mutations: Iterable[Mutation], budget_s: float) -> None:
         print(f"{row['where']} {verdict}", flush=True)
         with state.results.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def unsettled(verdict: str, tests: int) -> bool:
+    """A fault that fewer tests let through than would be run now: of a smaller budget, or a smaller map."""
+    survived = re.match(r"survived (\d+)", verdict)
+    return survived is not None and int(survived[1]) < tests
 
 
 def judged(state: State, mutation: Mutation, tests: Sequence[str], of: int, seconds: float) -> str:
