@@ -149,7 +149,7 @@ class InUse(NamedTuple):
 
     @property
     def settings(self) -> AmaxHistory:
-        """Of the recipe."""
+        """Settings of the recipe."""
         return self.memory.settings
 
     def of(self, role: str) -> torch.Tensor | None:

@@ -106,7 +106,7 @@ BOUND = 0.03
 
 
 def largest_difference(found: list[float], expected: list[float]) -> float:
-    """Of two runs' losses, relative to the second's, over all steps."""
+    """Differences of two runs' losses, relative to the second's, over all steps."""
     return max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
 
 

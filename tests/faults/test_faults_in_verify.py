@@ -21,7 +21,7 @@ FAST = (
 
 
 def lines() -> dict[str, list[str]]:
-    """Of the page's table: fault -> its other cells."""
+    """The page's table: fault -> its other cells."""
     rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row] for row in rows]
     return {row[0]: row[1:] for row in cells if row[0] in ALL_FAULTS}

@@ -37,7 +37,7 @@ def recipe_of(name: str, kernels: Kernels) -> Recipe:
 
 
 def verdict(name: str, kernels: Kernels = "auto", seed: int = 0, writes: bool = False) -> Proof:
-    """Of a step of two microbatches through two layers, an optimizer and an update of delayed scales.
+    """Verdict of a step of two microbatches through two layers, an optimizer and an update of delayed scales.
 
     `writes`: weights are written through `p.data` between the two.
     """
@@ -63,7 +63,7 @@ def verdict(name: str, kernels: Kernels = "auto", seed: int = 0, writes: bool = 
 
 
 def verdict_on_experts(name: str, seed: int = 0) -> Proof:
-    """Of a step through two experts."""
+    """Verdict of a step through two experts."""
     torch.manual_seed(seed)
     model = convert_experts_to_float8(nn.Sequential(Experts()), config=name)
     x = torch.randn(48, 64, requires_grad=True)

@@ -38,7 +38,7 @@ def data(kind: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def judged(name: str, seed: int, shape: int) -> Proof:
-    """Of a step whose data, dtype, biases, kernels and microbatches follow from seed and shape."""
+    """Verdict of a step whose data, dtype, biases, kernels and microbatches follow from seed and shape."""
     torch.manual_seed(1000 * seed + shape)
     batch, K, H, N = SHAPES[shape]
     recipe = RECIPES[name].with_kernels("always" if seed % 3 == 0 else "auto")

@@ -164,7 +164,7 @@ def session(tmp_path: Path, machine: Machine, **more: Any) -> Session:
 
 
 def ratio(tmp_path: Path, suite: str, arm: str, other: str) -> dict[str, Any]:
-    """Of two arms in the packed rows, finished rounds of cut cases included."""
+    """Ratio of two arms in the packed rows, finished rounds of cut cases included."""
     rows = store.read(list((tmp_path / "out").glob("*.parquet")))
     found = rows_of(against(rows[rows["suite"] == suite], arm, other, partial=True))
     return next(r for r in found if not math.isnan(r["speedup"]))
@@ -324,7 +324,7 @@ def test_without_the_text_the_loss_is_passed_over_and_says_what_it_wants(tmp_pat
     assert made.slot(SLOT) == []
     made._save()
     stage = next(stage for stage in STAGES if stage.reads_text)
-    assert made.told(stage).startswith("passed over: no text here")
+    assert made.told(stage).startswith("skipped: no text here")
     assert "text=input.txt" in made.told(stage)
     assert stage.name not in machine.begun
     assert session(tmp_path, machine).slot(SLOT) == []  # and is run once there is one
@@ -546,5 +546,5 @@ def test_the_rehearsal_for_real(tmp_path: Path) -> None:
     assert 8 <= len(summary) <= 20
     told = {line.split()[0]: line for line in lines[:first] if line.startswith(tuple(s.name for s in STAGES))}
     for stage in STAGES:
-        assert told[stage.name].endswith("done") or (stage.reads_text and "passed over" in told[stage.name])
+        assert told[stage.name].endswith("done") or (stage.reads_text and "skipped" in told[stage.name])
     assert "Measured on a CPU" in (tmp_path / "gpu" / "report.md").read_text()
