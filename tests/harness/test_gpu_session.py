@@ -251,6 +251,25 @@ def test_slots_run_all_parts_in_order_and_pack_at_most_eight_files(tmp_path: Pat
     assert (tmp_path / "out" / "tests.txt").read_text() == "3 passed"
 
 
+def test_packing_that_is_killed_leaves_the_files_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the bytes of before, where the writer ends after half a file. Read beside a running session, too."""
+    made = session(tmp_path, Machine(tmp_path / "results"))
+    made.slot(SLOT)
+    packed = {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
+    assert packed
+
+    def half(table: object, path: Path) -> None:
+        Path(path).write_bytes(b"PAR1 half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.gpu_session.pq.write_table", half)
+    with pytest.raises(KeyboardInterrupt):
+        made.pack_rows()
+    assert {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == packed
+
+
 def test_an_arm_has_90_seconds_to_be_built_and_every_round_is_stored(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "results")
     session(tmp_path, machine).slot(SLOT)
@@ -317,7 +336,7 @@ def test_what_is_advised_is_advised_by_the_ceilings_measured_here(tmp_path: Path
     assert found == ([f"ceilings={run}"] if device == "cuda" else [])
 
 
-def test_without_the_text_the_loss_is_passed_over_and_says_what_it_wants(tmp_path: Path) -> None:
+def test_without_the_text_the_loss_is_skipped_and_says_what_it_wants(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "results")
     made = session(tmp_path, machine, text=None)
     made.state = done_but("nanogpt_char")
