@@ -37,7 +37,7 @@ class Float8Conv1D(Float8Linear):
         *,
         config: Float8LinearConfig | Recipe | str | None = None,
     ) -> None:
-        """As transformers' Conv1D; `config` as of Float8Linear."""
+        """Take the arguments of transformers' Conv1D, and Float8Linear's `config`."""
         super().__init__(nx, nf, True, device, dtype, config=config)
         self.weight = nn.Parameter(self.weight.detach().t().contiguous())
         self.nf, self.nx = nf, nx
@@ -64,7 +64,7 @@ class Float8Conv1D(Float8Linear):
         return new
 
     def reset_parameters(self) -> None:
-        """As the original: normal weights of 0.02, biases of 0."""
+        """Draw as the original does: normal weights of 0.02, biases of 0."""
         nn.init.normal_(self.weight, std=0.02)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

@@ -1,6 +1,6 @@
 """When which part of a GPU session is begun, as a pure function of the parts and of what has become of each.
 
-A slot goes through the parts in order. One that is done, passed over or cut off `TRIES` times is skipped, and one that the
+A slot goes through the parts in order. One that is done, skipped or cut off `TRIES` times is not run, and one that the
 slot has no time for makes room for the next. What was cut off comes up again in the next slot, at its place in the order.
 """
 
@@ -71,7 +71,7 @@ def timetable(minutes: float, factor: float = 1.0, skipped: Collection[str] = ()
     Args:
         minutes: of each slot.
         factor: above `PATIENCE` every part is cut off.
-        skipped: names of parts that are passed over.
+        skipped: names of parts that are not run.
     """
     state: dict[str, dict[str, Any]] = {}
     lines: list[Line] = []
@@ -105,7 +105,7 @@ def describe(minutes: float, skipped: Mapping[str, str]) -> list[str]:
             + (" (cut off)" if line.cut else "")
         )
     for name, why in skipped.items():
-        said.append(f"   -       -        -        -  {name:<17}passed over: {why}")
+        said.append(f"   -       -        -        -  {name:<17}skipped: {why}")
     planned = {line.stage.name for line in lines} | skipped.keys()
     if lacking := [stage.name for stage in STAGES if stage.name not in planned]:
         said.append(f"{', '.join(lacking)} would never begin: slots of {minutes:g} minutes are too short")

@@ -64,7 +64,7 @@ class Session:
         results_dir: where runs and the session's state lie.
         out: the folder of the packed files.
         device: "cuda"; "cpu" rehearses.
-        text: nanoGPT's text; None where there is none, and the parts that train on it are passed over.
+        text: nanoGPT's text; None where there is none, and the parts that train on it are skipped.
         runner: runs a command; replaced in tests.
         sweeper: runs the words of a sweep; replaced in tests.
         clock: seconds; replaced in tests.
@@ -126,7 +126,7 @@ class Session:
         if entry.get("done"):
             return f"done{f'; {left_out}' if left_out else ''}"
         if why := self.passed_over(stage):
-            return f"passed over: {why}"
+            return f"skipped: {why}"
         if not entry.get("seconds"):
             return "not started"
         if entry.get("exit") == 2:
@@ -222,7 +222,10 @@ class Session:
         for name, members in self._runs().items():
             files.append(self.out / name)
             frame = store.read(members)
-            pq.write_table(pa.Table.from_pandas(frame, schema=store.SCHEMA, preserve_index=False), files[-1])
+            # Replaced at once: a process killed here, or a reader of the folder, must not meet half a file.
+            whole = files[-1].with_suffix(".tmp")
+            pq.write_table(pa.Table.from_pandas(frame, schema=store.SCHEMA, preserve_index=False), whole)
+            whole.replace(files[-1])
         files.append(self.out / "tests.txt")
         files[-1].write_text(self.state.get("tests", {}).get("output", "the tests did not run\n"))
         return files

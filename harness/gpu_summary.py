@@ -195,7 +195,7 @@ def _steps(frame: pd.DataFrame) -> Iterator[str]:
     """A line for each training step, with every arm: the rows that a reader misses most.
 
     Of each arm the whole step, with its ratio, mixed MFU where the peak is known, and the ratio of forward and backward
-    passes alone. Finished rounds of a step that was cut off are told as such.
+    passes alone. Finished rounds of a step that was cut off are marked so.
     """
     times = ("time_ms", "forward_backward_ms")
     own = frame[(frame["suite"] == "train") & frame["metric"].isin(times) & ~frame["sweep"].isin(NOT_JUDGED)]

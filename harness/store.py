@@ -119,7 +119,7 @@ class RunWriter:
     def checkpoint(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
     ) -> None:
-        """As `append`, for the rows so far of one case; its next snapshot or its final rows take their place."""
+        """Append the rows so far of one case; its next snapshot or its final rows take their place."""
         rows = list(measurements)
         name = self._append(rows, env)
         self._snapshots |= dict.fromkeys((m.case_id for m in rows), name)

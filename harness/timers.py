@@ -141,7 +141,7 @@ class CpuTimer:
         probe: Callable[[], None] | None = None,
         split: Split | None = None,
     ) -> list[float]:
-        """As `block`: host calls leave no gap between samples."""
+        """The same as `block`: host calls leave no gap between samples."""
         if split is None:
             return self.block(fn, n, calls, probe)
         starts: list[float] = []

@@ -306,7 +306,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _dtype(operands: list[Tensor], origins: list[Origin]) -> str:
-    """As `Matmul.dtype`, of a product's two operands: a bias and scales have fewer dimensions or come later."""
+    """`Matmul.dtype` of a product's two operands: a bias and scales have fewer dimensions or come later."""
     pairs = [(x, origin) for x, origin in zip(operands, origins, strict=True) if x.dim() >= 2][:3]
     codes = [x.dtype for x, _ in pairs if x.dtype.itemsize == 1]
     if len(codes) >= 2:

@@ -144,7 +144,7 @@ def zero(device: torch.device) -> torch.Tensor:
 
 
 def persistent_grid(work: int, device: torch.device) -> tuple[int]:
-    """As `walking`, for a kernel whose number of programs sizes a buffer: a fixed number for each processor."""
+    """The grid of a walking kernel whose number of programs sizes a buffer: a fixed number for each processor."""
     return (min(work, target_of(device).processors * PROGRAMS_PER_PROCESSOR),)
 
 

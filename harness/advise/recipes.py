@@ -1,7 +1,8 @@
 """What fp8core's recipes cost, as plain data for the prediction: bytes of each cast, GEMMs in FP8, kind of product.
 
 Eager casts are fp8core's fused kernels (`fp8core.kernels.traffic`, by way of `harness.cast_traffic`). Under torch.compile
-they are generated code, for which these rules hold: the amax of an input is taken where the input is made; a product's
+they are generated code: bytes are those that Inductor counts (`compiled_bytes`). Which of them write a transposed result
+follows from rules, as do the bytes of a recipe that is not counted there: the amax of an input is taken where the input is made; a product's
 result (output gradient) and a weight are read once more for theirs; one cast that serves both contractions is kept as
 codes and transposed as codes; every other second cast reads the tensor again, and once more if its scales need it.
 """
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS, Cast, Recipe
+from harness.advise.compiled_bytes import counted
 from harness.cast_traffic import TENSORS as PLACES
 from harness.cast_traffic import cast_bytes, one_layout_bytes
 from harness.ceilings import ROWWISE, TENSORWISE
@@ -71,7 +73,7 @@ def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
         product_share=_PRODUCT_SHARE[granularity],
         fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
         gathered_weight=Cast(0.6, 2.0) if recipe.name == "tensorwise" else None,
-        source="fp8core.kernels.traffic" if not compiled else "rules of harness.advise.recipes",
+        source="docs/compiled-casts.md" if compiled else "fp8core.kernels.traffic",
     )
 
 
@@ -86,6 +88,16 @@ def _fused(recipe: CoreRecipe, tensor: str) -> Cast:
 
 
 def _compiled(recipe: CoreRecipe, tensor: str) -> Cast:
+    """Inductor's count of bytes, divided into ordered and transposing passes as the rules divide theirs."""
+    ruled = _by_rules(recipe, tensor)
+    total = counted(recipe.name, TENSORS.index(tensor))
+    if total is None or not ruled.total:
+        return ruled
+    part = total / ruled.total
+    return Cast(ruled.streamed * part, ruled.strided * part, ruled.kernels, min(ruled.forward, total))
+
+
+def _by_rules(recipe: CoreRecipe, tensor: str) -> Cast:
     along_1, along_0 = _casts(recipe, tensor)
     streamed = strided = forward = 0.0
     kernels = 0

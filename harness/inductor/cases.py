@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def elements(self) -> Mapping[str, int]:
-        """Of each tensor of the Linear."""
+        """Elements of each tensor of the Linear."""
         return {"input": TOKENS * self.K, "weight": self.K * self.N, "grad_output": TOKENS * self.N}
 
 

@@ -53,7 +53,7 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """As a layer of that recipe."""
+    """A layer of that recipe."""
     return recipe_unsupported(RECIPES[arm], case.integer("M"), device)
 
 

@@ -25,7 +25,7 @@ class Conv1D(nn.Module):
 
 
 class Attention(nn.Module):
-    """As GPT-2's; `plain` multiplies scores and values by itself, as attn_implementation="eager" does."""
+    """GPT-2's attention; `plain` multiplies scores and values by itself, as attn_implementation="eager" does."""
 
     def __init__(self, width: int, heads: int, plain: bool) -> None:
         super().__init__()

@@ -376,7 +376,7 @@ def test_state_dicts_load_strictly_into_the_plain_model_and_back() -> None:
 
 
 def test_loading_part_of_a_model_keeps_the_amaxes_of_the_rest() -> None:
-    """As adapters are loaded: `load_state_dict(strict=False)` without a layer's weight is not about that layer."""
+    """Adapters are loaded so: `load_state_dict(strict=False)` without a layer's weight is not about that layer."""
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 48), nn.Linear(48, 16)), config="delayed")
     step(model, torch.randn(16, 32))
     update_scales(model)

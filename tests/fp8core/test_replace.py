@@ -33,14 +33,14 @@ class Named(nn.Linear):
 
 
 class OwnForward(nn.Linear):
-    """As models that train with weights of another dtype write it."""
+    """Models that train with weights of another dtype write it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.weight.to(x.dtype), self.bias)
 
 
 class Inherits(OwnForward):
-    """Of a class with its own forward."""
+    """A class with its own forward."""
 
 
 class OwnReset(nn.Linear):

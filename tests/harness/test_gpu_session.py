@@ -164,7 +164,7 @@ def session(tmp_path: Path, machine: Machine, **more: Any) -> Session:
 
 
 def ratio(tmp_path: Path, suite: str, arm: str, other: str) -> dict[str, Any]:
-    """Of two arms in the packed rows, finished rounds of cut cases included."""
+    """Ratio of two arms in the packed rows, finished rounds of cut cases included."""
     rows = store.read(list((tmp_path / "out").glob("*.parquet")))
     found = rows_of(against(rows[rows["suite"] == suite], arm, other, partial=True))
     return next(r for r in found if not math.isnan(r["speedup"]))
@@ -251,6 +251,25 @@ def test_slots_run_all_parts_in_order_and_pack_at_most_eight_files(tmp_path: Pat
     assert (tmp_path / "out" / "tests.txt").read_text() == "3 passed"
 
 
+def test_packing_that_is_killed_leaves_the_files_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the bytes of before, where the writer ends after half a file. Read beside a running session, too."""
+    made = session(tmp_path, Machine(tmp_path / "results"))
+    made.slot(SLOT)
+    packed = {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")}
+    assert packed
+
+    def half(table: object, path: Path) -> None:
+        Path(path).write_bytes(b"PAR1 half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.gpu_session.pq.write_table", half)
+    with pytest.raises(KeyboardInterrupt):
+        made.pack_rows()
+    assert {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == packed
+
+
 def test_an_arm_has_90_seconds_to_be_built_and_every_round_is_stored(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "results")
     session(tmp_path, machine).slot(SLOT)
@@ -317,14 +336,14 @@ def test_what_is_advised_is_advised_by_the_ceilings_measured_here(tmp_path: Path
     assert found == ([f"ceilings={run}"] if device == "cuda" else [])
 
 
-def test_without_the_text_the_loss_is_passed_over_and_says_what_it_wants(tmp_path: Path) -> None:
+def test_without_the_text_the_loss_is_skipped_and_says_what_it_wants(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "results")
     made = session(tmp_path, machine, text=None)
     made.state = done_but("nanogpt_char")
     assert made.slot(SLOT) == []
     made._save()
     stage = next(stage for stage in STAGES if stage.reads_text)
-    assert made.told(stage).startswith("passed over: no text here")
+    assert made.told(stage).startswith("skipped: no text here")
     assert "text=input.txt" in made.told(stage)
     assert stage.name not in machine.begun
     assert session(tmp_path, machine).slot(SLOT) == []  # and is run once there is one
@@ -546,5 +565,5 @@ def test_the_rehearsal_for_real(tmp_path: Path) -> None:
     assert 8 <= len(summary) <= 20
     told = {line.split()[0]: line for line in lines[:first] if line.startswith(tuple(s.name for s in STAGES))}
     for stage in STAGES:
-        assert told[stage.name].endswith("done") or (stage.reads_text and "passed over" in told[stage.name])
+        assert told[stage.name].endswith("done") or (stage.reads_text and "skipped" in told[stage.name])
     assert "Measured on a CPU" in (tmp_path / "gpu" / "report.md").read_text()

@@ -184,7 +184,7 @@ def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, f
 def test_a_hold_that_the_host_releases_leaves_no_gaps_at_any_clock(
     fake_cuda: FakeCuda, host_us: float
 ) -> None:
-    """As with the sleep, and no cycles are counted: whatever the clock, the device waits for as long as queueing takes."""
+    """The same as with the sleep, and no cycles are counted: whatever the clock, the device waits for as long as queueing takes."""
     hold = FakeHold(fake_cuda)
     timer = cuda_timer(fake_cuda, hold=hold)
     samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 200)

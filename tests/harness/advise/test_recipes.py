@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS
+from harness.advise.compiled_bytes import COUNTED
 from harness.advise.recipes import candidates, unavailable
 from harness.hardware import DEVICES
 
@@ -33,12 +35,15 @@ def test_bytes_of_fused_casts(name: str, b: float) -> None:
 
 
 def test_bytes_of_generated_code() -> None:
-    """Section 6 (c'): 4 bytes of X where its producer takes the amax and codes are transposed, and more of W and dY."""
+    """Oracle: docs/compiled-casts.md, what Inductor counts; and by hand its mean over a Llama-3-8B block."""
+    page = (Path(__file__).parents[3] / "docs" / "compiled-casts.md").read_text()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
+    rows = {(c[2], c[0]): tuple(map(float, c[4:7])) for c in cells if len(c) > 6 and c[1] == "fp8core"}
+    assert rows == {(recipe, case): b for recipe, cases in COUNTED.items() for case, b in cases.items()}
     casts = COMPILED["tensorwise"].casts
-    assert casts["input"].total == 5, "2 + 1, and codes read and written once more for their transpose"
-    assert casts["weight"].total == casts["grad_output"].total == 7, "an amax of their own"
-    assert COMPILED["rowwise"].casts["input"].total == 8
-    assert COMPILED["rowwise_with_gw_hp"].casts["input"].total == 3
+    mean = (6 * 4096 + 2 * 2 * 4096 + 4 * 14336) / (3 * 4096 + 14336)
+    assert casts["input"].total == pytest.approx(mean)
+    assert (casts["weight"].total, casts["grad_output"].total) == pytest.approx((8, 6))
 
 
 @pytest.mark.parametrize("options", [EAGER, COMPILED])
@@ -47,7 +52,7 @@ def test_recomputation_casts_what_the_forward_product_reads(options: dict[str, R
     for name, found in options.items():
         assert found.casts["grad_output"].forward == 0
         for tensor in ("input", "weight"):
-            assert 3 <= found.casts[tensor].forward <= found.casts[tensor].total, name
+            assert 0 < found.casts[tensor].forward <= found.casts[tensor].total, name
     assert EAGER["tensorwise"].casts["input"].forward == EAGER["tensorwise"].casts["weight"].forward == 5
     assert EAGER["delayed"].casts["input"].forward == COMPILED["tensorwise"].casts["input"].forward == 3
     assert COMPILED["tensorwise"].casts["weight"].forward == 5, "it takes its own amax"
