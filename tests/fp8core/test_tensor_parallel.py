@@ -248,9 +248,10 @@ def test_verify_sees_through_the_plan() -> None:
             assert counted == 9
 
 
+@pytest.mark.slow
 def test_a_compiled_module_returns_the_gradient_of_what_arrived() -> None:
     """Oracle: eager mode, bit for bit. torch's style before a compiled module fails, and `check_plan` names the way out."""
-    for rank in ranks.run(worker.before_compiled, 2):
+    for rank in ranks.run(worker.before_compiled, 2, timeout_s=500):
         assert torch.equal(rank["waited"]["gradient"], rank["eager"]["gradient"])
         assert rank["waited"]["gradient"].any()
         assert not rank["waited"]["refusal"]
