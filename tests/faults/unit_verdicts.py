@@ -1,4 +1,4 @@
-"""Which unit test of tests/fp8core catches each planted fault: runs them, and writes unit_verdicts.json.
+"""Which unit test of tests/fp8core catches each planted fault: writes unit_verdicts.json and a column of docs/verify.md.
 
     python tests/faults/unit_verdicts.py [FAULT ...]
 
@@ -14,13 +14,18 @@ import multiprocessing
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 VERDICTS = HERE / "unit_verdicts.json"
+PAGE = ROOT / "docs" / "verify.md"
+NOT_RUN = "unmeasured"
 # Of one process, without compilers and `verify`; ordered by how fast they find most faults
 FILES = (
     "cast", "scaling", "tensor", "operands", "linear", "history", "microbatch", "gemm", "accumulate", "blocks",
@@ -93,6 +98,25 @@ def _answer(fault: str, tests: tuple[str, ...], sender: Any) -> None:
     sender.send(first_failure(fault, tests))
 
 
+def cell(name: str, verdicts: dict[str, str]) -> str:
+    """The column's text for a fault."""
+    if name not in verdicts:
+        return NOT_RUN
+    return f"`{verdicts[name].partition('[')[0]}`" if verdicts[name] else "none"
+
+
+def page_with_column(page: str, verdicts: dict[str, str], names: Collection[str]) -> str:
+    """docs/verify.md with the column "unit test" of its table of planted faults written anew."""
+    lines = []
+    for line in page.splitlines():
+        cells = line.strip("|").split("|") if line.startswith("| ") else [""]
+        if cells[0].strip() in names:
+            cells[3] = f" {cell(cells[0].strip(), verdicts)} "
+            line = f"|{'|'.join(cells)}|"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def main(names: list[str]) -> None:
     sys.path[:0] = [str(HERE), str(ROOT), str(ROOT / "tests" / "fp8core")]
     from layer_faults import ALL_FAULTS
@@ -103,6 +127,7 @@ def main(names: list[str]) -> None:
         print(f"{name}: {verdicts[name] or 'no unit test'}", flush=True)
         ordered = {name: verdicts[name] for name in ALL_FAULTS if name in verdicts}
         VERDICTS.write_text(json.dumps(ordered, indent=1) + "\n")
+    PAGE.write_text(page_with_column(PAGE.read_text(), verdicts, ALL_FAULTS))
 
 
 if __name__ == "__main__":

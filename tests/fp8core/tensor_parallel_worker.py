@@ -32,6 +32,7 @@ from fp8core import (
     Float8RowwiseParallel,
     PrepareFloat8ModuleInput,
     Recipe,
+    WaitedRowwiseParallel,
     cast_input,
     check_plan,
     convert_to_float8_training,
@@ -446,3 +447,49 @@ def verified() -> dict[str, tuple[str, list[str], int]]:
             proof = verify(step, model, announce=False)
             found[f"{name} {style}"] = (proof.line, list(proof.problems), proof.counted)
     return found
+
+
+class Embedded(nn.Module):
+    """An embedding in eager mode before a compiled MLP: tokens [batch, sequence] -> [batch, sequence, dim]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, 32)
+        self.mlp = Mlp(32, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.embedding(tokens))
+
+
+def embedded(style: type[RowwiseParallel], is_compiled: bool) -> dict[str, Any]:
+    """Gradient of the embedding's part on this rank, or the error; refusal of `check_plan` once the MLP is compiled."""
+    torch.manual_seed(0)
+    model = Embedded()
+    convert_to_float8_training(model, config="tensorwise")
+    plan_of = {"embedding": style(input_layouts=Replicate(), output_layouts=Shard(1))}
+    plan_of |= {f"mlp.{name}" if name else "mlp": each for name, each in plan("float8 sp shared").items()}
+    parallelize_module(model, mesh(), plan_of)
+    refusal = ""
+    if is_compiled:
+        model.mlp.compile(fullgraph=True, dynamic=False, backend="aot_eager")
+        try:
+            check_plan(model, mesh(), {"embedding": plan_of["embedding"]})
+        except ValueError as error:
+            refusal = str(error)
+    tokens = torch.arange(64).view(2, 32)
+    try:
+        model(tokens).float().square().mean().backward()
+    except AttributeError as error:
+        return {"error": str(error), "refusal": refusal}
+    grad = model.embedding.weight.grad
+    assert isinstance(grad, DTensor)
+    return {"gradient": grad.to_local(), "refusal": refusal}
+
+
+def before_compiled() -> dict[str, dict[str, Any]]:
+    """`embedded` in eager mode, and compiled with fp8core's style and with torch's."""
+    return {
+        "eager": embedded(RowwiseParallel, False),
+        "waited": embedded(WaitedRowwiseParallel, True),
+        "torch": embedded(RowwiseParallel, True),
+    }

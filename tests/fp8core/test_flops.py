@@ -21,6 +21,7 @@ from fp8core import (
     count_matmuls,
     grouped_mm,
     microbatches,
+    verify,
 )
 from fp8core.flops import MatmulCount, attention_flops, not_in_fp8, percent, share_in_fp8
 from fp8core.flops.formulas import may_multiply, products
@@ -303,6 +304,21 @@ def test_encoder_by_its_configuration() -> None:
     with FlopCounterMode(display=False) as torchs, sdpa_kernel(SDPBackend.MATH):
         model(x).sum().backward()
     assert torchs.get_total_flops() == total
+
+
+def test_verify_of_an_encoder_names_the_share_by_its_configuration() -> None:
+    """Oracle: two feed-forward weights d f of each layer in FP8; in_proj 3 d^2, out_proj d^2 and attention are not."""
+    width, ffn, seq, batch = 64, 128, 32, 2
+    layer = nn.TransformerEncoderLayer(width, 4, ffn, dropout=0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    convert_to_float8_training(model)
+    x = torch.randn(batch, seq, width, requires_grad=True)
+    proof = verify(lambda: model(x).square().mean().backward(), model, announce=False)
+    assert proof.ok, proof.line
+    fp8 = 6 * 2 * width * ffn
+    assert proof.matmuls.fp8_share == pytest.approx(
+        fp8 / (fp8 + 6 * 4 * width**2 + 12 * width * seq), rel=0.01
+    )
 
 
 def test_casts_made_before_the_step_and_compiled_layers() -> None:
