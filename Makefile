@@ -49,14 +49,14 @@ format: $(READY)
 # The CUDA path of these modules runs on fake events and a fake NVML; this holds that it all does.
 coverage: $(READY)
 	$(PY) -m pytest -q tests/harness/test_timing.py tests/harness/test_timers.py tests/harness/test_environment.py \
-	  tests/harness/test_gpu_monitor.py --cov=harness.timing --cov=harness.timers --cov=harness.environment \
-	  --cov=harness.gpu_monitor --cov-report=term-missing --cov-fail-under=95
+	  tests/harness/test_gpu_monitor.py --cov=harness.timing.rounds --cov=harness.timing.timers --cov=harness.machine.environment \
+	  --cov=harness.machine.gpu_monitor --cov-report=term-missing --cov-fail-under=95
 
 bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	$(PY) -m harness.meter.table --triton $(TRITON_36) $(ARGS)
+	$(PY) -m harness.advise.meter.table --triton $(TRITON_36) $(ARGS)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'

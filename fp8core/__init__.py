@@ -33,20 +33,20 @@ from fp8core.distributed.tensor_parallel import (
     check_plan,
 )
 from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
+from fp8core.experts.grouped import PaddedGroups, grouped_mm, pad_groups
+from fp8core.experts.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
 from fp8core.flops import Matmul, MatmulCount, MatmulCounter, count_matmuls
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
-from fp8core.grouped import PaddedGroups, grouped_mm, pad_groups
 from fp8core.high_precision import convert_to_high_precision
 from fp8core.history import amax_state_dict, load_amax_state_dict, update_scales
+from fp8core.inputs.microbatch import microbatches
+from fp8core.inputs.shared_input import CastInput, cast_input
 from fp8core.linear import Float8Linear
-from fp8core.microbatch import microbatches
-from fp8core.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
 from fp8core.other_weights import WeightAudit
 from fp8core.producers import RMSNorm, SwiGLU
 from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
-from fp8core.shared_input import CastInput, cast_input
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
 from fp8core.verify import Proof, verify

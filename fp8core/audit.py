@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fp8core.distributed.gather_reasons import NOT_ASKED, NOT_CONVERTED, gathered_as
+from fp8core.experts.moe import ExpertsAudit, audit_experts
 from fp8core.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.gemm import backend_named
+from fp8core.inputs.operands import casts_route
 from fp8core.linear import NEVER_OFFERED, WHY_NOT, Float8Linear
-from fp8core.moe import ExpertsAudit, audit_experts
-from fp8core.operands import casts_route
 from fp8core.other_weights import WeightAudit, audit_weights, products_are_known
 
 if TYPE_CHECKING:

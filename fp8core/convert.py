@@ -15,9 +15,9 @@ from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
 from fp8core.history import keep_pending_by_rank
+from fp8core.inputs.sharded import ORDER
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.replace import loss_reason
-from fp8core.sharded import ORDER
 from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from torch.distributed.tensor import DTensor
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_shard import WeightShard
-from fp8core.experts_interface import take_back
+from fp8core.experts.interface import take_back
+from fp8core.experts.moe import GroupedMatmul
 from fp8core.history import keep_pending_by_rank
 from fp8core.linear import Float8Linear
-from fp8core.moe import GroupedMatmul
 from fp8core.replace import take_over
 
 

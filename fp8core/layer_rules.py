@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.gemm import backend_named
-from fp8core.operands import serves_both
-from fp8core.shared_input import input_casts
+from fp8core.inputs.operands import serves_both
+from fp8core.inputs.shared_input import input_casts
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe

@@ -10,7 +10,7 @@ high precision. `fp8core.scaled_linear` runs the GEMMs and says what is saved fo
 
 Layers that read the same tensor (q, k, v; gate, up) can share its casts, see `cast_input`. Casts of weights can
 be kept across microbatches, see `fp8core.microbatches`. A weight that is a DTensor is a part of a layer that tensor
-parallelism has cut, see `fp8core.sharded`.
+parallelism has cut, see `fp8core.inputs.sharded`.
 
 The result has the dtype of the (autocast) input, whatever the weight's. Rowwise GEMMs of backend "torch" yield
 bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of them.
@@ -28,19 +28,19 @@ from fp8core.arguments import any_autocast
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named
 from fp8core.history import AmaxMemory, amaxes_of_pass
+from fp8core.inputs.sharded import check_layer, cut_of
+from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
+from fp8core.inputs.two_casts import TwoCasts
 from fp8core.layer_rules import check_cast_input, check_gemms
 from fp8core.replace import take_over
 from fp8core.scaled_linear import Plan, _ScaledLinear, reads_grad_amax
 from fp8core.scaling import check_hp
-from fp8core.sharded import check_layer, cut_of
-from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
-from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
-    from fp8core.microbatch import WeightCache
+    from fp8core.inputs.microbatch import WeightCache
+    from fp8core.inputs.sharded import Cut
     from fp8core.recipe import Recipe
-    from fp8core.sharded import Cut
 
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
 __all__ = ["NEVER_OFFERED", "WHY_NOT", "Float8Linear", "reads_grad_amax"]

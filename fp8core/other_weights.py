@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from fp8core.experts_interface import experts_per_token, is_experts_interface
+from fp8core.experts.interface import experts_per_token, is_experts_interface
+from fp8core.experts.moe import EXPERTS_BY_DEFAULT, GroupedMatmul
 from fp8core.linear import NEVER_OFFERED, WHY_NOT
-from fp8core.moe import EXPERTS_BY_DEFAULT, GroupedMatmul
 from fp8core.transposed import is_transposed_linear
 
 if TYPE_CHECKING:

@@ -35,11 +35,8 @@ from torch import nn
 from fp8core.arguments import check_type
 from fp8core.grad_amax import leave
 from fp8core.history import amaxes_of_pass
-from fp8core.kernels import ops, reference
-from fp8core.linear import reads_grad_amax
-from fp8core.operands import expected_amax
-from fp8core.scaling import check_hp
-from fp8core.shared_input import (
+from fp8core.inputs.operands import expected_amax
+from fp8core.inputs.shared_input import (
     CastInput,
     after_autocast,
     cast_input,
@@ -49,11 +46,14 @@ from fp8core.shared_input import (
     shared_casts,
     without_values,
 )
+from fp8core.kernels import ops, reference
+from fp8core.linear import reads_grad_amax
+from fp8core.scaling import check_hp
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    from fp8core.inputs.shared_input import Casts
     from fp8core.linear import Float8Linear
-    from fp8core.shared_input import Casts
 
 
 class RMSNorm(nn.Module):

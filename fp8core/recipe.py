@@ -170,7 +170,7 @@ class Recipe:
         output, grad_input, grad_weight: the three GEMMs.
         backend: who multiplies, a key of `fp8core.gemm.BACKENDS`; "reference" emulates in high precision.
         kernels: who casts: "auto", the fused kernels where they run and the compiler does not do it; "always", the
-            operators `fp8core::*`; "never", plain PyTorch. The same codes and scales, see `fp8core.operands`.
+            operators `fp8core::*`; "never", plain PyTorch. The same codes and scales, see `fp8core.inputs.operands`.
         pad_inner_dim: fill dimensions up to the next multiple of 16 with zeros, which changes no result.
         fp8_all_gather: FSDP2 gathers weights as FP8 codes where one cast serves all GEMMs that read them; see
             `fp8core.distributed.fsdp`. Changes bytes on the wire and no result.

@@ -22,15 +22,15 @@ from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.grad_amax import amax_of
 from fp8core.history import AmaxMemory
-from fp8core.operands import lines_both, lines_one, made_together, serves_both, settled
-from fp8core.sharded import Seen, by_own_amax, shared_amaxes
+from fp8core.inputs.operands import lines_both, lines_one, made_together, serves_both, settled
+from fp8core.inputs.sharded import Seen, by_own_amax, shared_amaxes
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.history import Amaxes
-    from fp8core.microbatch import WeightCache
+    from fp8core.inputs.microbatch import WeightCache
+    from fp8core.inputs.sharded import Cut
     from fp8core.recipe import Gemm, Kernels, Recipe
-    from fp8core.sharded import Cut
 
 _VIEWS = (
     "ViewBackward0",
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
         return cls(recipe, None, None, trains, None, kernels)
 
     def shared(self, *tensors: Seen) -> tuple[torch.Tensor | None, ...]:
-        """The amaxes of tensors that are parts of larger ones, see `fp8core.sharded.shared_amaxes`."""
+        """The amaxes of tensors that are parts of larger ones, see `fp8core.inputs.sharded.shared_amaxes`."""
         return shared_amaxes(self.cut, self.recipe, self.amaxes, *tensors)
 
     @property

@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from harness.errors import UsageError
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,11 +52,11 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         message = "interrupted"
     except Exception as error:  # noqa: BLE001 - the last handler: an interpreter that exits waits for its processes
-        from harness import internal_error
+        from harness.cli import internal_error
 
         return internal_error.report(error)
     if "multiprocessing" in sys.modules:
-        from harness.processes import kill_children
+        from harness.machine.processes import kill_children
 
         kill_children()
     print(f"error: {message}", file=sys.stderr)
@@ -87,7 +87,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
 
 
 def _help(_: list[str]) -> int:
-    from harness.config import question, sweeps
+    from harness.cli.config import question, sweeps
 
     lines = [f"  {name:<10} {question(path)}" for name, path in sorted(sweeps().items())]
     print(USAGE.format(sweeps="\n".join(lines)), end="")
@@ -103,14 +103,14 @@ def _version(_: list[str]) -> int:
 
 
 def _sweep(words: list[str]) -> int:
-    from harness import torchrun
-    from harness.errors import unknown
+    from harness.machine import torchrun
+    from harness.store.errors import unknown
 
     if "=" not in words[0]:
         raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
 
     def sweep() -> int:
-        from harness.run import run_sweep
+        from harness.cli.run import run_sweep
 
         return run_sweep(_quietly(words))
 
@@ -118,7 +118,7 @@ def _sweep(words: list[str]) -> int:
 
 
 def _multirun(words: list[str]) -> int:
-    from harness.launch import main as launch
+    from harness.cli.launch import main as launch
 
     return launch(_quietly(words))
 
@@ -129,7 +129,7 @@ def _quietly(words: list[str]) -> list[str]:
 
 
 def _watch(words: list[str]) -> int:
-    from harness.watch import main as watch
+    from harness.engine.watch import main as watch
 
     return watch(words)
 
@@ -153,13 +153,13 @@ def _gate_selftest(words: list[str]) -> int:
 
 
 def _import(words: list[str]) -> int:
-    from harness.import_benchmark import main as import_benchmark
+    from harness.cli.import_benchmark import main as import_benchmark
 
     return import_benchmark(words)
 
 
 def _doctor(words: list[str]) -> int:
-    from harness.doctor import main as doctor
+    from harness.cli.doctor import main as doctor
 
     return doctor(words)
 
@@ -171,31 +171,31 @@ def _advise(words: list[str]) -> int:
 
 
 def _kernel(words: list[str]) -> int:
-    from harness.meter.command import main as kernel
+    from harness.advise.meter.command import main as kernel
 
     return kernel(words)
 
 
 def _diff(words: list[str]) -> int:
-    from harness.diff import main as diff
+    from harness.judge.diff import main as diff
 
     return diff(words)
 
 
 def _fleet(words: list[str]) -> int:
-    from harness.fleet import main as fleet
+    from harness.judge.fleet import main as fleet
 
     return fleet(words)
 
 
 def _gpu(words: list[str]) -> int:
-    from harness.gpu_session import main as gpu
+    from harness.cli.gpu.gpu_session import main as gpu
 
     return gpu(words)
 
 
 def _verdict_selftest(words: list[str]) -> int:
-    from harness.verdict.selftest import main as selftest
+    from harness.judge.verdict.selftest import main as selftest
 
     return selftest(words)
 

@@ -5,7 +5,7 @@
 Ranks send as many rows as tokens chose, so one small all-to-all of counts comes first, and each rank waits for it: the
 sizes of what follows must be known to Python. Rows arrive by rank and are sorted by expert, then by rank, so that the
 experts see the tokens of all ranks in the order in which one process would, and pad them to 16 themselves
-(`fp8core.moe.GroupedMatmul.pad`). Scales of tokens, channels and blocks are then those of one process; a tensorwise
+(`fp8core.experts.moe.GroupedMatmul.pad`). Scales of tokens, channels and blocks are then those of one process; a tensorwise
 scale of activations is of the tokens of one rank.
 
 What travels, a row of K elements:
@@ -32,7 +32,7 @@ from fp8core.arguments import check_known, check_type
 from fp8core.cast import dequantize
 from fp8core.distributed.fsdp_state import local_of
 from fp8core.formats import native_pair
-from fp8core.operands import cast_one
+from fp8core.inputs.operands import cast_one
 from fp8core.recipe import Cast
 from fp8core.tensor import Float8Tensor
 

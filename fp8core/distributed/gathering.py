@@ -25,12 +25,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fp8core.cast import scale_and_cast
 from fp8core.history import amaxes_of_pass, max_over_ranks
-from fp8core.operands import cast_one, serves_both
+from fp8core.inputs.operands import cast_one, serves_both
+from fp8core.inputs.sharded import Cut, Seen, shared_amaxes
+from fp8core.inputs.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
+from fp8core.inputs.two_casts import TwoCasts
 from fp8core.scaling import amax as amax_of
-from fp8core.sharded import Cut, Seen, shared_amaxes
-from fp8core.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
 from fp8core.tensor import Float8Tensor
-from fp8core.two_casts import TwoCasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class Gathered(NamedTuple):
 
     Attributes:
         part: this rank's tokens in high precision [m, K].
-        cast, dim, memory, role: as `fp8core.operands.cast_one` took them.
+        cast, dim, memory, role: as `fp8core.inputs.operands.cast_one` took them.
         local: codes of the part.
         whole: codes of all tokens [..., K], this rank's along `placement`.
         like: the DTensor that was gathered.

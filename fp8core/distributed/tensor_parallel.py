@@ -14,7 +14,7 @@
 Names, arguments and meaning are those of `torchao.float8` 0.18; torch's own ColwiseParallel and RowwiseParallel work on
 a Float8Linear as well. What these add: all-gathers of activations and of gradients in FP8 (see
 `fp8core.distributed.gathering`), delayed scaling, and an error where torch would go on. Which scales are shared by
-ranks is told in `fp8core.sharded`.
+ranks is told in `fp8core.inputs.sharded`.
 
 Async tensor parallelism (`torch._inductor.config._micro_pipeline_tp`) overlaps the very collectives that torch's styles
 issue with their GEMMs; it needs symmetric memory between NVIDIA GPUs, see `async_tp_reason`.
@@ -37,10 +37,10 @@ from fp8core.distributed.gathering import gather_input, gather_module_input, gat
 from fp8core.distributed.weight_scales import known_of
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.gemm import backend_named
+from fp8core.inputs.operands import serves_both
+from fp8core.inputs.sharded import ORDER, Cut
+from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.linear import WHY_NOT, Float8Linear
-from fp8core.operands import serves_both
-from fp8core.sharded import ORDER, Cut
-from fp8core.shared_input import CastInput, after_autocast, input_casts
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class PrepareFloat8ModuleInput(PrepareModuleInput):
     """`PrepareModuleInput` that casts before it gathers: layers that share the module's input share one FP8 all-gather.
 
     The module receives a DTensor (with use_local_output its local tensor) of a Float8Tensor, for rowwise recipes of
-    `fp8core.two_casts.TwoCasts`, which only Float8Linear can read, and views; it is for modules such as attention or an
+    `fp8core.inputs.two_casts.TwoCasts`, which only Float8Linear can read, and views; it is for modules such as attention or an
     MLP that give their input to linear layers alone.
 
     Args:

@@ -40,8 +40,8 @@ from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import local_of, refuse_partial_reshard
 from fp8core.distributed.wire import note_scale_reduction
 from fp8core.history import max_over_ranks
+from fp8core.inputs.operands import expected_amax, serves_both
 from fp8core.linear import Float8Linear
-from fp8core.operands import expected_amax, serves_both
 from fp8core.scaling import BLOCK, amax, compute_scale
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from fp8core.cast import cast_saturating, times
 from fp8core.distributed.fsdp_state import local_of
 from fp8core.distributed.gather_reasons import high_precision_reason
 from fp8core.distributed.weight_scales import known_of, scale_for_gather, shard_of, weight_cast
+from fp8core.inputs.operands import plain_reason
 from fp8core.kernels import ops
 from fp8core.linear import Float8Linear
-from fp8core.operands import plain_reason
 from fp8core.scaling import BLOCK
 from fp8core.tensor import Float8Tensor, implements
 

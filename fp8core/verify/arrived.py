@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from fp8core.distributed import gathering
+from fp8core.inputs.sharded import cut_of
+from fp8core.inputs.shared_input import CastInput
 from fp8core.linear import Float8Linear
 from fp8core.producers import RMSNorm, SwiGLU
-from fp8core.sharded import cut_of
-from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.exchanged import exchange_faults
 from fp8core.verify.operands import max_over, quantized, quietly

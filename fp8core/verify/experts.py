@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fp8core.experts.grouped import group_of_row
+from fp8core.experts.moe import GroupedMatmul
 from fp8core.gemm import backend_named
-from fp8core.grouped import group_of_row
-from fp8core.moe import GroupedMatmul
-from fp8core.shared_input import after_autocast
+from fp8core.inputs.shared_input import after_autocast
 from fp8core.verify.layers import find_node
 from fp8core.verify.operands import keeps_results, plain, quietly
 from fp8core.verify.oracle import Quantized, block_amax

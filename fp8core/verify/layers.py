@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fp8core.gemm import backend_named
+from fp8core.inputs.sharded import cut_of
+from fp8core.inputs.shared_input import CastInput
 from fp8core.linear import Float8Linear
-from fp8core.sharded import cut_of
-from fp8core.shared_input import CastInput
 from fp8core.tensor import Float8Tensor
 from fp8core.verify.accumulation import Accumulation
 from fp8core.verify.arrived import Arrived
@@ -30,8 +30,8 @@ from fp8core.verify.received import Digest, Operand, Received, cast_fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fp8core.inputs.sharded import Cut
     from fp8core.recipe import Gemm
-    from fp8core.sharded import Cut
     from fp8core.verify.oracle import Quantized
     from fp8core.verify.records import LayerProof
 

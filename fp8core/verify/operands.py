@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.history import ROLES
-from fp8core.sharded import Cut, cut_of
-from fp8core.shared_input import CastInput, after_autocast
+from fp8core.inputs.sharded import Cut, cut_of
+from fp8core.inputs.shared_input import CastInput, after_autocast
+from fp8core.inputs.two_casts import TwoCasts
 from fp8core.tensor import Float8Tensor
-from fp8core.two_casts import TwoCasts
 from fp8core.verify.oracle import Quantized, block_amax
 from fp8core.verify.received import spread
 

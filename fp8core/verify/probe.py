@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fp8core.experts.moe import GroupedMatmul
 from fp8core.history import ROLES, look
 from fp8core.linear import Float8Linear
-from fp8core.moe import GroupedMatmul
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from fp8core.audit import audit
+from fp8core.experts.moe import GroupedMatmul
 from fp8core.linear import Float8Linear
-from fp8core.moe import GroupedMatmul
 from fp8core.recipe import GEMMS
 from fp8core.verify.experts import Experts
 from fp8core.verify.layers import Linears

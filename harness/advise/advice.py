@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.advise.model import Model
     from harness.advise.rates import Rates
     from harness.advise.step import Parts, Plan
-    from harness.hardware import Device
+    from harness.machine.hardware import Device
 
 MASTER_BYTES = 16.0  # of a parameter trained by AdamW in float32: weight, gradient, two averages
 _COARSE = ("tensorwise", "delayed")

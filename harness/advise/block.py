@@ -19,7 +19,7 @@ from harness.advise.model import Linear
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.step import gemm_sizes
-from harness.hardware import named
+from harness.machine.hardware import named
 
 if TYPE_CHECKING:
     from harness.advise.casts import Recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.ceilings import TENSORWISE
+from harness.machine.ceilings import TENSORWISE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Recipe:
         by: who casts: "kernels" (fused, transposing in tiles), "compiler" (generated code), "operators" (eager code).
         casts: by tensor, forward and backward together, nothing recomputed.
         fp8_gemms: which of the three GEMMs run in FP8.
-        kind: of its products, see `harness.ceilings`.
+        kind: of its products, see `harness.machine.ceilings`.
         shares_input: layers that read one tensor read one cast of it.
         rescaled: bytes for an element of the input's gradient, where a kernel of its own applies the scales to it.
         fuses_gathers: asynchronous tensor parallelism finds its products behind what is gathered.

@@ -21,11 +21,11 @@ from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
 from harness.advise.training import WEIGHTS, traced
 from harness.advise.training import plan_of as plan_of_case
-from harness.ceilings import ceilings
-from harness.errors import UsageError, unknown
-from harness.models import MODELS, ModelSpec, UserModel, resolve
-from harness.models.user import BATCH, TARGET, canonical
-from harness.terminal import console, printable
+from harness.machine.ceilings import ceilings
+from harness.machine.terminal import console, printable
+from harness.store.errors import UsageError, unknown
+from harness.training.models import MODELS, ModelSpec, UserModel, resolve
+from harness.training.models.user import BATCH, TARGET, canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.advise import pays
+from harness.advise.advised_arms import FLOOR
 from harness.advise.step import (
     Ratio,
     layer_cost,
@@ -21,8 +23,6 @@ from harness.advise.step import (
     unexplained,
     with_interval,
 )
-from harness.advised_arms import FLOOR
-from harness.diagnosis import pays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -213,7 +213,7 @@ def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
 
 
 def break_even_width(rates: Rates, tokens: float, cast_bytes: float) -> float:
-    """Smallest K = N at which a layer wins with so many tokens and bytes an element, see `harness.diagnosis.pays`; inf if none."""
+    """Smallest K = N at which a layer wins with so many tokens and bytes an element, see `harness.advise.pays`; inf if none."""
     if not rates.has_fp8:
         return math.inf
     machine = pays.Rates(rates["bf16"], rates["fp8"], rates["bandwidth"], rates.name)

@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from harness.advise.rates import RESULT_BYTES
-from harness.ceilings import BF16, ROWWISE, TENSORWISE, Product
+from harness.machine.ceilings import BF16, ROWWISE, TENSORWISE, Product
 
 if TYPE_CHECKING:
     from harness.advise.rates import Rates
@@ -25,7 +25,7 @@ _FP8_BYTES, _BF16_BYTES = 1.0, 2.0
 
 
 def product_seconds(rates: Rates, kind: str, role: str, M: int, K: int, N: int) -> float:
-    """Seconds of [M, K] @ [K, N]; `kind` as in `harness.ceilings.Product`, `role` one of the three GEMMs."""
+    """Seconds of [M, K] @ [K, N]; `kind` as in `harness.machine.ceilings.Product`, `role` one of the three GEMMs."""
     return closed_form(rates, kind, M, K, N) * _correction(rates, kind, role, M, K, N)
 
 

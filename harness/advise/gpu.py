@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness import environment, store
-from harness.errors import UsageError
-from harness.hardware import lookup, named
-from harness.json_columns import parse
-from harness.terminal import printable
+from harness import store
+from harness.machine import environment
+from harness.machine.hardware import lookup, named
+from harness.machine.terminal import printable
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
-    from harness.hardware import Device
+    from harness.machine.hardware import Device
 
 
 def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | None]:
@@ -44,7 +45,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
                 )
                 raise UsageError(
                     f"runs={','.join(runs)}: no row is of a GPU in the peak table (found: {printable(seen)}); "
-                    "name one with gpu=, or add a literal to harness/hardware/table.py"
+                    "name one with gpu=, or add a literal to harness/machine/hardware/table.py"
                 )
         names = sorted({str(env.get("gpu") or env.get("device")) for env in envs.values()})
         frame = frame[frame["env"].isin([text for text, d in found.items() if d is device])]
@@ -60,7 +61,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
         if device is None:
             raise UsageError(
                 f"the peak of {name!r} is not known; name the nearest relative with gpu=, or add a literal to "
-                "harness/hardware/table.py"
+                "harness/machine/hardware/table.py"
             )
     return device, frame
 

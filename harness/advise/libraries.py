@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.advise.casts import TENSORS, Cast, Recipe
-from harness.ceilings import ROWWISE
+from harness.machine.ceilings import ROWWISE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

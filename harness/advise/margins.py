@@ -19,23 +19,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.advise import decide
+from harness.advise.advised_arms import FLOOR
 from harness.advise.gemm import closed_form
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import LARGE, rates_of
 from harness.advise.recipes import candidates, unavailable
 from harness.advise.step import Plan, Ratio, speedup, step_ratio
 from harness.advise.trace import trace
-from harness.advised_arms import FLOOR
-from harness.ceilings import BF16, TENSORWISE, Ceilings, Product
-from harness.hardware import DEVICES
-from harness.models import MODELS
+from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, Product
+from harness.machine.hardware import DEVICES
+from harness.training.models import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from harness.advise.casts import Recipe
     from harness.advise.rates import Rates
-    from harness.hardware import Device
+    from harness.machine.hardware import Device
 
     Source = Callable[[random.Random, bool], "Step"]
 

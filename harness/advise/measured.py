@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.gemm import closed_form
 from harness.advise.model import Linear
 from harness.advise.step import Ratio, layer_cost, speedup
-from harness.arm import Arm, arm_of
-from harness.ceilings import ceilings
-from harness.compare import paired_ratios, rows_of
-from harness.json_columns import parse
+from harness.machine.ceilings import ceilings
+from harness.store.arm import Arm, arm_of
+from harness.store.compare import paired_ratios, rows_of
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,9 +17,9 @@ from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.advise.step import Plan, Ratio, layer_cost, speedup, step_ratio, with_interval
 from harness.advise.tensor_parallel import split
 from harness.advise.trace import trace
-from harness.hardware import named
-from harness.models import MODELS, ModelSpec
-from harness.models.nanogpt import GptConfig
+from harness.machine.hardware import named
+from harness.training.models import MODELS, ModelSpec
+from harness.training.models.nanogpt import GptConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

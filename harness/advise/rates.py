@@ -11,14 +11,14 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.ceilings import TENSORWISE, Ceilings, Product
-from harness.errors import UsageError
-from harness.hardware import DEVICES, named
+from harness.machine.ceilings import TENSORWISE, Ceilings, Product
+from harness.machine.hardware import DEVICES, named
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.hardware import Device
+    from harness.machine.hardware import Device
 
 MEASURED, PUBLISHED, TYPICAL = "measured", "published", "typical"
 RESULT_BYTES = 2.0  # of an element of a product: bfloat16

@@ -1,6 +1,6 @@
 """What fp8core's recipes cost, as plain data for the prediction: bytes of each cast, GEMMs in FP8, kind of product.
 
-Eager casts are fp8core's fused kernels (`fp8core.kernels.traffic`, by way of `harness.cast_traffic`). Under torch.compile
+Eager casts are fp8core's fused kernels (`fp8core.kernels.traffic`, by way of `harness.advise.cast_traffic`). Under torch.compile
 they are generated code: bytes are those that Inductor counts (`compiled_bytes`). Which of them write a transposed result
 follows from rules, as do the bytes of a recipe that is not counted there: the amax of an input is taken where the input is made; a product's
 result (output gradient) and a weight are read once more for theirs; one cast that serves both contractions is kept as
@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
+from harness.advise.cast_traffic import TENSORS as PLACES
+from harness.advise.cast_traffic import cast_bytes, one_layout_bytes
 from harness.advise.casts import GEMMS, TENSORS, Cast, Recipe
 from harness.advise.compiled_bytes import counted
-from harness.cast_traffic import TENSORS as PLACES
-from harness.cast_traffic import cast_bytes, one_layout_bytes
-from harness.ceilings import ROWWISE, TENSORWISE
+from harness.machine.ceilings import ROWWISE, TENSORWISE
 
 if TYPE_CHECKING:
     from fp8core.recipe import Cast as CoreCast

@@ -13,8 +13,8 @@ from harness.advise.casts import GEMMS, TENSORS
 from harness.advise.measured import spread
 from harness.advise.rates import FIGURES, MEASURED
 from harness.advise.step import gemm_sizes
-from harness.report.text import number
-from harness.terminal import row, say, table
+from harness.machine.terminal import row, say, table
+from harness.store.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

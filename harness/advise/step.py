@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from harness.advise.gemm import BF16, FLOOR_S, product_seconds
-from harness.communication import (
+from harness.machine.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     REDUCE_SCATTER,

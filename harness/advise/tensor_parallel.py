@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harness.advise.step import Exchange
-from harness.errors import UsageError
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.advise.model import Linear, Model, Traffic

@@ -21,10 +21,10 @@ from fp8core import audit, convert_to_float8_training
 from fp8core.recipe import RECIPES
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.recorder import Recorder, Watch
-from harness.errors import UsageError
-from harness.models import ModelSpec, UserModel
-from harness.models.common import replace_parameters
-from harness.models.flops import register_flop_formulas
+from harness.store.errors import UsageError
+from harness.training.models import ModelSpec, UserModel
+from harness.training.models.common import replace_parameters
+from harness.training.models.flops import register_flop_formulas
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def trace(spec: ModelSpec | UserModel, batch: int, seq: int) -> Model:
     A named model is traced with one block and with two; the difference stands for each of its blocks.
 
     Args:
-        spec: as `harness.models.resolve` gives it.
+        spec: as `harness.training.models.resolve` gives it.
         batch: sequences of a forward pass.
         seq: tokens of each; of no meaning for a user's model, whose batches have their own.
 

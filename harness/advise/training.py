@@ -21,10 +21,10 @@ from harness.advise.rates import rates_of
 from harness.advise.recipes import described, unavailable
 from harness.advise.step import CHECKPOINTING, Plan
 from harness.advise.trace import trace
-from harness.ceilings import SUITES, ceilings
-from harness.compare import rows_of
-from harness.errors import UsageError
-from harness.models import ModelSpec, resolve
+from harness.machine.ceilings import SUITES, ceilings
+from harness.store.compare import rows_of
+from harness.store.errors import UsageError
+from harness.training.models import ModelSpec, resolve
 from harness.training.on_paper import skeleton
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def machine_here(device: str, run: str) -> Machine | str:
         return f"convert=advised is of the rates of the GPU here, and there is none; {_ALL}"
     name, known = here()
     if known is None:
-        return f"convert=advised: no peak of {name} is known; add a literal to harness/hardware/table.py, or {_ALL}"
+        return f"convert=advised: no peak of {name} is known; add a literal to harness/machine/hardware/table.py, or {_ALL}"
     reached, sha256 = None, ""
     if run:
         _, frame = gpu_and_rows(known.key, [run])

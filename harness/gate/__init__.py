@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from harness.errors import UsageError
 from harness.gate.codes import Exit, GateError
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

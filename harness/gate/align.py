@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness import stats
-from harness.arm import controls
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST
 from harness.gate.unit import EMPTY, KEY, RATIO, Key, Table, Unit
+from harness.store import stats
+from harness.store.arm import controls
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
     from harness.gate.sides import Mode, Side
-    from harness.stats import Vector
+    from harness.store.stats import Vector
 
 _ROUNDS = 2**32  # more than any run has, so that unit * _ROUNDS + round names a round of a unit
 

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness import stats
 from harness.gate.unit import OPERATORS as CALLS
 from harness.gate.unit import facts_of
-from harness.json_columns import parse
+from harness.store import stats
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.gate.unit import Unit
-    from harness.stats import Vector
+    from harness.store.stats import Vector
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")
 # A share of samples that waited for the host which grew by this much is no accident of one block.

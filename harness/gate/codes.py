@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from harness.errors import UsageError
+from harness.store.errors import UsageError
 
 
 class Exit(IntEnum):
@@ -17,7 +17,7 @@ class Exit(IntEnum):
     NUMERICS = 4
     NO_BASELINE = 5
     INCONCLUSIVE = 6  # only where the policy says on_inconclusive: fail
-    INTERNAL = 7  # see harness.internal_error
+    INTERNAL = 7  # see harness.cli.internal_error
 
 
 class GateError(UsageError):

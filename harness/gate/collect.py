@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.arm import from_json, stored_fields
-from harness.case import Case
-from harness.cause import Cause
 from harness.gate.sides import CONTROL_SUITE
-from harness.measurement import METRICS, Measurement
+from harness.store.arm import from_json, stored_fields
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.measurement import METRICS, Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.measurement import Status
+    from harness.store.measurement import Status
 
 CONTROL = "control"  # the worker's name of the control
 CONTROL_ARM = "bf16_mm"

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import stats
-from harness.effect import MIN_ROUNDS, Effect, all_paired
+from harness.store import stats
+from harness.store.effect import MIN_ROUNDS, Effect, all_paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.stats import Vector
+    from harness.store.stats import Vector
 
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 

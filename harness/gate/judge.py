@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import stats
-from harness.compare import noise_floors
-from harness.effect import MIN_ROUNDS
 from harness.gate.cause import Cause, cause_of
 from harness.gate.codes import Exit, GateError
 from harness.gate.decide import MOST_ROUNDS, Verdict, decide
@@ -21,15 +18,18 @@ from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
 from harness.gate.unit import Unit
 from harness.gate.units import match
+from harness.store import stats
+from harness.store.compare import noise_floors
+from harness.store.effect import MIN_ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.effect import Effect
     from harness.gate.decide import Decision
     from harness.gate.policy import Allowance, Policy
     from harness.gate.sides import Mode, Side
-    from harness.stats import Vector
+    from harness.store.effect import Effect
+    from harness.store.stats import Vector
 
 # Of the interval by which the control case is judged: it may invalidate a run in vain once in a hundred.
 CONTROL_CONFIDENCE = 0.99

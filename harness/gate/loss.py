@@ -1,4 +1,4 @@
-"""Loss: what the verdict on training (`harness.verdict`) says of the candidate's stored runs, as findings of the gate.
+"""Loss: what the verdict on training (`harness.judge.verdict`) says of the candidate's stored runs, as findings of the gate.
 
 The verdict holds each arm against the control of its own set-up, so no machine, clock or commit enters it, and the
 baseline only tells what was there before:
@@ -21,12 +21,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness import verdict
 from harness.gate.decide import Verdict
 from harness.gate.policy import Rule
 from harness.gate.unit import LOSS, Unit
-from harness.report.text import case_label
-from harness.verdict.rows import SUITE, Setup, setups
+from harness.judge import verdict
+from harness.judge.verdict.rows import SUITE, Setup, setups
+from harness.store.text import case_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.gate.policy import Policy
-    from harness.verdict import ArmVerdict
+    from harness.judge.verdict import ArmVerdict
 
 SAID = 300  # characters of a gate's sentence that a table holds
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from harness.errors import UsageError, unknown
-from harness.measurement import METRICS
+from harness.store.errors import UsageError, unknown
+from harness.store.measurement import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

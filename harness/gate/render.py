@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.gate.codes import Exit
 from harness.gate.decide import Verdict
 from harness.gate.sides import differing_fields
-from harness.measurement import to_json
+from harness.store.measurement import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UsageError
 from harness.gate import SWEEP, Parser
 from harness.gate.decide import Verdict
 from harness.gate.policy import load_policy
@@ -34,6 +33,7 @@ from harness.gate.simulate import (
     grid,
 )
 from harness.gate.sittings import Sitting, about_sittings, read_sittings
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse

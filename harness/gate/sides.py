@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from harness import store
-from harness.differences import comparable, in_words
-from harness.errors import UsageError
 from harness.gate.codes import Exit, GateError
-from harness.json_columns import parse
-from harness.measurement import Status
+from harness.store.differences import comparable, in_words
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.store.measurement import Status
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import stats, store
-from harness.errors import UsageError
+from harness import store
 from harness.gate.decide import Verdict, decide
 from harness.gate.judge import judge
 from harness.gate.sides import load_side
 from harness.gate.units import match
+from harness.store import stats
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

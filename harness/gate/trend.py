@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness import store
-from harness.arm import controls
-from harness.compare import rows_of
-from harness.errors import UsageError
 from harness.gate.sides import CONTROL_SUITE
-from harness.measurement import METRICS
-from harness.report.text import axes_of, case_label, number
+from harness.store.arm import controls
+from harness.store.compare import rows_of
+from harness.store.errors import UsageError
+from harness.store.measurement import METRICS
+from harness.store.text import axes_of, case_label, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

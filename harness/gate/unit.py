@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.json_columns import parse
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.gate.policy import Rule
-    from harness.stats import Vector
+    from harness.store.stats import Vector
 
 Key = tuple[str, ...]
 Table = dict[Key, list[Any]]  # the stored rows of each key, one a run

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.arm import controls
-from harness.cause import REFUTED
 from harness.gate.align import (
     confirmation,
     control_rounds,
@@ -21,8 +19,10 @@ from harness.gate.codes import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
 from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, facts_of
-from harness.measurement import METRICS
-from harness.report.text import axes_of, case_label
+from harness.store.arm import controls
+from harness.store.cause import REFUTED
+from harness.store.measurement import METRICS
+from harness.store.text import axes_of, case_label
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from harness.gate.policy import Better, Policy
     from harness.gate.sides import Mode, Side
-    from harness.stats import Vector
+    from harness.store.stats import Vector
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,11 @@ class Worker:
         """Composes the sweep of this tree and says where it will be measured."""
         import fp8core
         import harness
-        from harness import environment
-        from harness.config import load
-        from harness.plan import make_plan
+        from harness.cli.config import load
+        from harness.engine.plan import make_plan
+        from harness.machine import environment
         from harness.suites import SUITES
-        from harness.timing import timer_for
+        from harness.timing.rounds import timer_for
 
         for module in (harness, fp8core):
             found = Path(str(module.__file__)).resolve()
@@ -95,7 +95,7 @@ class Worker:
 
     def prepare(self, case_id: str) -> dict[str, Any]:
         """Builds every arm of a case, compiles it, counts its operators and checks it; the right ones can be timed."""
-        from harness import compiling
+        from harness.timing import compiling
 
         planned = self.cases[case_id]
         self.arms, self.resident, self.compiled = {}, {}, set()
@@ -131,7 +131,7 @@ class Worker:
         return {"rows": rows, "arms": list(self.arms)}
 
     def _prepare_arm(self, planned: Any, arm: str) -> list[dict[str, Any]]:
-        from harness import compiling
+        from harness.timing import compiling
 
         rows = []
         work = planned.suite.build(planned.case, arm, self.device)
@@ -179,7 +179,7 @@ class Worker:
 
     def block(self) -> dict[str, Any]:
         """One block of samples of every arm of the case, in an order of its own, and of the control."""
-        from harness.timing import measure, timer_for
+        from harness.timing.rounds import measure, timer_for
 
         timer = timer_for("cpu") if self.on_host else self.timer
         lead = LEAD_IN_S[self.device] if self.blocks == 0 else 0.0

@@ -25,7 +25,7 @@ from harness.peers.peer import Peer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.arm import Arm
+    from harness.store.arm import Arm
 
 __all__ = ["PEERS", "Peer", "peer_of"]
 

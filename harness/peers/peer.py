@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._autograd import DeviceType
 
-from harness.kernels_by_name import FP8_GEMM, kernel_class
+from harness.machine.kernels_by_name import FP8_GEMM, kernel_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

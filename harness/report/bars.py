@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.report import text
+from harness.judge.step_bars import held
 from harness.report.table import Cell, Column, Table
-from harness.step_bars import held
+from harness.store import text
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine

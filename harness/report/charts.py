@@ -9,13 +9,13 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from harness.arm import arm_of, arms_of
-from harness.compare import rows_of
-from harness.report import text
 from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.records import arm_records, newest
 from harness.report.verdicts import fp8_pairs
+from harness.store import text
+from harness.store.arm import arm_of, arms_of
+from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

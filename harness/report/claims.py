@@ -8,8 +8,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.report import text
 from harness.report.table import Cell, Column, Table
+from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

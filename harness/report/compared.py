@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness import stats
-from harness.compare import SECONDS, rows_of
-from harness.report import text
 from harness.report.drawing import INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Table
 from harness.report.verdicts import fp8_pairs
+from harness.store import stats, text
+from harness.store.compare import SECONDS, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

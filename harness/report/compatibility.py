@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cause import Cause
-from harness.compare import rows_of
-from harness.errors import UsageError
-from harness.report import text
 from harness.report.facts import described
 from harness.report.table import Cell, Column, Record, Table, known, resolved_of
+from harness.store import text
+from harness.store.cause import Cause
+from harness.store.compare import rows_of
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from harness.report import text
+from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.compare import TIMES
-from harness.json_columns import parse
-from harness.report import text
+from harness.store import text
+from harness.store.compare import TIMES
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -84,7 +84,7 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
     if not machine.is_gpu:
         return []
     if machine.device is None:
-        return [("published peak", f"{text.NONE}: this device is not in harness/hardware/table.py")]
+        return [("published peak", f"{text.NONE}: this device is not in harness/machine/hardware/table.py")]
     rates = [f"{dtype} {rate:g} TFLOP/s" for dtype, rate in machine.device.tflops.items()]
     return [
         ("published peak, dense", ", ".join([*rates, f"{machine.device.bandwidth_tb_s:g} TB/s"])),

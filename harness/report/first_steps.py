@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.arm import controls
-from harness.compare import rows_of
-from harness.report import text
+from harness.judge.verdict.curves import PROVED
 from harness.report.table import known, resolved_of
-from harness.verdict.curves import PROVED
+from harness.store import text
+from harness.store.arm import controls
+from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

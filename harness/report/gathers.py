@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import rows_of
-from harness.report import text
 from harness.report.table import Cell, Column, Record, Table, number_cell, resolved_of
+from harness.store import text
+from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine

@@ -12,11 +12,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness import mfu
-from harness.arm import Arm, arm_of
-from harness.compare import TIMES, rows_of, summary
-from harness.model_title import title_of
-from harness.report import text
+from harness.judge.model_title import title_of
+from harness.judge.verdict.result import percent
+from harness.machine import mfu
 from harness.report.compared import names
 from harness.report.numerics import SQNR, fp8_rows, numerics_by_arm
 from harness.report.records import arm_records, newest
@@ -24,7 +22,9 @@ from harness.report.runs import once
 from harness.report.table import Cell, Column, Table, known, resolved_of
 from harness.report.training import STYLES, is_candidate
 from harness.report.verdicts import WHAT, fp8_pairs
-from harness.verdict.result import percent
+from harness.store import text
+from harness.store.arm import Arm, arm_of
+from harness.store.compare import TIMES, rows_of, summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,12 +8,11 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING
 
-from harness import stats
-from harness.arm import baseline_of
-from harness.compare import rows_of
-from harness.report import text
 from harness.report.table import Cell, Column, Grid, Table
 from harness.report.verdicts import fp8_pairs
+from harness.store import stats, text
+from harness.store.arm import baseline_of
+from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,14 +10,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness import stats
-from harness.arm import WITHOUT_FP8, arm_of
-from harness.cause import Cause
-from harness.json_columns import parse
-from harness.report import text
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
 from harness.report.table import Cell, Spec, known, make_table
+from harness.store import stats, text
+from harness.store.arm import WITHOUT_FP8, arm_of
+from harness.store.cause import Cause
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from harness import stats
-from harness.arm import PRODUCT, arm_of
-from harness.effect import MIN_ROUNDS
-from harness.report import text
 from harness.report.records import arm_records
 from harness.report.table import Cell, Spec, axis_spec, make_table, number_cell, resolved_of
+from harness.store import stats, text
+from harness.store.arm import PRODUCT, arm_of
+from harness.store.effect import MIN_ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,12 +9,11 @@ from __future__ import annotations
 import base64
 import gzip
 import math
-import re
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from harness.report.text import printable
+from harness.store.text import code, markdown, printable
 
 if TYPE_CHECKING:
     from harness.report.table import Cell, Column, Table
@@ -70,22 +69,3 @@ def sort_key(value: object) -> str:
 def pack(text: str) -> str:
     """Text as gzip in base64, for the page to unpack; the same text gives the same bytes (mtime=0)."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
-
-
-def markdown(value: object) -> str:
-    """Text as markdown shows it, in one line: no markup and no cell border."""
-    line = " ".join(printable(str(value)).split())
-    line = re.sub(r"([\\`*\[\]|~])", r"\\\1", line)
-    line = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", line)  # between letters it is no emphasis
-    # What starts a heading, a list or an underline of one where it stands first in a paragraph.
-    line = re.sub(r"^(#+|[-+]|=+|-+)(?=\s|$)", r"\\\1", line)
-    line = re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", line)
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def code(value: object) -> str:
-    """Text between backticks: as many as it takes."""
-    line = " ".join(printable(str(value)).split())
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
-    pad = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{fence}{pad}{line}{pad}{fence}"

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.arm import Arm, arms_of, controls
-from harness.compare import FP8_DTYPES, TIMES
-from harness.json_columns import parse
-from harness.report import text
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
+from harness.store import text
+from harness.store.arm import Arm, arms_of, controls
+from harness.store.compare import FP8_DTYPES, TIMES
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     import pandas as pd

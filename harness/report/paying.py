@@ -10,13 +10,13 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from harness.arm import Arm, arm_of
-from harness.compare import SECONDS
-from harness.report import text
 from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.records import arm_records
 from harness.report.runs import once
 from harness.report.table import known, resolved_of
+from harness.store import text
+from harness.store.arm import Arm, arm_of
+from harness.store.compare import SECONDS
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine

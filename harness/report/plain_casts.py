@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.compare import rows_of
-from harness.errors import UsageError
-from harness.report import text
 from harness.report.table import resolved_of
+from harness.store import text
+from harness.store.compare import rows_of
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

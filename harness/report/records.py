@@ -9,16 +9,16 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.arm import arm_of
-from harness.compare import SECONDS, TIMES, rows_of
-from harness.json_columns import parse
 from harness.report.runs import once
 from harness.report.table import known
+from harness.store.arm import arm_of
+from harness.store.compare import SECONDS, TIMES, rows_of
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.hardware import Device
+    from harness.machine.hardware import Device
     from harness.report.runs import Machine
     from harness.report.table import Record
 

@@ -15,12 +15,13 @@ import jinja2
 from itables.utils import find_package_file
 from markupsafe import Markup
 
-from harness.report import markup, text, training, utilization, verdicts
+from harness.report import markup, training, utilization, verdicts
 from harness.report.claims import Ledger
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
 from harness.report.headline import headline, headline_rows, overview
 from harness.report.sections import Section, about_mfu, sections, shared
+from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,8 +129,8 @@ def _jinja() -> jinja2.Environment:
     environment.filters.update(
         cell=markup.cell_markdown,
         link=quote,
-        md=markup.markdown,
-        code=markup.code,
+        md=text.markdown,
+        code=text.code,
         bytes=text.bytes_,
         count=text.count,
     )

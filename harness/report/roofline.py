@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from harness.compare import FP8_DTYPES
-from harness.json_columns import parse
-from harness.report import text
 from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.records import arm_records, newest
 from harness.report.table import known
+from harness.store import text
+from harness.store.compare import FP8_DTYPES
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

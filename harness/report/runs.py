@@ -23,24 +23,25 @@ from urllib.parse import quote
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from harness import diagnosis, store
-from harness.cause import Cause
-from harness.ceilings import Ceilings, ceilings
-from harness.compare import TIMES, paired_ratios, rows_of, with_rates
-from harness.errors import UsageError
-from harness.hardware import Device, lookup
-from harness.json_columns import parse
-from harness.report import text
-from harness.schema import JSON_COLUMNS
-from harness.verdict import judge
-from harness.verdict.rows import setups
+from harness import store
+from harness.judge import diagnosis
+from harness.judge.verdict import judge
+from harness.judge.verdict.rows import setups
+from harness.machine.ceilings import Ceilings, ceilings
+from harness.machine.hardware import Device, lookup
+from harness.store import text
+from harness.store.cause import Cause
+from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.store.schema import JSON_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.diagnosis import Finding
-    from harness.verdict import ArmVerdict
-    from harness.verdict.rows import Setup
+    from harness.judge.diagnosis import Finding
+    from harness.judge.verdict import ArmVerdict
+    from harness.judge.verdict.rows import Setup
 
 
 P = ParamSpec("P")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import rows_of
-from harness.report import text
 from harness.report.table import (
     Cell,
     Spec,
@@ -16,6 +14,8 @@ from harness.report.table import (
     resolved_of,
     share_cell,
 )
+from harness.store import text
+from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine

@@ -19,7 +19,6 @@ from harness.report import (
     scaling,
     steps,
     tables,
-    text,
     tradeoff,
     training,
     training_charts,
@@ -27,6 +26,7 @@ from harness.report import (
     verdicts,
 )
 from harness.report.heatmap import heat_maps
+from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

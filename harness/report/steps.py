@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.advised_arms import FLOOR, advised_arms, verdict
-from harness.arm import controls
-from harness.compare import rows_of
-from harness.kernels_by_name import CLASSES
-from harness.measurement import METRICS
-from harness.model_title import title_of
-from harness.report import text
+from harness.advise.advised_arms import FLOOR, advised_arms, verdict
+from harness.judge.model_title import title_of
+from harness.machine.kernels_by_name import CLASSES
 from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
 from harness.report.first_steps import SUITE
 from harness.report.paying import compilations
@@ -34,13 +30,17 @@ from harness.report.table import (
     status_cell,
 )
 from harness.report.tables import COMPILE_COLUMNS, arm_cell, gain_cell, run_column
+from harness.store import text
+from harness.store.arm import controls
+from harness.store.compare import rows_of
+from harness.store.measurement import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
 
-    from harness.advised_arms import AdvisedArm
+    from harness.advise.advised_arms import AdvisedArm
     from harness.report.runs import Machine
     from harness.report.table import Record
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from harness.json_columns import parse
-from harness.report import text
+from harness.store import text
+from harness.store.json_columns import parse
 
 Record = Mapping[str, Any]
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.compare import MODES, SECONDS, rows_of, square
-from harness.measurement import METRICS
-from harness.report import text
 from harness.report.paying import FACTS, compilations
 from harness.report.records import arm_records, repeated
 from harness.report.table import (
@@ -30,6 +27,9 @@ from harness.report.table import (
     share_cell,
     status_cell,
 )
+from harness.store import text
+from harness.store.compare import MODES, SECONDS, rows_of, square
+from harness.store.measurement import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.report import text
 from harness.report.drawing import INK, STYLE, Chart, legend, mark, ratio_axis, svg
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records, newest
 from harness.report.table import known
 from harness.report.verdicts import WHAT
+from harness.store import text
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.arm import COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
-from harness.report import text
+from harness.judge.verdict import GATES, MARGIN, ArmVerdict, time_to_loss
+from harness.judge.verdict.result import percent
+from harness.judge.verdict.rows import CONTROL, NEGATIVE
 from harness.report.table import Cell, Column, Spec, Table, make_table, number_cell, share_cell
 from harness.report.verdicts import Answer, Verdict
-from harness.verdict import GATES, MARGIN, ArmVerdict, time_to_loss
-from harness.verdict.result import percent
-from harness.verdict.rows import CONTROL, NEGATIVE
+from harness.store import text
+from harness.store.arm import COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from harness.judge.verdict import GateResult
+    from harness.judge.verdict.rows import Setup
     from harness.report.runs import Machine
-    from harness.stats import Estimate
-    from harness.verdict import GateResult
-    from harness.verdict.rows import Setup
+    from harness.store.stats import Estimate
 
 STYLES = {"PASS": "pass", "WARN": "warn", "FAIL": "bad", "INCONCLUSIVE": "muted"}
 _SHORT = {"INCONCLUSIVE": "can't tell"}

@@ -9,20 +9,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from harness import stats
-from harness.arm import GOLDEN
+from harness.judge.verdict import MARGIN, ema
+from harness.judge.verdict.curves import half_life, pair
+from harness.judge.verdict.rows import CONTROL, NEGATIVE
 from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.training import is_candidate, setup_label
-from harness.verdict import MARGIN, ema
-from harness.verdict.curves import half_life, pair
-from harness.verdict.rows import CONTROL, NEGATIVE
+from harness.store import stats
+from harness.store.arm import GOLDEN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from harness.judge.verdict.rows import Setup
     from harness.report.runs import Machine
-    from harness.stats import Vector
-    from harness.verdict.rows import Setup
+    from harness.store.stats import Vector
 
 MOST_SETUPS = 6
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy

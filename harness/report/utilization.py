@@ -1,6 +1,6 @@
 """Utilization: the MFU of training steps with every denominator named, and published figures read again.
 
-The columns are those of `harness.mfu.COLUMNS` and always stand together: no single one of them can be read alone.
+The columns are those of `harness.machine.mfu.COLUMNS` and always stand together: no single one of them can be read alone.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness import mfu
-from harness.mfu_examples import EXAMPLES, NOT_FORMED, read_again
-from harness.report import text
+from harness.machine import mfu
+from harness.report.mfu_examples import EXAMPLES, NOT_FORMED, read_again
 from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Spec, Table, axis_spec, known, make_table
 from harness.report.tables import arm_cell, run_column
+from harness.store import text
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from harness.arm import baseline_of
-from harness.cause import REFUTED, Cause
-from harness.compare import MODES, TIMES, rows_of, summary
-from harness.json_columns import parse
-from harness.report import text
 from harness.report.first_steps import evidence_of, first_steps, runs_in_fp8, summary_of
 from harness.report.numerics import SQNR, Worst, fp8_rows, numerics_by_arm
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table
+from harness.store import text
+from harness.store.arm import baseline_of
+from harness.store.cause import REFUTED, Cause
+from harness.store.compare import MODES, TIMES, rows_of, summary
+from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

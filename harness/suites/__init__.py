@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.workload import Suite, TrialSuite
+    from harness.timing.workload import Suite, TrialSuite
 
 NAMES = (
     "accumulation",

@@ -22,18 +22,18 @@ from fp8core.formats import E4M3FN
 from fp8core.gemm import scaled_mm
 from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.layout import Operand, device_reason
-from harness import metrics
 from harness.suites import oracle
 from harness.suites.common import draw, generator, kernels_missing, refuse_shapes, with_defaults
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing import metrics
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 LINES = 64  # rows of A and columns of B: a tile of every kernel
 FIGURES: dict[Accumulation, str] = {

@@ -1,6 +1,6 @@
 """Suite `allgather`: what FSDP2 gains by gathering weights as FP8 codes, in bytes, collectives and time.
 
-Each arm is a launch of ranks that train a stack of linear layers (`harness.parallel.gathers`). Bytes and calls are
+Each arm is a launch of ranks that train a stack of linear layers (`harness.training.parallel.gathers`). Bytes and calls are
 counted at the collective; the loss of each arm must equal, bit for bit, that of the same layers with weights gathered in
 high precision, which are trained beside it. Times are of the same rounds: `exposed_ms` is what the step takes longer than
 one with nothing on the wire. On a CPU all ranks share the cores, and a time is a check of the mechanism.
@@ -14,20 +14,20 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from harness import ranks
-from harness.cause import Cause
-from harness.parallel.bounds import deviation
-from harness.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
+from harness.machine import ranks
 from harness.peers import PEERS
+from harness.store.cause import Cause
 from harness.suites.common import refuse_shapes, with_defaults
 from harness.suites.parallel import not_finite
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.training.parallel.bounds import deviation
+from harness.training.parallel.gathers import ALONE, HIGH, OWN, Gather, Measured, measure, weights_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 TIMEOUT_S = 180.0
 BASE = "no_fp8"

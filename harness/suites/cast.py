@@ -21,13 +21,11 @@ from torch import Tensor
 
 from fp8core.formats import as_element_format
 from fp8core.gemm.layout import Operand
-from fp8core.operands import cast_both, cast_one
+from fp8core.inputs.operands import cast_both, cast_one
 from fp8core.recipe import Cast
 from fp8core.tensor import Float8Tensor, quantize
-from harness import metrics
-from harness.arm import Arm
-from harness.compiling import fresh_compile
 from harness.peers import PEERS, Peer, peer_of
+from harness.store.arm import Arm
 from harness.suites import oracle
 from harness.suites.common import (
     Rotation,
@@ -40,11 +38,13 @@ from harness.suites.common import (
     refuse_shapes,
     with_defaults,
 )
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing import metrics
+from harness.timing.compiling import fresh_compile
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from fp8core.recipe import Granularity
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 Quantised = Float8Tensor | Operand
 # x -> its codes, and for `fused_both` those of its transpose

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from harness.case import Case, Scalar
-from harness.shapes import CUSTOM
+from harness.store.case import Case, Scalar
 from harness.suites import gemm
 from harness.suites.common import Rotation, covering, draw, generator, refuse_shapes
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.suites.shapes import CUSTOM
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

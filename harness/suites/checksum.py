@@ -27,12 +27,12 @@ from fp8core.formats import native_pair
 from fp8core.gemm import backend_named, scaled_mm
 from fp8core.gemm.layout import Operand
 from harness.suites.common import refuse_shapes, way_out, with_defaults
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 AXES: Mapping[str, Axis] = {
     "cube": Axis("rows, columns and contracted dimension of the product"),

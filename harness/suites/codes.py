@@ -22,17 +22,17 @@ from torch import Tensor
 from fp8core.cast import cast_saturating
 from fp8core.formats import Format, as_element_format
 from fp8core.kernels import ops
-from harness import metrics
-from harness.arm import Arm
-from harness.compiling import fresh_compile
+from harness.store.arm import Arm
 from harness.suites import oracle
 from harness.suites.common import compile_missing, kernels_missing, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing import metrics
+from harness.timing.compiling import fresh_compile
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 SOURCES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INPUTS = {

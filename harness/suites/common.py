@@ -13,17 +13,17 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 
 from fp8core.gemm import backend_named, layout
-from harness.cause import Cause
-from harness.compiling import compile_unavailable
-from harness.errors import one_line
-from harness.shapes import FROM_MODEL, Layer
-from harness.timers import last_level_cache_bytes
-from harness.workload import Axis, Unsupported
+from harness.store.cause import Cause
+from harness.store.errors import one_line
+from harness.suites.shapes import FROM_MODEL, Layer
+from harness.timing.compiling import compile_unavailable
+from harness.timing.timers import last_level_cache_bytes
+from harness.timing.workload import Axis, Unsupported
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
-    from harness.case import Scalar
     from harness.peers import Peer
+    from harness.store.case import Scalar
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, int, int, int]]:
 def _build(spec: Any) -> nn.Module:
     if not isinstance(spec, Mapping) or "_target_" not in spec:
         raise ValueError("shapes=from_model needs a model: model._target_=package.module.callable")
-    from harness.models.user import imported
+    from harness.training.models.user import imported
 
     target = str(spec["_target_"])
     make = imported(target, "model._target_")

@@ -1,7 +1,7 @@
 """Suite `divergence`: does FP8 train as its control does? Each arm of a case is one training run; its rows are curves.
 
 All arms of a case start from the same weights and read the same batches, those of the axis `seed`; the seeds are cases
-of their own. What is compared with what, and by which rule, is the verdict's affair (`harness.verdict`).
+of their own. What is compared with what, and by which rule, is the verdict's affair (`harness.judge.verdict`).
 
     base                 the control: no FP8
     base_eps             its weights x (1 + 1e-4 N(0, 1)): the numeric noise floor
@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
-from harness.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm
-from harness.case import expand
-from harness.cause import Cause
-from harness.device_memory import free_bytes
-from harness.errors import UsageError
+from harness.store.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm
+from harness.store.case import expand
+from harness.store.cause import Cause
+from harness.store.errors import UsageError
 from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
+from harness.timing.device_memory import free_bytes
+from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported, arm_table
 from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
-from harness.workload import ArmInfo, Axis, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 BASE, NEGATIVE = "base", "negative_control"
 PHASE = 0.2  # of the steps, in the arms that change precision
@@ -46,8 +46,8 @@ OTHER_SEEDS = 1_000_000  # added to the seed of base_other, beyond any seed that
 HELDOUT_STEP = 2**31  # held-out batches of a user's model are those of steps that no training reaches
 
 AXES: Mapping[str, Axis] = {
-    "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),
-    "data": Axis("a name of harness.data", kind="str", default="stdlib"),
+    "model": Axis("a name of harness.training.models, or a model of your own", kind="str", default="nano"),
+    "data": Axis("a name of harness.training.data", kind="str", default="stdlib"),
     "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
     "batch": Axis("sequences of a forward pass", default=8),
     "seq": Axis("tokens of a sequence", default=64),

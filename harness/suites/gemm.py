@@ -21,10 +21,8 @@ from fp8core.cast import scale_and_cast
 from fp8core.gemm import FASTEST, backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast
-from harness import metrics
-from harness.arm import PRODUCT, Arm
 from harness.peers import PEERS, Peer, peer_of
-from harness.shapes import ROLES, gemm_points
+from harness.store.arm import PRODUCT, Arm
 from harness.suites import oracle
 from harness.suites.common import (
     DATA,
@@ -42,10 +40,12 @@ from harness.suites.common import (
     with_defaults,
 )
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.suites.shapes import ROLES, gemm_points
+from harness.timing import metrics
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 BLOCKS = ("blockwise",)  # recipes whose product is fp8core's own kernel alone
 OPERATORS = {"torch": "torch._scaled_mm", "triton": "fp8core::matmul"}  # by backend

@@ -25,16 +25,13 @@ from torch import Tensor, nn
 from fp8core.convert import convert_to_float8_training
 from fp8core.gemm import backend_named, layout
 from fp8core.history import update_scales
-from fp8core.operands import casts_route
+from fp8core.inputs.operands import casts_route
 from fp8core.recipe import RECIPES, Cast, Recipe
 from fp8core.watching import count_fp8_gemms
-from harness import metrics
-from harness.arm import Arm
-from harness.cause import Cause
-from harness.compiling import fresh_compile
 from harness.peers import PEERS, Peer, peer_of
 from harness.peers.peer import fp8_kernels
-from harness.shapes import linear_points
+from harness.store.arm import Arm
+from harness.store.cause import Cause
 from harness.suites import oracle
 from harness.suites.common import (
     SIZES,
@@ -51,11 +48,14 @@ from harness.suites.common import (
     way_out,
 )
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.suites.shapes import linear_points
+from harness.timing import metrics
+from harness.timing.compiling import fresh_compile
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from fp8core.recipe import Kernels
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 Step = Callable[
     [Tensor, Tensor], tuple[Tensor, Tensor, Tensor]

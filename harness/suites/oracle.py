@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fp8core.formats import as_element_format
-from harness import metrics
-from harness.cause import Cause
-from harness.workload import Numerics
+from harness.store.cause import Cause
+from harness.timing import metrics
+from harness.timing.workload import Numerics
 
 if TYPE_CHECKING:
     from fp8core.gemm.layout import Operand

@@ -16,18 +16,18 @@ from torch import Tensor
 from fp8core.gemm import scaled_mm
 from fp8core.recipe import RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
-from harness import metrics
-from harness.arm import Arm
-from harness.shapes import ROLES
+from harness.store.arm import Arm
 from harness.suites import oracle
 from harness.suites.common import draw, generator, refuse_shapes, with_defaults
 from harness.suites.oracle import Judgement
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.suites.shapes import ROLES
+from harness.timing import metrics
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 SHARE = 1e-3  # of the elements of A
 FACTORS = {"outliers_1e2": 1e2, "outliers_1e3": 1e3, "outliers_1e4": 1e4, "outliers_1e5": 1e5}

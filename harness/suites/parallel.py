@@ -1,9 +1,9 @@
 """Suite `parallel`: does every way of training in parallel give, with every recipe, the losses of one process?
 
-A case is one way (`harness.parallel.cells`), an arm one recipe; each is a launch of ranks and some training steps of a
+A case is one way (`harness.training.parallel.cells`), an arm one recipe; each is a launch of ranks and some training steps of a
 small Llama. What comes of it is one of
 
-    ok        it ran, and its losses lie within a stated bound of the single process's (`harness.parallel.bounds`)
+    ok        it ran, and its losses lie within a stated bound of the single process's (`harness.training.parallel.bounds`)
     skipped   "refuses: ..." what fp8core said when the model was converted and wrapped; or what this machine lacks
     failed    it ran otherwise than one process does, a rank raised, died or hung
 
@@ -16,20 +16,20 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES
-from harness import ranks
-from harness.arm import Arm
-from harness.cause import Cause
-from harness.parallel import bounds
-from harness.parallel.cells import CELLS, Cell, Ran, run
-from harness.parallel.job import BATCH, SEQ, Job
+from harness.machine import ranks
+from harness.store.arm import Arm
+from harness.store.cause import Cause
 from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.training.parallel import bounds
+from harness.training.parallel.cells import CELLS, Cell, Ran, run
+from harness.training.parallel.job import BATCH, SEQ, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 BASE = "no_fp8"
 TIMEOUT_S = 120.0

@@ -14,19 +14,19 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fp8core.operands import casts_route
+from fp8core.inputs.operands import casts_route
 from fp8core.recipe import RECIPES, Recipe
-from harness.arm import Arm
-from harness.cast_traffic import cast_bytes
+from harness.advise.cast_traffic import cast_bytes
+from harness.store.arm import Arm
 from harness.suites import linear
-from harness.workload import ArmInfo, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import nn
 
-    from harness.case import Case
+    from harness.store.case import Case
 
 AXES = linear.AXES
 

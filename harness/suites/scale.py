@@ -1,6 +1,6 @@
 """Suite `scale`: what a training step would send, hold and take on GPUs that are not here. Nothing is timed.
 
-Each arm of a case is a prediction (`harness.scale`): bytes and calls of each collective from the shapes of the
+Each arm of a case is a prediction (`harness.advise.scale`): bytes and calls of each collective from the shapes of the
 parameters, memory of a rank, time of a step by part and the MFU that follows. With `proof` FSDP2 itself runs on fake
 tensors in a fake process group of that many ranks, on a model cut to two blocks, and bytes and calls must be those that
 were counted.
@@ -19,33 +19,33 @@ from typing import TYPE_CHECKING, Any
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
-from harness.arm import Arm
-from harness.case import expand
-from harness.cause import Cause
-from harness.ceilings import ceilings
-from harness.hardware import named
-from harness.models.memory import GIB
-from harness.scale.counts import given, sharding
-from harness.scale.job import BYTES, MOST_GPUS, Job
-from harness.scale.predict import check, predict
-from harness.scale.weights import weights_of
+from harness.advise.scale.counts import given, sharding
+from harness.advise.scale.job import BYTES, MOST_GPUS, Job
+from harness.advise.scale.predict import check, predict
+from harness.advise.scale.weights import weights_of
+from harness.machine.ceilings import ceilings
+from harness.machine.hardware import named
+from harness.store.arm import Arm
+from harness.store.case import expand
+from harness.store.cause import Cause
 from harness.suites.common import refuse_shapes, with_defaults
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.training.models.memory import GIB
 from harness.training.setup import CHECKPOINTING
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from harness.advise.rates import Rates
-    from harness.case import Case, Scalar
-    from harness.scale.predict import Prediction
+    from harness.advise.scale.predict import Prediction
+    from harness.store.case import Case, Scalar
 
 PROVED_BLOCKS = 2
 _BF16_GATHER = "bf16_gather"
 
 AXES: Mapping[str, Axis] = {
-    "model": Axis("a name of harness.models", kind="str", default="llama_7b"),
+    "model": Axis("a name of harness.training.models", kind="str", default="llama_7b"),
     "gpu": Axis("a GPU of the peak table", kind="str", default="h100"),
     "world": Axis(f"GPUs, at most {MOST_GPUS}", default=16),
     "batch": Axis("sequences of a forward pass of one GPU; with tp of the group", default=1),
@@ -169,7 +169,7 @@ def _series(found: Prediction) -> list[Series]:
 
 def _disproved(job: Job) -> str:
     """What FSDP2 sends that was not counted, or the other way round; "" if they agree. Tensor parallelism is left out."""
-    from harness.scale.observed import observe_fake
+    from harness.advise.scale.observed import observe_fake
 
     alone = replace(job, tp=1, world=job.dp)
     weights = replace(weights_of(job.model, job.recipe, 1), blocks=PROVED_BLOCKS)

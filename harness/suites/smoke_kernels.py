@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from fp8core.kernels import ops, reference
-from harness import metrics
-from harness.cause import Cause
+from harness.store.cause import Cause
 from harness.suites.common import generator, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing import metrics
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 METRIC = "mismatches"  # of a row that says why there is no figure
 SOURCES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -16,17 +16,17 @@ from fp8core.convert import convert_to_float8_training
 from fp8core.history import update_scales
 from fp8core.recipe import RECIPES
 from fp8core.verify import verify
-from harness import metrics
-from harness.arm import Arm
-from harness.cause import Cause
+from harness.store.arm import Arm
+from harness.store.cause import Cause
 from harness.suites.common import generator, recipe_unsupported, refuse_shapes, with_defaults
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.timing import metrics
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
 METRIC = "sqnr_db"  # of a row that says why there is no figure
 BOUND_DB = 15.0  # E5M2 has 2 bits: a product of operands so rounded lies at some 20 dB

@@ -29,13 +29,10 @@ import torch
 
 from fp8core.recipe import RECIPES
 from harness.advise import training as advice
-from harness.arm import Arm
-from harness.case import expand
-from harness.data import CORPORA
-from harness.device_memory import free_bytes
-from harness.errors import MemoryShortageError, UsageError, unknown
-from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
+from harness.store.arm import Arm
+from harness.store.case import expand
+from harness.store.errors import MemoryShortageError, UsageError, unknown
 from harness.suites.common import (
     compile_missing,
     peer_missing,
@@ -43,17 +40,20 @@ from harness.suites.common import (
     refuse_shapes,
     with_defaults,
 )
+from harness.timing.device_memory import free_bytes
+from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload, arm_table
 from harness.training import batches, captured, on_paper
+from harness.training.data import CORPORA
+from harness.training.models import ModelSpec, resolve
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
-from harness.workload import ArmInfo, Axis, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.case import Case, Scalar
+    from harness.store.case import Case, Scalar
 
-ALONE = True  # see harness.workload.runs_alone
+ALONE = True  # see harness.timing.workload.runs_alone
 MAX = "max"
 ADVISED = "advised"
 MODES = ("eager", "compile")
@@ -68,8 +68,8 @@ MODEL_PEERS = (
 )  # whose layers take activations of any shape, and biases
 
 AXES: Mapping[str, Axis] = {
-    "model": Axis("a name of harness.models, or a model of your own", kind="str", default="nano"),
-    "data": Axis("a name of harness.data", kind="str", default="stdlib"),
+    "model": Axis("a name of harness.training.models, or a model of your own", kind="str", default="nano"),
+    "data": Axis("a name of harness.training.data", kind="str", default="stdlib"),
     "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
     "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
     "batch": Axis("sequences of a forward pass", words=(MAX,), default=8),

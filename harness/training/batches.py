@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harness.data import corpus, extent
-from harness.errors import UsageError
-from harness.models import ModelSpec, resolve
+from harness.store.errors import UsageError
+from harness.training.data import corpus, extent
+from harness.training.models import ModelSpec, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-    from harness.case import Case
-    from harness.data import Corpus, Extent
+    from harness.store.case import Case
+    from harness.training.data import Corpus, Extent
 
 
 def corpus_of(model: str, data: str, path: str = "") -> Corpus | None:

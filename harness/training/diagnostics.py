@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fp8core import CastInput, Float8Linear, Float8Tensor
 from fp8core.history import AmaxMemory
-from fp8core.operands import cast_one
+from fp8core.inputs.operands import cast_one
 from fp8core.scaling import amax, spread
-from harness import metrics
+from harness.timing import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
 from fp8core.gemm import backend_named
-from harness.errors import UsageError, one_line, out_of_memory
+from harness.store.errors import UsageError, one_line, out_of_memory
+from harness.timing.workload import Series
 from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.determinism import reproducible
@@ -31,7 +32,6 @@ from harness.training.diagnostics import diagnose, untouched
 from harness.training.setup import Setup, Trainee, prepare
 from harness.training.steps import facts_of as proof_facts
 from harness.training.steps import prove
-from harness.workload import Series
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.convert import audit, convert_to_float8_training
-from fp8core.moe import convert_experts_to_float8
-from harness.cause import Cause
-from harness.errors import OUT_OF_MEMORY, UsageError
-from harness.models import ModelSpec, resolve
-from harness.models.flops import FORMULAS, counted_flops, recomputed, step_flops
-from harness.models.fused import fuse
-from harness.models.memory import GIB, fits, of_weights, predict
+from fp8core.experts.moe import convert_experts_to_float8
+from harness.store.cause import Cause
+from harness.store.errors import OUT_OF_MEMORY, UsageError
+from harness.timing.workload import Unsupported
+from harness.training.models import ModelSpec, resolve
+from harness.training.models.flops import FORMULAS, counted_flops, recomputed, step_flops
+from harness.training.models.fused import fuse
+from harness.training.models.memory import GIB, fits, of_weights, predict
 from harness.training.setup import CHECKPOINTING, Setup
-from harness.workload import Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,7 +97,7 @@ def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | Non
 
 
 def memory(setup: Setup, device: str) -> Bytes:
-    """Bytes of a step by part; see `harness.models.memory`. Compiled code needs as much or less."""
+    """Bytes of a step by part; see `harness.training.models.memory`. Compiled code needs as much or less."""
     return dict(_memory(_plain(setup), device))
 
 

@@ -23,20 +23,20 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.convert import Audit, audit, convert_to_float8_training
+from fp8core.experts.moe import convert_experts_to_float8
 from fp8core.history import update_scales
+from fp8core.inputs.microbatch import microbatches
 from fp8core.linear import Float8Linear
-from fp8core.microbatch import microbatches
-from fp8core.moe import convert_experts_to_float8
 from fp8core.recipe import RECIPES, Recipe
-from harness.compiling import fresh_compile
-from harness.errors import UsageError, unknown
 from harness.peers import PEERS
+from harness.store.errors import UsageError, unknown
+from harness.timing.compiling import fresh_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harness.models import Weights
     from harness.peers import Peer
+    from harness.training.models import Weights
 
 COMPUTE = ("fp32", "bf16_autocast", "bf16")
 CHECKPOINTING = ("none", "selective", "full")
@@ -73,7 +73,7 @@ class Setup:
     """One way to train one model.
 
     Attributes:
-        model: a name of `harness.models.MODELS`, or a user's model as JSON.
+        model: a name of `harness.training.models.MODELS`, or a user's model as JSON.
         batch: sequences of one forward pass. A step sees `batch * accumulation` of them.
         seq: tokens of a sequence.
         compute: one of `COMPUTE`.
@@ -83,7 +83,7 @@ class Setup:
         experts: of a mixture: one of `EXPERTS`.
         checkpointing: activations that are recomputed: one of `CHECKPOINTING`.
         accumulation: microbatches of a step.
-        fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.models.fused`).
+        fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.training.models.fused`).
         compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
         compiled_linears: each layer of the peer as a graph of its own, and the rest eager.
         graph: eager, and fit to be recorded as a CUDA graph (`harness.training.captured`): a step never waits.
@@ -278,14 +278,14 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
         setup: what to build.
         device: "cpu", "cuda" or "cuda:<index>".
         model: a model to take instead of building `setup.model`; it is converted in place.
-        weights: how the initial ones are drawn, as `harness.models.build` says; a user's model draws its own.
+        weights: how the initial ones are drawn, as `harness.training.models.build` says; a user's model draws its own.
 
     Raises:
         UsageError: an unknown model.
         ValueError: nothing can be converted, or the device lacks FP8 matmul for the recipe.
     """
     if model is None:
-        from harness.models import resolve  # torch-heavy, and not needed by those who bring a model
+        from harness.training.models import resolve  # torch-heavy, and not needed by those who bring a model
 
         model = resolve(setup.model).build(
             device=device,
@@ -301,7 +301,7 @@ def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: 
         if setup.experts == "fp8":
             convert_experts_to_float8(model, config=setup.recipe)
     if setup.fused_modules:
-        from harness.models.fused import fuse
+        from harness.training.models.fused import fuse
 
         model = fuse(model)
     layers = audit(model)
@@ -337,7 +337,7 @@ def _compile_each(layers: Sequence[nn.Module]) -> None:
     """Compiles layers by themselves, those of one shape to one graph.
 
     `nn.Module.compile` would not do: all layers of a class share one code object, other models' included, and with it
-    the few graphs that Dynamo keeps of each (`harness.compiling`).
+    the few graphs that Dynamo keeps of each (`harness.timing.compiling`).
     """
     of_shape: dict[torch.Size, Callable[[nn.Module, Tensor], Tensor]] = {}
     for layer in layers:

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from fp8core.verify import Proof, verify
 from fp8core.watching import count_fp8_gemms
-from harness.kernels_by_name import kernel_class
+from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
 from harness.training.diagnostics import untouched

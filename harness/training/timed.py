@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.cause import Cause
-from harness.device_memory import peak_memory
-from harness.errors import MemoryShortageError, let_go, one_line, out_of_memory
-from harness.models import ModelSpec, resolve
 from harness.peers import PEERS
-from harness.timers import Split
+from harness.store.cause import Cause
+from harness.store.errors import MemoryShortageError, let_go, one_line, out_of_memory
+from harness.timing.device_memory import peak_memory
+from harness.timing.timers import Split
+from harness.timing.workload import Numerics, Workload
 from harness.training import captured, on_paper, steps
 from harness.training.batches import corpus_of, microbatches_of
+from harness.training.models import ModelSpec, resolve
 from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, forward_of, prepare
-from harness.workload import Numerics, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

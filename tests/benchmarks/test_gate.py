@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from harness import store
-from harness.case import Case
-from harness.measurement import Measurement
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 pytestmark = pytest.mark.benchmark_bar
 

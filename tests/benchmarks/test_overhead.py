@@ -20,11 +20,11 @@ import pytest
 from toy import ToySuite
 
 from harness import store
-from harness.executor import Executor, Place
-from harness.measurement import Measurement
-from harness.plan import Plan, PlannedCase, make_plan
-from harness.timing import TimingConfig, timer_for
-from harness.workers import Conditions
+from harness.engine.executor import Executor, Place
+from harness.engine.plan import Plan, PlannedCase, make_plan
+from harness.engine.workers import Conditions
+from harness.store.measurement import Measurement
+from harness.timing.rounds import TimingConfig, timer_for
 
 pytestmark = pytest.mark.benchmark_bar
 

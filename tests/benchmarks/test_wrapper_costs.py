@@ -20,9 +20,9 @@ from torch import nn
 
 from fp8core import convert_to_float8_training, quantize
 from harness import store
-from harness.case import Case
-from harness.measurement import Measurement
 from harness.report import write_report
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 pytestmark = pytest.mark.benchmark_bar
 

@@ -32,8 +32,8 @@ import torch
 import fp8core
 import fp8core.cast
 import fp8core.gemm
-import fp8core.microbatch
-import fp8core.operands
+import fp8core.inputs.microbatch
+import fp8core.inputs.operands
 import fp8core.scaled_linear
 import fp8core.scaling
 from fp8core import E4M3FN, E5M2
@@ -51,8 +51,8 @@ amax, compute_scale = fp8core.scaling.amax, fp8core.scaling.compute_scale
 cast_saturating, cast_with_amax = fp8core.cast.cast_saturating, fp8core.cast.cast_with_amax
 mx_scale_code, lines_one, lines_both = (
     fp8core.scaling.mx_scale_code,
-    fp8core.operands.lines_one,
-    fp8core.operands.lines_both,
+    fp8core.inputs.operands.lines_one,
+    fp8core.inputs.operands.lines_both,
 )
 scaled_mm = fp8core.gemm.scaled_mm
 
@@ -201,7 +201,7 @@ def hides_infinity(x: torch.Tensor, fmt: Any, expected: torch.Tensor, **kwargs: 
 
 
 def operand_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.operands.lines_one", change), ("fp8core.scaled_linear.lines_one", change)]
+    return [("fp8core.inputs.operands.lines_one", change), ("fp8core.scaled_linear.lines_one", change)]
 
 
 def e5m2_weights(
@@ -257,7 +257,7 @@ def half_amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def kernels_of(**changes: Callable[..., Any]) -> Patches:
-    return [(f"fp8core.operands.ops.{name}", change) for name, change in changes.items()]
+    return [(f"fp8core.inputs.operands.ops.{name}", change) for name, change in changes.items()]
 
 
 def gemm_of(change: Callable[..., torch.Tensor]) -> Patches:
@@ -325,7 +325,7 @@ def drops_the_recipe(module: torch.nn.Module, config: Any = None, **kwargs: Any)
 CONVERT = fp8core.convert_to_float8_training
 OPS = types.SimpleNamespace(amax=ops.amax, cast_both=ops.cast_both, cast_rowwise_both=ops.cast_rowwise_both)
 _FAKE_FP8 = dataclasses.replace(BACKENDS["torch"], matmul=bf16_product)
-_CACHE = "fp8core.microbatch"
+_CACHE = "fp8core.inputs.microbatch"
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault

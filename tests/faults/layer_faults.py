@@ -24,7 +24,7 @@ from fault_catalogue import (
 )
 
 import fp8core
-import fp8core.grouped
+import fp8core.experts.grouped
 import fp8core.linear
 import fp8core.scaled_linear
 from fp8core import E4M3FN
@@ -33,7 +33,7 @@ from fp8core.gemm.layout import Operand
 BACKWARD = fp8core.scaled_linear._ScaledLinear.backward
 FORWARD = fp8core.linear.Float8Linear.forward
 RUN = fp8core.linear.Float8Linear._run
-GROUPED = fp8core.grouped.scaled_grouped_mm
+GROUPED = fp8core.experts.grouped.scaled_grouped_mm
 
 
 def backward_times(factor: float, *places: int) -> Patches:
@@ -112,7 +112,7 @@ def sums_in_bfloat16(self: Any, x: Any) -> torch.Tensor:
 
 
 def experts_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.grouped.scaled_grouped_mm", change)]
+    return [("fp8core.experts.grouped.scaled_grouped_mm", change)]
 
 
 def neighbours_weight(a: Any, b: Any, *args: Any) -> torch.Tensor:

@@ -21,10 +21,10 @@ from fault_catalogue import FAULTS, Fault
 
 from fp8core import RECIPES, Recipe
 from fp8core.recipe import Kernels
-from harness.case import Case
+from harness.judge.verdict import Curve, Run, Verdict, judge_pairs
+from harness.store.case import Case
 from harness.suites import divergence
 from harness.training.loop import train
-from harness.verdict import Curve, Run, Verdict, judge_pairs
 
 GATES = {"early loss": {"L3"}, "late loss": {"L4", "L4h"}, "gradient": {"L6"}}
 # These fail their gate only in runs of the table's batch or length.

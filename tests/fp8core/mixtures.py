@@ -1,4 +1,4 @@
-"""Small mixtures of experts for the tests of `fp8core.moe` and of expert parallelism."""
+"""Small mixtures of experts for the tests of `fp8core.experts.moe` and of expert parallelism."""
 
 from __future__ import annotations
 

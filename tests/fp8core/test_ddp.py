@@ -11,7 +11,7 @@ from sharding import Setting
 from torch import nn
 
 from fp8core import convert_to_float8_training, convert_to_high_precision
-from harness import ranks
+from harness.machine import ranks
 
 
 def test_ddp_equals_one_process_that_averages() -> None:

@@ -13,7 +13,7 @@ from fp8core.distributed.expert_parallel import (
     PAYLOADS,
     check_divides,
 )
-from harness import ranks
+from harness.machine import ranks
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import BACKENDS, E4M3FN, RECIPES, Float8Linear, quantize, scaled_mm
+from fp8core.experts.grouped import recipe_reason
 from fp8core.gemm import FASTEST, fastest
 from fp8core.gemm.fastest import ROUNDS
 from fp8core.gemm.grouped import one_call_reason, scaled_grouped_mm
 from fp8core.gemm.layout import Operand
-from fp8core.grouped import recipe_reason
 from fp8core.kernels import tuning
 from fp8core.watching import count_fp8_gemms
 

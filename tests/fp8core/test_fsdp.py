@@ -16,7 +16,7 @@ import sharding
 import torch
 from sharding import Setting
 
-from harness import ranks
+from harness.machine import ranks
 
 WORLDS = tuple(
     pytest.param(world, marks=[] if world in (2, 3) else pytest.mark.slow) for world in (1, 2, 3, 4, 8)

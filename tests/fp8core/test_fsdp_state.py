@@ -16,7 +16,7 @@ import torch
 from parallel_models import several
 from torch import nn
 
-from harness import ranks
+from harness.machine import ranks
 
 
 @pytest.fixture(scope="module")

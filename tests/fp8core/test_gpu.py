@@ -23,7 +23,6 @@ from fp8core import (
     SwiGLU,
     audit,
     convert_to_float8_training,
-    operands,
     quantize,
     scaled_mm,
     update_scales,
@@ -32,6 +31,7 @@ from fp8core import (
 from fp8core.cast import cast_saturating
 from fp8core.formats import ELEMENT_FORMATS, Format
 from fp8core.gemm import layout
+from fp8core.inputs import operands
 from fp8core.recipe import MX_MODES, Cast, Kernels, Recipe
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]

@@ -18,7 +18,7 @@ from fp8core import (
     grouped_mm,
     pad_groups,
 )
-from fp8core.grouped import HIGH_PRECISION, aligned_grouped_mm, alignment, group_of_row
+from fp8core.experts.grouped import HIGH_PRECISION, aligned_grouped_mm, alignment, group_of_row
 
 EXACT = (
     "rowwise",

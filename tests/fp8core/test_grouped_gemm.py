@@ -15,6 +15,7 @@ from fp8core import (
     grouped_mm,
     quantize,
 )
+from fp8core.experts.grouped import aligned_grouped_mm
 from fp8core.gemm.grouped import (
     Operand,
     arguments_of_one_call,
@@ -22,7 +23,6 @@ from fp8core.gemm.grouped import (
     one_call_reason,
     scaled_grouped_mm,
 )
-from fp8core.grouped import aligned_grouped_mm
 
 
 def test_one_call_takes_these_arguments() -> None:

@@ -11,7 +11,8 @@ from recipes import on_cpu
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fp8core import RECIPES, Float8Linear, convert_to_float8_training, microbatches, operands
+from fp8core import RECIPES, Float8Linear, convert_to_float8_training, microbatches
+from fp8core.inputs import operands
 
 
 def model_of(name: str) -> nn.Module:

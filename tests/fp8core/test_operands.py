@@ -25,11 +25,11 @@ from fp8core import (
     cast_input,
     convert_to_float8_training,
     microbatches,
-    operands,
     update_scales,
 )
 from fp8core import cast as casts
 from fp8core.history import AmaxMemory
+from fp8core.inputs import operands
 from fp8core.recipe import MX_MODES
 
 CASTS = {

@@ -12,7 +12,7 @@ import pipeline_worker as worker
 import pytest
 
 from fp8core import RECIPES, Recipe
-from harness import ranks
+from harness.machine import ranks
 
 Found = list[dict[str, Any]]
 RECIPE: dict[str, Recipe | None] = {

@@ -8,7 +8,8 @@ import pytest
 import torch
 from recipes import FIRST_THEN_SLOW, on_cpu
 
-from fp8core import E4M3FN, E5M2, RECIPES, CastInput, Float8Linear, cast_input, operands, quantize
+from fp8core import E4M3FN, E5M2, RECIPES, CastInput, Float8Linear, cast_input, quantize
+from fp8core.inputs import operands
 
 
 @pytest.fixture

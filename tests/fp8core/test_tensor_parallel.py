@@ -17,7 +17,7 @@ import torch
 from parallel_models import mlp, several
 
 from fp8core import RECIPES, Recipe, async_tp_reason, check_plan
-from harness import ranks
+from harness.machine import ranks
 
 BOUND = 1e-6  # relative, of issue 5: sums of float32 in another order, codes equal
 SMALL, LARGE = (32, 64), (128, 512)  # dim, hidden; blocks of 128 need the larger

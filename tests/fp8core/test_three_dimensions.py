@@ -16,7 +16,7 @@ from parallel_models import several
 
 from fp8core import RECIPES
 from fp8core.distributed.gather_reasons import NOT_ASKED
-from harness import ranks
+from harness.machine import ranks
 
 BOUND = 1e-6
 TWO = ("tensorwise", "delayed")

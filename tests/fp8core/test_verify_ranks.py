@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import verify_workers as workers
 
-from harness import ranks
+from harness.machine import ranks
 
 
 @cache

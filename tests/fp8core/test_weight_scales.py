@@ -17,7 +17,7 @@ from fp8core import (
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
-from harness import ranks
+from harness.machine import ranks
 
 TASKS: dict[int, dict[str, tuple[Any, tuple[Any, ...]]]] = {
     2: {

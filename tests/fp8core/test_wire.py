@@ -7,7 +7,7 @@ import torch.distributed as dist
 import wire_checks
 
 from fp8core.distributed.wire import Sent, count_collectives
-from harness import ranks
+from harness.machine import ranks
 
 
 def test_every_collective_is_counted_with_dtype_and_bytes() -> None:

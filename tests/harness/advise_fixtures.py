@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.advise.casts import Cast, Recipe
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import MEASURED, Figure, Rates, rates_of
-from harness.hardware import named
+from harness.machine.hardware import named
 
 NOTHING = Traffic(0.0, 0.0, 0, 0)
 SIX = Recipe(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.case import Case
-from harness.measurement import Measurement
-from harness.verdict import Curve, Run
+from harness.judge.verdict import Curve, Run
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
-"""Fleets made up for the tests of harness.fleet: healthy cards from a seeded generator, one of which a test breaks.
+"""Fleets made up for the tests of harness.judge.fleet: healthy cards from a seeded generator, one of which a test breaks.
 
-No number in these rows was measured. Failed rows are made as the harness makes them (`harness.rows.row`).
+No number in these rows was measured. Failed rows are made as the harness makes them (`harness.engine.rows.row`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from report_fixtures import H200, TIMING, figure, write_run
 
 from harness import store
-from harness.case import Case
-from harness.fleet.cards import cards, groups
-from harness.fleet.judge import Group, judge
-from harness.measurement import Measurement
-from harness.plan import PlannedCase
-from harness.rows import row
+from harness.engine.plan import PlannedCase
+from harness.engine.rows import row
+from harness.judge.fleet.cards import cards, groups
+from harness.judge.fleet.judge import Group, judge
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 from harness.suites import gemm
 
 if TYPE_CHECKING:

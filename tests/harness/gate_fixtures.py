@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from harness import store
-from harness.case import Case
-from harness.cause import Cause
-from harness.environment import env_id
 from harness.gate.judge import Judgement, judge
 from harness.gate.policy import Policy, load_policy
 from harness.gate.sides import CONTROL_SUITE, load_side
-from harness.measurement import Measurement
+from harness.machine.environment import env_id
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 
 ENV: Mapping[str, Any] = {
     "device": "cuda",

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from toy import ToySuite
 
-from harness.case import Case
-from harness.workload import ArmInfo, Numerics, Workload
+from harness.store.case import Case
+from harness.timing.workload import ArmInfo, Numerics, Workload
 
 
 def enter_inference_mode() -> None:

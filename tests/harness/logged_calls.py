@@ -13,12 +13,12 @@ from typing import Any
 from toy import ToySuite
 
 from harness import store
-from harness.case import Case
-from harness.executor import Executor, Outcome, Place
-from harness.plan import Plan, make_plan
-from harness.timing import TimingConfig
-from harness.workers import Conditions
-from harness.workload import Numerics, Workload
+from harness.engine.executor import Executor, Outcome, Place
+from harness.engine.plan import Plan, make_plan
+from harness.engine.workers import Conditions
+from harness.store.case import Case
+from harness.timing.rounds import TimingConfig
+from harness.timing.workload import Numerics, Workload
 
 # A block is one call. Two calls of each arm come before the first round: both of the warm-up.
 EACH = TimingConfig(

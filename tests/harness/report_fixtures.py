@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness import store
-from harness.case import Case, Scalar
-from harness.cause import Cause
-from harness.measurement import Measurement
+from harness.store.case import Case, Scalar
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from report_fixtures import Invented, absent, frame
 
-from harness.advised_arms import FLOOR, advised_arms, lines, verdict
-from harness.case import Case
-from harness.compare import paired_ratios
-from harness.diagnosis import findings
-from harness.measurement import Measurement
+from harness.advise.advised_arms import FLOOR, advised_arms, lines, verdict
+from harness.judge.diagnosis import findings
+from harness.store.case import Case
+from harness.store.compare import paired_ratios
+from harness.store.measurement import Measurement
 
 ON = {"converted": ["up", "down"], "left_in_bf16": {"proj": "0.87x"}, "predicted_step": [1.05, 0.95, 1.16]}
 OFF: dict[str, Any] = {

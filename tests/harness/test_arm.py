@@ -12,9 +12,14 @@ from curves_for_tests import control, rows_of_runs, shifted, whole_suite
 from report_fixtures import Invented, train_cases, write_run
 
 from fp8core.recipe import RECIPES
-from harness import arm as arm_module
 from harness import store
-from harness.arm import (
+from harness.cli.gpu.gpu_stages import STAGES
+from harness.judge.verdict.rows import judge
+from harness.report.claims import Ledger
+from harness.report.headline import headline, headline_rows
+from harness.report.runs import load
+from harness.store import arm as arm_module
+from harness.store.arm import (
     CONTROL_SUFFIX,
     Arm,
     arm_of,
@@ -24,16 +29,11 @@ from harness.arm import (
     stored_fields,
     without_controls,
 )
-from harness.case import Case
-from harness.compare import paired_ratios
-from harness.gpu_stages import STAGES
-from harness.measurement import Measurement
-from harness.report.claims import Ledger
-from harness.report.headline import headline, headline_rows
-from harness.report.runs import load
+from harness.store.case import Case
+from harness.store.compare import paired_ratios
+from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
-from harness.verdict.rows import judge
-from harness.workload import ArmInfo, arm_table
+from harness.timing.workload import ArmInfo, arm_table
 
 ROOT = Path(__file__).parents[2]
 DECLARED = [(suite, name) for suite, module in SUITES.items() for name in module.ARMS]
@@ -300,7 +300,7 @@ def _offences(file: Path) -> list[str]:
 
 # What looks like an arm and is none, each with what it is.
 NO_ARM_NAME = {
-    "harness/gpu_stages.py": (
+    "harness/cli/gpu/gpu_stages.py": (
         "word.startswith('arms=')",
         "removeprefix('arms=')",
     ),  # a word of a command line

@@ -25,8 +25,8 @@ from fp8core.gemm import backend_named
 from fp8core.history import ROLES, AmaxMemory
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES, Recipe
-from harness.models import resolve
 from harness.training import captured
+from harness.training.models import resolve
 from harness.training.setup import Setup, Trainee, prepare
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from harness.case import Case, expand
+from harness.store.case import Case, expand
 
 
 def test_case_id_is_the_hash_of_canonical_json() -> None:

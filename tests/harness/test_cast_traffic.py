@@ -6,7 +6,7 @@ import pytest
 
 from fp8core.kernels import traffic
 from fp8core.recipe import RECIPES
-from harness.cast_traffic import TENSORS, cast_bytes
+from harness.advise.cast_traffic import TENSORS, cast_bytes
 
 SCHEMES_OF = {  # of input, weight and grad_output
     "tensorwise": ("tensorwise both",) * 3,

@@ -13,9 +13,9 @@ import pytest
 
 import harness
 from harness import store
-from harness.cause import DEFAULT, RETRYABLE, Cause
-from harness.measurement import SCHEMA_VERSION, Measurement
-from harness.schema import JSON_COLUMNS
+from harness.store.cause import DEFAULT, RETRYABLE, Cause
+from harness.store.measurement import SCHEMA_VERSION, Measurement
+from harness.store.schema import JSON_COLUMNS
 
 WHERE: dict[str, Any] = {"run_id": "r", "sweep": "toy", "env_id": "e", "env": {}, "about": {}}
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from report_fixtures import Invented, ceiling_cases, frame, gemm_cases
 
-from harness.case import Case
-from harness.ceilings import ceilings
-from harness.measurement import Measurement
+from harness.machine.ceilings import ceilings
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path

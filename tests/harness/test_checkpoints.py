@@ -24,12 +24,12 @@ from logged_calls import EACH, WARM_CALLS, DiesInRound, logging_suite, plan, swe
 from toy import ToySuite
 
 from harness import store
-from harness.cause import Cause
-from harness.compare import paired_ratios
-from harness.measurement import Measurement
-from harness.resume import stored_cases
-from harness.timers import CpuTimer
-from harness.timing import Timing, measure
+from harness.engine.resume import stored_cases
+from harness.store.cause import Cause
+from harness.store.compare import paired_ratios
+from harness.store.measurement import Measurement
+from harness.timing.rounds import Timing, measure
+from harness.timing.timers import CpuTimer
 
 WHERE: dict[str, Any] = {"run_id": "r", "sweep": "toy", "env_id": "e", "env": {}, "about": {}}
 

@@ -15,9 +15,11 @@ import pytest
 from toy import ToySuite
 from unruly import Unruly
 
-from harness import environment, run, store
+from harness import store
 from harness.__main__ import main
-from harness.workload import Numerics, Unsupported, Workload
+from harness.cli import run
+from harness.machine import environment
+from harness.timing.workload import Numerics, Unsupported, Workload
 
 SWEEP = """\
 # Does the toy pay?

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.communication import (
+from harness.machine.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     REDUCE_SCATTER,

@@ -11,9 +11,9 @@ import pytest
 import scipy.stats
 from report_fixtures import TIMING, Invented, absent, frame, linear_cases
 
-from harness.case import Case
-from harness.compare import PRECISIONS, paired_ratios, square, summary, with_rates
-from harness.measurement import Measurement
+from harness.store.case import Case
+from harness.store.compare import PRECISIONS, paired_ratios, square, summary, with_rates
+from harness.store.measurement import Measurement
 
 CASE = Case.of("gemm", {"M": 16, "K": 32, "N": 48})
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from harness import compiling
-from harness.compiling import CompileWatch, compile_unavailable, fresh_compile
+from harness.timing import compiling
+from harness.timing.compiling import CompileWatch, compile_unavailable, fresh_compile
 
 needs_compiler = pytest.mark.skipif(
     compile_unavailable("cpu") is not None, reason=f"compile arms are off: {compile_unavailable('cpu')}"
@@ -135,7 +135,7 @@ def test_what_is_not_a_function_is_refused() -> None:
 
 def test_a_missing_compiler_is_named_with_the_way_out() -> None:
     """In a process of its own, because inductor reads CXX when it is imported."""
-    program = "from harness.compiling import compile_unavailable; print(compile_unavailable('cpu'))"
+    program = "from harness.timing.compiling import compile_unavailable; print(compile_unavailable('cpu'))"
     said = _python(program, {"CXX": "no-such-compiler"})
     assert "no-such-compiler does not run" in said
     assert "CXX" in said

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import command_line, load, question, sweeps
-from harness.errors import UsageError
+from harness.cli.config import command_line, load, question, sweeps
+from harness.store.errors import UsageError
 
 SWEEP = """\
 # Does the toy pay?

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from harness import culprits
 from harness.__main__ import main
+from harness.cli import culprits
 from harness.training.bisect import NotFP8Error, bisect
 from harness.training.loop import Curves, Result
 

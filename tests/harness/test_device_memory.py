@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.device_memory import free_bytes, peak_memory
+from harness.timing.device_memory import free_bytes, peak_memory
 
 
 class FakeAllocator:

@@ -15,14 +15,14 @@ from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifte
 from report_fixtures import CPU, H200, Invented, absent, ceiling_cases, figure, frame, linear_cases
 
 import fp8core
-from harness import diagnosis
-from harness.case import Case
-from harness.cause import Cause
-from harness.diagnosis import findings, lines
-from harness.diagnosis.finding import few, gib
-from harness.diagnosis.pays import Rates, rates
-from harness.measurement import Measurement
-from harness.verdict import Curve
+from harness.advise.pays import Rates, rates
+from harness.judge import diagnosis
+from harness.judge.diagnosis import findings, lines
+from harness.judge.diagnosis.finding import few, gib
+from harness.judge.verdict import Curve
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 
 BASE = control()
 SCHEDULE = {"rise_steps": 30, "lr": 1e-3}

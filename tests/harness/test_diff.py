@@ -14,18 +14,18 @@ import scipy.stats
 from report_fixtures import CPU, H200, TIMING, frame, gpu_run, write_run
 
 from harness.__main__ import main
-from harness.case import Case
-from harness.diff.changes import CAUSES, CLOCK, CONTROL, HOST, KERNEL, changes
-from harness.effect import unpaired
 from harness.gate import cause as gate_cause
-from harness.measurement import Measurement
+from harness.judge.diff.changes import CAUSES, CLOCK, CONTROL, HOST, KERNEL, changes
+from harness.store.case import Case
+from harness.store.effect import unpaired
+from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
 
-    from harness.diff.changes import Changes, Timed
+    from harness.judge.diff.changes import Changes, Timed
 
 CASE = Case.of("train", {"model": "gpt2", "batch": 8})
 OTHER = Case.of("train", {"model": "gpt2", "batch": 16})

@@ -12,12 +12,13 @@ from fakes import FakeNvml
 from rich.console import Console
 
 from fp8core import BACKENDS, FORMATS, RECIPES
-from harness import doctor, environment
-from harness.doctor import Finding, Unavailable, main, probe, table
-from harness.errors import UsageError
-from harness.gpu_monitor import GpuMonitor, NullMonitor
+from harness.cli import doctor
+from harness.cli.doctor import Finding, Unavailable, main, probe, table
+from harness.machine import environment
+from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
 from harness.peers import Peer
 from harness.peers.peer import import_missing
+from harness.store.errors import UsageError
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ import pytest
 import scipy.stats
 from gate_fixtures import Times, run, time_row
 
-from harness import effect, store
-from harness.compare import paired_ratios
-from harness.diff import as_dict
-from harness.diff.changes import changes
-from harness.differences import ENV_ID_FIELDS, comparable, differences, in_words
+from harness import store
 from harness.gate.render import as_json
+from harness.judge.diff import as_dict
+from harness.judge.diff.changes import changes
+from harness.store import effect
+from harness.store.compare import paired_ratios
+from harness.store.differences import ENV_ID_FIELDS, comparable, differences, in_words
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,13 +16,14 @@ import pytest
 import torch
 from fakes import FakeCuda, FakeNvml
 
-from harness import environment, store
-from harness.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
-from harness.gpu_monitor import GpuMonitor, NullMonitor
+from harness import store
+from harness.machine import environment
+from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
+from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
 
 
 def test_importing_it_leaves_torch_alone() -> None:
-    code = "import sys, harness.environment, harness.timing; sys.exit('torch' in sys.modules)"
+    code = "import sys, harness.machine.environment, harness.timing.rounds; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

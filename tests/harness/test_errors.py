@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.errors import one_line, out_of_memory
+from harness.store.errors import one_line, out_of_memory
 
 
 def test_any_error_is_one_line_with_its_name() -> None:

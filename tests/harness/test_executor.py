@@ -16,14 +16,17 @@ import pytest
 import torch
 from toy import ToySuite, nothing
 
-from harness import bench, compiling, store, timing_session
-from harness.case import Case
-from harness.executor import Executor, Outcome
-from harness.gpu_monitor import NullMonitor
-from harness.plan import Plan, make_plan
-from harness.resume import stored_cases
-from harness.timing import TimingConfig, timer_for
-from harness.workload import Numerics, Unsupported, Workload
+from harness import store
+from harness.engine import bench
+from harness.engine.executor import Executor, Outcome
+from harness.engine.plan import Plan, make_plan
+from harness.engine.resume import stored_cases
+from harness.machine.gpu_monitor import NullMonitor
+from harness.store.case import Case
+from harness.timing import compiling
+from harness.timing import session as timing_session
+from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.workload import Numerics, Unsupported, Workload
 
 QUICK = TimingConfig(
     min_rounds=3,

@@ -11,10 +11,11 @@ import pytest
 from test_executor_faults import QUICK, of_case, plan, sweep
 from unruly import FOUR, Unruly, fault
 
-from harness import store, workers
-from harness.executor import Executor
-from harness.resume import stored_cases
-from harness.timers import CpuTimer
+from harness import store
+from harness.engine import workers
+from harness.engine.executor import Executor
+from harness.engine.resume import stored_cases
+from harness.timing.timers import CpuTimer
 
 TWICE = "its process died twice (signal 9, SIGKILL) in arm"
 CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"

@@ -25,12 +25,12 @@ from unruly import Unruly
 
 from harness import store
 from harness.__main__ import main
-from harness.executor import Executor, Outcome, Place
-from harness.plan import Plan, PlannedCase, make_plan
-from harness.resume import stored_cases
-from harness.timing import TimingConfig
-from harness.workers import Conditions
-from harness.workload import Unsupported
+from harness.engine.executor import Executor, Outcome, Place
+from harness.engine.plan import Plan, PlannedCase, make_plan
+from harness.engine.resume import stored_cases
+from harness.engine.workers import Conditions
+from harness.timing.rounds import TimingConfig
+from harness.timing.workload import Unsupported
 
 QUICK = TimingConfig(
     min_rounds=2, max_rounds=2, min_samples=1, min_seconds=0.0, block_ms=0.1,

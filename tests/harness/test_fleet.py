@@ -13,14 +13,14 @@ import pytest
 from fleet_fixtures import BASE_MS, CASES, CHECK, card, env, failed, judged, names, sustained, time
 from report_fixtures import figure, write_run
 
-import harness.fleet
+import harness.judge.fleet
 from harness.__main__ import main
-from harness.case import Case
-from harness.config import load
-from harness.plan import make_plan
+from harness.cli.config import load
+from harness.engine.plan import make_plan
+from harness.store.case import Case
 from harness.suites import SUITES
 
-ROOT = Path(harness.fleet.__file__).parents[2]
+ROOT = Path(harness.judge.fleet.__file__).parents[2]
 LONG = Case.of("gemm", {"M": 8192, "K": 64, "N": 64})  # on the cards that are told to have it
 ECC = "CUDA error: uncorrectable ECC"
 

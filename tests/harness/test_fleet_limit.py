@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import harness.fleet
-from harness.config import load
-from harness.fleet.limit import RATE, TOLERANCE_SDS, limits, widening
-from harness.fleet.rates import SCORES, lines, rate
-from harness.plan import make_plan
+import harness.judge.fleet
+from harness.cli.config import load
+from harness.engine.plan import make_plan
+from harness.judge.fleet.limit import RATE, TOLERANCE_SDS, limits, widening
+from harness.judge.fleet.rates import SCORES, lines, rate
 from harness.suites import SUITES
 
-ROOT = Path(harness.fleet.__file__).parents[2]
+ROOT = Path(harness.judge.fleet.__file__).parents[2]
 
 
 @pytest.mark.parametrize(("cards", "scores"), [(3, 1), (3, 6), (5, 12), (8, 6), (16, 3), (64, 6), (300, 6)])

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from fleet_fixtures import card, env
 
-import harness.fleet
+import harness.judge.fleet
 from harness.__main__ import main
-from harness.config import load
-from harness.errors import UsageError
-from harness.fleet.request import refuse_another_card, refuse_shares
+from harness.cli.config import load
+from harness.judge.fleet.request import refuse_another_card, refuse_shares
+from harness.store.errors import UsageError
 
-SCRIPT = Path(harness.fleet.__file__).parents[2] / "docs" / "examples" / "sweep.sbatch"
+SCRIPT = Path(harness.judge.fleet.__file__).parents[2] / "docs" / "examples" / "sweep.sbatch"
 QUICK = (
     *("rounds=1", "control=false", "isolate=false", "timing.min_seconds=0", "timing.min_samples=1"),
     *("timing.warmup_min_seconds=0", "parts.checksum.axes.cube=[16]", "parts.checksum.axes.data=[codes]"),

@@ -12,13 +12,13 @@ from report_fixtures import write_run
 from torch import Tensor
 
 from harness.__main__ import main
-from harness.bench import Bench, Setting
-from harness.cause import Cause
-from harness.measurement import Measurement
-from harness.plan import PlannedCase
-from harness.rows import row
+from harness.engine.bench import Bench, Setting
+from harness.engine.plan import PlannedCase
+from harness.engine.rows import row
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 from harness.suites import checksum
-from harness.timing import TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig, timer_for
 
 PLANNED = PlannedCase("checksum", checksum, CHECK, ("bf16",))
 QUICK = TimingConfig(

@@ -13,7 +13,7 @@ from harness import store
 from harness.gate.cause import Cause, cause_of, cycle_ratio
 from harness.gate.policy import Rule
 from harness.gate.unit import Unit
-from harness.measurement import Measurement
+from harness.store.measurement import Measurement
 
 SLOWER = math.log(1.10)
 

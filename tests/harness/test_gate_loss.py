@@ -15,8 +15,8 @@ from harness.gate.codes import Exit
 from harness.gate.judge import Finding, Judgement, judge
 from harness.gate.policy import load_policy
 from harness.gate.sides import load_side
-from harness.measurement import Measurement
-from harness.verdict import Run
+from harness.judge.verdict import Run
+from harness.store.measurement import Measurement
 
 BASE = control()
 GOOD, BAD = shifted(BASE), shifted(BASE, 0.1)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.errors import UsageError
 from harness.gate.policy import DEFAULT, Match, Policy, Rule, load_policy
-from harness.measurement import METRICS
+from harness.store.errors import UsageError
+from harness.store.measurement import METRICS
 
 
 def policy_of(tmp_path: Path, text: str) -> Policy:

@@ -10,11 +10,11 @@ import pytest
 from gate_fixtures import Times, control_row, time_row, write
 
 from harness.__main__ import main
-from harness.errors import UsageError
 from harness.gate import selftest
 from harness.gate import sittings as sittings_of
 from harness.gate.policy import load_policy
 from harness.gate.simulate import NOISES, grid
+from harness.store.errors import UsageError
 
 POLICY = load_policy()
 

@@ -10,8 +10,8 @@ import pytest
 from gate_fixtures import ENV, time_row, value_row, write
 
 from harness.__main__ import main
-from harness.errors import UsageError
 from harness.gate.trend import lines_of, write_trend
+from harness.store.errors import UsageError
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from gate_fixtures import (
     write,
 )
 
-from harness.cause import Cause
 from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
 from harness.gate.judge import judge
 from harness.gate.policy import Policy
 from harness.gate.sides import load_side
-from harness.measurement import Measurement
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 
 
 def test_a_missing_case_is_no_pass(tmp_path: Path) -> None:

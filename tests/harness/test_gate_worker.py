@@ -13,10 +13,11 @@ import pytest
 import torch
 from toy import ToySuite
 
-from harness import compiling, suites
+from harness import suites
 from harness.gate import worker as module
 from harness.gate.worker import CONTROL, Worker, serve
-from harness.workload import Numerics, Unsupported, Workload
+from harness.timing import compiling
+from harness.timing.workload import Numerics, Unsupported, Workload
 
 ROOT = Path(module.__file__).resolve().parent.parent.parent
 SWEEP = """\

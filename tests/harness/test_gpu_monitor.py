@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakes import FakeNvml
 
-from harness.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, NullMonitor, monitor_for
+from harness.machine.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, NullMonitor, monitor_for
 
 READINGS = {
     "sm_clock_mhz": 1980.0,

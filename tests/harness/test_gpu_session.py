@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 from report_fixtures import CPU, Invented, frame, linear_cases
 
-from harness import gpu_commands, gpu_session, gpu_smoke, store
-from harness.compare import against, rows_of
-from harness.data import shakespeare
-from harness.errors import UsageError
-from harness.gpu_commands import CUT
-from harness.gpu_session import REHEARSAL, STAGES, Session, predicted_layers
-from harness.gpu_stages import PATIENCE, TRIES, Stage
-from harness.measurement import Measurement
+from harness import store
+from harness.cli.gpu import gpu_commands, gpu_session, gpu_smoke
+from harness.cli.gpu.gpu_commands import CUT
+from harness.cli.gpu.gpu_session import REHEARSAL, STAGES, Session, predicted_layers
+from harness.cli.gpu.gpu_stages import PATIENCE, TRIES, Stage
+from harness.store.compare import against, rows_of
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
+from harness.training.data import shakespeare
 
 SLOT = 8.5
 BUILT = 0.5  # of a part's time, before the first round
@@ -264,7 +265,7 @@ def test_packing_that_is_killed_leaves_the_files_of_before(
         Path(path).write_bytes(b"PAR1 half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.gpu_session.pq.write_table", half)
+    monkeypatch.setattr("harness.cli.gpu.gpu_session.pq.write_table", half)
     with pytest.raises(KeyboardInterrupt):
         made.pack_rows()
     assert {path: path.read_bytes() for path in (tmp_path / "out").glob("*.parquet")} == packed
@@ -438,7 +439,7 @@ def test_a_command_ends_when_the_session_is_killed(tmp_path: Path) -> None:
     command = (
         f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
     )
-    session = f"import sys; from harness.gpu_commands import run_command; run_command([sys.executable, '-c', {command!r}], 600)"
+    session = f"import sys; from harness.cli.gpu.gpu_commands import run_command; run_command([sys.executable, '-c', {command!r}], 600)"
     with subprocess.Popen([sys.executable, "-c", session]) as parent:
         _until(lambda: pid.exists() and pid.read_text() != "")
         parent.kill()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import Request, load
-from harness.gpu_schedule import is_open, next_turn, timetable
-from harness.gpu_stages import LEAST_ROUNDS, PATIENCE, STAGES, TRIES, Stage
-from harness.plan import Plan, make_plan
+from harness.cli.config import Request, load
+from harness.cli.gpu.gpu_schedule import is_open, next_turn, timetable
+from harness.cli.gpu.gpu_stages import LEAST_ROUNDS, PATIENCE, STAGES, TRIES, Stage
+from harness.engine.plan import Plan, make_plan
 from harness.suites import SUITES
-from harness.timing_session import METERED_S
+from harness.timing.session import METERED_S
 
 FIRST_SLOT_S, SLOT = 400, 8.5
 TEXT = Path(__file__).parents[2] / "docs" / "numerics.md"
@@ -98,7 +98,7 @@ def test_a_part_is_a_command_that_the_plan_accepts(stage: Stage) -> None:
 
 def test_the_titles_say_what_is_trained() -> None:
     """Oracle: the axes and the model's own number of blocks."""
-    from harness.models import MODELS
+    from harness.training.models import MODELS
 
     for stage in SWEEPS:
         if stage.sweep != "train":
@@ -122,8 +122,8 @@ def test_a_part_that_is_tried_again_has_fewer_rounds_and_may_leave_arms_out() ->
 
 def test_the_loss_is_that_of_the_published_setting() -> None:
     """Oracle: karpathy/nanoGPT, config/train_shakespeare_char.py, as far as the bar of the summary asks for it."""
-    from harness.gpu_summary import NANOGPT
-    from harness.verdict.result import MIN_SEEDS
+    from harness.cli.gpu.gpu_summary import NANOGPT
+    from harness.judge.verdict.result import MIN_SEEDS
 
     (stage,) = (stage for stage in STAGES if stage.reads_text)
     _, plan = planned(stage, "cuda")

@@ -9,8 +9,8 @@ import pytest
 
 from harness import store
 from harness.advise.measured import Check
-from harness.gpu_summary import LINES, NANOGPT, lines, of_tests
-from harness.measurement import Measurement
+from harness.cli.gpu.gpu_summary import LINES, NANOGPT, lines, of_tests
+from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path

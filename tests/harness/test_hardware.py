@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.hardware import DEVICES, Device, Other, lookup, named
+from harness.machine.hardware import DEVICES, Device, Other, lookup, named
+from harness.store.errors import UsageError
 
 BY_KEY = {device.key: device for device in DEVICES}
 PEAKS = [(device, rate) for device in DEVICES for rate in device.tflops]

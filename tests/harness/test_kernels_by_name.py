@@ -8,7 +8,7 @@ import re
 import pytest
 
 from fp8core import watching
-from harness.kernels_by_name import ATTENTION, BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
+from harness.machine.kernels_by_name import ATTENTION, BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
 
 NAMES = {
     "fp8_gemm": [

@@ -18,12 +18,13 @@ import yaml
 from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 
-from harness import launch, store
+from harness import store
 from harness.__main__ import main
-from harness.config import load as compose_request
-from harness.config import sweeps
+from harness.cli import launch
+from harness.cli.config import load as compose_request
+from harness.cli.config import sweeps
+from harness.engine.shards import of_command
 from harness.report.runs import load
-from harness.shards import of_command
 
 SWEEP = """\
 # Do shards survive?

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.measurement import METRICS, Measurement, filed, to_json
+from harness.store.measurement import METRICS, Measurement, filed, to_json
 
 
 def row(**changes: Any) -> Measurement:

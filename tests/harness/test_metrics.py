@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness import metrics
-from harness.measurement import METRICS
+from harness.store.measurement import METRICS
+from harness.timing import metrics
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 INF = float("inf")

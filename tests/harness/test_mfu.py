@@ -11,10 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import store
-from harness.compare import rows_of
-from harness.hardware import DEVICES, lookup, named
-from harness.mfu import COLUMNS, EXECUTED, FLAGS, FORMULAS, Utilization, floor_seconds, of_row, utilization
-from harness.mfu_examples import EXAMPLES, NOT_FORMED, read_again
+from harness.machine.hardware import DEVICES, lookup, named
+from harness.machine.mfu import (
+    COLUMNS,
+    EXECUTED,
+    FLAGS,
+    FORMULAS,
+    Utilization,
+    floor_seconds,
+    of_row,
+    utilization,
+)
+from harness.report.mfu_examples import EXAMPLES, NOT_FORMED, read_again
+from harness.store.compare import rows_of
 
 H200 = named("h200")
 WITH_FP8 = [device for device in DEVICES if "fp8" in device.tflops]

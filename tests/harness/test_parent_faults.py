@@ -16,8 +16,9 @@ import psutil
 import pytest
 from unruly import Unruly
 
-from harness import run, store
+from harness import store
 from harness.__main__ import main
+from harness.cli import run
 
 SWEEP = """\
 # Does the toy pay?

@@ -18,10 +18,10 @@ import harness.peers
 from fp8core.convert import convert_to_float8_training
 from fp8core.recipe import RECIPES
 from fp8core.tensor import quantize
-from harness.case import Case
-from harness.compare import MODES
 from harness.peers import PEERS, Peer, nanochat_style, scaled_mm, torchao, torchao_nocompile
 from harness.peers.peer import import_missing
+from harness.store.case import Case
+from harness.store.compare import MODES
 from harness.suites import cast, gemm, linear
 
 HELPERS = {"peer", "triton_tutorial_kernel"}

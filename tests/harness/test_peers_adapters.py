@@ -25,11 +25,11 @@ from toy import ToySuite
 
 import harness.peers
 from fp8core.recipe import RECIPES
-from harness import run
 from harness.__main__ import main
-from harness.case import Case
+from harness.cli import run
 from harness.peers import PEERS, aiter, deepgemm, torchao, torchao_mx, transformer_engine, triton_tutorial
 from harness.peers.peer import fp8_kernels
+from harness.store.case import Case
 from harness.suites import gemm, linear, train
 from harness.training.setup import Setup, prepare
 

@@ -16,13 +16,15 @@ from fakes import FakeNvml
 from toy import ToySuite
 from toy_trials import ToyTrials
 
-from harness import device_lock, environment, places, run
 from harness.__main__ import main
-from harness.errors import UsageError
-from harness.gpu_monitor import GpuMonitor
-from harness.places import Gpu, chosen, gpus
-from harness.plan import make_plan
-from harness.workers import Conditions, Pool, Tell
+from harness.cli import run
+from harness.engine import places
+from harness.engine.places import Gpu, chosen, gpus
+from harness.engine.plan import make_plan
+from harness.engine.workers import Conditions, Pool, Tell
+from harness.machine import device_lock, environment
+from harness.machine.gpu_monitor import GpuMonitor
+from harness.store.errors import UsageError
 
 GPUS = [Gpu(i, f"uuid-{i}") for i in range(4)]
 CONFIG: dict[str, Any] = {
@@ -124,7 +126,7 @@ def test_a_limit_on_host_memory_is_no_limit_of_a_gpu() -> None:
 
 HOLD = """
 import sys
-from harness.device_lock import held
+from harness.machine.device_lock import held
 with held(["fake"]):
     print("held", flush=True)
     sys.stdin.readline()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from toy import ToySuite
 
-from harness.errors import UsageError
-from harness.plan import Plan, describe, make_plan
-from harness.workload import Axis, Unsupported
+from harness.engine.plan import Plan, describe, make_plan
+from harness.store.errors import UsageError
+from harness.timing.workload import Axis, Unsupported
 
 
 def config(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from leaky import FOR_GOOD, LEAKS, Leaky
 from test_executor_faults import of_case, sweep
 
-from harness.process_state import OwnStates, UnrestorableError, differences, take
+from harness.engine.process_state import OwnStates, UnrestorableError, differences, take
 
 NUMBERS = {name: n for n, name in enumerate(LEAKS, 1)}
 
@@ -89,9 +89,9 @@ def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
 
     from fakes import FakeTime
 
-    from harness.timers import CpuTimer
-    from harness.timing import TimingConfig
-    from harness.timing_session import Session
+    from harness.timing.rounds import TimingConfig
+    from harness.timing.session import Session
+    from harness.timing.timers import CpuTimer
 
     time = FakeTime()
 

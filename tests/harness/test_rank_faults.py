@@ -10,10 +10,10 @@ import pytest
 from toy_ranks import FAULTS, TIMEOUT_S, WORLD, ToyRanks
 
 from harness import store
-from harness.executor import Executor
-from harness.plan import make_plan
-from harness.rank_faults import error, late, raised
-from harness.timing import TimingConfig
+from harness.engine.executor import Executor
+from harness.engine.plan import make_plan
+from harness.machine.rank_faults import error, late, raised
+from harness.timing.rounds import TimingConfig
 
 SAID = {
     "killed": "rank 1 of 3: was killed by SIGKILL",

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from harness import rank_faults, ranks
-from harness.ranks import GRACE_S, RanksError
+from harness.machine import rank_faults, ranks
+from harness.machine.ranks import GRACE_S, RanksError
 
 WORLD = 3
 HERE = Path(__file__)
@@ -233,7 +233,7 @@ def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     script = tmp_path / "shared.py"
     script.write_text(
         "import sys; from harness.__main__ import main; from harness import torchrun, ranks; import test_ranks as t\n"
-        "from harness.errors import UsageError\n"
+        "from harness.store.errors import UsageError\n"
         "try:\n    torchrun.shared(lambda: bool(ranks.run(t.total, 2, 1.0)))\n"
         "except UsageError as error:\n    sys.exit(str(error))\n"
     )

@@ -34,13 +34,14 @@ from report_fixtures import (
 
 from harness import store
 from harness.__main__ import main as command_line
-from harness.case import Case
-from harness.cause import Cause
-from harness.errors import UsageError
-from harness.report import charts, drawing, numerics, records, tables, text, verdicts, write_report
+from harness.report import charts, drawing, numerics, records, tables, verdicts, write_report
 from harness.report.facts import facts
 from harness.report.runs import load
 from harness.report.table import quantile
+from harness.store import text
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.errors import UsageError
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "path", "use", "rect"}
 

@@ -27,12 +27,12 @@ from report_fixtures import (
 from test_report_markup import HOSTILE
 
 from harness import store
-from harness.case import Case
-from harness.cause import Cause
-from harness.measurement import Measurement
 from harness.report import write_report
 from harness.report.runs import load
 from harness.report.utilization import mfu_table
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 
 
 def page_of(tmp_path: Path, run: Path) -> str:

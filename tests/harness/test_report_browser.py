@@ -23,8 +23,8 @@ from report_fixtures import (
 )
 
 from harness import store
-from harness.case import Case
 from harness.report import write_report
+from harness.store.case import Case
 
 PROGRAM = browser.find()
 pytestmark = pytest.mark.skipif(

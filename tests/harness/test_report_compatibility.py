@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from report_fixtures import CPU, absent, figure, write_run
 
-from harness.case import Case
-from harness.cause import Cause
-from harness.errors import UsageError
-from harness.measurement import Measurement
+from harness.engine.rows import REFUSES as OF_ROWS
 from harness.report import write_report
 from harness.report.compatibility import REFUSES, main, matrix, page, reasons, sent
 from harness.report.gathers import gathers_table
 from harness.report.runs import Machine, load
-from harness.rows import REFUSES as OF_ROWS
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
 
 ROOT = Path(__file__).parents[2]
 DOC = ROOT / "docs" / "compatibility.md"

@@ -19,12 +19,12 @@ from report_fixtures import (
     write_run,
 )
 
-from harness.case import Case
 from harness.report import charts, paying, roofline, tradeoff
 from harness.report.drawing import standalone
 from harness.report.heatmap import EDGES, MOST_M, MOST_SIDE, heat_maps
 from harness.report.runs import Machine, load
 from harness.report.verdicts import fp8_pairs
+from harness.store.case import Case
 
 
 def machine(*paths: Path) -> Machine:

@@ -23,14 +23,14 @@ from report_fixtures import (
 )
 
 from harness.__main__ import main as command_line
-from harness.arm import parse
-from harness.case import Case
-from harness.mfu_examples import NOT_FORMED
 from harness.report import compared, utilization, write_report
 from harness.report.claims import NAMED_CASES, Ledger, again
 from harness.report.headline import headline, headline_rows, overview, recipe
+from harness.report.mfu_examples import NOT_FORMED
 from harness.report.runs import Machine, Run, load
 from harness.report.table import Cell, Table
+from harness.store.arm import parse
+from harness.store.case import Case
 
 
 def machine(*paths: Path) -> Machine:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from report_fixtures import H200, TIMING, absent, figure, write_run
 
-from harness import config
 from harness.__main__ import main
-from harness.case import Case
-from harness.cause import Cause
-from harness.measurement import Measurement
+from harness.cli import config
 from harness.peers import torchao
 from harness.report import write_report
 from harness.report.league import Place, places
 from harness.report.runs import load
 from harness.report.tables import suite_table
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
 
 LAYERS = [Case.of("linear", {"M": m, "K": 64, "N": 64}) for m in (1024, 4096)]
 PRODUCT = Case.of("gemm", {"M": 1024, "K": 64, "N": 64})

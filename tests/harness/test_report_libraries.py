@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from report_fixtures import Invented, absent, tiny_run, write_run
 
-from harness.case import Case
-from harness.measurement import Measurement
 from harness.report import write_report
 from harness.report.libraries import Choice, choices
 from harness.report.runs import load
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 OURS = Case.of("gemm", {"role": "output", "M": 16384, "K": 4096, "N": 14336})
 THEIRS = Case.of("gemm", {"role": "grad_input", "M": 512, "K": 8192, "N": 1024})

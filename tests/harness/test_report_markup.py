@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from harness.report.markup import SHOWN, cell_markdown, code, markdown, pack, rows_html, sort_key
+from harness.report.markup import SHOWN, cell_markdown, pack, rows_html, sort_key
 from harness.report.table import Cell, Column, Table
-from harness.report.text import printable
+from harness.store.text import code, markdown, printable
 
 HOSTILE = (
     "<script>alert(1)</script>",

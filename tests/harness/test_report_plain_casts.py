@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from report_fixtures import CPU, H200, absent, figure, write_run
 
-from harness.case import Case
-from harness.errors import UsageError
-from harness.measurement import Measurement
 from harness.report.plain_casts import BEGIN, END, INPUTS, block, main, written
 from harness.report.runs import load
 from harness.report.verdicts import is_sound
+from harness.store.case import Case
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
 from harness.suites import codes
 
 ROOT = Path(__file__).parents[2]

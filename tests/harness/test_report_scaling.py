@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-from harness.case import Case
-from harness.measurement import Measurement
 from harness.report.runs import Machine
 from harness.report.scaling import scale_table
 from harness.store import SCHEMA
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 
 def machine(frame: pd.DataFrame) -> Machine:

@@ -11,11 +11,11 @@ from curves_for_tests import AXES, SEEDS, STEPS, case_of, control, rows_of_runs,
 from report_fixtures import CPU, KERNELS, Invented, absent, figure, train_cases, write_run
 from test_diagnosis import look
 
-from harness.case import Case
-from harness.cause import Cause
 from harness.report import steps, training, training_charts, verdicts, write_report
 from harness.report.runs import load
 from harness.report.tables import every_row
+from harness.store.case import Case
+from harness.store.cause import Cause
 
 BASE = control()
 

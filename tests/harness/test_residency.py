@@ -10,8 +10,8 @@ from tiny_lm import TinyLM, tiny_lm, tokens
 from torch import Tensor, nn
 
 from fp8core.recipe import RECIPES
-from harness.compiling import CompileWatch
 from harness.peers import torchao
+from harness.timing.compiling import CompileWatch
 from harness.training.residency import Residency, keep
 from harness.training.setup import Setup, Trainee, prepare
 

@@ -12,12 +12,12 @@ from report_fixtures import Invented, ceiling_cases, write_run
 from harness import store
 from harness.__main__ import main
 from harness.advise import training
-from harness.environment import env_id
-from harness.errors import UsageError
-from harness.measurement import Measurement
-from harness.plan import Plan, make_plan
-from harness.resume import changes, refuse, stored_arms, stored_cases
-from harness.rows import row
+from harness.engine.plan import Plan, make_plan
+from harness.engine.resume import changes, refuse, stored_arms, stored_cases
+from harness.engine.rows import row
+from harness.machine.environment import env_id
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
 from harness.suites import divergence, train
 
 TEXT = b"The same text, wherever it lies. " * 20

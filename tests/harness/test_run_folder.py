@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from toy import ToySuite, offered
 
-from harness import run_lock, store
+from harness import store
 from harness.__main__ import main
-from harness.errors import UsageError
-from harness.processes import this_host
+from harness.engine import run_lock
+from harness.machine.processes import this_host
+from harness.store.errors import UsageError
 
 WORDS = ["sweep=toy", "device=cpu"]
 

@@ -24,16 +24,16 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fp8core.distributed.wire import count_collectives
-from harness import ranks
+from harness.advise.scale.counts import Weight, exchanging, given, sharding
+from harness.advise.scale.job import Job
+from harness.advise.scale.observed import Seen, in_fake_group, mesh_of, observe, observe_fake, seen_of
+from harness.advise.scale.weights import weights_of
 from harness.advise.tensor_parallel import split
 from harness.advise.trace import trace
-from harness.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from harness.models import MODELS
-from harness.models.common import replace_parameters
-from harness.scale.counts import Weight, exchanging, given, sharding
-from harness.scale.job import Job
-from harness.scale.observed import Seen, in_fake_group, mesh_of, observe, observe_fake, seen_of
-from harness.scale.weights import weights_of
+from harness.machine import ranks
+from harness.machine.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from harness.training.models import MODELS
+from harness.training.models.common import replace_parameters
 
 BLOCKS = 2
 

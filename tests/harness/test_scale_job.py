@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.communication import Group
-from harness.errors import UsageError
-from harness.scale.job import Job
+from harness.advise.scale.job import Job
+from harness.machine.communication import Group
+from harness.store.errors import UsageError
 
 
 def job(**changes: Any) -> Job:

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from harness.advise.rates import rates_of
+from harness.advise.scale.job import Job
+from harness.advise.scale.predict import MEMORY, memory, predict, step_parts
 from harness.advise.step import CHECKPOINTING, Plan, step_cost
 from harness.advise.trace import trace
-from harness.errors import UsageError
-from harness.hardware import named
-from harness.models import MODELS
-from harness.models.flops import step_flops
-from harness.scale.job import Job
-from harness.scale.predict import MEMORY, memory, predict, step_parts
+from harness.machine.hardware import named
+from harness.store.errors import UsageError
 from harness.training import on_paper
+from harness.training.models import MODELS
+from harness.training.models.flops import step_flops
 from harness.training.setup import Setup
 
 RATES = rates_of(named("h200"))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.hardware import named
-from harness.scale.cases import LEFT_OUT, PUBLISHED
-from harness.scale.job import Job
-from harness.scale.published import Outcome, left_out, outcome, table
+from harness.advise.scale.cases import LEFT_OUT, PUBLISHED
+from harness.advise.scale.job import Job
+from harness.advise.scale.published import Outcome, left_out, outcome, table
+from harness.machine.hardware import named
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 

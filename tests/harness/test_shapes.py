@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from harness import shapes
-from harness.case import expand
-from harness.errors import UsageError
-from harness.shapes import CUSTOM, FROM_MODEL, ROLES, SHAPES, Layer, gemm_points, linear_points, merge
+from harness.store.case import expand
+from harness.store.errors import UsageError
+from harness.suites import shapes
+from harness.suites.shapes import CUSTOM, FROM_MODEL, ROLES, SHAPES, Layer, gemm_points, linear_points, merge
 
 
 def linear_parameters(name: str) -> int:

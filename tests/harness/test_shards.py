@@ -14,12 +14,12 @@ from toy import ToySuite, offered
 
 from harness import store
 from harness.__main__ import main
-from harness.case import Case
-from harness.errors import UsageError
-from harness.plan import Plan, PlannedCase
+from harness.engine.plan import Plan, PlannedCase
+from harness.engine.shards import Shard, costs, deal, of_command, parse, share
 from harness.report import runs
-from harness.shards import Shard, costs, deal, of_command, parse, share
-from harness.workload import Unsupported, Workload
+from harness.store.case import Case
+from harness.store.errors import UsageError
+from harness.timing.workload import Unsupported, Workload
 
 
 @pytest.fixture

@@ -16,15 +16,17 @@ import psutil
 import pytest
 from toy import ToySuite, offered
 
-from harness import launch, run, shards, side_by_side, store
+from harness import store
 from harness.__main__ import main
+from harness.cli import launch, run
+from harness.engine import shards, side_by_side
 
 ROOT = Path(launch.__file__).parent.parent
 # A shard of a launcher that keeps its processes, as joblib does: it works, and then waits for more.
 SHARD = """
 import sys, time
 from harness import side_by_side
-from harness.processes import interruptible
+from harness.machine.processes import interruptible
 
 side_by_side.follow(sys.argv[1])
 with interruptible(), side_by_side.at_work(sys.argv[1]) as wanted:
@@ -55,8 +57,8 @@ def run_sweep(words):
     sys.stdin.readline()
     return 0
 
-sys.modules["harness.run"] = types.ModuleType("harness.run")
-sys.modules["harness.run"].run_sweep = run_sweep
+sys.modules["harness.cli.run"] = types.ModuleType("harness.cli.run")
+sys.modules["harness.cli.run"].run_sweep = run_sweep
 for shard in sys.argv[2:]:
     job = launch.Job(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
     launch.run_shard(OmegaConf.structured(job))

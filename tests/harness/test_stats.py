@@ -11,7 +11,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import stats
+from harness.store import stats
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
 times = st.floats(1e-3, 1e3, allow_nan=False)

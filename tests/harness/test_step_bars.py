@@ -8,13 +8,13 @@ import pytest
 from report_fixtures import CPU, Invented, absent, write_run
 
 from harness import store
-from harness.case import Case
-from harness.measurement import Measurement
+from harness.judge.step_bars import BARS, held
 from harness.report.bars import bars_table
 from harness.report.claims import Ledger
 from harness.report.headline import headline_rows
 from harness.report.runs import load
-from harness.step_bars import BARS, held
+from harness.store.case import Case
+from harness.store.measurement import Measurement
 
 EAGER, PEER, COMPILED = range(len(BARS))
 

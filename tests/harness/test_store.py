@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import store
-from harness.cause import RETRYABLE, Cause
-from harness.errors import UsageError
-from harness.json_columns import parse
-from harness.measurement import Measurement
+from harness.store.cause import RETRYABLE, Cause
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.store.measurement import Measurement
 
 
 def rows(case: str, value: float = 1.0, arm: str = "a") -> list[Measurement]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fp8core.gemm.accumulate import ACCUMULATIONS, accumulate
-from harness.case import Case
+from harness.store.case import Case
 from harness.suites import accumulation
 
 

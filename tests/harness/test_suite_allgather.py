@@ -11,9 +11,9 @@ import pytest
 
 from harness import store
 from harness.__main__ import main
-from harness.case import Case
-from harness.parallel.gathers import HIGH, Block, Gather, weights_in
+from harness.store.case import Case
 from harness.suites import allgather
+from harness.training.parallel.gathers import HIGH, Block, Gather, weights_in
 
 pytestmark = pytest.mark.slow  # a dozen launches of several processes
 

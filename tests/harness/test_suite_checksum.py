@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fp8core.formats import native_pair
-from harness.case import Case
+from harness.store.case import Case
 from harness.suites import checksum
 from harness.suites.checksum import ARMS, LARGEST, REPEATS, build, digest, exact, operands
 

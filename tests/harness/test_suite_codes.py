@@ -11,7 +11,7 @@ import torch
 
 from fp8core.cast import cast_saturating
 from fp8core.formats import E4M3FN, E5M2, Format
-from harness.case import Case
+from harness.store.case import Case
 from harness.suites import codes
 
 FORMATS = {"e4m3fn": E4M3FN, "e5m2": E5M2}

@@ -12,18 +12,19 @@ import pytest
 import torch
 from model_for_training import BATCH, build
 
-from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule, operands
+from fp8core import RECIPES, Float8Linear, Float8Tensor, GroupedMatmul, PrecisionSchedule
 from fp8core.gemm.layout import Operand
+from fp8core.inputs import operands
 from harness import store
 from harness.__main__ import main
-from harness.case import Case
-from harness.errors import UsageError
+from harness.store.case import Case
+from harness.store.errors import UsageError
 from harness.suites import divergence
 from harness.suites.common import recipe_unsupported
+from harness.timing.workload import Trial
 from harness.training.bisect import Finding, bisect, locate, schedule_with
 from harness.training.loop import Job, train
 from harness.training.setup import prepare
-from harness.workload import Trial
 
 TEXT = Path(__file__).read_bytes() * 4  # any text will do
 

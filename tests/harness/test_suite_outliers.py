@@ -17,7 +17,7 @@ import torch
 from fp8core.formats import E4M3FN
 from fp8core.recipe import MX_MODES, RECIPES, Cast, Gemm, MxMode
 from fp8core.tensor import Float8Tensor, quantize
-from harness.case import Case
+from harness.store.case import Case
 from harness.suites import outliers
 
 AXES: dict[str, Any] = {"data": "randn", "role": "output", "M": 128, "K": 1024, "N": 64}

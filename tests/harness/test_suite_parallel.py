@@ -13,13 +13,17 @@ import torch.distributed as dist
 from torch import nn
 
 from fp8core import RECIPES
-from harness import ranks, store
+from harness import store
 from harness.__main__ import main
-from harness.case import Case
-from harness.config import load
-from harness.parallel import bounds, cells
-from harness.parallel.cells import CELLS
-from harness.parallel.job import (
+from harness.cli.config import load
+from harness.engine.plan import make_plan
+from harness.machine import ranks
+from harness.store.case import Case
+from harness.suites import SUITES, parallel
+from harness.suites.parallel import not_finite
+from harness.training.parallel import bounds, cells
+from harness.training.parallel.cells import CELLS
+from harness.training.parallel.job import (
     InColumns,
     InRows,
     InShares,
@@ -30,9 +34,6 @@ from harness.parallel.job import (
     in_parts,
     train,
 )
-from harness.plan import make_plan
-from harness.suites import SUITES, parallel
-from harness.suites.parallel import not_finite
 
 NAN = float("nan")
 

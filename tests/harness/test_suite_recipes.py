@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fp8core.scaled_linear
 from fp8core.convert import convert_to_float8_training
 from fp8core.recipe import RECIPES
-from harness.case import Case
+from harness.store.case import Case
 from harness.suites import linear, recipes
 from harness.suites.recipes import saved_bytes
 

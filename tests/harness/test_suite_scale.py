@@ -11,14 +11,14 @@ import pytest
 from report_fixtures import gpu_run
 
 from harness.__main__ import main
-from harness.case import Case
-from harness.compare import rows_of
-from harness.errors import UsageError
-from harness.plan import make_plan
-from harness.scale import counts
+from harness.advise.scale import counts
+from harness.engine.plan import make_plan
 from harness.store import read
+from harness.store.case import Case
+from harness.store.compare import rows_of
+from harness.store.errors import UsageError
 from harness.suites import SUITES, scale
-from harness.workload import TrialSuite
+from harness.timing.workload import TrialSuite
 
 SMALL = {"model": "llama_tiny", "gpu": "h100", "world": 8, "batch": 2, "seq": 64}
 
@@ -143,7 +143,7 @@ def test_a_sweep_stores_it_and_reports_it(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_reference_recipe_is_the_guides() -> None:
-    from harness.config import load
+    from harness.cli.config import load
 
     plan = make_plan(load(["sweep=reference_7b"], lambda asked: "cpu").config, SUITES)
     first = plan.cases[0].case

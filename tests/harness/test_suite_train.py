@@ -20,23 +20,24 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 
 from fp8core import Float8Linear
-from harness import mfu, store
+from harness import store
 from harness.advise import training
+from harness.advise.advised_arms import advised_arms
 from harness.advise.rates import rates_of
-from harness.advised_arms import advised_arms
-from harness.case import Case
-from harness.compare import paired_ratios, rows_of
-from harness.errors import MemoryShortageError, UsageError
-from harness.executor import Executor
-from harness.hardware import named
-from harness.kernels_by_name import CLASSES
-from harness.models import MODELS
-from harness.models.flops import recomputed
+from harness.engine.executor import Executor
+from harness.engine.plan import make_plan
+from harness.machine import mfu
+from harness.machine.hardware import named
+from harness.machine.kernels_by_name import CLASSES
 from harness.peers import PEERS
-from harness.plan import make_plan
+from harness.store.case import Case
+from harness.store.compare import paired_ratios, rows_of
+from harness.store.errors import MemoryShortageError, UsageError
 from harness.suites import train
-from harness.timing import TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig, timer_for
 from harness.training import captured, on_paper, setup, steps, timed
+from harness.training.models import MODELS
+from harness.training.models.flops import recomputed
 from harness.training.setup import Trainee
 
 QUICK = TimingConfig(
@@ -580,7 +581,7 @@ def test_prediction_is_of_the_setup_and_not_of_how_it_is_compiled() -> None:
 
 
 def test_a_stored_step_tells_its_mfu_and_what_recomputation_adds(tmp_path: Path) -> None:
-    """harness.mfu on real rows, as if an H200 had taken that long: PaLM's formula for bf16, blocks run again for HFU."""
+    """harness.machine.mfu on real rows, as if an H200 had taken that long: PaLM's formula for bf16, blocks run again for HFU."""
     frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"], checkpointing="full", compute="bf16")
     device = named("h200")
     times = {r["arm"]: r for r in rows_of(frame[frame["metric"] == "time_ms"])}

@@ -26,11 +26,11 @@ from fp8core.gemm import scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import MX_MODES, RECIPES, Cast
 from fp8core.tensor import Float8Tensor, quantize
-from harness.case import Case, expand
-from harness.compiling import CompileWatch, compile_unavailable
-from harness.measurement import METRICS
+from harness.store.case import Case, expand
+from harness.store.measurement import METRICS
 from harness.suites import SUITES, cast, ceilings, common, gemm, linear, oracle, outliers, recipes
-from harness.workload import ArmInfo, Axis, Numerics, Workload
+from harness.timing.compiling import CompileWatch, compile_unavailable
+from harness.timing.workload import ArmInfo, Axis, Numerics, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable

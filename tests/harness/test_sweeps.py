@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load, question, sweeps
-from harness.plan import Plan, make_plan
+from harness.cli.config import load, question, sweeps
+from harness.engine.plan import Plan, make_plan
 from harness.suites import SUITES
 from harness.suites.train import MODEL_PEERS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from harness.terminal import console, printable, row, say, table
+from harness.machine.terminal import console, printable, row, say, table
 
 HOSTILE = "[red]x[/red]\x1b[2J\x07<script>"
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from fakes import FakeCuda, FakeHold, FakeTime
 
-from harness.device_wait import HostReleased, Sleep, hold_for
-from harness.timers import CpuTimer, CudaTimer, Split, gc_paused, last_level_cache_bytes, timer_for
+from harness.timing.device_wait import HostReleased, Sleep, hold_for
+from harness.timing.timers import CpuTimer, CudaTimer, Split, gc_paused, last_level_cache_bytes, timer_for
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:
@@ -170,7 +170,7 @@ def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, f
     for name in ("Event", "synchronize", "_sleep", "current_device", "get_device_properties"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake_cuda, name))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr("harness.timers._device_buffer", fake_cuda.allocate)
+    monkeypatch.setattr("harness.timing.timers._device_buffer", fake_cuda.allocate)
     assert isinstance(timer_for("cuda"), CudaTimer)
     assert isinstance(timer_for("cuda:1"), CudaTimer)
     assert chosen == [0, 1]
@@ -291,7 +291,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from harness.wait_kernel import wait_for_host
+from harness.timing.wait_kernel import wait_for_host
 types = {"flag": "*i32", "turn": "i32", "limit_us": "i32"}
 source = ASTSource(fn=wait_for_host, signature=types, constexprs={}, attrs={(0,): [["tt.divisibility", 16]]})
 built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1})

@@ -16,10 +16,10 @@ import pytest
 import scipy.stats
 from fakes import FakeCuda, FakeHold, FakeNvml, FakeTime
 
-from harness.gpu_monitor import GpuMonitor, NullMonitor
-from harness.measurement import to_json
-from harness.timers import CpuTimer, CudaTimer
-from harness.timing import Timing, TimingConfig, measure, measure_sustained
+from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
+from harness.store.measurement import to_json
+from harness.timing.rounds import Timing, TimingConfig, measure, measure_sustained
+from harness.timing.timers import CpuTimer, CudaTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

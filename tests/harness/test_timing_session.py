@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fakes import FakeCuda, FakeTime
 
-from harness.gpu_monitor import NullMonitor
-from harness.timers import CpuTimer, CudaTimer
-from harness.timing import TimingConfig, measure
+from harness.machine.gpu_monitor import NullMonitor
+from harness.timing.rounds import TimingConfig, measure
+from harness.timing.timers import CpuTimer, CudaTimer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

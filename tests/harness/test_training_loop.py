@@ -25,7 +25,7 @@ from torch.nn import functional
 from fp8core import BACKENDS, RECIPES, Float8Linear, PrecisionSchedule, convert_to_float8_training, quantize
 from fp8core.gemm import reference
 from fp8core.history import look
-from harness.errors import UsageError
+from harness.store.errors import UsageError
 from harness.training import loop
 from harness.training.determinism import reproducible
 from harness.training.diagnostics import diagnose

@@ -15,9 +15,9 @@ from fp8core.convert import convert_to_float8_training
 from fp8core.history import update_scales
 from fp8core.linear import Float8Linear
 from fp8core.recipe import RECIPES
-from harness.compiling import CompileWatch
-from harness.errors import UsageError
 from harness.peers import PEERS, torchao
+from harness.store.errors import UsageError
+from harness.timing.compiling import CompileWatch
 from harness.training.setup import (
     CHECKPOINTING,
     COMPUTE,

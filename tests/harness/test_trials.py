@@ -18,16 +18,18 @@ import pytest
 import toy_trials
 from toy_trials import STEPS, ToyTrials
 
-from harness import bench, executor, run, store
+from harness import store
 from harness.__main__ import main
-from harness.executor import Executor, Outcome, Place
-from harness.plan import Plan, make_plan
-from harness.progress import _Log
-from harness.resume import stored_arms, stored_cases
-from harness.tasks import Task
-from harness.timing import TimingConfig, timer_for
-from harness.workers import Conditions
-from harness.workload import Suite, TrialSuite, Unsupported
+from harness.cli import run
+from harness.engine import bench, executor
+from harness.engine.executor import Executor, Outcome, Place
+from harness.engine.plan import Plan, make_plan
+from harness.engine.progress import _Log
+from harness.engine.resume import stored_arms, stored_cases
+from harness.engine.tasks import Task
+from harness.engine.workers import Conditions
+from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.workload import Suite, TrialSuite, Unsupported
 
 ARMS = ("base", "tensorwise", "rowwise", "broken")
 

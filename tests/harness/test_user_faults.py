@@ -11,9 +11,9 @@ from toy import ToySuite, nothing, offered
 
 from harness import store
 from harness.__main__ import main
-from harness.case import Case
-from harness.errors import one_line
-from harness.workload import Numerics, Unsupported, Workload
+from harness.store.case import Case
+from harness.store.errors import one_line
+from harness.timing.workload import Numerics, Unsupported, Workload
 
 WORDS = ["sweep=toy", "device=cpu", "run_id=r1"]
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.__main__ import main as command_line
-from harness.verdict import Curve, Run, judge_other_seeds, judge_pairs
-from harness.verdict.curves import ema, half_life, pair
-from harness.verdict.result import MARGIN
-from harness.verdict.selftest import BETWEEN, END, SCENARIOS, Scenario, bounds, draw, outcomes
+from harness.judge.verdict import Curve, Run, judge_other_seeds, judge_pairs
+from harness.judge.verdict.curves import ema, half_life, pair
+from harness.judge.verdict.result import MARGIN
+from harness.judge.verdict.selftest import BETWEEN, END, SCENARIOS, Scenario, bounds, draw, outcomes
 
 BASE = control()
 

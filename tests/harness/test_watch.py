@@ -12,13 +12,13 @@ import psutil
 import pytest
 from toy import ToySuite, offered
 
-from harness import watch
 from harness.__main__ import main
-from harness.case import Case
-from harness.processes import began
-from harness.runlog import PROGRESS, this_host
-from harness.watch import Part, look, summary
-from harness.workload import Workload
+from harness.engine import watch
+from harness.engine.runlog import PROGRESS, this_host
+from harness.engine.watch import Part, look, summary
+from harness.machine.processes import began
+from harness.store.case import Case
+from harness.timing.workload import Workload
 
 ROOT = Path(watch.__file__).parent.parent
 

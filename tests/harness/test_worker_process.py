@@ -1,10 +1,10 @@
-"""The name of the arm under way. Oracle: what was written; the rest of the module is tested through `harness.workers`."""
+"""The name of the arm under way. Oracle: what was written; the rest of the module is tested through `harness.engine.workers`."""
 
 from __future__ import annotations
 
 import pytest
 
-from harness.worker_process import ArmUnderWay
+from harness.engine.worker_process import ArmUnderWay
 
 
 @pytest.mark.parametrize("name", ["", "fp8_rowwise", "\u00fc" * 100])

@@ -16,10 +16,11 @@ import psutil
 import pytest
 import torch
 
-from harness import ranks, workers
-from harness.cause import Cause
-from harness.processes import ending
-from harness.workers import Conditions, Ended, Pool, Tell
+from harness.engine import workers
+from harness.engine.workers import Conditions, Ended, Pool, Tell
+from harness.machine import ranks
+from harness.machine.processes import ending
+from harness.store.cause import Cause
 
 MIB = 2**20
 

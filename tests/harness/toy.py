@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness import run
-from harness.case import Case, Scalar
-from harness.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.cli import run
+from harness.store.case import Case, Scalar
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 
 def nothing() -> None:

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from harness import ranks
-from harness.case import Case, Scalar
+from harness.machine import ranks
+from harness.store.case import Case, Scalar
 from harness.suites.parallel import not_finite
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 WORLD, TIMEOUT_S = 3, 3.0
 FAULTS = ("killed", "hangs", "nan", "shapes")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.bench import Bench
-from harness.case import Case, Scalar
-from harness.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.engine.bench import Bench
+from harness.store.case import Case, Scalar
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 
 STEPS = 5
 fault: list[str] = []  # of this process's device

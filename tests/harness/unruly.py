@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from toy import ToySuite, nothing
 
-from harness.case import Case
-from harness.errors import SpoiledError
-from harness.timers import CpuTimer
-from harness.workload import ArmInfo, Numerics, Workload
+from harness.store.case import Case
+from harness.store.errors import SpoiledError
+from harness.timing.timers import CpuTimer
+from harness.timing.workload import ArmInfo, Numerics, Workload
 
 kept: list[bytes] = []
 fault: list[str] = []  # of this process's device

@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 
 from fp8core.kernels import cast, encode, launch, launchers
-from harness.meter.build import Built, build
-from harness.meter.facts import Facts, read
-from harness.meter.record import record
+from harness.advise.meter.build import Built, build
+from harness.advise.meter.facts import Facts, read
+from harness.advise.meter.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.meter.launches import Launch
+    from harness.advise.meter.launches import Launch
 
 pytestmark = pytest.mark.skipif(launch.INTERPRETED, reason="an interpreted kernel cannot be compiled")
 M, K = 16384, 4096

@@ -9,7 +9,7 @@ import pytest
 from harness.advise import block
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
-from harness.hardware import named
+from harness.machine.hardware import named
 
 RATES = rates_of(named("h200"))
 

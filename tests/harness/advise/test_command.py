@@ -13,10 +13,10 @@ from report_fixtures import H200, cpu_run, gpu_run, write_run
 from fp8core import audit
 from harness.__main__ import main
 from harness.advise.command import Question, parse, sizes
-from harness.case import Case
-from harness.errors import UsageError
-from harness.measurement import Measurement
-from harness.models import resolve
+from harness.store.case import Case
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
+from harness.training.models import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

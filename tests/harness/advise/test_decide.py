@@ -18,9 +18,9 @@ from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.step import Plan, step_ratio
 from harness.advise.trace import trace
-from harness.hardware import named
-from harness.models import ModelSpec
-from harness.models.nanogpt import GptConfig
+from harness.machine.hardware import named
+from harness.training.models import ModelSpec
+from harness.training.models.nanogpt import GptConfig
 
 RATES = round_h200()
 PLAN = Plan(update_bytes=0.0)

@@ -12,7 +12,7 @@ from harness.advise import decide, filters
 from harness.advise.recipes import candidates
 from harness.advise.step import Plan
 from harness.advise.trace import trace
-from harness.models import resolve
+from harness.training.models import resolve
 
 RATES = round_h200()
 

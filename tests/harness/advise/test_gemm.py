@@ -8,8 +8,8 @@ import pytest
 
 from harness.advise.gemm import FLOOR_S, closed_form, product_seconds
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
-from harness.ceilings import BF16, ROWWISE, TENSORWISE, Product
-from harness.hardware import named
+from harness.machine.ceilings import BF16, ROWWISE, TENSORWISE, Product
+from harness.machine.hardware import named
 
 # machine: bandwidth (bytes/s), then (kind, M, K, N, TFLOP/s) of the product that the rate is taken from and of others
 H100 = 0.92 * 3.35e12

@@ -11,10 +11,10 @@ import pytest
 from advise_fixtures import SIX, model, round_h200
 
 from harness.advise import margins
+from harness.advise.advised_arms import FLOOR
 from harness.advise.margins import Margins, Outcome, Step, drawn, lost, named, on, outcome, outcomes
 from harness.advise.rates import MEASURED
 from harness.advise.step import Plan, Ratio
-from harness.advised_arms import FLOOR
 
 PRESENT, NONE = Margins(), Margins(1.0, 1.0, -math.inf)
 

@@ -15,9 +15,9 @@ from harness.advise.model import Linear
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.step import Plan, layer_cost
-from harness.case import Case
-from harness.ceilings import ceilings
-from harness.hardware import named
+from harness.machine.ceilings import ceilings
+from harness.machine.hardware import named
+from harness.store.case import Case
 
 if TYPE_CHECKING:
     from pathlib import Path

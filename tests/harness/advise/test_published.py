@@ -12,8 +12,8 @@ from harness.advise.case import META_H100, Case
 from harness.advise.cases import CASES
 from harness.advise.held_out import HELD_OUT
 from harness.advise.published import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
-from harness.hardware import DEVICES
-from harness.models import MODELS
+from harness.machine.hardware import DEVICES
+from harness.training.models import MODELS
 
 PAGE = Path(__file__).parents[3] / "docs" / "advise.md"
 ALL = (*CASES, *HELD_OUT)

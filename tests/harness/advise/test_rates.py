@@ -16,9 +16,9 @@ from harness.advise.rates import (
     typical_ratio,
     typical_share,
 )
-from harness.ceilings import Ceilings, Product
-from harness.errors import UsageError
-from harness.hardware import DEVICES, named
+from harness.machine.ceilings import Ceilings, Product
+from harness.machine.hardware import DEVICES, named
+from harness.store.errors import UsageError
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)

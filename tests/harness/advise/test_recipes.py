@@ -11,7 +11,7 @@ from fp8core.recipe import RECIPES
 from harness.advise.casts import GEMMS, TENSORS
 from harness.advise.compiled_bytes import COUNTED
 from harness.advise.recipes import candidates, unavailable
-from harness.hardware import DEVICES
+from harness.machine.hardware import DEVICES
 
 if TYPE_CHECKING:
     from harness.advise.casts import Recipe

@@ -21,7 +21,7 @@ from harness.advise.step import (
     unexplained,
     with_interval,
 )
-from harness.hardware import named
+from harness.machine.hardware import named
 
 RATES = round_h200()
 BARE = Plan(update_bytes=0.0)

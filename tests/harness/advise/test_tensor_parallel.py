@@ -7,8 +7,8 @@ from advise_fixtures import model
 
 from harness.advise.tensor_parallel import COLUMNS, ROWS, split
 from harness.advise.trace import trace
-from harness.errors import UsageError
-from harness.models import MODELS, resolve
+from harness.store.errors import UsageError
+from harness.training.models import MODELS, resolve
 
 
 def test_parts_add_up_and_each_block_exchanges_four_times() -> None:

@@ -1,4 +1,4 @@
-"""A step as it is traced. Oracles: `harness.models.flops`, hand counts of bytes, the sizes of published models."""
+"""A step as it is traced. Oracles: `harness.training.models.flops`, hand counts of bytes, the sizes of published models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from harness.advise.trace import layers_alone, trace, trace_module
-from harness.errors import UsageError
-from harness.models import MODELS, build, resolve
-from harness.models.flops import step_flops
+from harness.store.errors import UsageError
+from harness.training.models import MODELS, build, resolve
+from harness.training.models.flops import step_flops
 
 SMALL = [name for name, spec in MODELS.items() if spec.width <= 800 and name != "llama_moe"]
 

@@ -12,13 +12,13 @@ import torch
 from report_fixtures import Invented, ceiling_cases, cpu_run, train_cases, write_run
 
 from fp8core import RECIPES
-from harness import environment
 from harness.advise import training
 from harness.advise.command import Question, answer
 from harness.advise.rates import MEASURED, rates_of
 from harness.advise.training import Machine, advised, content, machine_here
-from harness.errors import UsageError
-from harness.hardware import named
+from harness.machine import environment
+from harness.machine.hardware import named
+from harness.store.errors import UsageError
 from harness.training.setup import Setup
 
 GPU = {"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_gib": 139.8, "power_limit_w": 700.0}
@@ -123,7 +123,7 @@ def test_a_gpu_of_the_table_has_its_published_rates(gpu: dict[str, Any]) -> None
         (
             "NVIDIA H2000",
             139.8,
-            "no peak of NVIDIA H2000 is known; add a literal to harness/hardware/table.py, or",
+            "no peak of NVIDIA H2000 is known; add a literal to harness/machine/hardware/table.py, or",
         ),
         ("NVIDIA H200", 17.0, "no peak of NVIDIA H200 is known"),
         ("NVIDIA A100-SXM4-80GB", 79.2, "A100 SXM 80GB has no FP8 matrix units"),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.data.corpus import Corpus, split
-from harness.errors import UsageError
+from harness.store.errors import UsageError
+from harness.training.data.corpus import Corpus, split
 
 
 def counting(length: int = 1000) -> Corpus:

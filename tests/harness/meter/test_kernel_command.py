@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from harness.__main__ import main
-from harness.meter import build
+from harness.advise.meter import build
 
 FILE = str(Path(__file__).with_name("kernels_to_meter.py"))
 CAST = ("x_ptr=*bf16", "y_ptr=*fp8e4nv")

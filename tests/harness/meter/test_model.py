@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.meter.model import H100, H200, LATENCY_S, Work, share_of_copy
+from harness.advise.meter.model import H100, H200, LATENCY_S, Work, share_of_copy
 
 LONG = 132 * 8 * 1000
 FREE = Work(bytes_moved=1 << 20, busiest_cycles=0, waits=0, ctas_per_sm=8, programs=LONG)

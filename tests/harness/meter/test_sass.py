@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.meter import pipes, walk
-from harness.meter.sass import UnreadableCodeError, parse
+from harness.advise.meter import pipes, walk
+from harness.advise.meter.sass import UnreadableCodeError, parse
 
 GRID = (4, 1, 1)
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from harness.errors import UsageError
-from harness.models import build
-from harness.models.common import (
+from harness.store.errors import UsageError
+from harness.training.models import build
+from harness.training.models.common import (
     INIT_STD,
     LOSS_CHUNK,
     check_checkpointing,
@@ -75,7 +75,7 @@ def test_weights_depend_on_seed_and_name_only() -> None:
 
 def test_weights_are_the_same_in_another_process() -> None:
     """Oracle: a fresh interpreter with another hash seed; Python's own hash() would fail here."""
-    code = "from harness.models import build; print(build('nano', seed=3).layers[0].mlp.up.weight.double().sum().item())"
+    code = "from harness.training.models import build; print(build('nano', seed=3).layers[0].mlp.up.weight.double().sum().item())"
     environment = {**os.environ, "PYTHONHASHSEED": "77"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment

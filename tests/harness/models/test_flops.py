@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fp8core import RECIPES, convert_experts_to_float8, convert_to_float8_training
-from harness.errors import UsageError
-from harness.models import CHECKPOINTING, MODELS, build, plain_attention
-from harness.models.flops import counted_flops, recomputed, register_flop_formulas, step_flops
-from harness.models.llama_moe import MoeConfig
+from harness.store.errors import UsageError
+from harness.training.models import CHECKPOINTING, MODELS, build, plain_attention
+from harness.training.models.flops import counted_flops, recomputed, register_flop_formulas, step_flops
+from harness.training.models.llama_moe import MoeConfig
 
 BATCH, SEQ = 2, 16
 

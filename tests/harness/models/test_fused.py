@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fp8core import RECIPES, CastInput, Float8Linear, PrecisionSchedule
-from harness.models import build
-from harness.models.fused import fuse
-from harness.models.llama import SwiGlu
 from harness.training import on_paper
+from harness.training.models import build
+from harness.training.models.fused import fuse
+from harness.training.models.llama import SwiGlu
 from harness.training.setup import Setup, prepare
 
 SMALL = Setup("llama_tiny", batch=2, seq=32, compute="fp32", layers=2, vocab_size=256)

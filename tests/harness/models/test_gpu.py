@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fp8core import convert_to_float8_training
-from harness.models import build
-from harness.models.memory import predict
+from harness.training.models import build
+from harness.training.models.memory import predict
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import torch
 from torch.func import functional_call
 
 from fp8core import CastInput, Float8Linear, convert_to_float8_training
-from harness.models import build, llama, share
-from harness.models.common import materialise
-from harness.models.llama import Llama, LlamaConfig, RopeScaling, rotate, rotations
+from harness.training.models import build, llama, share
+from harness.training.models.common import materialise
+from harness.training.models.llama import Llama, LlamaConfig, RopeScaling, rotate, rotations
 
 Weights = dict[str, np.ndarray[Any, Any]]
 SMALL = LlamaConfig(31, 4096, 2, 32, 4, 2, 48)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8core import RECIPES, audit, convert_experts_to_float8, convert_to_float8_training
-from harness.models import build
-from harness.models.llama_moe import Moe, MoeConfig, Router, grouped_mm, grouped_mm_weight_grad
+from harness.training.models import build
+from harness.training.models.llama_moe import Moe, MoeConfig, Router, grouped_mm, grouped_mm_weight_grad
 
 SMALL = MoeConfig(31, 16, 1, 16, 2, 1, 24, experts=5, top_k=2)
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from fp8core import Float8Tensor, convert_to_float8_training
-from harness.models import CHECKPOINTING, build
-from harness.models.memory import GIB, PARTS, fits, of_weights, predict
+from harness.training.models import CHECKPOINTING, build
+from harness.training.models.memory import GIB, PARTS, fits, of_weights, predict
 
 BATCH, SEQ = 4, 32
 

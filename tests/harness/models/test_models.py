@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fp8core import RECIPES, audit, convert_to_float8_training
-from harness.errors import UsageError
-from harness.models import CHECKPOINTING, MODELS, ModelSpec, build, resolve
+from harness.store.errors import UsageError
+from harness.training.models import CHECKPOINTING, MODELS, ModelSpec, build, resolve
 
 CPU_MODELS = ("nano", "nanogpt_char_cpu", "llama_tiny", "llama_moe_tiny")
 
@@ -221,7 +221,7 @@ def test_a_model_too_large_for_memory_is_one_line(monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise MemoryError("Unable to allocate 1.96 GiB")
 
-    monkeypatch.setattr("harness.models.common._normal", full)
+    monkeypatch.setattr("harness.training.models.common._normal", full)
     with pytest.raises(UsageError, match="80,112 weights do not fit on cpu: Unable to allocate"):
         build("nano")
 

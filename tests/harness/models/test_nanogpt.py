@@ -9,8 +9,8 @@ import torch
 from scipy.special import erf
 from torch.func import functional_call
 
-from harness.models.common import materialise
-from harness.models.nanogpt import Gpt, GptConfig
+from harness.training.models.common import materialise
+from harness.training.models.nanogpt import Gpt, GptConfig
 
 Weights = dict[str, np.ndarray[Any, Any]]
 

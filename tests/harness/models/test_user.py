@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.errors import UsageError
-from harness.models import MODELS, UserModel, resolve
+from harness.store.errors import UsageError
+from harness.training.models import MODELS, UserModel, resolve
 
 
 class Net(nn.Module):

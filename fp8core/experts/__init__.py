@@ -1,0 +1,1 @@
+"""Experts: grouped GEMM and mixture of experts in FP8."""

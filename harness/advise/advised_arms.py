@@ -1,0 +1,155 @@
+"""Arms of training steps that converted what was advised: is any of them slower than bf16 after all?
+
+The bar is `FLOOR` of the bf16 arm that was run the same way, on every model (performance.md, section 5): who follows the
+advice may win little, but must not lose. A pure function of stored rows of `sweep=train axes.convert=advised`; no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.store.arm import WITHOUT_FP8, arm_of
+from harness.store.compare import paired_ratios, rows_of
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+
+FLOOR = 0.98
+
+Outcome = Literal["holds", "below", "unclear", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisedArm:
+    """One arm of a training step with `convert: advised`.
+
+    Attributes:
+        run_id, case_id, arm, baseline: which, and the bf16 arm that it is held against.
+        model: as the case names it.
+        axes: of the case.
+        speedup, low, high: bf16 time over its time, with the 95 % interval over rounds; NaN where there is none.
+        predicted: of the step; NaN where nothing was converted.
+        converted, layers: Linear layers in FP8, and in all; 0 and 0 where it did not run.
+        outcome: "holds": the whole interval is at `FLOOR` or above; "below": the whole interval is below it, and further
+            from 1 than two copies of the baseline seem apart; "unclear": neither; "missing": no ratio.
+        reason: why it is missing.
+    """
+
+    run_id: str
+    case_id: str
+    arm: str
+    baseline: str
+    model: str
+    axes: Mapping[str, Any]
+    speedup: float
+    low: float
+    high: float
+    predicted: float
+    converted: int
+    layers: int
+    outcome: Outcome
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Model and arm."""
+        return f"{self.model}, {self.arm}"
+
+
+def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> list[AdvisedArm]:
+    """Every arm of a recipe in the cases with `convert: advised`, in the order of the rows.
+
+    Args:
+        frame: rows as read by `harness.store.read`.
+        ratios: of `harness.store.compare.paired_ratios` on them, where they are at hand.
+    """
+    own = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
+    own = own[own["axes"].str.contains('"convert":"advised"', regex=False, na=False)]
+    if own.empty:
+        return []
+    pairs = paired_ratios(own) if ratios is None else ratios
+    by_key = {(r["run_id"], r["case_id"], r["arm"]): r for r in rows_of(pairs[pairs["suite"] == "train"])}
+    found: dict[tuple[str, str, str], AdvisedArm] = {}
+    for row in rows_of(own):
+        key = (row["run_id"], row["case_id"], row["arm"])
+        arm = arm_of(row)
+        if arm.recipe not in WITHOUT_FP8 and not arm.control:
+            found[key] = _arm(row, by_key.get(key, {}))
+    return list(found.values())
+
+
+def lines(arms: Sequence[AdvisedArm]) -> list[str]:
+    """A line for each arm that has a ratio, then what they come to; none without arms.
+
+    Args:
+        arms: of `advised_arms`.
+    """
+    said = [
+        f"advised {a.name} against {a.baseline}: {a.speedup:.3f}x ({a.low:.3f} to {a.high:.3f}), {_predicted(a)}, "
+        f"{a.converted} of {a.layers} layers in FP8: {_words(a)}"
+        for a in arms
+        if a.outcome != "missing"
+    ]
+    return [*said, verdict(arms)] if arms else []
+
+
+def verdict(arms: Sequence[AdvisedArm]) -> str:
+    """Whether any advised arm is slower than bf16 allows, in one sentence that names those."""
+    count = Counter(a.outcome for a in arms)
+    measured = len(arms) - count["missing"]
+    below = [a.name for a in arms if a.outcome == "below"]
+    said = f"advised filter: {count['below']} of {measured} arms below {FLOOR:g} of bf16 beyond noise"
+    said += f" ({'; '.join(below)})" if below else ""
+    said += f", {count['unclear']} can't be told" if count["unclear"] else ""
+    return said + (f", {count['missing']} not measured" if count["missing"] else "")
+
+
+def _predicted(arm: AdvisedArm) -> str:
+    return "predicted as its control" if math.isnan(arm.predicted) else f"predicted {arm.predicted:.3f}x"
+
+
+def _words(arm: AdvisedArm) -> str:
+    return {
+        "holds": f"not below {FLOOR:g}",
+        "below": f"BELOW {FLOOR:g}",
+    }.get(arm.outcome, f"can't tell whether below {FLOOR:g}")
+
+
+def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:
+    axes, resolved = parse(row["axes"]), parse(row["resolved"])
+    advice = resolved.get("advice")
+    advice = advice if isinstance(advice, dict) else {}
+    speedup, low, high = (float(pair.get(name, math.nan)) for name in ("speedup", "low", "high"))
+    step = advice.get("predicted_step")
+    converted = len(advice.get("converted") or ())
+    missing = math.isnan(low) or math.isnan(high)
+    return AdvisedArm(
+        run_id=row["run_id"],
+        case_id=row["case_id"],
+        arm=row["arm"],
+        baseline=row["baseline"] or "",
+        model=str(axes.get("model", "")),
+        axes=axes,
+        speedup=speedup,
+        low=low,
+        high=high,
+        predicted=float(step[0]) if step else math.nan,
+        converted=converted,
+        layers=converted + len(advice.get("left_in_bf16") or ()),
+        outcome="missing" if missing else _outcome(speedup, low, high, float(pair["floor"])),
+        reason=str(pair.get("reason") or row["reason"] or "") if missing else "",
+    )
+
+
+def _outcome(speedup: float, low: float, high: float, noise: float) -> Outcome:
+    """`noise`: how far two copies of the baseline seem apart, a ratio of at least 1; NaN: not known."""
+    if low >= FLOOR:
+        return "holds"
+    beyond = math.isnan(noise) or 1 / speedup > noise
+    return "below" if high < FLOOR and beyond else "unclear"

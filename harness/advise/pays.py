@@ -1,0 +1,168 @@
+"""Pays: whether FP8 can be faster at all for matrices of a size, from the rates of the machine.
+
+For a Linear layer with M tokens, K inputs and N outputs, forward and backward, with b bytes moved by its casts per
+element of the three matrices, FP8 wins if and only if
+
+    1/M + 1/N + 1/K  <  (6 BW / b) (1/P16 - 1/P8)
+
+GEMMs do 6 M N K operations at P16 or P8 FLOP/s, casts move b (MK + KN + MN) bytes at BW. Launches, which make small
+layers worse still, are left out, so a layer below the line cannot win.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.machine.ceilings import ceilings
+from harness.machine.hardware import lookup
+from harness.machine.kernels_by_name import CAST
+from harness.store.compare import FP8_DTYPES, paired_ratios, rows_of
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+FUSED_CAST_BYTES = (
+    6.0  # read bf16 twice (amax, cast), write FP8 in both layouts: the least that fused casts move
+)
+
+
+# Of a layer below the line of break-even
+SURFACE = (
+    "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a machine reaches: FLOP/s of matrix products and bytes/s of copies, and where that is from."""
+
+    bf16: float
+    fp8: float
+    bandwidth: float
+    source: str
+
+    def bound(self, cast_bytes: float = FUSED_CAST_BYTES) -> float:
+        """What 1/M + 1/N + 1/K must stay below."""
+        return 6 * self.bandwidth / cast_bytes * (1 / self.bf16 - 1 / self.fp8)
+
+    def break_even(self, tokens: float, cast_bytes: float = FUSED_CAST_BYTES) -> float:
+        """Smallest N = K at which FP8 wins with so many tokens; inf where no size does.
+
+        >>> round(Rates(780e12, 1300e12, 4e12, "").break_even(16384))
+        1005
+        """
+        left = self.bound(cast_bytes) - 1 / tokens
+        return 2 / left if left > 0 else math.inf
+
+
+def rates(frame: pd.DataFrame) -> Rates | None:
+    """Rates of the machine of these rows: measured in the suite `ceilings`, else published; None where unknown.
+
+    Args:
+        frame: rows of one environment.
+    """
+    found = ceilings(frame[frame["suite"] == "ceilings"])
+    if found is not None and {"bf16", "fp8"} <= found.achieved.keys() and found.moves.get("copy"):
+        copy = max(rate for _, rate in found.moves["copy"])
+        best = found.achieved
+        return Rates(best["bf16"] * 1e12, best["fp8"] * 1e12, copy, "measured in the ceilings")
+    env = parse(frame["env"].iloc[0]) if len(frame) else {}
+    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+    device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+    if device is None:
+        return None
+    bf16, fp8 = device.peak_tflops("bf16"), device.peak_tflops("e4m3")
+    if bf16 is None or fp8 is None:
+        return None
+    return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
+
+
+def losses(
+    frame: pd.DataFrame, ratios: pd.DataFrame | None = None
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Arms that FP8 made slower, with the reason that sizes or casts give: (symptom, evidence, cause).
+
+    Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
+    steps (suite `train`) by what FP8 could save at best.
+    """
+    if ratios is None:
+        ratios = paired_ratios(frame[frame["suite"].isin(["linear", "train"])])
+    for env_id, own in frame.groupby("env_id", sort=False):
+        if parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
+            continue
+        machine = rates(own)
+        mine = ratios[(ratios["env_id"] == env_id) & (ratios["verdict"] == "slower")]
+        slower = [r for r in rows_of(mine) if r["fp8"]]
+        if machine is not None:
+            yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
+            yield from _steps(machine, own, [r for r in slower if r["suite"] == "train"])
+
+
+def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    for arm in dict.fromkeys(r["arm"] for r in slower):
+        small = []
+        for r in slower:
+            axes = parse(r["axes"])
+            sizes = [s for n in "MKN" if isinstance(s := axes.get(n), int) and s > 0]
+            if r["arm"] == arm and len(sizes) == 3:
+                surface = sum(1 / s for s in sizes)
+                if surface >= machine.bound():
+                    small.append(
+                        f"{'x'.join(map(str, sizes))}: {r['speedup']:.2f}x, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}"
+                    )
+        if small:
+            line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
+            symptom = f"{arm} is slower than bf16 in {len(small)} layers too small for FP8"
+            yield symptom, (line, *small[:3]), SURFACE
+
+
+def _steps(
+    machine: Rates, frame: pd.DataFrame, slower: list[dict[str, Any]]
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    rows = rows_of(frame[(frame["suite"] == "train") & (frame["status"] == "ok")])
+    for pair in slower:
+        own = [r for r in rows if (r["case_id"], r["arm"]) == (pair["case_id"], pair["arm"])]
+        step = next((r for r in own if r["metric"] == "time_ms"), None)
+        if step is None:
+            continue
+        fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
+        saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
+        evidence = [
+            f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms ({pair['speedup']:.2f}x, "
+            f"95 % interval {pair['low']:.2f} to {pair['high']:.2f})",
+            f"FP8 GEMMs can save at most {saved:.3g} ms of it ({machine.source})",
+        ]
+        casts = next(
+            (r["value"] for r in own if r["metric"] == "kernel_time_ms" and r.get("part") == CAST), None
+        )
+        if casts is not None:
+            evidence.append(f"its casts take {casts:.3g} ms")
+        axes, resolved = parse(pair["axes"]), parse(step["resolved"])
+        tokens = resolved.get("tokens_per_step") or 0
+        tokens = tokens / int(axes.get("accumulation") or 1)
+        if tokens:
+            size = machine.break_even(tokens)
+            told = f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
+            evidence.append(f"with {tokens:.0f} tokens a pass {told}, even with fused casts")
+        yield (
+            f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})",
+            tuple(evidence),
+            _why(saved, casts),
+        )
+
+
+def _why(saved_ms: float, casts_ms: float | None) -> str:
+    """What the profile of a slower step supports: its casts against what its FP8 GEMMs can save."""
+    if casts_ms is None:
+        return "not known: the time of its casts was not measured; axes.profile=true measures it"
+    if casts_ms >= saved_ms:
+        return f"its casts take {casts_ms:.3g} ms, and its FP8 GEMMs can save at most {saved_ms:.3g} ms"
+    return (
+        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; what takes the "
+        "rest, the rows do not say"
+    )

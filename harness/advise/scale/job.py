@@ -1,0 +1,97 @@
+"""Job: one way to train one model on many GPUs. Plain data, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.machine.communication import Group
+from harness.store.errors import UsageError, unknown
+
+BYTES = {"fp32": 4, "bf16": 2}  # of an element
+MOST_GPUS = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training run on `world` GPUs: FSDP2 over all that tensor parallelism leaves, or over one of `replicas` of them.
+
+    GPUs are counted along tensor parallelism first, then along the shards of one copy of the weights, then along
+    copies; `node` neighbours share NVLink.
+
+    Attributes:
+        model: a name of `harness.training.models.MODELS`.
+        gpu: a GPU of the peak table.
+        world: GPUs.
+        batch, seq: sequences of one forward pass of one data-parallel GPU (with `tp`: of the group), tokens of each.
+        accumulation: forward passes of a step.
+        checkpointing: of activations: "none", "selective" or "full".
+        tp: GPUs that split each layer.
+        replicas: copies of the weights (HSDP); 1: FSDP over everything.
+        node: GPUs of a node.
+        recipe: of the Linear layers; "" for bf16.
+        gather_fp8: the weights that the recipe can send in FP8 go around in FP8.
+        reduce_each: gradients are reduced after every microbatch; else they are kept whole until the last.
+        weights: "fp32" or "bf16" masters, gradients and optimizer states; products run in bf16 either way.
+        reduce: "fp32" or "bf16", in which gradients are reduced, and wait to be.
+        compiled: by torch.compile.
+    """
+
+    model: str
+    gpu: str
+    world: int
+    batch: int
+    seq: int
+    accumulation: int = 1
+    checkpointing: str = "full"
+    tp: int = 1
+    replicas: int = 1
+    node: int = 8
+    recipe: str = ""
+    gather_fp8: bool = True
+    reduce_each: bool = False
+    weights: str = "fp32"
+    reduce: str = "fp32"
+    compiled: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("world", "batch", "seq", "accumulation", "tp", "replicas", "node"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: expected an integer of at least 1")
+        for name in ("weights", "reduce"):
+            if getattr(self, name) not in BYTES:
+                raise unknown(name, getattr(self, name), BYTES)
+        if self.world > MOST_GPUS:
+            raise UsageError(f"world={self.world}: expected at most {MOST_GPUS}")
+        if self.world % (self.tp * self.replicas):
+            raise UsageError(
+                f"world={self.world} is no multiple of tp x replicas = {self.tp} x {self.replicas}; the nearest is "
+                f"{max(1, round(self.world / (self.tp * self.replicas))) * self.tp * self.replicas}"
+            )
+        if self.tp > 1 and self.node % self.tp:
+            raise UsageError(
+                f"tp={self.tp} does not divide the {self.node} GPUs of a node; layers are split within a node"
+            )
+
+    @property
+    def dp(self) -> int:
+        """GPUs, or tensor-parallel groups, that have each their own data."""
+        return self.world // self.tp
+
+    @property
+    def shard(self) -> int:
+        """GPUs over which one parameter of one copy is sharded."""
+        return self.dp // self.replicas
+
+    @property
+    def tokens(self) -> int:
+        """Of one forward pass of one data-parallel GPU."""
+        return self.batch * self.seq
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """The groups that collectives run in, by name."""
+        return {
+            "tp": Group.of(self.tp, 1, self.node),
+            "shard": Group.of(self.shard, self.tp, self.node),
+            "replicas": Group.of(self.replicas, self.tp * self.shard, self.node),
+        }

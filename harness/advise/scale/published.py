@@ -1,0 +1,121 @@
+"""The prediction against published throughputs: `python -m harness.advise.scale.published` prints the tables of docs/scale.md."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.advise.published import machine, step_of
+from harness.advise.scale.cases import LEFT_OUT, PUBLISHED, Published
+from harness.advise.scale.job import Job
+from harness.advise.scale.predict import memory, step_parts, tokens_per_s
+from harness.advise.step import step_cost
+from harness.machine.hardware import named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NEAR = (0.10, 0.25)  # shares of the published figure
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A published throughput and its prediction, tokens/s of one GPU; memory where it was published, 1e9 bytes."""
+
+    case: Published
+    predicted: float
+    memory_gb: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, less 1."""
+        return self.predicted / self.case.tokens_per_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """The same of the memory."""
+        if self.memory_gb is None or self.case.memory_gb is None:
+            return None
+        return self.memory_gb / self.case.memory_gb - 1
+
+
+def outcome(case: Published) -> Outcome:
+    """The prediction for one published throughput."""
+    if isinstance(case.step, Job):
+        job = case.step
+        parts = step_parts(job, machine(named(job.gpu).key))
+        return Outcome(case, tokens_per_s(job, parts), sum(memory(job).values()) / 1e9)
+    step = step_of(case.step)
+    recipe, layers = (case.step.recipe, step.converted) if case.fp8 else (None, frozenset[str]())
+    parts = step_cost(step.model, step.rates, step.plan, recipe, layers)
+    return Outcome(case, step.model.tokens * step.plan.accumulation / step.plan.tp / parts.total)
+
+
+def table(found: Sequence[Outcome]) -> list[str]:
+    """Markdown: a row a published figure, then what they come to."""
+    lines = [
+        "| run | published | predicted | off by | memory, published | predicted | off by | source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        case = one.case
+        off = one.memory_error
+        sizes = (
+            (f"{case.memory_gb:.1f}", f"{one.memory_gb:.1f}", f"{100 * off:+.0f} %")
+            if off is not None
+            else ("",) * 3
+        )
+        assumed = f" (assumed: {case.assumed})" if case.assumed else ""
+        lines.append(
+            f"| {case.key}{assumed} | {case.tokens_per_s:.0f} | {one.predicted:.0f} | {100 * one.error:+.0f} % | "
+            f"{' | '.join(sizes)} | {case.source} |"
+        )
+    return [*lines, "", *summary(found)]
+
+
+def summary(found: Sequence[Outcome]) -> list[str]:
+    """What the outcomes come to, by who published them."""
+    groups: dict[str, list[Outcome]] = {"all": list(found)}
+    for one in found:
+        groups.setdefault(one.case.source.split(",")[0].split(" ")[0], []).append(one)
+    lines = [
+        "| published by | figures | median off by | within 10 % | within 25 % |",
+        "|---|---|---|---|---|",
+    ]
+    for name, ones in groups.items():
+        errors = [one.error for one in ones]
+        shares = (sum(abs(e) <= near for e in errors) for near in NEAR)
+        lines.append(
+            f"| {name} | {len(ones)} | {100 * statistics.median(errors):+.0f} % | {' | '.join(map(str, shares))} |"
+        )
+    sizes = [abs(one.memory_error) for one in found if one.memory_error is not None]
+    spread = math.sqrt(statistics.fmean(math.log1p(one.error) ** 2 for one in found))
+    return [
+        *lines,
+        "",
+        f"Typical factor of error {math.exp(spread):.2f}. Memory: {len(sizes)} figures, {statistics.median(sizes):.0%} off "
+        "in the median.",
+    ]
+
+
+def left_out() -> list[str]:
+    """Markdown: what was published and is not predicted, and why."""
+    return [
+        "| not predicted | why |",
+        "|---|---|",
+        *(f"| {what} | {why} |" for what, why in LEFT_OUT.items()),
+    ]
+
+
+def main() -> int:
+    """Prints the tables."""
+    lines = [*table([outcome(case) for case in PUBLISHED]), "", *left_out()]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

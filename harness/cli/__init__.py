@@ -1,0 +1,1 @@
+"""Command line: words -> commands. The only room that knows Hydra."""

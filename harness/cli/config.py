@@ -1,0 +1,324 @@
+"""Configuration: Hydra composes, the harness expands. The only file that knows Hydra.
+
+Every `sweeps/*.yaml` is an option of the group `sweep`; its first comment line is the question it answers. A
+command line is `sweep=NAME key=value ...`. Keys are checked against the dataclasses below, so a typo is refused
+with the nearest key. Axes are the one open place: `axes.NAME=...` is taken as it is and the suite checks it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from harness.store.errors import UsageError, unknown
+from harness.timing.rounds import TimingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass
+class PartConfig:
+    """One part of a sweep: a suite with its axes and arms."""
+
+    suite: str = MISSING
+    axes: dict[str, Any] = field(default_factory=dict)
+    shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
+    arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
+
+
+@dataclass
+class TrainConfig:
+    """Keys of the suites that train."""
+
+    mixed_precision: str | None = None  # bf16 | fp8: which arms run
+    recipe: str | None = None  # with fp8; default tensorwise
+    profile: bool | None = None  # a trace of the steps from profile_start to profile_end
+    profile_start: int | None = None
+    profile_end: int | None = None
+
+
+@dataclass
+class SweepConfig:
+    """The whole of a command line. A sweep is one suite, or several `parts`."""
+
+    defaults: list[Any] = field(default_factory=lambda: ["_self_", {"sweep": "???"}])
+    name: str = MISSING
+    question: str = ""
+    suite: str | None = None
+    axes: dict[str, Any] = field(default_factory=dict)
+    shapes: Any = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+    peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
+    cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
+    parts: dict[str, PartConfig] = field(default_factory=dict)
+    model: Any = (
+        None  # a name of harness.training.models, or `model._target_=my.module.build` with its arguments
+    )
+    data: str | None = None  # a name of harness.training.data
+    data_path: str | None = None
+    ceilings: str | None = None  # id or folder of a run of sweep=ceilings, for axes.convert=advised
+    schedule: str | None = None  # of the precision, see fp8core.schedule
+    train: TrainConfig = field(default_factory=TrainConfig)
+    bisect: str | None = None  # an arm of sweep=divergence: which layers and GEMMs make it fail
+    ranks: int | None = None  # processes of the suites that run in several: short for axes.ranks
+    workers: int | None = None  # training runs at once; default: one a core on a CPU, one on a GPU
+    timing: dict[str, Any] = field(default_factory=lambda: dataclasses.asdict(TimingConfig()))
+    rounds: int | None = None  # exactly this many rounds; otherwise timing.min_rounds and what converges
+    seed: int = 0
+    device: str = "auto"
+    warm_compile: bool = (
+        True  # compile each training step once more, from the caches that the first time filled
+    )
+    control: bool = True  # time each baseline twice (A/A): the noise floor of each case
+    budget_s: float | None = None  # start no case after this many seconds; the rest are rows that say so
+    isolate: bool = True  # measure in worker processes, which a case may take with it; false: all in this one
+    devices: str | None = (
+        None  # all, or numbers of GPUs: a worker each; default: the first one that is visible
+    )
+    case_timeout_s: float | None = (
+        None  # a worker may be silent for so long; default: see harness.engine.executor
+    )
+    case_wall_s: float | None = None  # and may have a case for so long; default: no limit
+    case_memory_gib: float | None = None  # that a case may ask for on a CPU; default: nearly all that is free
+    resume: str | None = None  # run id: run only what that run lacks
+    run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart
+    shard: str | None = None  # i/n: this share of the cases, see harness.engine.shards
+    report: bool = True  # write the HTML report at the end
+    quiet: bool = False  # no progress; errors and the last lines remain
+    log_level: str = "INFO"  # of run.log in the run's folder: DEBUG | INFO | WARNING | ERROR
+    resume_anyway: bool = (
+        False  # though code or environment have changed; the new rows say what they were made with
+    )
+    dry_run: bool = False
+    results_dir: str = "results"
+    reports_dir: str = "reports"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A composed command line: plain values, no Hydra types."""
+
+    config: dict[str, Any]
+    timing: TimingConfig
+    overrides: tuple[str, ...]
+
+
+def sweeps() -> dict[str, Path]:
+    """Every sweep by name: those of the project, then those in `./sweeps` of the current folder."""
+    found: dict[str, Path] = {}
+    beside = Path(__file__).parents[2] / "sweeps"  # an editable install
+    inside = Path(__file__).parents[1] / "sweeps"  # an installed wheel
+    for folder in (inside, beside, Path.cwd() / "sweeps"):
+        found.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
+    return found
+
+
+def question(path: Path) -> str:
+    """The first comment line of a sweep file."""
+    with path.open() as file:
+        first = file.readline()
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
+    """Composes a command line into plain values.
+
+    Args:
+        overrides: `key=value` words, `sweep=NAME` among them.
+        resolve_device: turns "auto" into "cpu" or "cuda"; called once, after the command line has been checked.
+
+    Raises:
+        UsageError: an unknown sweep, key or value; one line, with the nearest name.
+    """
+    literal, words = _split_literal([_normalise(word) for word in overrides])
+    known = sweeps()
+    chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == "sweep"]
+    if len(chosen) != 1:
+        raise UsageError(f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}")
+    if chosen[0] not in known:
+        raise unknown("sweep", chosen[0], known)
+    # Hydra prints to the screen and drops the cause unless this is set.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        _register(known)
+        GlobalHydra.instance().clear()
+        with initialize(version_base="1.3", config_path=None):
+            composed = compose("harness", overrides=words)
+        device = resolve_device(str(composed.device))
+        OmegaConf.register_new_resolver(
+            "on_device", lambda cpu, gpu: gpu if device == "cuda" else cpu, replace=True
+        )
+        plain: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
+    except OverrideParseException as error:
+        raise UsageError(f"cannot read {error.override!r}: {_first_line(error)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_in_our_words(error, words, chosen[0])) from error
+    plain |= {"device": device, **literal}
+    if abs(plain["seed"]) > SEED_MAX:
+        raise UsageError(
+            f"seed={plain['seed']}: expected an integer from -{SEED_MAX} to {SEED_MAX}; each case draws from 1000 times as many"
+        )
+    budget = plain["budget_s"]
+    if budget is not None and not (math.isfinite(budget) and budget >= 0):
+        raise UsageError(
+            f"budget_s={budget:g}: expected a finite number of seconds from 0; null sets no limit"
+        )
+    return Request(plain, _timing(plain), tuple(overrides))
+
+
+# Paths, names and a schedule of a command line.
+LITERAL = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "ceilings", "schedule", "devices"}
+SEED_MAX = (
+    2**53
+)  # suites seed their generators, of 64 bits, with 1000 times as much (`suites.common.generator`)
+_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
+    """What Hydra or OmegaConf refused, without their vocabulary: the word at fault and what is expected of it."""
+    cause: BaseException = error
+    while not isinstance(cause, OmegaConfBaseException) and (below := cause.__cause__ or cause.__context__):
+        cause = below
+    said, merged = _first_line(cause), _first_line(error)
+    for word in words:
+        key = word.lstrip("+").partition("=")[0]
+        if "Ambiguous value" in merged and word in merged:
+            return f"{word.lstrip('+')}: a list is written in brackets, use key=[value1,value2]"
+        if (
+            merged == f"Error merging override {word}"
+            and isinstance(cause, ValidationError)
+            and cause.full_key == key
+        ):
+            return f"{word.lstrip('+')}: expected {_expected_of(key)}"
+        if merged.startswith((f"Could not override '{key}'", f"Error merging override {word}")):
+            return f"unknown key {key!r}: sweep {sweep!r} has none of that name to set"
+    if isinstance(cause, InterpolationResolutionError):
+        return f"{cause.full_key}: nothing to fill in for ${{...}}: {said.rpartition('interpolation: ')[2]}"
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return f"sweep {sweep!r}: unknown key {cause.full_key!r}"
+    if isinstance(cause, ValidationError) and cause.full_key:
+        return f"sweep {sweep!r}: {cause.full_key}: expected {_expected_of(str(cause.full_key))}"
+    return f"sweep {sweep!r}: {said}"
+
+
+def _expected_of(key: str) -> str:
+    """What the configuration takes as value of a key."""
+    path = key.split(".")
+    owner = TrainConfig if path[0] == "train" and path[1:] else PartConfig if path[2:] else SweepConfig
+    kind = {f.name: str(f.type) for f in dataclasses.fields(owner)}.get(path[-1], "")
+    if kind.startswith("list"):
+        return f"a list: {key}=[NAME,NAME]"
+    named, _, none = kind.partition(" | ")
+    if named not in _EXPECTED:
+        return f"the names below it one by one: {key}.NAME=VALUE"
+    return _EXPECTED[named] + (", or null" if none else "")
+
+
+def _register(known: dict[str, Path]) -> None:
+    store = ConfigStore.instance()
+    store.store(name="harness", node=SweepConfig)
+    for name, path in known.items():
+        try:
+            node: Any = OmegaConf.load(path)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        # The sweep's own values win over what it extends, so name and question are set here.
+        node["name"] = name
+        node["question"] = question(path)
+        store.store(group="sweep", name=name, node=node, package="_global_")
+
+
+def _normalise(word: str) -> str:
+    """Checks the key of one override against the configuration, and lets axes that are new to the file through."""
+    key, equals, value = word.lstrip("+").partition("=")
+    if not equals or key.startswith("~"):
+        raise UsageError(f"{word!r} is not key=value")
+    root, *rest = key.split(".")
+    if root.startswith("hydra/") or (key == "shard" and "," in value):
+        raise UsageError(f"{word} spreads a sweep over several processes: write python -m harness -m ...")
+    fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {
+        "sweep",
+        "hydra",
+    }
+    if root not in fields or key == "hydra":
+        raise _unknown_key(key, fields - {"hydra"})
+    if root == "timing" and rest:
+        timing = {f.name for f in dataclasses.fields(TimingConfig)}
+        if rest[0] not in timing:
+            raise unknown("key", key, (f"timing.{name}" for name in timing))
+    if root == "train" and rest:
+        train = {f.name for f in dataclasses.fields(TrainConfig)}
+        if rest[0] not in train:
+            raise unknown("key", key, (f"train.{name}" for name in train))
+    if key == "cases":  # an id of digits alone, or one like 12e4567, is a text and no number
+        ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
+        return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
+    opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
+    return "++" + word.lstrip("+") if opens else word
+
+
+def _split_literal(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Keys whose value is taken as it stands, since a path may hold what Hydra and OmegaConf read otherwise; other words."""
+    literal: dict[str, str] = {}
+    others = []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in LITERAL and value != "null" and value[:1] not in {"'", '"'}:
+            literal[key] = value
+        else:
+            others.append(word)
+    return literal, others
+
+
+def _unknown_key(key: str, fields: set[str]) -> UsageError:
+    error = unknown("key", key, fields)
+    # `M=512` is the most likely slip; axes are written axes.M.
+    if (
+        "." not in key
+        and key not in fields
+        and (len(key) == 1 or key in {"tokens", "dtype", "granularity", "bytes"})
+    ):
+        return UsageError(f"unknown key {key!r}; an axis is written axes.{key}=...")
+    return error
+
+
+def _timing(plain: dict[str, Any]) -> TimingConfig:
+    values = dict(plain["timing"])
+    if plain["rounds"] is not None:
+        values["min_rounds"] = values["max_rounds"] = plain["rounds"]
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"timing.{name}={value}: expected a number")
+    try:
+        return TimingConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"timing: {error}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def command_line(overrides: Sequence[str]) -> str:
+    """The command that repeats this run."""
+    return shlex.join(["python", "-m", "harness", *overrides])

@@ -1,0 +1,263 @@
+"""`python -m harness doctor`: what this machine can do, each capability tried by one tiny run.
+
+A version number promises nothing: an FP8 dtype may exist without kernels, a peer may import without its
+core. So every line is the outcome of running the thing, and says why where it does not run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
+from fp8core.formats import native_pair
+from harness.machine import environment
+from harness.machine.gpu_monitor import GpuMonitor
+from harness.machine.hardware import lookup
+from harness.peers import PEERS
+from harness.store.errors import UsageError, text_of
+from harness.timing import metrics
+from harness.timing.compiling import compile_unavailable, fresh_compile
+from harness.timing.timers import timer_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fp8core.recipe import Granularity
+    from harness.peers import Peer
+
+# A GEMM of e5m2 codes keeps about 25 dB, a wrong scale or layout below 5: 15 tells them apart.
+_SOUND_DB = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    area: str
+    name: str
+    works: bool
+    detail: str  # what was seen, or why it does not work
+
+
+class Unavailable(Exception):  # noqa: N818 -- an answer, not an error
+    """A probe's way to say why something is not there."""
+
+
+def probe(device: str) -> list[Finding]:
+    """Tries everything that the harness may want of a device ("cpu" or "cuda")."""
+    return [_outcome(area, name, run) for area, name, run in _probes(device)]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table for `device=cpu|cuda|auto`; exit code 0, also where much is missing.
+
+    Raises:
+        UsageError: another argument, or device=cuda without one.
+    """
+    device = "auto"
+    for word in argv:
+        key, _, value = word.partition("=")
+        if key != "device" or not value:
+            raise UsageError(
+                f"doctor does not know {word!r}; usage: python -m harness doctor [device=cpu|cuda]"
+            )
+        device = value
+    kind = environment.device_kind(device)
+    console = Console()
+    with console.status("trying ...") as status:
+        findings = []
+        for area, name, run in _probes(kind):
+            status.update(f"trying {area}: {name} ...")
+            findings.append(_outcome(area, name, run))
+    console.print(table(findings, kind))
+    return 0
+
+
+def table(findings: Sequence[Finding], device: str) -> Table:
+    """The findings as a table for the terminal."""
+    shown = Table(title=f"What this machine can do on {device}", title_justify="left")
+    for heading in ("area", "what", "works", "seen"):
+        shown.add_column(heading, overflow="fold")
+    area = ""
+    for finding in findings:
+        if area and finding.area != area:
+            shown.add_section()
+        # Text from libraries may hold brackets, which rich would take for markup.
+        detail = finding.detail.replace("[", r"\[")
+        works = "[green]yes[/]" if finding.works else "[red]no[/]"
+        shown.add_row("" if finding.area == area else finding.area, finding.name, works, detail)
+        area = finding.area
+    return shown
+
+
+def _outcome(area: str, name: str, run: Callable[[], str]) -> Finding:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a probe's finding is whether it works, not what it mutters
+            return Finding(area, name, True, run())
+    except Unavailable as reason:
+        return Finding(area, name, False, str(reason))
+    except Exception as error:  # noqa: BLE001 -- whatever a library raises here is the finding
+        text = " ".join(text_of(error).split())
+        return Finding(area, name, False, f"{type(error).__name__}: {text}"[:300])
+
+
+def _probes(device: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
+    """(area, name, run) of every probe; `run` returns what was seen."""
+    yield "device", device, partial(_device, device)
+    yield "device", "timer", partial(_timer, device)
+    if device == "cuda":
+        yield "device", "NVML", _nvml
+        yield "device", "peak table", _peak
+    for fmt in FORMATS.values():
+        yield "dtype", fmt.name, partial(_dtype, fmt, device)
+    for name in BACKENDS:
+        yield "gemm", name, partial(_gemm, name, device)
+    for name in RECIPES:
+        yield "recipe", name, partial(_recipe, name, device)
+    yield "compile", "torch.compile", partial(_compile, device)
+    for name, peer in PEERS.items():
+        yield "peer", name, partial(_peer, peer, device)
+
+
+def _device(device: str) -> str:
+    facts = environment.fingerprint(device)
+    software = (
+        f"torch {facts['torch']}, triton {facts['triton'] or 'not installed'}, Python {facts['python']}"
+    )
+    if device == "cpu":
+        return f"{facts['cpu']}, {facts['threads']} threads, {' '.join(facts['isa'])}; {software}"
+    power = facts.get("power_limit_w")
+    return (
+        f"{facts['gpu']}, {facts['gpu_memory_gib']} GiB, capability {facts['gpu_capability']}, "
+        f"{'power limit not readable' if power is None else f'{power:.0f} W'}, "
+        f"driver {facts.get('driver') or 'not readable'}, CUDA {facts['cuda'] or facts['hip']}; {software}"
+    )
+
+
+def _timer(device: str) -> str:
+    timer = timer_for(device)
+    x = torch.ones(64, 64, device=device)
+    best = min(timer.block(lambda: x + x, 10))
+    return f"{timer.method}, L2 {timer.l2}; a 64 x 64 addition takes {1e3 * best:.1f} us"
+
+
+def _nvml() -> str:
+    with environment.monitor_for("cuda") as monitor:
+        if isinstance(monitor, GpuMonitor) and monitor.problem:
+            raise Unavailable(
+                f"{monitor.problem}; clocks, power and throttling will be missing from the rows"
+            )
+        state = monitor.state()
+    missing = [name for name, value in state.items() if value is None]
+    if len(missing) == len(state):
+        raise Unavailable("every reading is refused (container or permission?)")
+    seen = f"SM {state['sm_clock_mhz']} MHz, {state['power_w']} W of {state['power_limit_w']} W"
+    return seen + (f"; not readable: {', '.join(missing)}" if missing else "")
+
+
+def _peak() -> str:
+    facts = environment.fingerprint("cuda")
+    device = lookup(facts["gpu"], facts["gpu_memory_gib"], facts.get("power_limit_w"))
+    if device is None:
+        raise Unavailable(
+            f"no entry for {facts['gpu']!r} in harness/machine/hardware/table.py: shares of peak will read N/A"
+        )
+    peaks = ", ".join(f"{rate} {value:g} TFLOP/s" for rate, value in device.tflops.items())
+    return f"{device.key}: {peaks}, {device.bandwidth_tb_s:g} TB/s (dense)"
+
+
+def _dtype(fmt: Format, device: str) -> str:
+    """Casts 1 there and back, and looks at what an overflow becomes: torch 2.11 and 2.13 differ."""
+    there = torch.tensor([1.0, 1e9], device=device).to(fmt.dtype)
+    one, overflow = there.float().tolist()
+    if one != 1.0:
+        raise Unavailable(f"a cast of 1.0 comes back as {one}")
+    if overflow <= fmt.max < 1e9:
+        return f"casts; an overflow saturates at {overflow:g}"
+    return "casts" if fmt.max >= 1e9 else f"casts; an overflow becomes {overflow} (fp8core clamps before)"
+
+
+def _gemm(backend: str, device: str) -> str:
+    """One 32 x 64 x 48 product of each granularity against float64."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(32, 64, generator=generator), torch.randn(48, 64, generator=generator)
+    e4m3 = native_pair()[0]
+    seen: list[str] = []
+    refused: list[str] = []
+    granularities: tuple[Granularity, ...] = ("tensorwise", "rowwise")
+    for granularity in granularities:
+        left = quantize(a.to(device), e4m3, granularity, dim=1)
+        right = quantize(b.to(device).t(), e4m3, granularity, dim=0)  # [64, 48], column-major
+        try:
+            product = scaled_mm(left, right, backend=backend)
+        except (RuntimeError, ValueError) as error:
+            refused.append(f"{granularity} refused: {' '.join(text_of(error).split())[:150]}")
+        else:
+            seen.append(f"{granularity} {_sound(product, a.double() @ b.double().t()):.1f} dB")
+    if not seen:
+        raise Unavailable("; ".join(refused))
+    return ", ".join(seen + refused)
+
+
+def _recipe(name: str, device: str) -> str:
+    """Forward and backward of a 64 -> 48 layer on 32 tokens against float64."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 48, bias=False, dtype=torch.bfloat16, device=device)
+    x = torch.randn(32, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+    layer = Float8Linear.from_float(linear, config=name)
+    output = layer(x)
+    grad = torch.randn_like(output)
+    output.backward(grad)
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    x64, w64, g64 = (t.detach().double().cpu() for t in (x, linear.weight, grad))
+    pairs = {
+        "output": (output, x64 @ w64.t()),
+        "grad_input": (x.grad, g64 @ w64),
+        "grad_weight": (layer.weight.grad, g64.t() @ x64),
+    }
+    return ", ".join(f"{gemm} {_sound(got, expected):.1f} dB" for gemm, (got, expected) in pairs.items())
+
+
+def _sound(actual: torch.Tensor, reference: torch.Tensor) -> float:
+    """SQNR in dB, refused where it is too low for FP8 that works."""
+    sqnr = metrics.sqnr_db(actual.detach().cpu(), reference)
+    if not sqnr >= _SOUND_DB:
+        raise Unavailable(f"runs, but its result is wrong: SQNR {sqnr:.1f} dB, expected above {_SOUND_DB:g}")
+    return sqnr
+
+
+def _compile(device: str) -> str:
+    why_not = compile_unavailable(device)
+    if why_not:
+        raise Unavailable(why_not)
+    x = torch.arange(64.0, device=device)
+    begin = time.perf_counter()
+    doubled = fresh_compile(lambda t: t * 2 + 1)(x)
+    seconds = time.perf_counter() - begin
+    if not torch.equal(doubled, x * 2 + 1):
+        raise Unavailable("a compiled x * 2 + 1 gives another result than the eager one")
+    return f"first graph in {seconds:.1f} s"
+
+
+def _peer(peer: Peer, device: str) -> str:
+    silenced = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        absent = peer.missing(device)
+        if absent is not None:
+            raise Unavailable(absent)
+        lacking = [why for recipe in peer.recipes if (why := peer.unfit(recipe, device))]
+        return "; ".join([f"{peer.version()}: {peer.doc}", *lacking])
+    finally:
+        logging.disable(silenced)

@@ -1,0 +1,1 @@
+"""Engine: plan -> processes -> rows. Pool, workers, shards, devices, progress and resume."""

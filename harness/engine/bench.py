@@ -1,0 +1,378 @@
+"""Bench: measures one case in this process, all its arms, and turns what happens into rows.
+
+Within a case the order is fixed: build every arm, compile (timed apart), check the numerics, and only then time the arms
+that are right, interleaved. An arm that cannot be built, is wrong, or recompiles while it is timed ends as a `failed` row
+with its reason; the other arms go on. One that takes the device with it ends the case in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from harness.engine.process_state import OwnStates
+from harness.engine.rows import (
+    PreparedArm,
+    about,
+    all_arms,
+    energy_row,
+    numerics_rows,
+    partial_row,
+    row,
+    skipped_rows,
+    split_row,
+    time_row,
+    with_changes,
+)
+from harness.machine import environment
+from harness.store.arm import control_name, original_name
+from harness.store.cause import Cause
+from harness.store.errors import SpoiledError, cause_of, one_line
+from harness.timing import compiling
+from harness.timing.rounds import Timer, TimingConfig, measure, measure_sustained, timer_for
+from harness.timing.timers import release_memory
+from harness.timing.workload import Suite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from harness.engine.plan import PlannedCase
+    from harness.store.measurement import Measurement
+    from harness.timing.rounds import Timing
+    from harness.timing.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How cases are measured, wherever that is.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        timing: warm-up, rounds and stop rule.
+        seed: of the order of the arms within the rounds.
+        control: time each baseline twice (A/A).
+        warm_compile: compile a second time, from the caches that the first one filled.
+        folder: of the run, for files that belong to rows (traces).
+    """
+
+    device: str
+    timing: TimingConfig
+    seed: int = 0
+    control: bool = True
+    folder: Path | None = None
+    warm_compile: bool = True
+
+
+class ArmFaultError(RuntimeError):
+    """An arm took the device with it: this process can measure nothing more.
+
+    Attributes:
+        arm: which.
+        rows: its own; the last one says what it died of.
+    """
+
+    def __init__(self, arm: str, rows: list[Measurement]) -> None:
+        super().__init__(f"arm {arm} lost the device: {rows[-1].reason}")
+        self.arm, self.rows = arm, rows
+
+
+class Bench:
+    """Measures cases on one device, in this process.
+
+    Args:
+        setting: how.
+        timer: how one block of calls is timed.
+        monitor: reads clocks, power and throttling of the GPU; None on a CPU.
+    """
+
+    def __init__(self, setting: Setting, timer: Timer, monitor: Any = None) -> None:
+        self.setting, self._timer, self._monitor = setting, timer, monitor
+        self._spoiled = ""
+
+    def measure(
+        self,
+        planned: PlannedCase,
+        *,
+        sustained: bool = False,
+        on_stage: Callable[[str], None] = lambda stage: None,
+        on_arm: Callable[[str], None] = lambda arm: None,
+        on_rows: Callable[[list[Measurement]], None] | None = None,
+    ) -> list[Measurement]:
+        """All rows of one case; a fault outside of any one arm (a suite's bug, a dead device) fails all its arms.
+
+        Args:
+            planned: the case.
+            sustained: under sustained load as well.
+            on_stage: told of each stage that begins.
+            on_arm: told which arm is under way, before each of its timed blocks too; "" for none.
+            on_rows: given all rows so far between two rounds, those of times as `partial`.
+
+        Raises:
+            ArmFaultError: an arm took the device with it.
+        """
+        try:
+            return self._measure(planned, sustained, on_stage, on_arm, on_rows)
+        except ArmFaultError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
+            return all_arms(planned, "failed", one_line(error), cause_of(error, Cause.ERROR))
+
+    @contextmanager
+    def own_state(self, arm: str) -> Iterator[OwnStates]:
+        """The process as it is now, for a run that nothing shares it with; after one that changes it for good it is spoiled."""
+        states = OwnStates()
+        with states.of(arm):
+            yield states
+        if states.culprit:
+            self._spoiled = f"arm {arm} {states.reason}"
+
+    def lost(self, *, release: bool = True) -> str:
+        """Why this process can use its device no more; "" where it can. After a CUDA fault every later call fails.
+
+        Args:
+            release: a device that is well gets back what no arm holds any more.
+        """
+        if self._spoiled:
+            return self._spoiled
+        try:
+            self._timer.synchronize()
+            if release and self.setting.device == "cuda":
+                release_memory()
+        except RuntimeError as error:
+            return one_line(error)
+        return ""
+
+    def _measure(
+        self,
+        planned: PlannedCase,
+        sustained: bool,
+        on_stage: Callable[[str], None],
+        on_arm: Callable[[str], None],
+        on_rows: Callable[[list[Measurement]], None] | None,
+    ) -> list[Measurement]:
+        device, timing, seed = self.setting.device, self.setting.timing, self.setting.seed
+        rows = skipped_rows(planned)
+        compiling.reset()
+        if device == "cuda":
+            release_memory()
+        states = OwnStates()
+        arms: dict[str, PreparedArm] = {}
+        for name in planned.runnable:
+            # In this order: it raises where the arm before has closed the pipe, and that one is still under way.
+            on_stage("it was begun")
+            on_arm(name)
+            with states.of(name):
+                arm = self._prepare(planned, name, rows)
+            self._refuse_changed(states, planned, rows)
+            if arm is not None:
+                arms[name] = arm
+            elif self.lost():  # if not, what this arm held is there for the next one: no frame holds it now
+                raise ArmFaultError(name, [r for r in rows if r.arm == name])
+        on_stage("timing began")
+        on_arm("")
+        if self.setting.control:
+            baselines = {arm.baseline or arm.name for arm in arms.values()}
+            for name in [name for name in arms if name in baselines]:
+                control = control_name(name)
+                arms[control] = replace(arms[name], name=control, baseline=name)
+        closures = {name: arm.workload.run for name, arm in arms.items()}
+        # Events would see a launch cost only where the device waits for the host.
+        timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self._timer
+        blocks = _Blocks(on_arm, lambda: self.lost(release=False), timer)
+        resident = {n: partial(blocks.of, n, r) for n, a in arms.items() if (r := a.workload.resident)}
+        before = environment.snapshot(self._monitor)
+        watch = compiling.CompileWatch()
+
+        def around(name: str) -> AbstractContextManager[None]:
+            return states.of(original_name(name))
+
+        def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
+            # Dynamo counts by process, so a recompile can't be laid on one arm: every compiled arm of the case fails.
+            recompiled = watch.steady_fault()
+            state = {"before": before, "after": environment.snapshot(self._monitor)}
+            return [
+                found
+                for name, timed in timings
+                for found in _rows_of(planned, arms[name], timed, recompiled, state, device)
+            ]
+
+        def keep(timings: Mapping[str, Timing]) -> None:
+            on_arm("")
+            if on_rows is not None and not blocks.culprit and not states.culprit:
+                partial_rows = (partial_row(r, timing.min_rounds) for r in time_rows(timings.items()))
+                on_rows(with_changes([*rows, *partial_rows], states.changed))
+
+        timings = list(
+            measure(
+                closures,
+                timer,
+                timing,
+                seed,
+                self._monitor,
+                annotate=blocks.range_of,
+                resident=resident,
+                on_round=None if on_rows is None else keep,
+                splits={name: arm.workload.split for name, arm in arms.items() if arm.workload.split},
+                rotations={
+                    name: arm.workload.covering for name, arm in arms.items() if arm.workload.covering
+                },
+                around=around,
+            ).items()
+        )
+        if sustained and not resident and not blocks.culprit:  # a resident arm is under its own load already
+            keep(dict(timings))
+            on_stage("timing under load began")
+            # Listed first: making the copies takes memory and time that no timed call may spend.
+            rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
+            timings += measure_sustained(
+                rotating, timer, timing, seed, self._monitor, annotate=blocks.range_of, around=around
+            ).items()
+        on_arm("")
+        if name := blocks.culprit:
+            work, resolved = arms[name].workload, arms[name].resolved
+            why, cause = blocks.reason, blocks.cause
+            rows.append(row(planned, name, "failed", work.metric, resolved, why, cause=cause))
+            raise ArmFaultError(name, [r for r in rows if r.arm == name])
+        self._refuse_changed(states, planned, rows)
+        return with_changes(rows + time_rows(timings), states.changed)
+
+    def _refuse_changed(self, states: OwnStates, planned: PlannedCase, rows: list[Measurement]) -> None:
+        """Ends a case whose process an arm has changed for good: the others are timed in another one.
+
+        Raises:
+            ArmFaultError: names the arm.
+        """
+        if name := states.culprit:
+            self._spoiled = f"arm {name} {states.reason}"
+            own = [r for r in rows if r.arm == name and r.status != "ok"]
+            failed = row(
+                planned,
+                name,
+                "failed",
+                reason=f"it {states.reason}; an arm has to leave its process as it was",
+            )
+            raise ArmFaultError(name, with_changes([*own, failed], states.changed))
+
+    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
+        """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
+        info = planned.suite.ARMS[name]
+        resolved: dict[str, object] = {}
+        try:
+            workload = _timed_suite(planned).build(planned.case, name, self.setting.device)
+            resolved.update(workload.resolved)
+            arm = PreparedArm(name, info.baseline, workload, resolved)
+            if workload.compiled:
+                rows += self._compile(planned, arm)
+                if rows[-1].status == "failed":
+                    return None
+            numerics = workload.check()
+            resolved.update(workload.resolved)  # a check may learn what really ran
+            if numerics.ok and workload.profile is not None and self.setting.folder is not None:
+                profiled = workload.profile(self.setting.folder)
+                resolved.update(workload.resolved)
+                rows += numerics_rows(planned, arm, profiled)
+            rows += numerics_rows(planned, arm, numerics)  # refuses a figure that is none
+        except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
+            if isinstance(error, SpoiledError):
+                self._spoiled = one_line(error)
+            resolved, cause = resolved | about(error), cause_of(error, Cause.BUILD)
+            rows.append(row(planned, name, "failed", "", resolved, one_line(error), cause=cause))
+            return None
+        if not numerics.ok:
+            why, cause = f"numerics: {numerics.reason}", numerics.cause
+            rows.append(row(planned, name, "failed", workload.metric, resolved, why, cause=cause))
+            return None
+        return arm
+
+    def _compile(self, planned: PlannedCase, arm: PreparedArm) -> list[Measurement]:
+        """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
+        compiling.prime(self.setting.device)
+        work = arm.workload
+        with compiling.empty_caches() if work.recompile is not None else nullcontext():
+            watch = compiling.CompileWatch()
+            seconds = self._first_call(work)
+            arm.resolved.update(watch.summary())
+            fault = watch.fault()
+            if fault:
+                failed = row(
+                    planned, arm.name, "failed", work.metric, arm.resolved, fault, cause=Cause.COMPILE
+                )
+                return [failed]
+            rows = [row(planned, arm.name, "ok", "compile_s", arm.resolved, samples=(seconds,))]
+            if work.recompile is not None and self.setting.warm_compile:
+                work.recompile()
+                again = row(
+                    planned, arm.name, "ok", "compile_s", arm.resolved, samples=(self._first_call(work),)
+                )
+                rows.append(replace(again, part="warm"))
+        return rows
+
+    def _first_call(self, work: Workload) -> float:
+        """Seconds of a call that compiles."""
+        with work.held():
+            started = time.perf_counter()
+            work.run()
+            self._timer.synchronize()
+            return time.perf_counter() - started
+
+
+class _Blocks:
+    """The timed blocks of all arms: tells whose it is, and finds the one in which the device was lost.
+
+    Attributes:
+        culprit: that arm; "" where none was.
+        reason: what it raised.
+        cause: of its row: memory that ran out, else a fault while it was timed.
+    """
+
+    def __init__(self, on_arm: Callable[[str], None], lost: Callable[[], str], timer: Timer) -> None:
+        self._on_arm, self._lost, self._timer = on_arm, lost, timer
+        self.culprit = self.reason = ""
+        self.cause = Cause.NONE
+
+    def range_of(self, name: str) -> AbstractContextManager[None]:
+        """The context around a block."""
+        return self.of(name, partial(self._timer.annotate, name))
+
+    @contextmanager
+    def of(self, name: str, context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """A context of an arm, which is under way from then on: its memory, or a block."""
+        arm = original_name(name)
+        self._on_arm(arm)
+        try:
+            with context():
+                yield
+        except Exception as error:
+            # A block ends with the device at rest: what it did wrong shows before the next arm has its turn.
+            if not self.culprit and (isinstance(error, SpoiledError) or self._lost()):
+                self.culprit, self.reason = arm, one_line(error)
+                self.cause = cause_of(error, Cause.RUN)
+            raise
+
+
+def _rows_of(
+    planned: PlannedCase,
+    arm: PreparedArm,
+    timing: Timing,
+    recompiled: str,
+    state: Mapping[str, object],
+    device: str,
+) -> list[Measurement]:
+    """The rows of a timed arm: its time, and the energy of a training step."""
+    rows = [time_row(planned, arm, timing, recompiled, state)]
+    rows += split_row(planned, arm, timing, rows[0])
+    if arm.workload.tokens and not timing.failure:
+        energy = energy_row(planned, arm, timing, device)
+        if energy.status == "ok" or not rows[0].is_control:
+            rows.append(energy)
+    return rows
+
+
+def _timed_suite(planned: PlannedCase) -> Suite:
+    assert isinstance(planned.suite, Suite)
+    return planned.suite

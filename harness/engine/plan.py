@@ -1,0 +1,342 @@
+"""Plan: from a composed command line to the cases and arms that will be measured.
+
+Everything that can be refused is refused here, before a folder is made or a tensor is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.store.case import LOCAL, Case, Scalar, expand
+from harness.store.cause import Cause
+from harness.store.errors import UsageError, one_line, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from harness.timing.workload import ArmInfo, Axis, Plannable, Unsupported
+
+
+AXIS_KEYS = (
+    "model",
+    "data",
+    "data_path",
+    "ceilings",
+    "schedule",
+    "ranks",
+)  # keys of a command line that are short for an axis
+PROFILE_KEYS = ("profile", "profile_start", "profile_end")  # likewise, below `train.`
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCase:
+    """A case, the arms that run, and those that cannot, each with its reason."""
+
+    part: str
+    suite: Plannable
+    case: Case
+    arms: tuple[str, ...]
+    unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
+
+    @property
+    def runnable(self) -> tuple[str, ...]:
+        """The arms that this device can run."""
+        return tuple(arm for arm in self.arms if arm not in self.unsupported)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All cases of a command line, and the product of axes behind each part; of a shard, its own and those elsewhere."""
+
+    cases: tuple[PlannedCase, ...]
+    products: Mapping[str, str]
+    elsewhere: tuple[PlannedCase, ...] = ()
+
+    def headline(self, most: int) -> set[str]:
+        """Ids of the cases with the most work: those measured under sustained load as well."""
+        runnable = [c for c in (*self.cases, *self.elsewhere) if c.runnable]
+        ranked = sorted(runnable, key=lambda c: c.suite.work(c.case), reverse=True)
+        return {c.case.case_id for c in ranked[:most]}
+
+
+def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Plan:
+    """Expands a composed configuration.
+
+    Args:
+        config: plain values of `harness.cli.config.SweepConfig`, device resolved.
+        suites: the table of suites by name.
+
+    Raises:
+        UsageError: unknown suite, axis, arm, case or shape set; a value out of range; a shape that a requested arm can
+            never run when it was asked for by number; only arms that this device can't run.
+    """
+    parts = _parts(config)
+    _refuse_unused(config, parts, suites)
+    _spread_keys(config, parts, suites)
+    _choose_peers(config.get("peers"), parts, suites)
+    recipe = _choose_arms(config.get("train") or {}, parts, suites)
+    cases: list[PlannedCase] = []
+    products: dict[str, str] = {}
+    for name, part in parts.items():
+        planned, products[name] = _plan_part(name, part, config, suites)
+        cases += planned
+    cases = _chosen(cases, config.get("cases") or ())
+    if recipe is not None:
+        _refuse_high_precision_alone(recipe, cases)
+    if not any(c.runnable for c in cases):
+        raise UsageError(_nothing_runs(cases, str(config["device"])))
+    return Plan(tuple(cases), products)
+
+
+def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
+    """The cases with these ids, or all if none is named."""
+    known = {c.case.case_id for c in cases}
+    for name in ids:
+        if name not in known:
+            raise UsageError(
+                f"no case {name!r} in this sweep with these axes on this device; dry_run=true lists all"
+            )
+    return [c for c in cases if c.case.case_id in ids] if ids else cases
+
+
+def _parts(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parts of a sweep; a sweep that names one suite is its own single part."""
+    own = {key: config[key] for key in ("suite", "axes", "shapes", "arms")}
+    if not config["parts"]:
+        if not config["suite"]:
+            raise UsageError(f"sweep {config['name']!r} names neither a suite nor parts")
+        return {str(config["suite"]): own}
+    return {str(name): dict(part) for name, part in config["parts"].items()}
+
+
+def _refuse_unused(
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
+    for name, part in parts.items():
+        if part["suite"] == "???" or part["suite"] is None:
+            raise unknown("part", name, (n for n, p in parts.items() if p["suite"] not in ("???", None)))
+        if part["suite"] not in suites:
+            raise unknown("suite", str(part["suite"]), suites)
+    if not config["parts"]:
+        return
+    for key in ("suite", "shapes"):
+        if config[key]:
+            name = next(iter(parts))
+            raise UsageError(
+                f"sweep {config['name']!r} is made of parts; write parts.{name}.{key}={config[key]}"
+            )
+    axes_known = {axis for part in parts.values() for axis in suites[part["suite"]].AXES}
+    for axis, values in config["axes"].items():
+        if axis not in axes_known:
+            raise unknown("axis", axis, axes_known)
+        for part in parts.values():
+            if axis in suites[part["suite"]].AXES:
+                part["axes"] = {**part["axes"], axis: values}
+    if config["arms"]:
+        arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
+        for arm in config["arms"]:
+            if arm not in arms_known:
+                raise unknown("arm", arm, arms_known)
+        for name in list(parts):
+            wanted = [arm for arm in config["arms"] if arm in suites[parts[name]["suite"]].ARMS]
+            if wanted:
+                parts[name]["arms"] = wanted
+            else:
+                del parts[name]
+
+
+def _spread_keys(
+    config: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Hands the keys that are short for an axis (`model=nano`) to the parts whose suites have it."""
+    train = config.get("train") or {}
+    given = {key: config.get(key) for key in AXIS_KEYS}
+    given |= {key: train.get(key) for key in PROFILE_KEYS}
+    for axis, value in given.items():
+        takers = [part for part in parts.values() if axis in suites[part["suite"]].AXES]
+        # A model as a mapping is what shapes=from_model reads; elsewhere it has always been passed over.
+        if value is None or (axis == "model" and not takers and not isinstance(value, str)):
+            continue
+        if not takers:
+            key = f"train.{axis}" if axis in PROFILE_KEYS else axis
+            raise UsageError(
+                f"{key}={value} means nothing to sweep {config['name']!r}: no suite of it has an axis {axis!r}"
+            )
+        for part in takers:
+            named = (
+                json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
+            )
+            part["axes"] = {**part["axes"], axis: named}
+
+
+def _choose_peers(
+    names: Sequence[str] | None, parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    """Leaves out the arms of the peers that are not named; None names all."""
+    if names is None:
+        return
+    known = {info.peer for suite in suites.values() for info in suite.ARMS.values() if info.peer}
+    for name in names:
+        if name not in known:
+            raise unknown("peer", name, known)
+    for part in parts.values():
+        arms = suites[part["suite"]].ARMS
+        part["arms"] = [a for a in part["arms"] or arms if a not in arms or arms[a].peer in ("", *names)]
+
+
+def _choose_arms(
+    train: Mapping[str, Any], parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> str | None:
+    """What `train.mixed_precision` and `train.recipe` leave of the arms; the name of the recipe if it is FP8.
+
+    bf16 keeps the arms without FP8; fp8 those and the ones of the recipe. Arms of recipe "any" go with every recipe.
+    """
+    text = train.get("mixed_precision")
+    if text is None:
+        if train.get("recipe") is not None:
+            raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8")
+        return None
+    from harness.training.setup import mixed_precision  # torch
+
+    recipe = mixed_precision(text, train.get("recipe") or "tensorwise")
+    if recipe is None and train.get("recipe") is not None:
+        raise UsageError(f"train.recipe={train['recipe']} needs train.mixed_precision=fp8, not {text}")
+    wanted = {""} if recipe is None else {"", "any", recipe.name}
+    by_recipe = [p for p in parts.values() if any(a.recipe for a in suites[p["suite"]].ARMS.values())]
+    if not by_recipe:
+        raise UsageError(
+            f"train.mixed_precision={text}: no suite of this sweep has arms by recipe; write arms=[...]"
+        )
+    for part in by_recipe:
+        known: Mapping[str, ArmInfo] = suites[part["suite"]].ARMS
+        asked = [arm for arm in part["arms"] or known if arm in known]
+        left = [arm for arm in asked if known[arm].recipe in wanted]
+        if recipe is not None and not any(known[arm].recipe == recipe.name for arm in left):
+            left += [
+                arm for arm in known if known[arm].recipe == recipe.name
+            ]  # the sweep leaves it out by default
+        if not left:
+            raise UsageError(f"train.mixed_precision={text} leaves none of the arms {', '.join(asked)}")
+        part["arms"] = left
+    return None if recipe is None else recipe.name
+
+
+def _refuse_high_precision_alone(recipe: str, cases: Sequence[PlannedCase]) -> None:
+    """FP8 was asked for by name; a run in which only bf16 can run would answer another question."""
+    ours = [(c, arm) for c in cases for arm in c.arms if c.suite.ARMS[arm].recipe == recipe]
+    if ours and not any(arm in c.runnable for c, arm in ours):
+        case, arm = ours[0]
+        raise UsageError(f"train.recipe={recipe} cannot run here: {case.unsupported[arm].reason}")
+
+
+def _plan_part(
+    name: str, part: Mapping[str, Any], config: Mapping[str, Any], suites: Mapping[str, Plannable]
+) -> tuple[list[PlannedCase], str]:
+    suite = suites[part["suite"]]
+    axes = {
+        axis: _axis_values(axis, values, suite.AXES)
+        for axis, values in part["axes"].items()
+        if values is not None
+    }
+    arms = tuple(part["arms"]) or tuple(suite.ARMS)
+    for arm in arms:
+        if arm not in suite.ARMS:
+            raise unknown("arm", arm, suite.ARMS)
+    shapes = [part["shapes"]] if isinstance(part["shapes"], str) else list(part["shapes"])
+    try:
+        points = suite.points(shapes, axes, config["model"])
+    except ValueError as error:
+        raise UsageError(f"part {name}: {error}") from error
+    crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
+    cases = expand(part["suite"], crossed, points, int(config["seed"]))
+    by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
+    planned = []
+    for case in cases:
+        reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, str(config["device"])))}
+        for arm, why in reasons.items():
+            if why.kind == "shape" and by_number:
+                raise UsageError(f"{case}, arm {arm}: {why.reason}")
+        planned.append(PlannedCase(name, suite, case, arms, reasons))
+    factors = ([str(len(points))] if len(points) > 1 else []) + [str(len(v)) for v in crossed.values()]
+    product = f"{' x '.join(factors) or '1'} = {len(cases)} cases x {len(arms)} arms"
+    if by_number and (replaced := [*shapes, *(["axes.tokens"] if axes.get("tokens") else [])]):
+        product += f" (axes.M, K and N are given: {', '.join(replaced)} not read)"
+    return planned, product
+
+
+def _unsupported(suite: Plannable, case: Case, arm: str, device: str) -> Unsupported | None:
+    """Why an arm can't run a case; what a suite raises over this question fails that arm alone."""
+    try:
+        return suite.unsupported(case, arm, device)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a peer's library may raise anything when it is asked
+        from harness.timing.workload import Unsupported
+
+        reason = f"could not tell whether it can run here: {one_line(error)}"
+        return Unsupported("fault", reason, Cause.ERROR)
+
+
+def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[Scalar]:
+    if axis not in known:
+        raise unknown("axis", axis, known)
+    given: list[Any] = list(values) if isinstance(values, list | tuple) else [values]
+    if not given:
+        raise UsageError(f"axes.{axis} is empty; expected {_expectation(known[axis])}")
+    for value in given:
+        spec = known[axis]
+        if not _fits(spec, value):
+            raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
+    if axis in LOCAL and len(given) > 1:
+        raise UsageError(
+            f"axes.{axis} has {len(given)} values; cases are not told apart by it, so give one and make a run each"
+        )
+    is_float = known[axis].kind == "float"
+    return [float(value) if is_float and value not in known[axis].words else value for value in given]
+
+
+def _fits(axis: Axis, value: object) -> bool:
+    if axis.choices:
+        return value in axis.choices
+    if value in axis.words:
+        return True
+    if axis.kind == "str":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int if axis.kind == "int" else int | float):
+        return False
+    return math.isfinite(value) and value >= axis.minimum
+
+
+def _expectation(axis: Axis) -> str:
+    if axis.choices:
+        return "one of " + ", ".join(map(str, axis.choices))
+    if axis.kind == "str":
+        return "a text"
+    words = "".join(f", or {word}" for word in axis.words)
+    return f"{'an integer' if axis.kind == 'int' else 'a number'} of at least {axis.minimum:g}{words}"
+
+
+def _nothing_runs(cases: list[PlannedCase], device: str) -> str:
+    reasons = Counter(f"{arm}: {why.reason}" for c in cases for arm, why in c.unsupported.items())
+    if not reasons:
+        return "no cases: the axes expand to nothing"
+    shown = "; ".join(reason for reason, _ in reasons.most_common(3))
+    return f"none of the arms asked for can run on this device ({device}): {shown}"
+
+
+def describe(plan: Plan) -> Iterator[str]:
+    """The lines that `dry_run=true` prints: the products, then every case with its arms."""
+    for part, product in plan.products.items():
+        yield f"{part}: {product}"
+    for planned in plan.cases:
+        skipped = [f"{arm} {why.status}: {why.reason}" for arm, why in planned.unsupported.items()]
+        yield f"  {planned.case.case_id} {planned.case} arms={','.join(planned.runnable)}" + "".join(
+            f"\n      {line}" for line in skipped
+        )
+    others = f", {len(plan.elsewhere)} in other shards" if plan.elsewhere else ""
+    yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"

@@ -1,0 +1,127 @@
+"""What resume= needs to know: what a run holds already, and what was left out for a reason that may have passed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.advise.training import content
+from harness.engine.rows import is_trial
+from harness.store.differences import comparable
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.training.batches import extent_of_case
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+
+    from harness.engine.plan import Plan
+
+
+def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """What is no longer as it was when the rows of a run were made, in words; empty where all is.
+
+    Args:
+        folder: of the run.
+        conditions: (env_id, environment) of every device that would go on with it.
+    """
+    rows, _ = store.read_quietly(folder)
+    ids, (_, now) = {env_id for env_id, _ in conditions}, conditions[0]
+    found: list[str] = []
+    for env_id, text in rows[["env_id", "env"]].drop_duplicates().itertuples(index=False):
+        then = parse(text)
+        found += _code_changes(then, now)
+        if env_id in ids:
+            continue
+        fields = [f"{name} {old} -> {new}" for name, (old, new) in comparable(then, now).items()]
+        found += fields or [f"environment {env_id} -> {conditions[0][0]}"]
+    return list(dict.fromkeys(found))
+
+
+def _code_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The code is its content where both know it (a commit may change no code, and code without a commit), else the commit."""
+    if then.get("code") and now.get("code"):
+        same = then["code"] == now["code"]
+    else:
+        same = then.get("git_commit") == now.get("git_commit")
+    return [] if same else [f"code of {_version(then)} -> {_version(now)}"]
+
+
+def _version(env: Mapping[str, Any]) -> str:
+    commit = str(env.get("git_commit"))[:12]
+    return f"commit {commit}{' with uncommitted changes' if env.get('git_dirty') else ''}"
+
+
+def refuse(run_id: str, changed: Sequence[str]) -> None:
+    """Ends a resume= under other conditions than the run was made under.
+
+    Raises:
+        UsageError: something has changed; says what.
+    """
+    if changed:
+        raise UsageError(
+            f"{run_id} was measured under other conditions: {'; '.join(changed)}; start a new run (leave resume= out), or "
+            "add resume_anyway=true: the new rows then say what they were made with"
+        )
+
+
+def stored_cases(folder: Path, plan: Plan) -> set[str]:
+    """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
+
+    Raises:
+        UsageError: the run read another text; its numbers would not be comparable.
+    """
+    rows, _ = store.read_quietly(folder)
+    _refuse_another_text(folder.name, rows, plan)
+    _refuse_other_ceilings(folder.name, rows, plan)
+    waiting = rows["retryable"]
+    stored = rows[~waiting].groupby("case_id")["arm"].agg(set)
+    unfinished = set(rows[waiting]["case_id"])
+    return {
+        c.case.case_id
+        for c in plan.cases
+        if c.case.case_id not in unfinished and set(c.arms) <= stored.get(c.case.case_id, set())
+    }
+
+
+def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
+    """A text goes by the name of its kind, which leaves open what lies at data_path: the sha256 in the rows says it."""
+    of_case = rows.groupby("case_id")["resolved"].agg(set)
+    for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
+        if "data_path" not in dict(case.axes):
+            continue
+        stored = {str(sha) for r in of_case[case.case_id] if (sha := parse(r).get("data_sha256")) is not None}
+        text = extent_of_case(case)
+        now = text.sha256 if text is not None else None
+        if stored - {now}:
+            raise UsageError(
+                f"{run_id} read a text with sha256 {sorted(stored - {now})[0][:16]}..., data={case['data']} is now "
+                f"one with {str(now)[:16]}...; give that text by data_path=FILE or start a new run (leave resume= out)"
+            )
+
+
+def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
+    """Of an advised filter `ceilings` says where its rates lie, the sha256 in the rows which ones they were."""
+    advised = rows[rows["resolved"].str.contains('"ceilings_sha256"', regex=False, na=False)]
+    of_case = advised.groupby("case_id")["resolved"].agg(set)
+    for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
+        run = str(dict(case.axes).get("ceilings") or "")
+        now = content(run) if run else ""
+        other = {parse(r)["advice"]["ceilings_sha256"] for r in of_case[case.case_id]} - {now}
+        if other:
+            then = ", ".join(f"{sha[:16]}..." if sha else "none" for sha in sorted(other))
+            raise UsageError(
+                f"{run_id} was advised by ceilings with sha256 {then}, now they are "
+                f"{f'{now[:16]}...' if now else 'none'}; give those by ceilings=RUN or start a new run (leave resume= out)"
+            )
+
+
+def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]]:
+    """(case id, arm) of the runs of trial suites that a run holds of unfinished cases already, for resume=."""
+    rows, _ = store.read_quietly(folder)
+    rows = rows[~rows["retryable"]]
+    ours = {c.case.case_id for c in plan.cases if is_trial(c)} - done
+    return {(i, arm) for i, arm in zip(rows["case_id"], rows["arm"], strict=True) if i in ours}

@@ -1,0 +1,246 @@
+"""Rows: what becomes of a case and an arm, as measurements; one way to make each kind."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from harness.store.arm import original_name
+from harness.store.cause import Cause
+from harness.store.errors import MemoryShortageError
+from harness.store.measurement import Measurement
+from harness.timing.session import METERED_S
+from harness.timing.workload import TrialSuite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.engine.plan import PlannedCase
+    from harness.timing.rounds import Timing
+    from harness.timing.workload import Numerics, Trial, Workload
+
+REFUSES = "refuses: "  # before the words of what was to run and refused
+
+
+@dataclass(slots=True)
+class PreparedArm:
+    """One arm of the case under way, built and found right."""
+
+    name: str
+    baseline: str
+    workload: Workload
+    resolved: dict[str, object]
+
+
+def is_trial(planned: PlannedCase) -> bool:
+    """Whether each arm of the case is a run of its own."""
+    return isinstance(planned.suite, TrialSuite)
+
+
+def row(
+    planned: PlannedCase,
+    arm: str,
+    status: Any,
+    metric: str = "",
+    resolved: Mapping[str, object] | None = None,
+    reason: str = "",
+    samples: tuple[float, ...] = (),
+    regime: str = "",
+    cause: Cause = Cause.NONE,
+) -> Measurement:
+    """A row of one arm; its baseline is the suite's, of an arm timed again the arm itself.
+
+    The metric "" is the one that every arm of the suite has: the time, of a trial suite its `METRIC`, by default the loss.
+    """
+    name = original_name(arm)
+    info = planned.suite.ARMS[name]
+    return Measurement(
+        suite=planned.case.suite,
+        case_id=planned.case.case_id,
+        arm=arm,
+        arm_fields=replace(info.record(name), control=arm != name),
+        baseline=info.baseline if arm == name else name,
+        axes=planned.case.axes_json,
+        seed=planned.case.seed,
+        metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),
+        status=status,
+        regime=regime,
+        resolved=resolved or {},
+        samples=samples,
+        reason=reason,
+        cause=cause,
+    )
+
+
+def all_arms(planned: PlannedCase, status: str, reason: str, cause: Cause) -> list[Measurement]:
+    """The same row for each arm of a case."""
+    return [row(planned, arm, status, reason=reason, cause=cause) for arm in planned.arms]
+
+
+def skipped_rows(planned: PlannedCase) -> list[Measurement]:
+    """A row for each arm that cannot run the case here, with the reason."""
+    return [
+        row(planned, arm, why.status, reason=why.reason, cause=why.cause)
+        for arm, why in planned.unsupported.items()
+    ]
+
+
+def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") -> list[Measurement]:
+    """The curves of a run, and why there is none if it failed (`trace`: where it raised)."""
+    rows = [
+        replace(
+            row(planned, arm, "ok", s.metric, trial.resolved, samples=s.samples), rounds=s.steps, part=s.part
+        )
+        for s in trial.series
+    ]
+    if trial.failure:
+        resolved = {**trial.resolved} | ({"traceback": trace} if trace else {})
+        rows.append(row(planned, arm, "failed", resolved=resolved, reason=trial.failure, cause=trial.cause))
+    if trial.refusal:
+        why, cause = f"{REFUSES}{trial.refusal}", Cause.REFUSED
+        rows.append(row(planned, arm, "skipped", resolved=trial.resolved, reason=why, cause=cause))
+    return rows
+
+
+def unfinished_rows(
+    planned: PlannedCase, arm: str, reason: str, printed: str, cause: Cause
+) -> list[Measurement]:
+    """A failed row for each arm of a task that came to no end, and a skipped one for those that can't run here.
+
+    Args:
+        planned: the case.
+        arm: of a run; "" for all arms of a case that is timed.
+        reason: why, in words.
+        printed: the last lines that were printed.
+        cause: why.
+    """
+    resolved = {"printed": printed} if printed else {}
+    failed = [arm] if arm else planned.runnable
+    return ([] if arm else skipped_rows(planned)) + [
+        row(planned, name, "failed", resolved=resolved, reason=reason, cause=cause) for name in failed
+    ]
+
+
+def rows_of_others(planned: PlannedCase, arm: str, reason: str, cause: Cause) -> list[Measurement]:
+    """`unfinished_rows` for all arms but one."""
+    others = replace(planned, arms=tuple(name for name in planned.arms if name != arm))
+    return unfinished_rows(others, "", reason, "", cause)
+
+
+def with_changes(
+    rows: Sequence[Measurement], changed: Mapping[str, Mapping[str, object]]
+) -> list[Measurement]:
+    """The rows, those of an arm that changed the state of its process with what it changed as `resolved.process_state`."""
+    return [
+        replace(r, resolved={**r.resolved, "process_state": changed[arm]})
+        if (arm := original_name(r.arm)) in changed and r.status != "skipped"
+        else r
+        for r in rows
+    ]
+
+
+def about(error: BaseException) -> dict[str, object]:
+    """For `resolved`: what is known of an exception beside its one line."""
+    if isinstance(error, MemoryShortageError):
+        return error.facts
+    return {"traceback": "".join(traceback.format_exception(error))[-4000:]}
+
+
+def time_row(
+    planned: PlannedCase, arm: PreparedArm, timing: Timing, recompiled: str, state: Mapping[str, object]
+) -> Measurement:
+    """The samples of a timed arm and the state of the machine before and after, or why there are none.
+
+    What the compiler did while arms were timed (`recompiled`, "" for nothing) fails the arms that are compiled.
+    """
+    work = arm.workload
+    fault = timing.failure or (recompiled if work.compiled else "")
+    if fault:
+        resolved = arm.resolved | dict(work.resolved)  # the workload may have said why
+        cause = timing.cause if timing.failure else Cause.COMPILE
+        return row(
+            planned, arm.name, "failed", work.metric, resolved, fault, regime=timing.regime, cause=cause
+        )
+    return replace(
+        row(
+            planned,
+            arm.name,
+            "ok",
+            work.metric,
+            arm.resolved,
+            samples=tuple(timing.samples_ms),
+            regime=timing.regime,
+        ),
+        rounds=tuple(timing.rounds),
+        sample_clock_mhz=tuple(timing.sample_clock_mhz),
+        flops=work.flops,
+        bytes_moved=work.bytes_moved,
+        timing={**timing.as_json_dict(), **state},
+    )
+
+
+def split_row(
+    planned: PlannedCase, arm: PreparedArm, timing: Timing, whole: Measurement
+) -> list[Measurement]:
+    """The row of what the samples took up to the point that the closure marks; none where it marks none.
+
+    Args:
+        planned: the case.
+        arm: which.
+        timing: with the samples.
+        whole: the row of the whole samples.
+    """
+    if not arm.workload.split_metric or whole.status != "ok":
+        return []
+    if not timing.split_ms:
+        why = "the point inside of a step was not passed in every sample"
+        return [row(planned, arm.name, "skipped", arm.workload.split_metric, arm.resolved, why)]
+    return [replace(whole, metric=arm.workload.split_metric, samples=timing.split_ms)]
+
+
+def partial_row(whole: Measurement, least: int) -> Measurement:
+    """A row of a case that is still measured, marked as such; a failed one stays as it is.
+
+    Args:
+        whole: as if the case ended here.
+        least: rounds that it is to have.
+    """
+    if whole.status != "ok":
+        return whole
+    rounds = len(set(whole.rounds))
+    why = f"partial: {rounds} of at least {least} rounds, then it was cut off; resume=RUN_ID measures the case again"
+    return replace(whole, status="partial", reason=why)
+
+
+def energy_row(planned: PlannedCase, arm: PreparedArm, timing: Timing, device: str) -> Measurement:
+    """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
+    read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
+    if not read:
+        why = f"no energy meter could be read on {device}"
+        if timing.joules:
+            why = (
+                f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
+                f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"
+            )
+        return row(planned, arm.name, "skipped", "joules_per_token", arm.resolved, why)
+    energy = row(planned, arm.name, "ok", "joules_per_token", arm.resolved, samples=tuple(read.values()))
+    return replace(energy, rounds=tuple(read), regime=timing.regime)
+
+
+def numerics_rows(planned: PlannedCase, arm: PreparedArm, numerics: Numerics) -> list[Measurement]:
+    """The figures of the check; a figure that broke its bound is a failure with the figure in the reason."""
+    figures = {(metric, ""): value for metric, value in numerics.values.items()} | dict(numerics.parts)
+    rows = []
+    for (metric, part), value in figures.items():
+        if numerics.ok:
+            figure = row(planned, arm.name, "ok", metric, arm.resolved, samples=(float(value),))
+        else:
+            why = f"{value:.6g}; {numerics.reason}"
+            figure = row(planned, arm.name, "failed", metric, arm.resolved, why, cause=numerics.cause)
+        rows.append(replace(figure, part=part))
+    return rows + [
+        row(planned, arm.name, "skipped", metric, arm.resolved, why)
+        for metric, why in numerics.skipped.items()
+    ]

@@ -1,0 +1,150 @@
+"""The folder of a run: which one a command writes to, and whether it may."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.engine import run_lock
+from harness.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness.engine.shards import Shard
+
+_SHARDS = "shard-*-of-*"
+
+
+def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> tuple[str, Path, Path | None]:
+    """Run id, the folder to write to (that of a shard lies within the run's), and the folder that a resumed run has.
+
+    Args:
+        config: of the command line.
+        commit: of the code, for a new run id.
+        shard: whose folder it is; None: that of a whole run.
+
+    Raises:
+        UsageError: there is no such run, it is another experiment, or the folder holds something else.
+    """
+    whole = of_run(config, commit)
+    for about in map(store.read_about, sorted({whole, *(p.parent for p in whole.glob("shard-*/run.json"))})):
+        if about.get("sweep", config["name"]) != config["name"]:
+            raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")
+        _refuse_other_settings(whole.name, about, config)
+    folder = whole if shard is None else whole / shard.folder
+    refuse_stranger(folder)
+    # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
+    again = folder if config["run_id"] and (folder / "run.json").exists() else None
+    return whole.name, folder, whole if config["resume"] else again
+
+
+def of_run(config: dict[str, Any], commit: str | None) -> Path:
+    """The folder of the run of a command line, new or to be continued.
+
+    Raises:
+        UsageError: `resume=` names no run, or contradicts `run_id=`.
+    """
+    if config["resume"] and config["run_id"]:
+        raise UsageError("resume= names the run already: leave run_id= out")
+    if config["resume"]:
+        folder = store.find_run(config["resume"], config["results_dir"])
+        # One whose shards were started apart has a run.json in each of them alone.
+        if not any(map(_is_run, [folder, *folder.glob(_SHARDS)])):
+            raise UsageError(
+                f"resume={config['resume']}: {folder} is no run: it holds no run.json that names run, sweep and state; "
+                "expected a run id, or a folder results/<sweep>/<run_id>"
+            )
+        return folder
+    run_id = checked_run_id(config["run_id"] or store.new_run_id(commit))
+    return Path(config["results_dir"]) / config["name"] / run_id
+
+
+def refuse_stranger(folder: Path) -> None:
+    """Refuses a folder whose run.json is that of no run: it would be overwritten.
+
+    Raises:
+        UsageError: names the file.
+    """
+    if (folder / "run.json").exists() and not _is_run(folder):
+        raise UsageError(
+            f"{folder / 'run.json'} is damaged, or another program's: it names no run, sweep and state; move it away, or "
+            "choose another run_id or results_dir"
+        )
+
+
+def _is_run(folder: Path) -> bool:
+    about = store.read_about(folder)
+    return all(isinstance(about.get(key), str) for key in ("run_id", "sweep", "state"))
+
+
+@contextmanager
+def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
+    """The folder as this command's alone: no other one writes the same cases meanwhile.
+
+    Raises:
+        UsageError: another command writes to this folder; or this is one shard of a run that is measured as a whole, or
+            the other way round.
+    """
+    for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
+        run_lock.refuse_live(other, "rows")
+    with run_lock.held(folder):
+        yield
+
+
+def checked_run_id(name: str) -> str:
+    """A run id that can name a folder; refused otherwise."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UsageError(f"run_id={name}: expected letters, digits, '.', '_' and '-': it names a folder")
+    return name
+
+
+# What decides which cases and arms there are, and how they train
+_SETTINGS = (
+    "suite",
+    "axes",
+    "shapes",
+    "arms",
+    "cases",
+    "parts",
+    "model",
+    "data",
+    "schedule",
+    "ranks",
+    "train",
+    "seed",
+)
+
+
+def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
+    """A run holds one experiment, and its command must stay the one that made it."""
+    stored = about.get("config", {})
+    differs = [
+        key for key in _SETTINGS if key in stored and stored[key] != json.loads(json.dumps(config[key]))
+    ]
+    if differs:
+        raise UsageError(
+            f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
+            f"{about.get('command', '')}"
+        )
+
+
+def refuse_unwritable(folder: Path, key: str) -> None:
+    """Makes a folder of the command line where it is missing.
+
+    Raises:
+        UsageError: it cannot be written to; names the key that chooses another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder} ({error.strerror}); choose another folder with {key}=DIR"
+        ) from error

@@ -1,0 +1,153 @@
+"""What a run tells those who wait for it: `run.log` in its folder, and `progress.json`, which `watch` reads.
+
+Both are for people. Neither is read to decide anything, and a disk that refuses them costs no row: the store says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from harness.machine.processes import began, this_host
+from harness.store import RunWriter
+from harness.store.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from harness.store.measurement import Measurement
+
+LOG, PROGRESS = "run.log", "progress.json"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
+
+_log = logging.getLogger("harness.cli.run")
+
+
+def level(name: str) -> int:
+    """The number of a log level.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if name.upper() not in LEVELS:
+        raise UsageError(f"log_level={name}: expected one of {', '.join(LEVELS)}")
+    return int(getattr(logging, name.upper()))
+
+
+class TellingWriter(RunWriter):
+    """A writer that logs what it stored and counts it by status."""
+
+    def __init__(self, *args: object, **named: object) -> None:
+        super().__init__(*args, **named)  # type: ignore[arg-type]
+        self.statuses: Counter[str] = Counter()
+
+    def append(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """As `RunWriter.append`; told once the rows are durable."""
+        rows = list(measurements)
+        super().append(rows, env)
+        self.statuses.update(row.status for row in rows)
+        for row in rows:
+            about = f"{row.case_id} {row.suite} {row.arm} {row.metric}"
+            if row.status == "failed":
+                _log.error("%s failed: %s", about, row.reason)
+            elif row.status == "skipped":
+                _log.warning("%s skipped: %s", about, row.reason)
+            else:
+                _log.debug("%s = %s", about, row.value)
+
+
+class Note:
+    """Keeps `progress.json` of a run or shard up to date; a `show` of `harness.engine.progress.Progress`.
+
+    Args:
+        writer: of the rows, whose folder the note lies in.
+    """
+
+    def __init__(self, writer: TellingWriter) -> None:
+        self._writer = writer
+        self._started, self._last = time.time(), 0.0
+        self._state: dict[str, object] = {}
+
+    def __call__(self, text: str, share: float, begins: bool) -> None:
+        if begins:
+            _log.info("%s", text)
+        self._state |= {"text": text, "share": share}
+        if begins or time.time() - self._last >= EVERY_S:
+            self.write()
+
+    def write(self, **more: object) -> None:
+        """Writes the note, with what is new in it."""
+        self._last = time.time()
+        self._state |= more
+        about = {
+            "pid": os.getpid(),
+            "began": began(os.getpid()),
+            "host": this_host(),
+            "started": self._started,
+            "written": self._last,
+            "statuses": dict(self._writer.statuses),
+        }
+        target = self._writer.folder / PROGRESS
+        temporary = target.with_suffix(f".{os.getpid()}.tmp")
+        with suppress(OSError):
+            temporary.write_text(json.dumps(about | self._state) + "\n")
+            temporary.replace(target)
+
+
+class _File(logging.FileHandler):
+    """A log file; what can't be written to it is left out."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's name
+        """Nothing: a full disk ends the run by its rows, not by its log."""
+
+
+@contextmanager
+def log_to(folder: Path, lowest: int) -> Iterator[None]:
+    """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
+    whole = logging.getLogger("harness")
+    try:
+        handler = _File(folder / LOG, encoding="utf-8")
+    except OSError:
+        yield
+        return
+    formatter = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(process)d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    formatter.converter = lambda seconds: datetime.fromtimestamp(seconds or 0, UTC).timetuple()
+    handler.setFormatter(formatter)
+    before = whole.level
+    whole.addHandler(handler)
+    whole.setLevel(lowest)
+    try:
+        yield
+    finally:
+        whole.setLevel(before)
+        whole.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def recorded(writer: RunWriter, note: Note | None = None) -> Iterator[None]:
+    """Records that a run has failed, or was interrupted, where an exception ends the block; the exception goes on."""
+    try:
+        yield
+    except BaseException as error:
+        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _log.critical("%s: %s", state, one_line(error), exc_info=error)
+        # What ended the block may end these too; the first exception is the one to report.
+        if note is not None:
+            with suppress(Exception):
+                note.write(state=state, message=one_line(error))
+        with suppress(Exception):
+            writer.close(state)
+        raise

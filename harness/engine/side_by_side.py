@@ -1,0 +1,119 @@
+"""Shards side by side on this machine: each computes at a place of its own, and all end with their command.
+
+Whoever starts their processes (joblib, submitit), they share a folder of files with the command that asked for them. The
+files are there to be locked (`flock`), and the kernel lets go of a lock however its holder ends. `command` is locked by
+the command for as long as its shards may work; each of their processes waits for that lock in a thread. `place-0`,
+`place-1`, ... are locked by the processes that have these places.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.machine.processes import ENDING_SIGNALS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOOK_S = 0.5  # between two looks at places that are all taken
+_COMMAND = "command"
+_OVER = b"over"  # in that file: the command lives, and waits for its shards to end
+
+_busy = threading.Lock()  # held while this process works on a shard
+
+
+class Lead:
+    """The command's end; `folder` is what its shards are told of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = os.open(folder / _COMMAND, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Interrupts the shards at work, and has those to come do nothing."""
+        with suppress(OSError):  # a full disk: they end as if this command had died
+            os.write(self._file, _OVER)
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def lead() -> Iterator[Lead]:
+    """The lead over shards on this machine, which ends with the block or with this process."""
+    with tempfile.TemporaryDirectory(prefix="fp8-harness-", ignore_cleanup_errors=True) as folder:
+        own = Lead(Path(folder))
+        try:
+            yield own
+        finally:
+            own.end()
+
+
+@cache
+def follow(folder: str) -> None:
+    """From now on this process ends with the command, to which a terminal's Ctrl-C is left.
+
+    When the command ends, this process sends itself SIGTERM, and exits after its shard if the command has died. Between
+    two shards it ignores SIGTERM and its like, which a scheduler sends to all processes: joblib would take its end for a crash.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ENDING_SIGNALS[1:]:
+        signal.signal(number, lambda *_: None)
+    threading.Thread(target=_follow, args=(Path(folder),), daemon=True).start()
+
+
+@contextmanager
+def at_work(folder: str) -> Iterator[bool]:
+    """Around the work on a shard, within `interruptible`: whether the command still wants it."""
+    with _busy:
+        yield not _is_over(Path(folder))
+
+
+@cache
+def place(folder: str, count: int) -> int:
+    """The place of this process, below `count` and its own until it ends; waits while all are taken."""
+    files = [
+        os.open(Path(folder) / f"place-{index}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        for index in range(count)
+    ]
+    while True:
+        for index, file in enumerate(files):
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return index
+        time.sleep(LOOK_S)
+
+
+def _follow(folder: Path) -> None:
+    try:
+        file = os.open(folder / _COMMAND, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # it has ended and put its folder away
+        return
+    fcntl.flock(file, fcntl.LOCK_SH)
+    died = os.read(file, len(_OVER)) != _OVER
+    os.kill(os.getpid(), signal.SIGTERM)
+    if died:  # nobody is left to end this process
+        with _busy:
+            os._exit(1)
+
+
+def _is_over(folder: Path) -> bool:
+    try:
+        file = os.open(folder / _COMMAND, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(file)
+    return True

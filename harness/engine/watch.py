@@ -1,0 +1,282 @@
+"""`python -m harness watch RUN`: how far a sweep is, from any terminal that sees its folder. Imports no torch.
+
+Read are the notes `progress.json` that a run, or each of its shards, keeps (`harness.engine.runlog`). Nothing is asked of the
+processes themselves, which may be on other machines. Of one on this machine it is checked that it still lives, by its
+number and when it began. One elsewhere counts as running until its note says otherwise, since one that died there is as
+silent as one that has a long case: how long it has been silent is what can be said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+from rich.live import Live
+
+from harness.engine.runlog import PROGRESS
+from harness.machine import terminal
+from harness.machine.processes import began, this_host
+from harness.store import find_run
+from harness.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from rich.table import Table
+
+SILENT_S = 120.0  # without a sign of life it is said how long ago the last one was
+LINE_S = 30.0  # between two lines where there is no terminal
+SHARDS_LOOK_S = 1.0  # between two looks at the shards of a launcher
+ENDED = ("finished", "interrupted", "failed", "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run, or one shard of it.
+
+    Attributes:
+        name: "0/4" of a shard, "" of a run that is whole.
+        state: waiting, running, finished, interrupted, failed, or gone: its process ended without a word.
+        total: cases and training runs that it measures.
+        share: of them that is done.
+        text: what it does, or how it ended.
+        started: seconds since 1970, 0 where it has not.
+        written: of its last sign of life.
+        statuses: rows by status.
+    """
+
+    name: str
+    state: str
+    total: int = 0
+    share: float = 0.0
+    text: str = ""
+    started: float = 0.0
+    written: float = 0.0
+    statuses: Mapping[str, int] = field(default_factory=dict)
+
+    def left_s(self, now: float) -> float | None:
+        """Seconds until it ends if it goes on as it has; None where that can't be said."""
+        if self.state in ENDED:
+            return 0.0
+        if self.state != "running" or self.share <= 0:
+            return None
+        return max(0.0, self.started + (self.written - self.started) / self.share - now)
+
+
+def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]:
+    """The parts of a run: its shards in order, those that have not begun included; else the run itself.
+
+    A run that was resumed without shards has both, and the newer note stands for the run.
+
+    Args:
+        folder: of the run.
+        asked: when a process of this host began, None where it is gone.
+    """
+    whole = _part("", folder / PROGRESS, asked)
+    shards: dict[tuple[int, int], Part] = {}
+    for path in folder.glob("shard-*-of-*"):
+        found = re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name)
+        if found:
+            index, count = int(found[1]), int(found[2])
+            part = _part(f"{index}/{count}", path / PROGRESS, asked)
+            shards[count, index] = part or Part(f"{index}/{count}", "waiting")
+    newest = max((part.written for part in shards.values()), default=-1.0)
+    if whole is not None and whole.written > newest:
+        return [whole]
+    if not shards:
+        return []
+    count = max(shards, key=lambda key: shards[key].written)[
+        0
+    ]  # spread again in another way: the latest counts
+    return [shards.get((count, i), Part(f"{i}/{count}", "waiting")) for i in range(count)]
+
+
+def _part(name: str, path: Path, asked: Callable[[int], int | None]) -> Part | None:
+    try:
+        note = json.loads(path.read_text())
+        state, here = str(note["state"]), note["host"] == this_host()
+        if state == "running" and here and asked(int(note["pid"])) != note["began"]:
+            state = "gone"
+        return Part(
+            name,
+            state,
+            int(note["total"]),
+            float(note["share"]),
+            str(note.get("message") or note.get("text", "")),
+            float(note["started"]),
+            float(note["written"]),
+            {str(k): int(v) for k, v in note["statuses"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # not there yet, or not ours
+
+
+def summary(parts: Sequence[Part], now: float) -> str:
+    """One line about all parts: how much is done, how long it takes yet, how many rows of each status there are.
+
+    Shards run side by side, so the time left is that of the slowest; where one can't say, it is a lower bound.
+    """
+    if not parts:
+        return "nothing has begun"
+    known = [part.total for part in parts if part.state != "waiting"]
+    usual = sum(known) / len(known) if known else 0.0
+    totals = [usual if part.state == "waiting" else part.total for part in parts]
+    done = sum(total * part.share for total, part in zip(totals, parts, strict=True))
+    share = done / sum(totals) if sum(totals) else float(all(p.state == "finished" for p in parts))
+    states = Counter(part.state for part in parts)
+    said = [f"{100 * share:.0f} % of {round(sum(totals))} done"]
+    if len(parts) > 1:
+        said.append(f"{len(parts)} shards: " + ", ".join(f"{n} {state}" for state, n in states.items()))
+    elif parts[0].state != "running":
+        said.append(parts[0].state)
+    left = [part.left_s(now) for part in parts]
+    if not all(part.state in ENDED for part in parts):
+        times = [seconds for seconds in left if seconds is not None]
+        bound = "at least " if None in left else ""
+        said.append(
+            f"{bound}{duration(max(times))} left" if times and max(times) > 0 else "time left unknown"
+        )
+    silent = max((now - part.written for part in parts if part.state == "running"), default=0.0)
+    if silent > SILENT_S:
+        said.append(f"the longest silent for {duration(silent)}")
+    rows = sum((Counter(part.statuses) for part in parts), Counter())
+    if rows:
+        said.append(", ".join(f"{rows[status]} {status}" for status in sorted(rows)))
+    return "; ".join(said)
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725), duration(65.4), duration(7)
+    ('1:02:05', '1:05', '0:07')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def table(folder: Path, parts: Sequence[Part], now: float) -> Table:
+    """The parts as a table, the summary below it."""
+    made = terminal.table(str(folder), "|shard", "|state", ">done", ">left", "now")
+    for part in parts:
+        left = part.left_s(now)
+        ago = now - part.written
+        silent = part.state == "running" and ago > SILENT_S
+        text = f"last sign of life {duration(ago)} ago: {part.text}" if silent else part.text
+        terminal.row(
+            made,
+            part.name or "whole",
+            part.state,
+            f"{100 * part.share:.0f} %",
+            duration(left) if left and part.state == "running" else "",
+            text,
+        )
+    made.caption = summary(parts, now)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Shows a run until it has ended; exit code 0, also where it ended badly: that is the run's own."""
+    parser = _Parser(prog="python -m harness watch", description="How far a running sweep is.")
+    parser.add_argument("run", metavar="RUN", help="run folder or run id")
+    parser.add_argument(
+        "--results-dir", default="results", help="where run ids are looked up (default: results)"
+    )
+    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)"
+    )
+    options = parser.parse_args(argv)
+    if not 0.1 <= options.every <= 3600:
+        raise UsageError(f"--every {options.every:g}: expected seconds from 0.1 to 3600")
+    folder = find_run(options.run, options.results_dir)
+    if not look(folder):
+        raise UsageError(f"{folder} holds no {PROGRESS}: no sweep of this harness has begun in it")
+    follow(folder, options.every, once=options.once)
+    return 0
+
+
+def follow(folder: Path, every_s: float, once: bool = False) -> None:
+    """Shows a run until all of its parts have ended, or once."""
+    console, parts = terminal.console(), look(folder)
+    if once or not console.is_terminal:
+        _lines(folder, every_s, once)
+        return
+    with Live(table(folder, parts, time.time()), console=console, auto_refresh=False) as live:
+        while not all(part.state in ENDED for part in parts):
+            time.sleep(every_s)
+            parts = look(folder)
+            live.update(table(folder, parts, time.time()), refresh=True)
+
+
+def _lines(folder: Path, every_s: float, once: bool) -> None:
+    last = 0.0
+    while True:
+        parts, now = look(folder), time.time()
+        ended = all(part.state in ENDED for part in parts)
+        if once:
+            terminal.console().print(table(folder, parts, now))
+            return
+        if ended or now - last >= LINE_S:
+            sys.stdout.write(f"{summary(parts, now)}\n")
+            sys.stdout.flush()
+            last = now
+        if ended:
+            return
+        time.sleep(every_s)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as every other command does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m harness watch --help")
+
+
+@contextmanager
+def shown(folder: Path, names: set[str], since: float, quiet: bool) -> Iterator[None]:
+    """Shows on stderr, within the block, how far the shards of a run are, while a launcher holds this thread.
+
+    Args:
+        folder: of the run.
+        names: of the shards, "0/4".
+        since: seconds since 1970; a shard that was last written before has yet to begin.
+        quiet: show nothing.
+    """
+    if quiet:
+        yield
+        return
+    console, over = Console(stderr=True), threading.Event()
+
+    def line() -> str:
+        parts = [part for part in look(folder) if part.name in names]
+        fresh = [part if part.written >= since else Part(part.name, "waiting") for part in parts]
+        return summary(fresh, time.time())
+
+    def show() -> None:
+        if console.is_terminal:
+            with console.status("starting ...") as status:
+                while not over.wait(SHARDS_LOOK_S):
+                    status.update(line())
+            return
+        while not over.wait(LINE_S):
+            console.print(line(), highlight=False, markup=False, soft_wrap=True)
+
+    display = threading.Thread(target=show, daemon=True)
+    display.start()
+    try:
+        yield
+    finally:
+        over.set()
+        display.join()

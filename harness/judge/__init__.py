@@ -1,0 +1,1 @@
+"""Judge: what rows mean. Loss verdict, findings, differences, fleets, targets; no torch."""

@@ -1,0 +1,87 @@
+"""Finding: one thing that is probably wrong, and the parsed rows that the checks look at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.store.cause import Cause
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from harness.judge.verdict import ArmVerdict
+    from harness.judge.verdict.rows import Setup
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is probably wrong.
+
+    Attributes:
+        symptom: what is seen, in one sentence that names the arm.
+        evidence: the figures that it rests on.
+        cause: the likely reason.
+        change: the command or the change that helps.
+    """
+
+    symptom: str
+    evidence: tuple[str, ...]
+    cause: str
+    change: str
+
+
+class Record:
+    """One stored row with its JSON columns parsed."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.run_id, self.suite, self.case_id = str(row["run_id"]), str(row["suite"]), str(row["case_id"])
+        self.arm, self.baseline, self.metric = str(row["arm"]), str(row["baseline"] or ""), str(row["metric"])
+        self.part, self.status, self.reason = (
+            str(row.get("part") or ""),
+            row["status"],
+            str(row["reason"] or ""),
+        )
+        self.cause = Cause(row["cause"])
+        self.samples, self.rounds = row["samples"], row["rounds"]
+        self.axes, self.resolved, self.env = (parse(row[c]) for c in ("axes", "resolved", "env"))
+
+    @property
+    def recipe(self) -> str:
+        """The FP8 recipe of the arm; empty for one without FP8."""
+        name = str(self.resolved.get("recipe") or "")
+        return "" if name in ("none", "None") else name
+
+    @property
+    def setting(self) -> str:
+        """The set-up that the row belongs to: its axes without the seed."""
+        return json.dumps({k: v for k, v in self.axes.items() if k != "seed"}, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Material:
+    """What the checks look at."""
+
+    frame: pd.DataFrame
+    records: Sequence[Record]
+    setups: Sequence[Setup]
+    verdicts: Sequence[ArmVerdict]
+    ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
+
+
+def few(told: Sequence[str], most: int = 3) -> tuple[str, ...]:
+    """The first few of what is told, each once, and how many more there are."""
+    told = list(dict.fromkeys(told))
+    more = len(told) - most
+    return (*told[:most], *([f"and {more} more"] if more > 0 else []))
+
+
+def gib(size: float) -> str:
+    """A size in GiB, or MiB where it is small."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / 2**20:.2f} MiB"

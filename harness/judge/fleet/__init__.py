@@ -1,0 +1,206 @@
+"""`python -m harness fleet RUN...`: the runs of many machines together. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.judge.fleet.cards import cards, groups
+from harness.judge.fleet.judge import Group, Spread, judge
+from harness.machine import terminal
+from harness.store.errors import UsageError
+from harness.store.text import markdown, percent, plural, ratio, some
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+USAGE = """\
+usage: python -m harness fleet RUN... [tolerance=5] [json=true] [markdown=true] [results_dir=DIR]
+cards of one model side by side: their spread, those out of line, the slowest, corrupt results (docs/fleet.md)
+RUN  a folder of a run or of runs, or a run id    tolerance  percent that healthy cards may lie apart
+exit 0 no card is out of line; 1 one is; 2 the request could not be carried out
+"""
+KEYS = ("tolerance", "json", "markdown", "results_dir")
+# A table: its title, the names of its columns and its rows
+_Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        UsageError: no run, an unknown word, a tolerance that is none, or runs without a row.
+    """
+    if words and words[0] in ("-h", "--help"):
+        sys.stdout.write(USAGE)
+        return 0
+    runs = [word for word in words if "=" not in word and not word.startswith("-")]
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    wrong = [w for w in words if w.startswith("-")] + [key for key in options if key not in KEYS]
+    if wrong:
+        raise UsageError(
+            f"unknown word {terminal.printable(wrong[0])!r}; fleet takes RUN... and {', '.join(KEYS)}"
+        )
+    if not runs:
+        raise UsageError("fleet takes runs: folders of runs, or run ids")
+    tolerance = _tolerance(options.get("tolerance", "5"))
+    folders = [store.find_run(run, options.get("results_dir", "results")) for run in runs]
+    frame, _ = store.read_quietly(folders, all_attempts=True)
+    for problem in frame.attrs["problems"]:
+        sys.stderr.write(f"warning: {terminal.printable(problem)}\n")
+    if not len(frame):
+        raise UsageError(f"no rows in {', '.join(runs)}")
+    found = [judge(group, tolerance) for group in groups(cards(frame))]
+    if options.get("json") == "true":
+        sys.stdout.write(json.dumps(as_dict(found), indent=1) + "\n")
+    elif options.get("markdown") == "true":
+        sys.stdout.write("\n".join(as_markdown(found)) + "\n")
+    else:
+        _show(found)
+    return 1 if any(group.outliers for group in found) else 0
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 100:
+        raise UsageError(f"tolerance={text}: expected percent between 0 and 100")
+    return value / 100
+
+
+def as_dict(found: Sequence[Group]) -> dict[str, Any]:
+    """Plain values."""
+    return {
+        "outliers": [asdict(outlier) for group in found for outlier in group.outliers],
+        "groups": [
+            {
+                "model": group.model,
+                "cards": [card.name for card in group.cards],
+                "not_judged": group.why_not,
+                "spreads": [asdict(spread) for spread in group.spreads],
+                "differences": group.differences,
+                "checksums_compared": group.checked,
+                "judged_by_times": sorted(group.timed),
+                "judged_by_results": sorted(group.compared),
+            }
+            for group in found
+        ],
+    }
+
+
+def as_markdown(found: Sequence[Group]) -> Iterator[str]:
+    """The same as the terminal shows, for a pull request or a page."""
+    for group in found:
+        yield from (f"## {markdown(_head(group))}", "")
+        for line in _lines(group):
+            yield from (markdown(line), "")
+        for title, columns, rows in _tables(group):
+            yield from (f"**{title}**", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
+            yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
+            yield ""
+    yield _verdict(found)
+
+
+def _show(found: Sequence[Group]) -> None:
+    where = terminal.console()
+    for group in found:
+        terminal.say(where, _head(group), "bold")
+        for line in _lines(group):
+            terminal.say(where, line)
+        for title, columns, rows in _tables(group):
+            made = terminal.table(title, *columns)
+            for cells in rows:
+                terminal.row(made, *cells)
+            where.print(made)
+    verdict = _verdict(found)
+    terminal.say(where, verdict, "bold red" if any(g.outliers for g in found) else "bold")
+
+
+def _head(group: Group) -> str:
+    env = group.cards[0].env
+    code = env.get("code") or f"commit {str(env.get('git_commit') or 'unknown')[:7]}"
+    return f"{group.model}: {plural(len(group.cards), 'card')}, torch {env.get('torch')}, code {code}"
+
+
+def _lines(group: Group) -> Iterator[str]:
+    if group.model.startswith("CPU"):
+        yield "Measured on CPUs: this compares machines and says nothing about a GPU."
+    if group.why_not:
+        yield f"Times are not judged: {group.why_not}."
+    wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)
+    if group.checked or wrong:
+        verdict = "all cards gave the same bits" if not wrong else f"{plural(wrong, 'card')} computed wrongly"
+        yield f"{plural(group.checked, 'result')} compared bit by bit: {verdict}."
+    elif len(group.cards) > 1:
+        yield "No checksum of a product was measured on two of them (sweep=fleet does)."
+
+
+def _tables(group: Group) -> Iterator[_Table]:
+    if group.outliers:
+        yield (
+            "Out of line",
+            ("card", "suite", "regime", "what", "why"),
+            [(o.card, o.suite, o.regime, o.kind, o.reason) for o in group.outliers],
+        )
+    if group.spreads:
+        yield (
+            "Time over that of the middle card; speedup of the middle card, and of the card where it is smallest",
+            (
+                "suite",
+                "regime",
+                "arm",
+                ">cards",
+                ">cases",
+                ">fastest",
+                ">slowest",
+                "slowest card",
+                ">speedup",
+                ">at least",
+            ),
+            [_spread_cells(spread) for spread in group.spreads],
+        )
+    if group.differences:
+        yield (
+            "Differences between these cards",
+            ("field", "value", "cards"),
+            [
+                (name, value, f"{len(names)}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}")
+                for name, values in group.differences.items()
+                for value, names in values.items()
+            ],
+        )
+
+
+def _spread_cells(s: Spread) -> tuple[str, ...]:
+    shares = percent(s.low), percent(s.high)
+    return (
+        s.suite,
+        s.regime,
+        s.arm,
+        f"{s.cards}",
+        f"{s.cases}",
+        *shares,
+        s.slowest,
+        ratio(s.speedup),
+        ratio(s.slowest_speedup),
+    )
+
+
+def _verdict(found: Sequence[Group]) -> str:
+    every = {card.name for group in found for card in group.cards}
+    out = {outlier.card for group in found for outlier in group.outliers}
+    timed = {name for group in found for name in group.timed}
+    compared = {name for group in found for name in group.compared}
+    if out:
+        return f"{plural(len(out), 'card')} of {len(every)} out of line: {', '.join(sorted(out))}"
+    if not timed | compared:
+        return f"can't tell: none of {plural(len(every), 'card')} could be judged"
+    unknown = sorted(every - timed) if timed else []
+    missing = f"; not by times: {some(unknown)}" if unknown else ""
+    return f"no card out of line; judged by times {len(timed)} of {len(every)}, by results {len(compared)}{missing}"

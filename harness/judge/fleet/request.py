@@ -1,0 +1,63 @@
+"""What a sweep that compares cards may ask for: every case on each card, and a run of one card alone.
+
+Such a sweep is known by the suite `checksum`, which says nothing on a single card. Shards and several devices deal the
+cases out, so that no case would be on two cards; and a run that is gone on with takes over what it holds, so that a
+second card would measure nothing. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.judge.fleet.cards import CHECKSUM, card_name
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def refuse_shares(config: Mapping[str, Any], places: int) -> None:
+    """Refuses a command line that deals the cases of such a sweep out.
+
+    Args:
+        config: of the command line.
+        places: shards or devices among which the cases would be dealt.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if places > 1 and _compares_cards(config):
+        raise UsageError(
+            f"sweep={config['name']} compares cards, each of which must measure every case, and {places} shards or devices "
+            "would deal them out: leave shard= out and give the command once a card (devices=0, devices=1, ... where a "
+            "machine has several), each time with a run_id of its own"
+        )
+
+
+def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run of such a sweep whose rows another card made.
+
+    Args:
+        config: of the command line.
+        folder: of the run.
+        env: of the card that would go on with it.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    if not _compares_cards(config):
+        return
+    rows, _ = store.read_quietly(folder)
+    others = sorted({card_name(parse(text)) for text in rows["env"].unique()} - {card_name(env)})
+    if others:
+        raise UsageError(
+            f"{folder.name} holds what card {others[0]} measured and this is {card_name(env)}: sweep={config['name']} "
+            "compares cards, so each takes a run_id of its own; fleet is given all of their runs"
+        )
+
+
+def _compares_cards(config: Mapping[str, Any]) -> bool:
+    return CHECKSUM in {config["suite"], *(part["suite"] for part in config["parts"].values())}

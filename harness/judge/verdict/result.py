@@ -1,0 +1,107 @@
+"""Result: the words and figures of one gate, and the limits that all gates are held against.
+
+Limits were calibrated on planted faults in a toy (2 layers, width 48, 300 steps, six seeds): correct FP8 shows a
+largest smoothed gap of 0.035 to 0.06 % and gradient-norm ratios of 0.997 to 1.000.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from harness.judge.verdict.curves import Pairs
+    from harness.store.stats import Vector
+
+Status = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
+
+GATES: dict[str, str] = {
+    "L1": "finite",
+    "L2": "spikes",
+    "L3": "early window",
+    "L4": "late window",
+    "L4h": "held-out loss",
+    "L5": "gap trend",
+    "L6": "gradient norm",
+    "prefix": "bitwise until the switch",
+    "band": "within the seeds' spread",
+}
+
+MARGIN = 0.0025  # of the control's mean loss; the order of what DeepSeek-V3 reports for FP8 at scale
+MIN_SEEDS = 3
+MIN_GOLDEN = 5  # golden runs below which their band cannot warn: 11.5 sd wide with 3, 5.0 with 5
+MIN_POINTS = 50  # logged losses; fewer leave under ten for the late window
+LATE = 0.2
+EARLY_STEPS = 1000
+EARLY_SHARE = 1 / 3
+EARLY_MEAN, EARLY_MAX = 0.0025, 0.01  # of the loss, where no golden arm sets the band
+FAIL_TIMES = 4.0  # FAIL beyond so many bands
+ALPHA = 0.05
+GRAD_BAND = (0.98, 1.02)
+HORIZON = 10.0  # L5 projects the gap to so many times the run
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What one gate says: its status, the figures that it rests on and both in one sentence.
+
+    Attributes:
+        gate: a key of `GATES`.
+        effect, low, high: the estimate over seeds with its interval, in `unit`; NaN where there is none.
+        sd: between seeds, in `unit`.
+        seeds: how many pairs it rests on.
+        margin: the limit that the effect is held against, in `unit`.
+        unit: "of the loss", "ratio", "spikes" or "".
+    """
+
+    gate: str
+    status: Status
+    sentence: str
+    effect: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    sd: float = math.nan
+    seeds: int = 0
+    margin: float = math.nan
+    unit: str = ""
+
+
+def percent(value: float) -> str:
+    """A share of the loss with its sign: "+0.018 %".
+
+    >>> percent(0.000183), percent(-0.0025)
+    ('+0.018 %', '-0.250 %')
+    """
+    digits = 3 if abs(value) < 0.1 else 1
+    shown = round(100 * value, digits) + 0.0  # no minus before a zero
+    return f"{shown:+.{digits}f} %"
+
+
+def estimate(
+    gate: str, status: Status, sentence: str, values: Vector, interval: tuple[float, float], margin: float
+) -> GateResult:
+    """A result whose effect is the mean over seeds of something relative to the loss."""
+    return GateResult(
+        gate,
+        status,
+        sentence,
+        float(values.mean()),
+        *interval,
+        float(values.std(ddof=1)),
+        values.size,
+        margin,
+        "of the loss",
+    )
+
+
+def too_little(pairs: Pairs, gate: str) -> GateResult | None:
+    """The result of a gate that has too few pairs or steps to say anything; None if there is enough."""
+    seeds, points = len(pairs.seeds), pairs.steps.size
+    if seeds < MIN_SEEDS:
+        said = f"{seeds} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
+    elif points < MIN_POINTS:
+        said = f"{points} logged steps; fewer than {MIN_POINTS} can't be judged"
+    else:
+        return None
+    return GateResult(gate, "INCONCLUSIVE", said, seeds=seeds)

@@ -1,0 +1,156 @@
+"""Time to loss: the step and the second at which a run first reaches a given loss.
+
+A faster step that learns less is no gain, so this stands beside tokens per second. The loss is the held-out one
+where it was taken at least `MIN_EVALUATIONS` times, else the moving average of the training loss (the half-life of
+the verdict). Between two points of a curve both step and second are interpolated. "Not reached" is a result: where
+any seed does not reach the target there is no mean ratio, since one over the seeds that do would flatter the arm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.judge.verdict.curves import Curve, ema, half_life
+from harness.judge.verdict.result import MARGIN
+from harness.store import stats
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harness.judge.verdict.curves import Run
+    from harness.store.stats import Estimate
+
+MIN_EVALUATIONS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """When one arm reached the target.
+
+    Attributes:
+        arm: whose runs.
+        target: the loss, in nats.
+        curve: "held-out loss" or "smoothed training loss".
+        steps, seconds: by seed; NaN where the target was not reached or no time was stored.
+        step_ratio, second_ratio: control / arm over the seeds of both, above 1 = the arm is there sooner; None where a
+            seed did not reach the target, a time is missing, or for the control itself.
+    """
+
+    arm: str
+    target: float
+    curve: str
+    steps: Mapping[int, float]
+    seconds: Mapping[int, float]
+    step_ratio: Estimate | None = None
+    second_ratio: Estimate | None = None
+
+    @property
+    def reached(self) -> int:
+        """How many seeds reached the target."""
+        return sum(math.isfinite(s) for s in self.steps.values())
+
+
+def time_to_loss(
+    arms: Mapping[str, Mapping[int, Run]], control: str = "base", target: float | None = None
+) -> list[Reach]:
+    """When each arm reaches a loss, and how much sooner than the control.
+
+    Args:
+        arms: runs by arm and seed.
+        control: the arm that the others are held against.
+        target: the loss in nats; None takes what counts as the control's: the verdict's margin above the lowest loss
+            that every run of the control reaches.
+
+    Returns:
+        One entry an arm, the control first; none where the control has no run.
+
+    Raises:
+        ValueError: the target is not finite.
+    """
+    base = arms.get(control, {})
+    if not base:
+        return []
+    smoothed = any(
+        run.heldout is None or run.heldout.steps.size < MIN_EVALUATIONS
+        for runs in arms.values()
+        for run in runs.values()
+    )
+    if target is None:
+        target = (1 + MARGIN) * max(float(np.min(_curve(run, smoothed).values)) for run in base.values())
+        if not math.isfinite(target):
+            return []  # no run of the control has a finite loss
+    if not math.isfinite(target):
+        raise ValueError(f"target={target} must be a finite loss in nats")
+    name = "smoothed training loss" if smoothed else "held-out loss"
+    own = _reach(control, base, target, name, smoothed)
+    others = (_reach(a, runs, target, name, smoothed) for a, runs in arms.items() if a != control and runs)
+    return [own, *(_against(reach, own) for reach in others)]
+
+
+def crossing(curve: Curve, target: float) -> float:
+    """The step at which a curve first is at or below the target, interpolated; NaN if it never is.
+
+    >>> crossing(Curve.of([3.0, 2.0, 1.0], [0, 10, 20]), 1.5)
+    15.0
+    """
+    below = np.flatnonzero(curve.values <= target)
+    if not below.size:
+        return math.nan
+    i = int(below[0])
+    if i == 0:
+        return float(curve.steps[0])
+    high, low = curve.values[i - 1], curve.values[i]
+    share = (high - target) / (high - low) if math.isfinite(high) else 1.0
+    return float(curve.steps[i - 1] + share * (curve.steps[i] - curve.steps[i - 1]))
+
+
+def _curve(run: Run, smoothed: bool) -> Curve:
+    if not smoothed and run.heldout is not None:
+        return run.heldout
+    whole = np.isfinite(run.loss.values)
+    stop = int(np.argmin(whole)) if not whole.all() else whole.size  # nothing after the first NaN counts
+    if not stop:
+        return Curve(run.loss.steps[:1], np.array([math.inf]))
+    steps, values = run.loss.steps[:stop], run.loss.values[:stop]
+    planned = max(run.planned_steps, int(steps[-1]) + 1)
+    return Curve(steps, ema(values, steps, half_life(planned)))
+
+
+def _reach(arm: str, runs: Mapping[int, Run], target: float, name: str, smoothed: bool) -> Reach:
+    steps, seconds = {}, {}
+    for seed, run in sorted(runs.items()):
+        steps[seed] = step = crossing(_curve(run, smoothed), target)
+        # A held-out loss at r follows r updates, a training loss at s precedes update s + 1 but is known with it.
+        updates = step + 1 if smoothed else step
+        seconds[seed] = math.nan if run.elapsed is None else _seconds(run.elapsed, updates)
+    return Reach(arm, target, name, steps, seconds)
+
+
+def _seconds(clock: Curve, updates: float) -> float:
+    """Seconds of training for so many updates: the clock at step s was read after s + 1 of them, and 0 are free."""
+    if not math.isfinite(updates):
+        return math.nan
+    return float(np.interp(updates, np.append(0.0, clock.steps + 1), np.append(0.0, clock.values)))
+
+
+def _against(reach: Reach, control: Reach) -> Reach:
+    return Reach(
+        reach.arm,
+        reach.target,
+        reach.curve,
+        reach.steps,
+        reach.seconds,
+        _ratio(control.steps, reach.steps),
+        _ratio(control.seconds, reach.seconds),
+    )
+
+
+def _ratio(control: Mapping[int, float], mine: Mapping[int, float]) -> Estimate | None:
+    if control.keys() != mine.keys():
+        return None
+    ratios = [control[s] / mine[s] if mine[s] > 0 else math.nan for s in control]
+    return stats.geometric_mean(ratios) if all(r > 0 and math.isfinite(r) for r in ratios) else None

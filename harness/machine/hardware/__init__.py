@@ -1,0 +1,81 @@
+"""Peak rates of known GPUs, dense, as data; an unknown device is None (N/A) and never a fallback.
+
+`harness/machine/hardware/table.py` holds one literal a GPU: what the vendor publishes and, apart from it, what the silicon can
+do, SMs x clock x FLOP per clock and SM. A test recomputes one from the other and fails over 2.5 %. Where two sources
+say different things both stand there. `clock_mhz` is the clock that belongs to the published figure: the boost clock
+where the vendor prints one, else the clock that the figure implies (`clock_implied`), which must lie below the highest
+one. An H200 runs up to 1980 MHz, above the 1830 of its 989 TFLOP/s, so a short burst may pass the published peak;
+`exceeds_peak` therefore judges at the clock that was measured.
+
+The vendors print sparse rates in large type; the figures here are dense, half of those. Vendor pages were read through
+the public repositories that quote them (ml-engineering, torchtitan, torchao).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.machine.hardware.device import Device, Other, Reached
+from harness.machine.hardware.table import DEVICES
+from harness.store.errors import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEVICES", "Device", "Other", "Reached", "lookup", "named"]
+
+# Memory that CUDA reports differs by a few percent from the table's, by driver, ECC and reserved pages.
+_MEMORY_TOLERANCE = 0.08
+# A limit in force may be set some watts above the nominal one by the board maker.
+_POWER_TOLERANCE = 0.02
+
+
+def lookup(name: str, memory_gib: float, power_limit_w: float | None = None) -> Device | None:
+    """The table entry of a device, or None (N/A).
+
+    Args:
+        name: exact name from torch or NVML; part of a name never matches ("NVIDIA H200 NVL" is no H200,
+            a MIG slice is no whole GPU). Case does not count.
+        memory_gib: its memory, which tells parts of one name apart.
+        power_limit_w: limit in force, where known. A lower one than the part's is the owner's choice and
+            leaves the peak as it is; a higher one means another part.
+    """
+    wanted = name.casefold()
+    for device in DEVICES:
+        if (
+            wanted in {n.casefold() for n in device.names}
+            and abs(memory_gib / device.memory_gib - 1) <= _MEMORY_TOLERANCE
+            and (power_limit_w is None or power_limit_w <= device.max_power_w * (1 + _POWER_TOLERANCE))
+        ):
+            return device
+    return None
+
+
+def named(text: str) -> Device:
+    """The device that a person means by "h200", "H200 SXM", "rtx_4090" or its exact name.
+
+    A short name stands for the form that most people have: the SXM board where there are several.
+
+    Raises:
+        UsageError: not in the table; the nearest is named.
+    """
+    keys = _spoken()
+    found = keys.get(_plain(text))
+    if found is None:
+        raise unknown("gpu", text, (key for key in keys if not key.startswith(("nvidia_", "amd_"))))
+    return found
+
+
+def _spoken() -> Mapping[str, Device]:
+    names: dict[str, Device] = {}
+    for device in DEVICES:
+        first, *_ = _plain(device.key).split("_")
+        if any(map(str.isdigit, first)):
+            names.setdefault(first, device)  # "h100": the first H100 of the table, the SXM one
+    for device in DEVICES:
+        names |= {_plain(name): device for name in (device.key, *device.names)}
+    return names
+
+
+def _plain(text: str) -> str:
+    return "_".join(text.casefold().replace("-", " ").replace("_", " ").split())

@@ -1,0 +1,235 @@
+"""Ranks: runs one function in several processes that form a process group, and brings back what each returned.
+
+    results = run(train, 4, settings)          # train(settings) in 4 processes; results[rank]
+
+Processes are forked from a server that has imported what they need and holds no state, so that a rank starts in
+milliseconds and not in seconds. They meet through a file, so that no port can be in use. Where `torchrun` has already
+started this many ranks, those are taken instead (`harness.machine.torchrun`).
+
+When a rank raises or dies the others wait for it in a collective, so after a fault all are killed, with whatever they
+have started themselves: at most `GRACE_S` after the fault was seen, or when the time is up. Nothing outlives the process
+that called, either, be it killed. The error names the rank at fault (`harness.machine.rank_faults`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.machine import rank_faults, torchrun
+from harness.machine.processes import end_with_parent, kill_group
+from harness.machine.rank_faults import Fault, RanksError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.context import ForkServerProcess
+
+__all__ = ["Fault", "RanksError", "gpus_missing", "run"]
+
+# By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
+PRELOADED = ["torch", "torch._dynamo", "harness.training.parallel.cells"]
+TIMEOUT_S = 120.0
+START_S = 120.0  # to start, import and meet
+GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
+TIE_S = 0.1  # for a rank that was at fault a moment earlier
+SIGN_S = 0.5  # for a rank that has not ended to say where it stands
+MET = "met"  # what a rank sends once it is in the group
+DEBUG = "TORCH_DISTRIBUTED_DEBUG"  # torch's own: with DETAIL all ranks compare each collective before it runs
+
+
+def run(
+    fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = TIMEOUT_S, device: str = "cpu"
+) -> list[Any]:
+    """Calls `fn(*args)` in `world` processes with torch.distributed initialised, one thread each.
+
+    Where ranks seem to be in different collectives (gloo aborts on another size than it expects, or all wait in one and none
+    ends) all is run once more from the start with collectives compared, at 2.5 times their time, so that the error can say
+    which rank sends what.
+
+    Args:
+        fn: importable by name; `torch.distributed.get_rank()` tells it who it is.
+        world: number of processes.
+        args: picklable.
+        timeout_s: for `fn`, from when all ranks have met; they have `START_S` to do so.
+        device: "cpu": gloo. "cuda": NCCL for tensors on GPUs, of which rank i has the i-th, and gloo for the others.
+
+    Returns:
+        What each rank returned (picklable), by rank.
+
+    Raises:
+        RanksError: a rank raised (with its traceback), died, or the time was up; `rank` is the one at fault.
+        ValueError: less than one rank, or more than there are GPUs.
+    """
+    if world < 1:
+        raise ValueError(f"world={world}: expected at least one rank")
+    if torchrun.started() == world:
+        return torchrun.run(fn, args)
+    if missing := gpus_missing(world, device):
+        raise ValueError(missing)
+    work = pickle.dumps((fn, args))  # refused here and not in every rank
+    try:
+        return _launch(work, world, timeout_s, device, dict(os.environ))
+    except RanksError as error:
+        if not error.out_of_step:
+            raise
+        try:
+            _launch(work, world, timeout_s, device, {**os.environ, DEBUG: "DETAIL"})
+        except RanksError as compared:
+            if compared.differ:
+                raise RanksError(str(compared), error.rank, differ=True) from error
+        raise
+
+
+def _launch(work: bytes, world: int, timeout_s: float, device: str, env: dict[str, str]) -> list[Any]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    ranks: list[_Rank] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for rank in range(world):
+                ranks.append(_Rank(context, rank, world, Path(folder), device, work, env))
+            return _collect(ranks, timeout_s)
+        finally:
+            for one in ranks:
+                one.kill()
+            for one in ranks:
+                one.end()
+
+
+def gpus_missing(world: int, device: str) -> str | None:
+    """Why a machine has no place for so many ranks; None where it has, as every CPU does."""
+    if device != "cuda":
+        return None
+    import torch
+
+    here = torch.cuda.device_count()
+    return None if here >= world else f"{world} ranks need {world} GPUs; here are {here}"
+
+
+class _Rank:
+    """One process, seen from outside."""
+
+    def __init__(
+        self, context: Any, rank: int, world: int, folder: Path, device: str, work: bytes, env: dict[str, str]
+    ) -> None:
+        self.rank = rank
+        self.said = folder / f"stderr-{rank}"
+        self.ours, theirs = context.Pipe()
+        self.process: ForkServerProcess = context.Process(
+            target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, work, env)
+        )
+        self.process.start()
+        theirs.close()
+
+    def answer(self) -> Any:
+        """What it sends: MET, then (True, result) or a `Fault`."""
+        try:
+            return self.ours.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            return rank_faults.died(self.rank, self.process.exitcode or 0, self._words())
+
+    def where(self) -> str:
+        """The stack of its main thread; "" where it gives no sign."""
+        before = len(self._words())
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, signal.SIGUSR1)
+        ends = time.monotonic() + SIGN_S
+        while time.monotonic() < ends and not self._words()[before:].endswith("\n"):
+            time.sleep(0.01)
+        return self._words()[before:]
+
+    def _words(self) -> str:
+        return self.said.read_text(errors="replace") if self.said.exists() else ""
+
+    def kill(self) -> None:
+        """Ends it and what it has started."""
+        kill_group(self.process.pid or 0)
+        self.process.kill()
+
+    def end(self) -> None:
+        """Waits until it is gone."""
+        self.process.join()
+        self.ours.close()
+
+
+def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    faults: list[Fault] = []
+    waiting, met = list(ranks), set[int]()
+    ends = time.monotonic() + START_S
+    while waiting:
+        ready = wait([r.ours for r in waiting], max(0.0, ends - time.monotonic()))
+        if not ready:
+            break
+        for rank in [r for r in waiting if r.ours in ready]:
+            answer = rank.answer()
+            if answer == MET:
+                met.add(rank.rank)
+                if len(met) == len(ranks) and not faults:
+                    ends = time.monotonic() + timeout_s
+                continue
+            waiting.remove(rank)
+            if isinstance(answer, Fault):
+                faults.append(answer)
+                ends = min(ends, time.monotonic() + (GRACE_S if answer.of_a_peer else TIE_S))
+            else:
+                results[rank.rank] = answer[1]
+    if faults:
+        raise rank_faults.error(faults, len(ranks))
+    if waiting:
+        given = timeout_s if len(met) == len(ranks) else START_S
+        raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), given)
+    return [results[rank.rank] for rank in ranks]
+
+
+def _serve(
+    parent: Connection,
+    rank: int,
+    world: int,
+    store: Path,
+    said: Path,
+    device: str,
+    work: bytes,
+    env: dict[str, str],
+) -> None:
+    """The process of one rank: answers, and stays until it is killed, since others may still need it."""
+    os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, and a kill reaches what this process starts
+    end_with_parent()
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    os.environ.clear()  # that of the server is of the time when it started
+    os.environ.update(env)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import set_debug_level_from_env
+
+    torch.set_num_threads(1)
+    set_debug_level_from_env()
+    try:
+        fn, args = pickle.loads(work)
+        if device == "cuda":
+            torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
+        parent.send(MET)
+        answer: Any = (True, fn(*args))
+    except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
+        answer = rank_faults.raised(rank, error)
+    try:
+        parent.send(answer)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        parent.send(rank_faults.raised(rank, error))
+    threading.Event().wait()

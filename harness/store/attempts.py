@@ -1,0 +1,40 @@
+"""Attempts: which rows stand where something was measured more than once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.store.measurement import TIMES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the attempt that counts, for each thing that was measured.
+
+    The arms of a timed case are stored together and compared round by round, so one attempt stands for all of them. The
+    runs of a trial suite are stored as each ends, so each arm has a last attempt of its own.
+
+    Args:
+        frame: all rows, with the columns of `harness.store.schema.SCHEMA`.
+    """
+    attempt = frame["attempt"].fillna(0)
+    case = [frame["run_id"], frame["case_id"]]
+    timed = frame["metric"].isin(TIMES).groupby(case, dropna=False).transform("any")
+    unit = frame.groupby([*case, frame["arm"].mask(timed, "")], dropna=False).ngroup()
+    waits = frame["retryable"]
+    tried = ~waits & (frame["status"] != "skipped")
+    sitting = [unit, attempt]
+    partial = (frame["status"] == "partial").groupby(sitting).transform("any")
+    whole = ~waits.groupby(sitting).transform("any")
+    some = tried.groupby(sitting).transform("any")
+    # Prefer a complete attempt, then one whose measured arms are complete, then one that was cut off, then a deferred one.
+    tier = whole.astype(int) * 3 + (~whole & some & ~partial) * 2 + (~whole & partial)
+    best = tier == tier.groupby(unit).transform("max")
+    if partial.any():  # of several that were cut off, the one with the most rounds
+        rounds = frame["rounds"].map(lambda of: max(of, default=-1) + 1).where(best & (tier == 1), 0)
+        most = rounds.groupby(sitting).transform("max")
+        best &= most == most.where(best, -1).groupby(unit).transform("max")
+    last = attempt.where(best, -1)
+    return frame[best & (last == last.groupby(unit).transform("max"))].reset_index(drop=True)

@@ -1,0 +1,353 @@
+"""Compare: what one arm gained over its baseline, and whether that can be told from noise.
+
+Only arms of the same case, run and regime are compared, round by round: the arms of a case were measured
+interleaved, so a drift of the machine hits both sides of a round and cancels in the ratio. A *speedup* is
+`baseline time / arm time` everywhere: above 1 the arm is faster.
+
+A case carries its own noise floors. Each baseline is timed twice a round; how far the second copy (arm
+`<baseline>:again`, see `harness.store.arm`) seems to be from the first is how far two equal things can seem apart here.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.store import effect, measurement, stats
+from harness.store.arm import arm_of, controls
+from harness.store.differences import IDENTITY, differences, in_words
+from harness.store.effect import MIN_ROUNDS, Effect
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+TIMES = measurement.TIMES
+SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
+
+# Where two copies of the same arm seem further apart than this, a difference that hides below the floor is
+# no tie: the machine is too noisy to say. A noisy machine says "unclear", not "same".
+LOUD_FLOOR = 1.10
+# A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
+TIE = 1.03
+
+PRECISIONS = ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
+MODES = ("eager", "compile")
+FP8_DTYPES = ("e4m3", "e5m2")
+
+_COLUMNS = [
+    *(
+        "run_id",
+        "sweep",
+        "suite",
+        "case_id",
+        "axes",
+        "seed",
+        "env_id",
+        "arm",
+        "arm_fields",
+        "baseline",
+        "baseline_fields",
+        "regime",
+        "metric",
+        "unit",
+    ),
+    *("baseline_value", "value", "speedup", "low", "high", "rounds", "floor", "fp8", "verdict", "reason"),
+    "cut_off",
+]
+
+
+def paired_ratios(
+    frame: pd.DataFrame, *, partial: bool = False, metrics: Collection[str] = TIMES
+) -> pd.DataFrame:
+    """How each arm compares with the baseline that its suite declares for it.
+
+    Args:
+        frame: rows as read by `harness.store.read`.
+        partial: also pair the finished rounds of cases that were cut off; their verdict is "unclear" and the reason
+            says so. By default they are missing.
+        metrics: times that are paired.
+
+    Returns:
+        One row a (run, case, arm, regime, time metric), A/A controls left out:
+
+        - `arm_fields`, `baseline_fields`: both arms as records (`harness.store.arm`);
+        - `baseline_value`, `value`: medians of all samples, in `unit`;
+        - `speedup`: exp of the mean over rounds of log(baseline median / arm median); above 1 = arm is faster;
+          of training steps with different numbers of tokens, by the token;
+        - `low`, `high`: 95 % t interval of it over rounds (NaN below `MIN_ROUNDS` rounds);
+        - `rounds`: number of rounds in which both were timed;
+        - `floor`: A/A noise floor of the baseline as a ratio >= 1 (1.02 = two equal arms may seem 2 % apart): the
+          far end of its control's own interval; NaN where the control is missing;
+        - `fp8`: the arm spent FLOPs in FP8 and its baseline did not;
+        - `verdict`: faster, slower, same, unclear or missing, and `reason` in words;
+        - `cut_off`: the case came to no end, and what is paired are its finished rounds.
+
+        Figures are NaN where there is nothing to compare.
+    """
+    # Grouped here and not by pandas: a group of a frame costs a millisecond, and a sweep has thousands of cases.
+    cases: dict[tuple[str, str, str], list[_Row]] = {}
+    for record in rows_of(frame[frame["metric"].isin(list(metrics))]):
+        key = record["run_id"], record["case_id"], record["metric"]
+        cases.setdefault(key, []).append(_Row(record, partial))
+    out: list[dict[str, object]] = []
+    for rows in cases.values():
+        for regime, arms in _by_regime(rows):
+            floors = _noise_floors(arms)
+            # A run whose first baseline alone has a control: its floor stands for the case.
+            floor = max(floors.values(), default=math.nan)
+            out += [
+                _compare(arm, arms.get(arm.baseline), regime, floors.get(arm.baseline, floor))
+                for arm in arms.values()
+                if arm.baseline and not arm.is_control
+            ]
+    return pd.DataFrame(out, columns=_COLUMNS)
+
+
+def against(
+    frame: pd.DataFrame, arm: str, other: str, *, partial: bool = False, metrics: Collection[str] = TIMES
+) -> pd.DataFrame:
+    """`paired_ratios` of one arm against another one that its suite does not declare: both were timed in the same rounds."""
+    baseline = frame["baseline"].where(frame["arm"] != arm, other)
+    ratios = paired_ratios(frame.assign(baseline=baseline), partial=partial, metrics=metrics)
+    return ratios[ratios["arm"] == arm]
+
+
+def noise_floors(frame: pd.DataFrame) -> dict[str, float]:
+    """The noise floor of each case that has an A/A control, as a ratio >= 1: the widest of its baselines and regimes."""
+    times = frame[frame["metric"].isin(TIMES)]
+    with_control = times["case_id"].isin(times.loc[controls(times), "case_id"])
+    cases: dict[tuple[str, str, str], list[_Row]] = {}
+    for record in rows_of(times[with_control]):
+        cases.setdefault((record["run_id"], record["case_id"], record["metric"]), []).append(_Row(record))
+    found: dict[str, float] = {}
+    for (_, case_id, _), rows in cases.items():
+        for _, arms in _by_regime(rows):
+            for floor in _noise_floors(arms).values():
+                found[case_id] = max(floor, found.get(case_id, 1.0))
+    return found
+
+
+def summary(ratios: pd.DataFrame) -> pd.DataFrame:
+    """Paired ratios by (suite, arm, baseline, regime): geometric mean, extremes and how many verdicts of each kind.
+
+    Args:
+        ratios: rows of `paired_ratios`, of one machine.
+
+    Returns:
+        Columns suite, arm, baseline, regime, pairs (compared), geometric_mean, and the counts faster, slower,
+        same, unclear, missing; groups in which nothing could be compared have pairs 0 and a NaN mean.
+    """
+    keys = ["suite", "arm", "baseline", "regime"]
+    out = []
+    for names, group in ratios.groupby(keys, sort=False):
+        compared = group["speedup"].dropna()
+        counts = group["verdict"].value_counts()
+        out.append(
+            {
+                **dict(zip(keys, names, strict=True)),
+                "pairs": len(compared),
+                "geometric_mean": stats.geometric_mean(compared.tolist()).value
+                if len(compared)
+                else math.nan,
+                **{v: int(counts.get(v, 0)) for v in ("faster", "slower", "same", "unclear", "missing")},
+            }
+        )
+    return pd.DataFrame(
+        out, columns=[*keys, "pairs", "geometric_mean", "faster", "slower", "same", "unclear", "missing"]
+    )
+
+
+def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
+    """The square eager/compile x bf16/fp8 of each case, whole: a cell that was not measured says why.
+
+    Arms are named `<precision>_<mode>`. FP8 eager is set against bf16 eager, FP8 compile against bf16 compile,
+    never across: what compilation gains is not a gain of FP8.
+
+    Returns:
+        One row a (run, case, regime, precision), all of `PRECISIONS` in order; for each mode the columns
+        `<mode>_ms` (median time), `<mode>_note` (why there is none), and `<mode>_speedup`, `_low`, `_high`,
+        `_verdict` against bf16 in the same mode (NaN and "" in the bf16 row itself).
+    """
+    rows = frame[(frame["suite"] == suite) & (frame["metric"] == "time_ms")]
+    ratios = paired_ratios(rows)
+    ratio_of = {(r["run_id"], r["case_id"], r["regime"], r["arm"]): r for r in rows_of(ratios)}
+    out: list[dict[str, object]] = []
+    cases: dict[tuple[str, str], list[_Row]] = {}
+    for record in rows_of(rows):
+        cases.setdefault((record["run_id"], record["case_id"]), []).append(_Row(record))
+    for (run_id, case_id), cells in cases.items():
+        for regime, arms in _by_regime(cells):
+            for precision in PRECISIONS:
+                line: dict[str, object] = {"run_id": run_id, "case_id": case_id, "regime": regime}
+                line |= {"axes": cells[0].axes, "env_id": cells[0].env_id, "precision": precision}
+                for mode in MODES:
+                    name = f"{precision}_{mode}"
+                    cell = arms.get(name)
+                    ratio = ratio_of.get((run_id, case_id, regime, name), {})
+                    paired = ratio.get("baseline") == f"bf16_{mode}"
+                    line[f"{mode}_ms"] = cell.value if cell is not None and cell.ok else math.nan
+                    line[f"{mode}_note"] = cell.why_not if cell is not None else "not measured in this run"
+                    for column in ("speedup", "low", "high"):
+                        line[f"{mode}_{column}"] = ratio[column] if paired else math.nan
+                    line[f"{mode}_verdict"] = ratio["verdict"] if paired else ""
+                out.append(line)
+    return pd.DataFrame(out)
+
+
+def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """Adds what follows from a time and the work declared for it.
+
+    `tflops` = FLOPs of all dtypes / time (1e12 a second); `gb_per_s` = bytes moved / time (1e9 a second). NaN where
+    the work was not declared or the arm has no time.
+    """
+    seconds = frame["value"] * frame["unit"].map(SECONDS).astype(float)
+    seconds = seconds.where(frame["metric"].isin(TIMES) & (frame["status"] == "ok"))
+    work = frame["flops"].map(lambda text: sum(parse(text).values())).astype(float)
+    return frame.assign(
+        tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9
+    )
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as dictionaries."""
+    names = [str(name) for name in frame.columns]
+    columns = [frame[name].tolist() for name in frame.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+class _Row:
+    """One stored row of a time."""
+
+    def __init__(self, record: dict[str, Any], partial: bool = False) -> None:
+        self.record = record
+        self.arm: str = record["arm"]
+        self.is_control = arm_of(record).control
+        self.baseline: str = record["baseline"] or ""
+        self.regime: str = record["regime"] or ""
+        self.axes: str = record["axes"]
+        self.env_id: str = record["env_id"]
+        self.value: float = record["value"]
+        self.partial = partial and record["status"] == "partial"
+        self.ok: bool = record["status"] == "ok" or self.partial
+
+    @property
+    def why_not(self) -> str:
+        return "" if self.ok else f"{self.record['status']}: {self.record['reason']}"
+
+    @property
+    def method(self) -> str:
+        """How it was timed; two methods on one kernel can differ by more than the arms do."""
+        timing = parse(self.record["timing"])
+        return ", ".join(str(timing[key]) for key in ("method", "l2") if timing.get(key))
+
+    @property
+    def ran_fp8(self) -> bool:
+        return any(str(dtype).startswith(FP8_DTYPES) for dtype in parse(self.record["flops"]))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of one training step; 0 where the row is of no such step."""
+        return float(parse(self.record["resolved"]).get("tokens_per_step") or 0)
+
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        """Median of the samples of each round."""
+        if not len(self.record["rounds"]):
+            return {}
+        return stats.round_medians(self.record["samples"], self.record["rounds"])
+
+    def log_ratios(self, arm: _Row) -> list[float]:
+        """log(median of this one / median of `arm`), a value a shared round; none where they share no round."""
+        # Steps of different batches compare by the token: a step of twice the tokens may take twice the time.
+        more = math.log(arm.tokens / self.tokens) if arm.tokens and self.tokens else 0.0
+        mine, theirs = self.medians, arm.medians
+        return [math.log(mine[r] / theirs[r]) + more for r in mine if r in theirs]
+
+
+def _by_regime(rows: list[_Row]) -> list[tuple[str, dict[str, _Row]]]:
+    """The arms of a case in each regime. An arm that never ran has no regime; it is missing from all of them."""
+    never_ran = {r.arm: r for r in rows if not r.regime}
+    regimes = list(dict.fromkeys(r.regime for r in rows if r.regime))
+    return [(name, never_ran | {r.arm: r for r in rows if r.regime == name}) for name in regimes or [""]]
+
+
+def _noise_floors(arms: Mapping[str, _Row]) -> dict[str, float]:
+    """The noise floor of each baseline that was timed twice."""
+    floors = {}
+    for again in arms.values():
+        original = arms.get(again.baseline)
+        if not (again.is_control and again.ok and original is not None and original.ok):
+            continue
+        ratios = original.log_ratios(again)
+        if again.env_id == original.env_id and len(ratios) >= MIN_ROUNDS:
+            control = effect.paired(ratios)
+            floors[original.arm] = math.exp(max(abs(control.log_low), abs(control.log_high)))
+    return floors
+
+
+def _compare(arm: _Row, base: _Row | None, regime: str, floor: float) -> dict[str, object]:
+    speedup = low = high = math.nan
+    rounds = 0
+    if base is None:
+        verdict, reason = "missing", f"its baseline {arm.baseline} was not measured in this run"
+    elif not arm.ok:
+        verdict, reason = "missing", arm.why_not
+    elif not base.ok:
+        verdict, reason = "missing", f"its baseline {base.arm} was {base.why_not}"
+    elif arm.env_id != base.env_id:
+        found = differences((parse(base.record["env"]), parse(arm.record["env"])))
+        differing = in_words({n: v for n, v in found.items() if n not in IDENTITY}, most=6)
+        verdict, reason = "unclear", f"different environment: {differing or f'{base.env_id} != {arm.env_id}'}"
+    elif arm.method != base.method:
+        verdict, reason = "unclear", f"timed by different methods: {base.method} and {arm.method}"
+    else:
+        found_effect = effect.paired([-log for log in base.log_ratios(arm)], floor)
+        rounds, speedup = found_effect.rounds, found_effect.speedup
+        if not found_effect.has_interval:
+            verdict, reason = "unclear", f"{rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"
+        else:
+            low, high = math.exp(-found_effect.log_high), math.exp(-found_effect.log_low)
+            verdict, reason = _judge(found_effect)
+        if arm.partial or base.partial:  # what was cut off decides nothing
+            verdict, reason = "unclear", (arm if arm.partial else base).record["reason"]
+    return {
+        **{column: arm.record[column] for column in _COLUMNS if column in arm.record},
+        "regime": regime,
+        "baseline_fields": None if base is None else base.record.get("arm_fields"),
+        "baseline_value": base.value if base is not None and base.ok else math.nan,
+        "value": arm.value if arm.ok else math.nan,
+        "speedup": speedup,
+        "low": low,
+        "high": high,
+        "rounds": rounds,
+        "floor": floor,
+        "fp8": arm.ran_fp8 and base is not None and not base.ran_fp8,
+        "verdict": verdict,
+        "reason": reason,
+        "cut_off": arm.partial or (base is not None and base.partial),
+    }
+
+
+def _judge(found: Effect) -> tuple[str, str]:
+    """The report's policy: the direction of the effect, but a tie is claimed only where it is shown to be one."""
+    floor = found.floor
+    low, high = math.exp(-found.log_high), math.exp(-found.log_low)  # of the speedup
+    away = f"{found.size - 1:.1%} apart"
+    if found.direction == "same":
+        if floor > LOUD_FLOOR:
+            return (
+                "unclear",
+                f"{away}, but two copies of the baseline seem up to {floor - 1:.0%} apart: too noisy",
+            )
+        tie = max(floor, TIE)
+        if max(high, 1 / low) > tie:
+            return "unclear", f"{away}, but the interval {low:.3f} to {high:.3f} is wider than {tie - 1:.1%}"
+        return "same", f"{away}: within the A/A noise floor of {floor - 1:.1%}"
+    known = "no A/A control in this regime" if math.isnan(floor) else f"A/A noise floor {floor - 1:.1%}"
+    if found.direction == "unclear":
+        return "unclear", f"the interval {low:.3f} to {high:.3f} holds 1; {known}"
+    return found.direction, f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"

@@ -1,0 +1,388 @@
+"""Store: append-only Parquet, one folder a run.
+
+    results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
+    results/<sweep>/<run_id>/rows-*.parquet    the same rows, some hundreds of parts in one file
+    results/<sweep>/<run_id>/run.json          command, configuration, state of the run
+    results/<sweep>/<run_id>/shard-0-of-4/     the same, of one shard of a sweep that was spread (harness.engine.shards)
+
+A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
+killed run loses at most the case under way. The compacted file names the parts that it replaces, so a kill
+between the rename and the removal of the parts does not count a row twice. Merging the results of two
+machines is copying folders: names of files are unique, so one that turns up twice is a copy and is read once.
+
+A case under way is snapshot between its rounds (`RunWriter.checkpoint`): a part whose times have the status `partial`,
+replaced by the next snapshot and at last by the rows of the whole case. It stays where the run is cut off.
+
+What was measured again counts as its last attempt has it. An attempt that came to nothing for a reason that may pass
+(the column `retryable`: a spent budget, a killed process) takes no measured row's place. Of attempts that were all cut off, the one
+with the most rounds counts; rounds of two attempts are never mixed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.store.arm import stored_fields
+from harness.store.attempts import last_attempts
+from harness.store.errors import UsageError
+from harness.store.json_columns import is_object, parse
+from harness.store.measurement import Measurement, to_json
+from harness.store.schema import SCHEMA as SCHEMA  # its public place
+from harness.store.schema import conform, sound_json
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
+_REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
+_UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
+_DRAWN = (
+    20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
+)
+
+
+def new_run_id(git_sha: str | None) -> str:
+    """`<UTC time>-<commit>-<random>`: sorts by time, says which code ran, never collides."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return f"{stamp}-{(git_sha or 'nogit')[:7]}-{secrets.token_hex(4)}"
+
+
+class RunWriter:
+    """Appends the rows of one run; every `append` is durable when it returns.
+
+    Args:
+        folder: the folder of the run; made if missing.
+        run_id: identifies the run; shards of one sweep share it.
+        sweep: name of the sweep.
+        env_id: short hash of what makes two environments comparable.
+        env: the environment fingerprint, stored with each row.
+        about: command and configuration for `run.json`.
+
+    Raises:
+        UsageError: the folder can't be written to.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        sweep: str,
+        env_id: str,
+        env: Mapping[str, object],
+        about: Mapping[str, object],
+    ) -> None:
+        self.folder = folder
+        self._constant = {"run_id": run_id, "sweep": sweep, "env_id": env_id, "env": to_json(env)}
+        self._about = {**about, "run_id": run_id, "sweep": sweep, "started_at": _now(), "state": "running"}
+        self._parts: list[str] = []
+        self._replaced: list[str] = []  # parts that are to be removed
+        self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._attempt = _next_attempt(run_folder(folder / "run.json"))
+            previous = read_about(folder)
+            if previous:
+                self._about["started_at"] = previous.get("started_at", self._about["started_at"])
+            self._write_about()
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to {folder} ({error.strerror}); choose another folder with results_dir=DIR"
+            ) from error
+
+    def append(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """Writes one closed part holding the given rows; OSError where the disk refuses (nothing is left over).
+
+        Args:
+            measurements: the rows.
+            env: env_id and environment of these rows where they are not the writer's own (another GPU).
+        """
+        self._append(list(measurements), env)
+
+    def checkpoint(
+        self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
+    ) -> None:
+        """Append the rows so far of one case; its next snapshot or its final rows take their place."""
+        rows = list(measurements)
+        name = self._append(rows, env)
+        self._snapshots |= dict.fromkeys((m.case_id for m in rows), name)
+
+    def _append(
+        self, measurements: Sequence[Measurement], env: tuple[str, Mapping[str, object]] | None
+    ) -> str:
+        """Writes a part in the place of the snapshots of its cases; its name, "" where there are no rows."""
+        own = {**self._constant, "attempt": self._attempt, "created_at": _now()}
+        if env is not None:
+            own |= {"env_id": env[0], "env": to_json(env[1])}
+        if not measurements:
+            return ""
+        table = pa.Table.from_pylist([{**m.as_row(), **own} for m in measurements], schema=SCHEMA)
+        cases = {m.case_id for m in measurements} & self._snapshots.keys()
+        outdated = sorted({self._snapshots[case] for case in cases})
+        if outdated:
+            table = table.replace_schema_metadata({_REPLACES: json.dumps(outdated).encode()})
+        name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
+        _write_durably(table, self.folder / name)
+        self._parts.append(name)
+        for case in cases:
+            del self._snapshots[case]
+        for old in outdated:
+            self._parts.remove(old)
+            with suppress(OSError):  # one that stays is known to be replaced
+                (self.folder / old).unlink(missing_ok=True)
+            if (self.folder / old).exists():
+                self._replaced.append(old)
+        if len(self._parts) >= GATHERED:
+            self._compact()
+        return name
+
+    def close(self, state: str) -> None:
+        """Gathers the parts that this writer has left into one file, and records how the run ended.
+
+        Args:
+            state: "finished", "interrupted", or "failed" (with what is stored so far intact).
+        """
+        self._about.update(state=state, ended_at=_now())
+        try:
+            self._write_about()
+            self._snapshots.clear()  # of cases that were cut off: they are all that there will be
+            self._compact()
+        except OSError as error:
+            # The parts stay as they are and read the same; only the tidying is lost.
+            warnings.warn(f"{self.folder}: closed without compacting ({error})", RuntimeWarning, stacklevel=2)
+
+    def _compact(self) -> None:
+        under_way = set(self._snapshots.values())
+        closed = [name for name in self._parts if name not in under_way]
+        if len(closed) >= 2:
+            table = pa.concat_tables([_read_part(self.folder / name).rows for name in closed])
+            replaced = json.dumps([*closed, *self._replaced]).encode()
+            table = table.replace_schema_metadata({_REPLACES: replaced})
+            # Named after its first part: where this is cut short and done again, the second file replaces the first.
+            _write_durably(table, self.folder / closed[0].replace("part-", "rows-"))
+            self._replaced += closed
+            self._parts = [name for name in self._parts if name in under_way]
+        for name in self._replaced:
+            with suppress(OSError):  # a part that stays is known to be replaced
+                (self.folder / name).unlink(missing_ok=True)
+        self._replaced = []
+
+    def _write_about(self) -> None:
+        target = self.folder / "run.json"
+        # Not by the process's number: two containers on one folder may have the same.
+        temporary = target.with_suffix(f".{secrets.token_hex(4)}.tmp")
+        try:
+            temporary.write_text(json.dumps(self._about, indent=1, default=str) + "\n")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def read(
+    paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False, expand: bool = False
+) -> pd.DataFrame:
+    """Reads runs into one frame, one row a (case, arm, metric).
+
+    Args:
+        paths: Parquet files, run folders, or folders of runs (searched downward).
+        all_attempts: keep all rows of what was measured again; by default the last attempt wins.
+        expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
+            store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
+
+    Returns:
+        The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
+        (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
+        warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
+        nulls where a column is new, the part "", the cause that their reason tells and the `arm_fields` of their
+        arm's name.
+
+    Raises:
+        UsageError: a path does not exist.
+    """
+    named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    for _ in range(3):
+        parts, problems, vanished = _read_parts(named)
+        if not vanished:  # a run that closed meanwhile has moved its rows to another file: look again
+            break
+    for problem in problems:
+        warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
+    kept = _each_once(parts)
+    for problem in (damaged := [f"{part.path}: {what}" for part in kept for what in part.problems]):
+        warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
+    problems += damaged
+    frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
+    named_arms = zip(frame["arm"], frame["baseline"], frame["arm_fields"], strict=True)
+    frame["arm_fields"] = [stored_fields(arm, baseline, text) for arm, baseline, text in named_arms]
+    if not all_attempts:
+        frame = last_attempts(frame)
+    frame["case_axes"] = frame["axes"]
+    if expand:
+        frame = _with_axes(frame)
+    # Text, not objects: pandas writes `attrs` along with the frame.
+    frame.attrs["problems"] = problems
+    frame.attrs["files"] = [str(part.path) for part in kept]
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One file of a run."""
+
+    path: Path
+    rows: pa.Table
+    replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
+    problems: tuple[str, ...] = ()  # what of its rows could not be read
+
+
+def _each_once(parts: Sequence[_Part]) -> list[_Part]:
+    """The files without those whose rows another one holds: copies of it, and what it was compacted from."""
+    replaced = {name for part in parts for name in part.replaces}
+    found: dict[Hashable, _Part] = {}
+    for part in parts:
+        name = part.path.name
+        if name not in replaced:
+            found.setdefault(part.replaces or (name if _UNIQUE.fullmatch(name) else part.path), part)
+    return list(found.values())
+
+
+def _read_parts(named: Sequence[Path]) -> tuple[list[_Part], list[str], bool]:
+    """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
+    parts, problems, vanished = [], [], False
+    for path in {file.resolve(): file for p in named for file in _files(p)}.values():
+        try:
+            parts.append(_read_part(path))
+        except (OSError, pa.ArrowException, ValueError) as error:
+            vanished |= isinstance(error, FileNotFoundError)
+            problems.append(f"{path}: {' '.join(str(error).split()) or type(error).__name__}")
+    return parts, problems, vanished
+
+
+def _read_part(path: Path) -> _Part:
+    # Not pq.read_table: that opens a dataset, and one bad file would fail a whole folder.
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    if "schema_version" not in table.column_names:
+        raise ValueError(f"holds no rows of this store (columns: {', '.join(table.column_names[:5])})")
+    if table["schema_version"].null_count:
+        raise ValueError("holds rows without a schema_version")
+    replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
+    rows, problems = sound_json(conform(table), is_object)
+    return _Part(path, rows, tuple(map(str, replaces)), tuple(problems))
+
+
+def _with_axes(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a column for each axis."""
+    cases = [parse(text) for text in frame["axes"]]
+    names = dict.fromkeys(name for axes in cases for name in axes)
+    taken = set(frame.columns)
+    columns: dict[str, Any] = {
+        f"axes.{name}" if name in taken else name: [axes.get(name) for axes in cases] for name in names
+    }
+    return frame.assign(**columns)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """The contents of a run's `run.json`; empty where it is missing or damaged (the rows stand without it)."""
+    try:
+        about = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def read_quietly(
+    source: str | Path | Sequence[str | Path], *, all_attempts: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
+    """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
+
+    Returns:
+        The rows, `attrs["problems"]` included, and what else would have been warned of.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read(source, all_attempts=all_attempts)
+    said = [str(w.message) for w in caught]
+    return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
+
+
+def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
+    """The folder of a run given by its path or by its run id.
+
+    Raises:
+        UsageError: there is no such run; the newest few are named.
+    """
+    if Path(name).exists():
+        return Path(name)
+    found = sorted(Path(results_dir).glob(f"*/{name}")) or sorted(Path(results_dir).glob(f"**/{name}"))
+    if found:
+        return found[0]
+    recent = sorted((p.parent.name for p in Path(results_dir).glob("*/*/run.json")), reverse=True)[:3]
+    raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
+
+
+def run_folder(file: Path) -> Path:
+    """The folder of the run that a file belongs to: the one it lies in, or of a shard the one above.
+
+    >>> run_folder(Path("results/gemm/r1/shard-0-of-2/rows-1.parquet")).name
+    'r1'
+    """
+    return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
+
+
+def _next_attempt(run: Path) -> int:
+    """A number for an attempt that begins now: nanoseconds since 1970, the last bits drawn.
+
+    It exceeds all that the run holds in any of its shards, since a clock may be set back, or lie behind another machine's.
+    """
+    last = 0
+    for path in run.rglob("*.parquet"):
+        try:
+            with pq.ParquetFile(path) as file:
+                found = file.read(columns=["attempt"]).columns  # none where the file is not ours
+            last = max(
+                [last, *(n for column in found for n in column.cast(pa.int64()).drop_null().to_pylist())]
+            )
+        except (OSError, pa.ArrowException):  # read() says so
+            continue
+    return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.rglob("*.parquet"))
+    if path.exists():
+        return [path]
+    raise UsageError(f"no such file or folder: {path}")
+
+
+def _write_durably(table: pa.Table, target: Path) -> None:
+    temporary = target.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,171 @@
+"""Schema: the columns of the store, and how rows of an older `schema_version` are brought up to them.
+
+The words of an older row's reason decide its cause here and nowhere else: before version 4 there was no other record.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as compute
+
+from harness.store.cause import DEFAULT, RETRYABLE, Cause
+from harness.store.measurement import METRICS, SCHEMA_VERSION, TIMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JSON_COLUMNS = ("axes", "resolved", "flops", "timing", "env")  # objects, as text
+
+SCHEMA = pa.schema(
+    [
+        ("schema_version", pa.int32()),
+        ("run_id", pa.string()),
+        ("sweep", pa.string()),
+        ("suite", pa.string()),
+        ("case_id", pa.string()),
+        ("arm", pa.string()),
+        ("arm_fields", pa.string()),  # JSON of harness.store.arm.Arm
+        ("baseline", pa.string()),
+        ("axes", pa.string()),
+        ("seed", pa.int64()),
+        ("resolved", pa.string()),
+        ("metric", pa.string()),
+        ("unit", pa.string()),
+        ("better", pa.string()),
+        ("regime", pa.string()),
+        ("part", pa.string()),
+        ("samples", pa.list_(pa.float64())),
+        ("rounds", pa.list_(pa.int32())),
+        ("sample_clock_mhz", pa.list_(pa.float64())),
+        ("value", pa.float64()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("cause", pa.string()),  # one of harness.store.cause.Cause; "" where the row has its number
+        (
+            "retryable",
+            pa.bool_(),
+        ),  # what kept it from being measured may have passed: resume= measures it again
+        ("flops", pa.string()),
+        ("bytes_moved", pa.float64()),
+        ("timing", pa.string()),
+        ("tries", pa.int32()),
+        ("attempt", pa.int64()),  # of what was run again, the largest wins; see harness.store
+        ("env_id", pa.string()),
+        ("env", pa.string()),
+        ("created_at", pa.string()),
+    ]
+)
+
+# What stands in a column that an older schema_version lacks; elsewhere null
+_FILL = {"part": "", "tries": 1, "attempt": 0}
+
+# How a reason began, or what it held, that the harness wrote before version 4: (status, pattern, cause, retryable).
+# The first that fits counts. Whole sentences where an exception's own words could begin in the same way.
+_CUT_OFF = re.compile(r"partial: \d+ of at least \d+ rounds, then it was cut off")
+_WORDS: tuple[tuple[str, re.Pattern[str], Cause], ...] = tuple(
+    (status, re.compile(pattern), cause)
+    for status, pattern, cause in (
+        ("skipped", r"time budget of \S+ s was spent before this (case|run); ", Cause.BUDGET),
+        ("skipped", r"refuses: ", Cause.REFUSED),
+        ("skipped", r"out of memory, predicted: ", Cause.OOM),
+        ("skipped", r".*\bpip install ", Cause.MISSING),
+        ("skipped", r"torch\.compile needs |triton needs a C compiler ", Cause.MISSING),
+        ("failed", r"the device was lost in (arm|case) .*; resume=RUN_ID runs ", Cause.DEVICE_LOST),
+        ("failed", r"its process died (twice|\d+ times) \(.*; resume=RUN_ID runs ", Cause.DIED),
+        ("failed", r"worker: ", Cause.DIED),
+        ("failed", r"no sign of life for \S+ s|not done within \S+ s", Cause.TIMEOUT),
+        ("failed", r"out of memory: ", Cause.OOM),
+        ("failed", r"(\S+; |numerics: ).*FP8 did not run as asked", Cause.NOT_FP8),
+        ("failed", r"numerics: ", Cause.NUMERICS),
+        ("failed", r"(?i).*\b(loss|grad_norm) is (nan|-?inf)\b", Cause.DIVERGED),
+        ("failed", r"nothing was compiled: |\d+ graph break\(s\): |\d+ graph\(s\) compiled ", Cause.COMPILE),
+        ("failed", r".*its row cannot be stored: ", Cause.UNSTORABLE),
+        ("failed", r"arm \S+ lost the device: ", Cause.BASELINE),
+    )
+)
+
+
+def conform(table: pa.Table) -> pa.Table:
+    """Brings rows of any schema_version up to `SCHEMA`.
+
+    Missing columns are filled, unknown ones dropped with a RuntimeWarning; `cause` and `retryable` of rows from before
+    version 4 are derived from their status, metric and reason.
+    """
+    columns = {
+        field.name: table[field.name].cast(field.type)
+        if field.name in table.column_names
+        else pa.repeat(pa.scalar(_FILL.get(field.name), field.type), len(table))
+        for field in SCHEMA
+    }
+    if not {"cause", "retryable"} <= set(table.column_names) and len(table):
+        texts = (columns[name].to_pylist() for name in ("status", "metric", "reason"))
+        known: dict[tuple[str, str, str], tuple[str, bool]] = {}
+        found = [
+            known.get(key) or known.setdefault(key, _cause_of_older(*key)) for key in zip(*texts, strict=True)
+        ]
+        columns["cause"] = pa.array([cause for cause, _ in found], pa.string())
+        columns["retryable"] = pa.array([retryable for _, retryable in found], pa.bool_())
+    columns["cause"] = compute.fill_null(columns["cause"], str(Cause.ERROR))
+    columns["retryable"] = compute.fill_null(columns["retryable"], False)
+    if table.num_rows and "schema_version" in table.column_names:
+        newest = max(table["schema_version"].to_pylist())
+        if newest > SCHEMA_VERSION:
+            warnings.warn(
+                f"rows of schema_version {newest} read by a harness that knows {SCHEMA_VERSION}; "
+                "columns that it does not know are left out",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    return pa.table([columns[field.name] for field in SCHEMA], schema=SCHEMA)
+
+
+def _cause_of_older(status: str | None, metric: str | None, reason: str | None) -> tuple[str, bool]:
+    """Cause and retryable of a row that was stored before either was a column."""
+    words = reason or ""
+    if status == "partial":
+        # The words of the cut came first, those of what cut it off behind them.
+        behind = _CUT_OFF.sub("", words, count=1).partition("measures the case again; ")[2]
+        cut_by = _first_fit("failed", behind) or Cause.INTERRUPTED
+        return str(cut_by), True
+    if status not in ("skipped", "failed"):
+        return "", False
+    cause = _first_fit(status, words)
+    if cause is None and status == "failed" and metric in METRICS and metric not in (*TIMES, "loss"):
+        cause = Cause.NUMERICS  # a figure of a check: it fails only where it breaks its bound
+    cause = cause or DEFAULT[status]
+    return str(cause), cause in RETRYABLE
+
+
+def _first_fit(status: str, words: str) -> Cause | None:
+    return next((cause for of, pattern, cause in _WORDS if of == status and pattern.match(words)), None)
+
+
+def sound_json(table: pa.Table, is_object: Callable[[str], bool]) -> tuple[pa.Table, list[str]]:
+    """Replaces texts of the JSON columns that are no JSON object by "{}".
+
+    Args:
+        table: rows as `conform` returns them.
+        is_object: whether a text is a JSON object.
+
+    Returns:
+        The rows, and in words which columns were damaged in how many rows and what the first one began with.
+    """
+    problems = []
+    for name in JSON_COLUMNS:
+        values = table[name].to_pylist()
+        bad = {text for text in set(values) - {None, ""} if not is_object(text)}
+        if not bad:
+            continue
+        hit = [index for index, text in enumerate(values) if text in bad]
+        begins = str(values[hit[0]])[:40]
+        problems.append(
+            f"column {name!r} of {len(hit)} of {len(values)} rows is no JSON object (it begins with {begins!r}); "
+            "they are read as if it said nothing"
+        )
+        whole = pa.array(["{}" if text in bad else text for text in values], pa.string())
+        table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), whole)
+    return table, problems

@@ -1,0 +1,201 @@
+"""Named sets of linear-layer shapes, as data, and the three GEMMs that each layer makes in a training step.
+
+For a layer with `in_features` K and `out_features` N on M tokens, `D = A @ B` with A [M, K] and B [K, N]:
+
+    output      [M, K] @ [K, N]   input @ weight^T            M = tokens  K = in      N = out
+    grad_input  [M, N] @ [N, K]   grad_output @ weight        M = tokens  K = out     N = in
+    grad_weight [N, M] @ [M, K]   grad_output^T @ input       M = out     K = tokens  N = in
+
+The last columns are the M, K, N of the GEMM itself, which is what a case of the suite `gemm` records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.store.errors import unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from harness.store.case import Scalar
+
+ROLES = ("output", "grad_input", "grad_weight")
+CUSTOM = "custom"  # shape_set and layer of sizes given by number
+FROM_MODEL = "from_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear layer of a model and how often the model has it."""
+
+    name: str
+    in_features: int
+    out_features: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeSet:
+    """The linear layers of one model, or a set of sizes with a purpose."""
+
+    doc: str
+    source: str
+    layers: tuple[Layer, ...]
+    tokens: tuple[int, ...] = ()  # a default; () where `axes.tokens` must say
+    cubes: bool = (
+        False  # M = K = N = the layer's side whatever `axes.tokens` says; plain GEMMs without a role
+    )
+
+
+def _llama(hidden: int, kv: int, ffn: int, vocab: int, blocks: int) -> tuple[Layer, ...]:
+    """The layers of a Llama model: grouped-query attention, SwiGLU, untied head, no bias."""
+    return (
+        Layer("q", hidden, hidden, blocks),
+        Layer("k", hidden, kv, blocks),
+        Layer("v", hidden, kv, blocks),
+        Layer("o", hidden, hidden, blocks),
+        Layer("gate", hidden, ffn, blocks),
+        Layer("up", hidden, ffn, blocks),
+        Layer("down", ffn, hidden, blocks),
+        Layer("head", hidden, vocab),
+    )
+
+
+SHAPES: dict[str, ShapeSet] = {
+    "llama3_8b": ShapeSet(
+        doc="Llama 3 8B: hidden 4096, 8 of 32 heads for keys and values, FFN 14336, 32 blocks, vocabulary 128256",
+        source="arXiv:2407.21783 table 3; config.json of meta-llama/Meta-Llama-3-8B",
+        layers=_llama(hidden=4096, kv=1024, ffn=14336, vocab=128256, blocks=32),
+    ),
+    "llama3_70b": ShapeSet(
+        doc="Llama 3 70B: hidden 8192, 8 of 64 heads for keys and values, FFN 28672, 80 blocks, vocabulary 128256",
+        source="arXiv:2407.21783 table 3; config.json of meta-llama/Meta-Llama-3-70B",
+        layers=_llama(hidden=8192, kv=1024, ffn=28672, vocab=128256, blocks=80),
+    ),
+    "nanogpt": ShapeSet(
+        doc="GPT-2 124M as in nanoGPT: width 768, 12 blocks, fused q, k and v, vocabulary padded to 50304",
+        source="karpathy/nanoGPT, model.py, GPTConfig",
+        layers=(
+            Layer("qkv", 768, 3 * 768, 12),
+            Layer("attn_proj", 768, 768, 12),
+            Layer("mlp_fc", 768, 4 * 768, 12),
+            Layer("mlp_proj", 4 * 768, 768, 12),
+            Layer("head", 768, 50304),
+        ),
+    ),
+    "pow2": ShapeSet(
+        doc="M = K = N = 512 to 16384, the usual axis of a matmul benchmark",
+        source="no model",
+        layers=tuple(Layer(f"cube{n}", n, n) for n in (512, 1024, 2048, 4096, 8192, 16384)),
+        cubes=True,
+    ),
+    "tiny": ShapeSet(
+        doc="small enough for a CPU, where a bf16 matmul runs at about 0.5 GFLOP/s; sides differ on purpose",
+        source="no model",
+        layers=(Layer("wide", 64, 128), Layer("narrow", 128, 64)),
+        tokens=(32,),
+    ),
+}
+
+
+def merge(layers: Iterable[Layer]) -> list[Layer]:
+    """One layer for each shape, in order of first appearance; the names joined by "+", the counts added.
+
+    >>> merge([Layer("q", 8, 8), Layer("k", 8, 4), Layer("o", 8, 8, 2)])[0]
+    Layer(name='q+o', in_features=8, out_features=8, count=3)
+    """
+    merged: dict[tuple[int, int], Layer] = {}
+    for layer in layers:
+        shape = (layer.in_features, layer.out_features)
+        first = merged.get(shape)
+        merged[shape] = (
+            Layer(f"{first.name}+{layer.name}", *shape, first.count + layer.count) if first else layer
+        )
+    return list(merged.values())
+
+
+def linear_points(
+    shape_sets: Iterable[str], axes: Mapping[str, Sequence[Scalar]], model_layers: Sequence[Layer] = ()
+) -> list[dict[str, Scalar]]:
+    """One point for each layer shape and token count: shape_set, layer, M (tokens), K (in), N (out).
+
+    Args:
+        shape_sets: names in `SHAPES`, or "from_model" for `model_layers`.
+        axes: `M`, `K` and `N` replace the named sets by the product of their values (`tokens` is then not
+            read); otherwise `tokens` gives M.
+        model_layers: the linear layers of the model that the command line names.
+
+    Raises:
+        UsageError: an unknown set.
+        ValueError: only some of M, K, N; no shapes; no tokens; "from_model" without a model.
+    """
+    if any(axes.get(name) for name in "MKN"):
+        return _by_number(axes)
+    points: list[dict[str, Scalar]] = []
+    for name in shape_sets:
+        shape_set = _named(name, model_layers)
+        for layer in merge(shape_set.layers):
+            for tokens in (layer.in_features,) if shape_set.cubes else _tokens(name, shape_set, axes):
+                size = {"M": tokens, "K": layer.in_features, "N": layer.out_features}
+                points.append({"shape_set": name, "layer": layer.name, **size})
+    if not points:
+        raise ValueError(f"no shapes: give axes.M, axes.K and axes.N, or shapes=[...] of {', '.join(SHAPES)}")
+    return points
+
+
+def gemm_points(
+    shape_sets: Iterable[str], axes: Mapping[str, Sequence[Scalar]], model_layers: Sequence[Layer] = ()
+) -> list[dict[str, Scalar]]:
+    """One point for each GEMM: shape_set, layer, role and the M, K, N of the GEMM itself.
+
+    Named layers have the three roles of the module's table, or those of `axes.role`. Sizes given by number and
+    cubes have the role "output", unless `axes.role` says otherwise; the role then only chooses the FP8 formats.
+
+    Args and errors as for `linear_points`.
+    """
+    chosen = [str(role) for role in axes.get("role", ())]
+    plain_sets = {CUSTOM} | {name for name, shape_set in SHAPES.items() if shape_set.cubes}
+    points: list[dict[str, Scalar]] = []
+    for point in linear_points(shape_sets, axes, model_layers):
+        M, K, N = point["M"], point["K"], point["N"]
+        plain = point["shape_set"] in plain_sets
+        sizes = {"output": (M, K, N), "grad_input": (M, N, K), "grad_weight": (N, M, K)}
+        for role in chosen or (["output"] if plain else ROLES):
+            own = (M, K, N) if plain else sizes[role]
+            points.append({**point, "role": role, **dict(zip("MKN", own, strict=True))})
+    return points
+
+
+def _by_number(axes: Mapping[str, Sequence[Scalar]]) -> list[dict[str, Scalar]]:
+    missing = [f"axes.{name}" for name in "MKN" if not axes.get(name)]
+    if missing:
+        given = ", ".join(f"axes.{name}" for name in "MKN" if axes.get(name))
+        raise ValueError(f"sizes by number need M, K and N: {given} given, {', '.join(missing)} missing")
+    products = itertools.product(*(axes[name] for name in "MKN"))
+    return [
+        {"shape_set": CUSTOM, "layer": CUSTOM, **dict(zip("MKN", sizes, strict=True))} for sizes in products
+    ]
+
+
+def _named(name: str, model_layers: Sequence[Layer]) -> ShapeSet:
+    if name == FROM_MODEL:
+        if not model_layers:
+            raise ValueError(
+                "shapes=from_model needs a model with nn.Linear layers: model._target_=my.module.build"
+            )
+        return ShapeSet(
+            doc="the model of the command line", source="model._target_", layers=tuple(model_layers)
+        )
+    if name not in SHAPES:
+        raise unknown("shape set", name, [*SHAPES, FROM_MODEL])
+    return SHAPES[name]
+
+
+def _tokens(name: str, shape_set: ShapeSet, axes: Mapping[str, Sequence[Scalar]]) -> Sequence[Scalar]:
+    tokens = axes.get("tokens") or shape_set.tokens
+    if not tokens:
+        raise ValueError(f"shape set {name!r} needs the number of tokens: axes.tokens=[...]")
+    return tokens

@@ -1,0 +1,366 @@
+"""Timers: how n samples of one closure are taken. Policy (how many, when to stop) lives in `timing.py`.
+
+Two ways of sampling, on both devices:
+
+* `block`: each sample stands alone. On CUDA an event pair surrounds each one, the L2 cache is flushed
+  outside of the pair, and the work is queued ahead behind a kernel that waits for the host (`harness.timing.device_wait`),
+  so that a sample is device time and holds no launch gaps. Samples that could not be queued in time are counted in
+  `late`. Where calls are too short for the events' resolution the same is done without a flush, with several calls in
+  a sample and their operands rotating (`rotating`, `harness.timing.rounds`).
+* `back_to_back`: one sample begins where the last one ended. Nothing is flushed and nothing is held, so
+  a sample is throughput: launch gaps count, as they do in training.
+
+Times are milliseconds per call. CUDA event resolution (about 0.5 us) and the need to queue ahead are
+described in the CUDA runtime documentation (cudaEventElapsedTime) and in NVIDIA's nvbench.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, Protocol
+
+from harness.timing.device_wait import Hold, Sleep, hold_for
+
+L2State = Literal["cold", "warm", "rotating", "none"]
+Clock = Callable[[], float]  # seconds, monotonic
+
+
+class Split:
+    """A point inside of a timed closure, and what each sample of the last block took up to it.
+
+    The closure calls it once a call, of samples of one call each.
+
+    Attributes:
+        samples_ms: one for each sample, unless the closure did not come by.
+    """
+
+    def __init__(self) -> None:
+        self.samples_ms: list[float] = []
+        self._mark: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        """The closure is at this point."""
+        if self._mark is not None:
+            self._mark()
+
+    @contextmanager
+    def marked_by(self, mark: Callable[[], object]) -> Iterator[None]:
+        """Inside, `mark` is called at the point."""
+        self.samples_ms, self._mark = [], mark
+        try:
+            yield
+        finally:
+            self._mark = None
+
+
+class Timer(Protocol):
+    """Takes samples of a closure on one device.
+
+    Attributes:
+        method: how time is read; ratios of two methods mean nothing.
+        l2: state in which `block` leaves the last-level cache before each sample; "none": not controlled.
+        resolution_ms: smallest duration that can be told from zero.
+        late: samples of the last `block` that may hold launch gaps.
+        hold: what keeps the device from work that is not queued yet; "" where nothing does.
+    """
+
+    method: str
+    l2: L2State
+    resolution_ms: float
+    late: int
+    hold: str
+
+    def block(
+        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
+    ) -> list[float]:
+        """n samples that stand alone, each the mean of `calls` calls; `probe` runs while the device works."""
+        ...
+
+    def back_to_back(
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
+    ) -> list[float]:
+        """n adjoining samples without flush or hold, each the mean of `calls` calls; of one call also up to `split`."""
+        ...
+
+    def rotating(self) -> Timer | None:
+        """The same timer without a flush, for closures that rotate their operands; None where nothing is flushed."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until the device is idle."""
+        ...
+
+    def annotate(self, name: str) -> AbstractContextManager[object]:
+        """A named range for profilers."""
+        ...
+
+
+class CpuTimer:
+    """`time.perf_counter` around calls that run on the host. Caches are as the previous call left them."""
+
+    method = "perf_counter"
+    l2: L2State = "none"
+    # What two clock reads cost (50 to 100 ns), which is far above the clock's own granularity of 1 ns.
+    resolution_ms = 1e-4
+    late = 0
+    hold = ""
+
+    def __init__(self, clock: Clock = time.perf_counter) -> None:
+        self._clock = clock
+
+    def block(
+        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
+    ) -> list[float]:
+        """n samples of `calls` calls each, in ms per call."""
+        clock, repeat, spans = self._clock, range(calls), []
+        with gc_paused():
+            for _ in range(n):
+                start = clock()
+                for _ in repeat:
+                    fn()
+                spans.append(clock() - start)
+        if probe is not None:
+            probe()
+        return [1e3 * span / calls for span in spans]
+
+    def back_to_back(
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
+    ) -> list[float]:
+        """The same as `block`: host calls leave no gap between samples."""
+        if split is None:
+            return self.block(fn, n, calls, probe)
+        starts: list[float] = []
+        marks: list[float] = []
+
+        def call() -> None:
+            starts.append(self._clock())
+            fn()
+
+        with split.marked_by(lambda: marks.append(self._clock())):
+            samples = self.block(call, n, 1, probe)
+        if len(marks) == n:
+            split.samples_ms = [1e3 * (mark - start) for start, mark in zip(starts, marks, strict=True)]
+        return samples
+
+    def rotating(self) -> None:
+        """Caches of the host are not controlled."""
+
+    def synchronize(self) -> None:
+        """Nothing is in flight on return of a host call."""
+
+    def annotate(self, name: str) -> AbstractContextManager[object]:
+        """No profiler ranges on the host."""
+        return nullcontext(name)
+
+
+class CudaTimer:
+    """CUDA (or HIP) events on the current stream of the current device.
+
+    Args:
+        cuda: the module that offers `Event`, `synchronize`, `_sleep`, `nvtx`; `torch.cuda` by default.
+        l2_bytes: size of the last cache level before memory; read from the device by default.
+        flush: overwrite twice that size before each sample of `block`, so that it starts cold.
+        allocate: bytes -> a buffer with `zero_()`; device memory by default.
+        clock: host clock in seconds, by which the queue is planned; samples never come from it.
+        hold: keeps the device from a chunk of samples until all of it is queued; a sleep by default.
+    """
+
+    method = "cuda_events"
+    resolution_ms = 5e-4
+
+    # A device queue takes about 1000 launches before the host blocks, which it must not do while the device waits for
+    # it. At no less than 2.5 us each, 2 ms of host work are 800 at most; a chunk before it is released and drains.
+    chunk_ms = 2.0
+    # Host time of a flush and two event records.
+    sample_overhead_ms = 0.03
+    # A sleep outlasts the planned host time, which varies.
+    hold_margin = 1.5
+
+    def __init__(
+        self,
+        cuda: Any = None,
+        l2_bytes: int | None = None,
+        flush: bool = True,
+        allocate: Callable[[int], Any] | None = None,
+        clock: Clock = time.perf_counter,
+        hold: Hold | None = None,
+    ) -> None:
+        if cuda is None:
+            import torch
+
+            cuda = torch.cuda
+        self._cuda = cuda
+        self._clock = clock
+        self._hold = hold if hold is not None else Sleep(cuda)
+        self.hold = self._hold.name
+        self.late = 0
+        self.l2: L2State = "cold" if flush else "warm"
+        self._scratch = None
+        if flush:
+            if l2_bytes is None:
+                l2_bytes = last_level_cache_bytes(cuda.get_device_properties(cuda.current_device()))
+            # Twice the size: replacement is not strictly least-recently-used.
+            self._scratch = (allocate or _device_buffer)(2 * l2_bytes)
+
+    def block(
+        self, fn: Callable[[], object], n: int, calls: int = 1, probe: Callable[[], None] | None = None
+    ) -> list[float]:
+        """n samples of `calls` calls each, in ms per call; see the module for flush and queueing.
+
+        The device waits for one chunk of samples at a time, of `chunk_ms` of host work: the queue is bounded. One untimed call leads in. It restores the state that another arm disturbed (instruction cache,
+        allocator) and shows what one call costs the host, from which the hold is planned.
+        """
+        starts, ends = self._events(n), self._events(n)
+        self.late = 0
+        with gc_paused():
+            begin = self._clock()
+            fn()
+            sample_ms = 1e3 * (self._clock() - begin) * calls + self.sample_overhead_ms
+            chunk = max(1, min(n, int(self.chunk_ms / sample_ms)))
+            hold_ms = min(self.hold_margin * chunk * sample_ms, self.hold_margin * self.chunk_ms)
+            try:
+                for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                    if i % chunk == 0:
+                        self._hold.release()
+                        self._hold.hold(hold_ms)
+                    if self._scratch is not None:
+                        self._scratch.zero_()
+                    start.record()
+                    for _ in range(calls):
+                        fn()
+                    end.record()
+                    # The device got there before the call was wholly queued: the sample may hold a gap.
+                    self.late += bool(start.query())
+            finally:
+                self._hold.release()
+            if probe is not None:
+                probe()
+            self.synchronize()
+        return [start.elapsed_time(end) / calls for start, end in zip(starts, ends, strict=True)]
+
+    def back_to_back(
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
+    ) -> list[float]:
+        """n adjoining samples of `calls` calls each, in ms per call, with one event between two samples."""
+        marks = self._events(n + 1)
+        middles = self._events(n) if split is not None else []
+        unused = iter(middles)
+        passed = [0]
+
+        def mark_middle() -> None:
+            passed[0] += 1
+            if (event := next(unused, None)) is not None:
+                event.record()
+
+        with gc_paused(), split.marked_by(mark_middle) if split is not None else nullcontext():
+            marks[0].record()
+            for mark in marks[1:]:
+                for _ in range(calls):
+                    fn()
+                mark.record()
+            if probe is not None:
+                probe()
+            self.synchronize()
+        if split is not None and passed[0] == n:
+            split.samples_ms = [a.elapsed_time(b) for a, b in zip(marks[:-1], middles, strict=True)]
+        return [a.elapsed_time(b) / calls for a, b in itertools.pairwise(marks)]
+
+    def rotating(self) -> CudaTimer | None:
+        """See `Timer`."""
+        if self._scratch is None:
+            return None
+        other = copy.copy(self)
+        other._scratch, other.l2 = None, "rotating"
+        return other
+
+    def synchronize(self) -> None:
+        """Waits for all queued work; a failed kernel raises here."""
+        self._cuda.synchronize()
+
+    def annotate(self, name: str) -> AbstractContextManager[object]:
+        """An NVTX range."""
+        return self._cuda.nvtx.range(name)
+
+    def _events(self, n: int) -> list[Any]:
+        return [self._cuda.Event(enable_timing=True) for _ in range(n)]
+
+
+def timer_for(device: str) -> Timer:
+    """The timer of a torch device string; a CUDA device becomes the current one.
+
+    Raises:
+        ValueError: device is neither "cpu" nor "cuda" nor "cuda:<index>".
+    """
+    kind, _, index = device.partition(":")
+    if device == "cpu":
+        return CpuTimer()
+    if kind == "cuda" and (index.isdecimal() or device == "cuda"):
+        import torch
+
+        torch.cuda.set_device(int(index or torch.cuda.current_device()))
+        return CudaTimer(hold=hold_for(torch.cuda))
+    raise ValueError(f"no timer for device {device!r}; use 'cpu', 'cuda' or 'cuda:<index>'")
+
+
+# Memory-side caches that the runtime's L2 figure leaves out: AMD Infinity Cache of CDNA 3 and 4, 256 MB
+# (AMD CDNA 3 white paper, 2023; AMD Instinct MI355X data sheet, 2025).
+_MEMORY_SIDE_CACHE_BYTES = {"gfx942": 256 * 2**20, "gfx950": 256 * 2**20}
+
+
+def last_level_cache_bytes(properties: Any) -> int:
+    """Size of the largest on-chip cache, from `torch.cuda.get_device_properties`.
+
+    Raises:
+        ValueError: the device does not report one; the caller then has to name it.
+    """
+    architecture = getattr(properties, "gcnArchName", "").partition(":")[0]
+    size = max(int(getattr(properties, "L2_cache_size", 0)), _MEMORY_SIDE_CACHE_BYTES.get(architecture, 0))
+    if size <= 0:
+        raise ValueError(f"{properties.name} reports no L2 size; pass CudaTimer(l2_bytes=...)")
+    return size
+
+
+def _device_buffer(size: int) -> Any:
+    import torch
+
+    return torch.empty(size // 4, dtype=torch.int32, device="cuda")
+
+
+def release_memory() -> None:
+    """Frees what earlier work left in reference cycles and in the allocator's cache of the current GPU."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """No cycle collection inside: it would strike single samples. Reference counting goes on."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,234 @@
+"""How much memory a training step will take, by part, before anything is allocated.
+
+The model, made on "meta", runs one forward and backward pass on fake tensors: shapes, dtypes and the lifetime of every
+storage are real, values and memory are not. What is alive at the end of the forward pass beyond the weights is kept for
+the backward pass: by autograd, by checkpointing, by FP8 layers. The most that is alive at any time gives the workspace.
+
+    weights       parameters
+    gradients     of all parameters, in their dtype
+    optimizer     AdamW's two averages, in the parameters' dtype
+    fp8_weights   FP8 copies of weights that wait for the backward pass
+    logits        as they are kept for the loss
+    activations   everything else that is kept
+    workspace     the most that lives at once beyond what is kept: gradients of activations, float32 rows of the loss
+
+The sum is the peak of a step with gradient accumulation, where gradients lie there from the microbatch before, and
+bounds that of a step without. It holds for eager mode; compiled code keeps less or the same. Not in it: what the
+allocator loses to fragments, the libraries' workspaces, the CUDA context (about 0.5 GiB).
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from fp8core import Float8Linear, Float8Tensor
+from fp8core.inputs.operands import serves_both
+from harness.store.errors import UsageError
+from harness.training.models.common import replace_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+PARTS = ("weights", "gradients", "optimizer", "fp8_weights", "logits", "activations", "workspace")
+ADAMW_STATES = 2
+GIB = 2**30
+
+
+def predict(
+    model: nn.Module,
+    batch: Sequence[Tensor],
+    *,
+    device: torch.device | str = "cpu",
+    autocast: torch.dtype | None = None,
+    optimizer_states: int = ADAMW_STATES,
+) -> dict[str, int]:
+    """Bytes of each of `PARTS`; see the module docstring.
+
+    Args:
+        model: on "meta", already converted to FP8 if it will be; not changed.
+        batch: its inputs; only their shapes and dtypes count, so "meta" will do.
+        device: for which device. Without that device in this machine "cpu" stands in: its attention keeps what
+            the GPU's keeps.
+        autocast: dtype of an autocast around the forward pass.
+        optimizer_states: values that the optimizer keeps for each parameter.
+
+    Returns:
+        part -> bytes, in the order of `PARTS`.
+    """
+    kind = torch.device(device).type
+    kind = kind if kind == "cpu" or (kind == "cuda" and torch.cuda.is_available()) else "cpu"
+    model = copy.deepcopy(model)
+    with FakeTensorMode():
+        made = {p: nn.Parameter(_blank(p, kind), p.requires_grad) for p in model.parameters()}
+        replace_parameters(model, made)
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else _blank(buffer, kind)
+        inputs = [_blank(part, kind) for part in batch]
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        logits = _LogitsSize(model)
+        with _Lifetimes([*model.parameters(), *model.buffers(), *inputs]) as lifetimes:
+            with _autocast(kind, autocast):
+                loss = model(*inputs)
+            if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+                raise UsageError(
+                    f"{type(model).__name__}: model(*batch) returned {_described(loss)}; expected the loss: one number, "
+                    "float32, that depends on the weights"
+                )
+            kept = lifetimes.alive
+            loss.backward()
+            most = lifetimes.most
+        fp8_weights = min(_kept_weights(model), kept)
+    return of_weights(model, optimizer_states) | {
+        "fp8_weights": fp8_weights,
+        "logits": logits.bytes,
+        "activations": kept - fp8_weights - logits.bytes,
+        "workspace": most - kept,
+    }
+
+
+def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[str, int]:
+    """The first three of `PARTS`: bytes that training takes whatever the batch. Nothing runs.
+
+    Args:
+        model: on "meta" will do; what is converted to FP8 has the same parameters.
+        optimizer_states: as of `predict`.
+    """
+    trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    return {
+        "weights": sum(map(_bytes, model.parameters())),
+        "gradients": trained,
+        "optimizer": trained * optimizer_states,
+    }
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    what = "" if value.requires_grad else ", which needs no gradient"
+    return f"a tensor {list(value.shape)} {str(value.dtype).removeprefix('torch.')}{what}"
+
+
+def fits(prediction: Mapping[str, int], free_bytes: int) -> str | None:
+    """Why a step will not fit into `free_bytes`, part by part, and what to change; None if it does.
+
+    A prediction that lacks some of `PARTS` is a lower bound, and is called so.
+    """
+    total = sum(prediction.values())
+    if total <= free_bytes:
+        return None
+    parts = ", ".join(
+        f"{part} {size / GIB:.2f}"
+        for part, size in sorted(prediction.items(), key=lambda item: -item[1])
+        if size
+    )
+    fixed = sum(prediction.get(part, 0) for part in ("weights", "gradients", "optimizer"))
+    ways = []
+    if fixed < free_bytes:
+        ways.append(f"a batch or length {(total - fixed) / (free_bytes - fixed):.1f} times smaller")
+    if prediction.get("activations", 0) > total // 20:
+        ways.append("checkpointing=selective or full")
+    ways += ["fewer layers", "bfloat16 weights"]
+    return (
+        f"a training step needs {'at least ' if len(prediction) < len(PARTS) else ''}{total / GIB:.2f} GiB and {free_bytes / GIB:.2f} GiB are free; GiB by part: {parts}; "
+        f"try {', '.join(ways)}"
+    )
+
+
+class _Lifetimes(TorchDispatchMode):
+    """Bytes of the storages that operators make within the block: alive now, and the most at once.
+
+    Attributes:
+        alive, most: bytes.
+    """
+
+    def __init__(self, outside: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.alive = self.most = 0
+        self._seen = {storage._cdata for tensor in outside for storage in _storages(tensor)}
+        self._outside = list(outside)  # or an address could be given to another storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for part in tree_iter(result):
+            if isinstance(part, Tensor):
+                for storage in _storages(part):
+                    self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.alive += size
+        self.most = max(self.most, self.alive)
+        weakref.finalize(storage, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.alive -= size
+
+
+class _LogitsSize:
+    """Bytes of what `model.head` returns; 0 without a head."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.bytes = 0
+        head = getattr(model, "head", None)
+        if isinstance(head, nn.Module):
+            head.register_forward_hook(self._note)
+
+    def _note(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.bytes = _bytes(output)
+
+
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    if isinstance(tensor, Float8Tensor):
+        return [tensor.qdata.untyped_storage(), tensor.scale_inv.untyped_storage()]
+    return [tensor.untyped_storage()]
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _blank(tensor: Tensor, kind: str) -> Tensor:
+    """Of the same shape and dtype; a tensor of "meta" can be no argument among fake ones."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind)
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    """Gradients are a part of their own, counted whole."""
+    parameter.grad = None
+
+
+def _autocast(kind: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    return torch.autocast(kind, dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def _kept_weights(model: nn.Module) -> int:
+    """Bytes of FP8 weights that the forward pass keeps for grad_input, where one cast serves both GEMMs.
+
+    Blocks under checkpointing, "selective" too, keep none: they cast again.
+    """
+    casts_again: set[nn.Module] = set()
+    if getattr(model, "checkpointing", "none") != "none" and isinstance(model.layers, nn.Module):
+        casts_again.update(model.layers.modules())
+    total = 0
+    for layer in model.modules():
+        if isinstance(layer, Float8Linear) and layer not in casts_again:
+            first, second = layer.recipe.output.b, layer.recipe.grad_input.b
+            total += layer.weight.numel() if serves_both(first, second) else 0
+    return total

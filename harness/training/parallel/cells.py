@@ -1,0 +1,315 @@
+"""Cells: the ways to train in parallel, each as what a rank does.
+
+A cell takes the model of a `Job` and gives a `Trainee`; `run` is what every rank calls. What refuses does so while the
+model is converted and wrapped, before anything is trained, and on every rank alike.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from fp8core import Float8Linear, GroupedMatmul
+from fp8core.distributed.arrival import WaitedRowwiseParallel
+from fp8core.distributed.expert_parallel import expert_parameters, parallelize_experts
+from fp8core.distributed.gather_reasons import gathered_as
+from fp8core.distributed.gathering import gather_reason
+from fp8core.distributed.tensor_parallel import (
+    Float8ColwiseParallel,
+    Float8RowwiseParallel,
+    PrepareFloat8ModuleInput,
+    check_plan,
+)
+from fp8core.distributed.wire import Collectives, count_collectives
+from fp8core.inputs.operands import serves_both
+from fp8core.inputs.shared_input import input_casts
+from harness.training.models.common import mean_cross_entropy
+from harness.training.models.llama import Llama, rotations
+from harness.training.parallel.job import BATCH, SEQ, SIZES, Trainee, train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
+
+    from fp8core.recipe import Recipe
+    from harness.training.parallel.job import Job
+
+EACH = 2  # microbatches a rank that accumulates, or that pipelines
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One way to train in parallel.
+
+    Attributes:
+        doc: what it is.
+        world: ranks.
+        microbatches: of a step, over all ranks.
+        build: what one rank trains.
+        same_sums: every sum is of the same terms in the same order as in one process, up to exchanging two: losses are
+            then the reference's bit for bit.
+        alone: what the job of one process has otherwise, so that it makes the same sums.
+        cut: layers are cut over the ranks, and with them the groups of recipes that scale rows.
+        compiled: its blocks are.
+        job: what the job has beside the recipe.
+    """
+
+    doc: str
+    world: int
+    microbatches: int
+    build: Callable[[Job], Trainee]
+    same_sums: bool = True
+    alone: Mapping[str, Any] = field(default_factory=dict)
+    cut: bool = False
+    compiled: bool = False
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, job: Job) -> Job:
+        """The job as this cell makes it."""
+        return replace(job, microbatches=self.microbatches, **self.job)
+
+    def reference(self, job: Job) -> Job:
+        """The job of one process whose losses this cell's must equal."""
+        own = self.of(job)
+        parts = self.world if self.cut and job.recipe is not None and _scales_rows(job.recipe) else 1
+        return replace(own, **{"parts": parts, **self.alone})
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one rank has to say.
+
+    Attributes:
+        losses: mean of its microbatches, by step; empty where it knows of none.
+        facts: for `resolved`.
+        refusal: why nothing was trained; "" where it was.
+    """
+
+    losses: tuple[float, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str = ""
+
+
+def run(name: str, job: Job) -> Ran:
+    """What a rank of `harness.machine.ranks.run` does: the cell of that name, made of this job."""
+    cell = CELLS[name]
+    own = cell.of(job)
+    try:
+        trainee = cell.build(own)
+    except ValueError as error:
+        return Ran(refusal=" ".join(str(error).split()))
+    counters.clear()
+    # What compiled code sends is seen by no mode, and a mode is nothing that Dynamo compiles under.
+    with nullcontext(Collectives()) if cell.compiled else count_collectives() as counts:
+        losses = train(own, trainee)
+    facts: dict[str, Any] = {
+        "fp8_layers": sum(isinstance(m, Float8Linear) for m in trainee.model.modules()),
+        "fp8_experts": sum(
+            m.recipe is not None for m in trainee.model.modules() if isinstance(m, GroupedMatmul)
+        ),
+        **trainee.facts,
+    }
+    if cell.compiled:
+        facts["graphs"] = counters["stats"]["unique_graphs"]
+        facts["graph_breaks"] = sum(counters["graph_break"].values())
+    else:
+        facts["sent_bytes_per_step"] = {
+            f"{collective} {dtype}": size / own.steps
+            for (collective, dtype), size in sorted(counts.bytes.items())
+        }
+        facts["scale_all_reduces_per_step"] = counts.scale_reductions / own.steps
+    return Ran(tuple(losses), facts)
+
+
+def _scales_rows(recipe: Recipe) -> bool:
+    casts = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b)]
+    return any(cast is not None and cast.granularity == "rowwise" for cast in casts)
+
+
+def _mine(job: Job) -> range:
+    """The microbatches of this rank, where each has its own."""
+    each = job.microbatches // dist.get_world_size()
+    return range(dist.get_rank() * each, (dist.get_rank() + 1) * each)
+
+
+def _ddp(job: Job) -> Trainee:
+    return Trainee(DistributedDataParallel(job.convert(job.build())), _mine(job))
+
+
+def _sharded(
+    job: Job, checkpointing: str = "none", compiled: bool = False, mesh: Any = None, **policy: Any
+) -> Trainee:
+    """FSDP2 of every block and of the rest; weights gathered in FP8 where the recipe allows it."""
+    if job.recipe is not None:
+        job = replace(job, recipe=replace(job.recipe, fp8_all_gather=True))
+    model: Any = job.convert(job.build(checkpointing))
+    for block in model.layers:
+        if compiled:
+            block.compile(fullgraph=True, backend=compiler(job.device))
+        fully_shard(block, mesh=mesh, **policy)
+    fully_shard(model, mesh=mesh, **policy)
+
+    def before_pass(last: bool) -> None:
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
+
+    layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
+    facts: dict[str, object] = {}
+    if layers:
+        facts["weights_gathered_as"] = sorted({gathered_as(layer) for layer in layers})
+    if compiled:
+        facts["compiler"] = compiler(job.device)
+    return Trainee(model, _mine(job), before_pass=before_pass, facts=facts)
+
+
+def compiler(device: str) -> str:
+    """On a CPU the graphs alone, forward and backward, since code for them takes a minute to make."""
+    return "inductor" if device == "cuda" else "aot_eager"
+
+
+def _hsdp(job: Job) -> Trainee:
+    return _sharded(job, mesh=init_device_mesh(job.device, (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def _offloaded(job: Job) -> Trainee:
+    return _sharded(job, offload_policy=CPUOffloadPolicy(pin_memory=job.device != "cpu"))
+
+
+def _tensor_parallel(job: Job, sequence: bool = False, compiled: bool = False) -> Trainee:
+    model: Any = job.convert(job.build())
+    mesh = init_device_mesh(job.device, (dist.get_world_size(),))
+    fp8 = job.recipe is not None
+    col, row = (Float8ColwiseParallel, Float8RowwiseParallel) if fp8 else (ColwiseParallel, RowwiseParallel)
+    out = Shard(1) if sequence else Replicate()
+    plan: dict[str, Any] = {f"layers.*.attention.{name}": col() for name in ("q", "k", "v")}
+    plan |= {f"layers.*.ffn.{name}": col() for name in ("gate", "up")}
+    plan |= {f"layers.*.{name}": row(output_layouts=out) for name in ("attention.o", "ffn.down")}
+    plan["head"] = col(output_layouts=Replicate())
+    facts: dict[str, object] = {}
+    if sequence:
+        why = "no recipe" if job.recipe is None else gather_reason(job.recipe)
+        if why is None and model.head.amaxes is not None:
+            why = "the recipe remembers amaxes by layer, and a module's input has none"
+        prepare: Any = PrepareFloat8ModuleInput if why is None else PrepareModuleInput
+        if why is None and compiled and job.recipe is not None and not serves_both(*input_casts(job.recipe)):
+            why = "compiled, codes by token can't be cast again by feature"
+        facts["activations_gathered_as"] = "fp8" if why is None else f"high precision: {why}"
+        first: dict[str, Any] = {f"layers.*.{name}_norm": SequenceParallel() for name in ("attention", "ffn")}
+        first |= {"embedding": WaitedRowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))}
+        first |= {"norm": SequenceParallel(), "head": PrepareModuleInput(**_gathered(1))}
+        parallelize_module(model, mesh, first)
+        plan["layers.*.attention"], plan["layers.*.ffn"] = prepare(**_gathered(3)), prepare(**_gathered(1))
+    check_plan(model, mesh, plan)
+    parallelize_module(model, mesh, plan)
+    if compiled:
+        facts["compiler"] = compiler(job.device)
+        for block in model.layers:
+            block.compile(fullgraph=True, dynamic=False, backend=compiler(job.device))
+    return Trainee(model, range(job.microbatches), facts=facts)
+
+
+def _gathered(inputs: int) -> dict[str, Any]:
+    """Arguments of a style whose first input comes cut by tokens and is wanted whole."""
+    rest = (None,) * (inputs - 1)
+    return {"input_layouts": (Shard(1), *rest), "desired_input_layouts": (Replicate(), *rest)}
+
+
+def _expert_parallel(job: Job) -> Trainee:
+    """Experts shared out, all else as in DDP; each rank's tokens travel to their experts and back."""
+    model = parallelize_experts(job.convert(job.build()), mean_gradient=True)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(expert_parameters(model)))
+    return Trainee(DistributedDataParallel(model), _mine(job))
+
+
+class _Stage(nn.Module):
+    """A rank's share of a Llama: some blocks, and the embedding or the head."""
+
+    def __init__(self, model: Llama, rank: int, world: int) -> None:
+        super().__init__()
+        self.config = model.config
+        self.embedding = model.embedding if rank == 0 else None
+        count = len(model.layers) // world
+        self.layers = nn.ModuleList(list(model.layers)[rank * count : (rank + 1) * count])
+        last = rank == world - 1
+        self.norm = model.norm if last else None
+        self.head = model.head if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens [B, T] or activations [B, T, width] -> activations, or logits [B, T, V]."""
+        cos, sin = rotations(self.config, x.shape[1], x.device)
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+
+
+def _pipeline(job: Job, schedule: Any) -> Trainee:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    part = _Stage(job.convert(job.build()), rank, world)  # type: ignore[arg-type]  # still a Llama
+    groups = [dist.new_group([other]) for other in range(world)]  # every rank takes part in making each
+    device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)
+    # Shapes are given: torch would find them by passes over uninitialised memory, whose amaxes delayed scaling keeps.
+    inner = torch.empty(BATCH, SEQ, SIZES["width"], device="meta", requires_grad=True)
+    logits = torch.empty(BATCH, SEQ, SIZES["vocab_size"], device="meta", requires_grad=True)
+    given = torch.empty(BATCH, SEQ, dtype=torch.int64, device="meta") if rank == 0 else inner
+    made = logits if rank == world - 1 else inner
+    stage = PipelineStage(part, rank, world, device, input_args=given, output_args=made)
+    pipe = schedule(stage, n_microbatches=job.microbatches, loss_fn=mean_cross_entropy)
+    batches = [job.batch(number) for number in range(job.microbatches)]
+    tokens, targets = (torch.cat(each) for each in zip(*batches, strict=True))
+
+    def passes(step: int) -> list[float]:
+        losses: list[Tensor] = []
+        pipe.step(
+            *([tokens] if rank == 0 else []), target=targets if rank == world - 1 else None, losses=losses
+        )
+        return [loss.item() for loss in losses]
+
+    return Trainee(part, range(job.microbatches), groups[rank], passes)
+
+
+CELLS: dict[str, Cell] = {
+    "ddp": Cell("DistributedDataParallel", 2, 2, _ddp),
+    "fsdp2": Cell("FSDP2, weights gathered in FP8", 2, 2, _sharded),
+    "hsdp": Cell("FSDP2 on 2 x 2 ranks: sharded within pairs, replicated across", 4, 4, _hsdp, alone={"groups": 2}),
+    "tp": Cell("tensor parallel", 2, 1, _tensor_parallel, same_sums=False, cut=True),
+    "sp": Cell("tensor and sequence parallel", 2, 1, lambda job: _tensor_parallel(job, sequence=True),
+               same_sums=False, cut=True),
+    "ep": Cell("expert parallel, experts in high precision", 2, 2, _expert_parallel, same_sums=False, job={"moe": True}),
+    "ep_experts": Cell("expert parallel, experts alone in FP8", 2, 2, _expert_parallel, same_sums=False,
+                       alone={"microbatches": 1, "joined": 2, "parts": 2}, job={"moe": True, "converts": "experts"}),
+    "pp": Cell("pipeline, 1F1B", 2, EACH, lambda job: _pipeline(job, Schedule1F1B)),
+    "pp_gpipe": Cell("pipeline, GPipe", 2, EACH, lambda job: _pipeline(job, ScheduleGPipe)),
+    "compile": Cell("FSDP2, each block compiled", 2, 2, lambda job: _sharded(job, compiled=True), same_sums=False,
+                    compiled=True),
+    "tp_compile": Cell("tensor parallel, each block compiled", 2, 1, lambda job: _tensor_parallel(job, compiled=True),
+                       same_sums=False, cut=True, compiled=True),
+    "sp_compile": Cell("tensor and sequence parallel, each block compiled", 2, 1,
+                       lambda job: _tensor_parallel(job, sequence=True, compiled=True),
+                       same_sums=False, cut=True, compiled=True),
+    "checkpointing": Cell("FSDP2, activations recomputed", 2, 2, lambda job: _sharded(job, checkpointing="full")),
+    "accumulation": Cell("FSDP2, gradients of two microbatches a rank added without sync", 2, 2 * EACH, _sharded,
+                         alone={"groups": 2}),
+    "offload": Cell("FSDP2, shards kept in host memory", 2, 2, _offloaded),
+    "schedule": Cell("FSDP2, the first step without FP8", 2, 2, _sharded, job={"schedule": "warmup_bf16:1"}),
+}  # fmt: skip

@@ -1,0 +1,260 @@
+"""Job: a small model, its batches and its training, the same in one process and in several.
+
+The model is a Llama of two blocks, 256 wide, so that tensor parallelism over two ranks leaves whole blocks of 128x128;
+a microbatch is 128 tokens, which every recipe takes. Weights and arithmetic other than FP8's are float32, and the
+optimizer is SGD, so that what several processes do otherwise than one is the order of sums and nothing else: AdamW
+divides by the gradient's own size, which makes noise of a gradient that is zero but for rounding as large as any step.
+
+A step is `microbatches` forward and backward passes whose gradients are averaged. Who makes which is up to a cell
+(`harness.training.parallel.cells`); one process makes all, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core import PrecisionSchedule, convert_experts_to_float8, convert_to_float8_training, update_scales
+from harness.training.models.common import materialise
+from harness.training.models.llama import Llama, LlamaConfig
+from harness.training.models.llama_moe import Experts, LlamaMoe, Moe, MoeConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch.distributed as dist
+
+    from fp8core.recipe import Recipe
+
+BATCH, SEQ = 4, 32
+LR = 0.3
+ULP = 2.0**-23  # of float32, relative
+SIZES: dict[str, Any] = {
+    "vocab_size": 256, "max_seq": SEQ, "layers": 2, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 256,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {"experts": 4, "top_k": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run, whatever makes it.
+
+    Attributes:
+        recipe: of the linear layers; None: no FP8.
+        microbatches: of a step.
+        steps: optimizer steps.
+        seed: of weights and batches.
+        device: "cpu" or "cuda".
+        moe: feed-forwards are mixtures of experts.
+        converts: what the recipe is for: "dense", the linear layers, or "experts".
+        schedule: of the precision, see `fp8core.schedule`.
+        joined: microbatches that make one forward pass.
+        groups: gradients are added up within so many groups of consecutive microbatches, then over the groups, as ranks
+            do that accumulate or that reduce in two stages.
+        parts: each linear layer of a block computes in so many parts, as tensor parallelism cuts them: for recipes
+            whose scales are each part's own. Of a mixture: its experts do, part by part.
+        perturb: 0: weights as drawn. Else each is moved by up to one unit in its last place, by noise of this seed.
+    """
+
+    recipe: Recipe | None
+    microbatches: int = 1
+    steps: int = 3
+    seed: int = 0
+    device: str = "cpu"
+    moe: bool = False
+    converts: str = "dense"
+    schedule: str = ""
+    joined: int = 1
+    groups: int = 1
+    parts: int = 1
+    perturb: int = 0
+
+    def build(self, checkpointing: str = "none") -> Llama:
+        """The model with its initial weights, in high precision."""
+        config = MoeConfig(**SIZES, **EXPERTS) if self.moe else LlamaConfig(**SIZES)
+        with torch.device("meta"):
+            model = (LlamaMoe if self.moe else Llama)(config, checkpointing)
+        materialise(model, self.device, self.seed, model.init_std)
+        if self.perturb:
+            random = torch.Generator().manual_seed(self.perturb)
+            with torch.no_grad():
+                for p in model.parameters():
+                    noise = torch.rand(p.shape, generator=random, dtype=torch.float64) * 2 - 1
+                    p.copy_(p.double() * (1 + ULP * noise.to(p.device)))
+        return model
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """The model in FP8; itself without a recipe."""
+        if self.recipe is None:
+            return model
+        if self.converts == "experts":
+            return convert_experts_to_float8(model, config=self.recipe)
+        return convert_to_float8_training(model, config=self.recipe)
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets, int64 [BATCH * joined, SEQ], the same in each step, so that losses fall fast."""
+        drawn = []
+        for microbatch in range(number * self.joined, (number + 1) * self.joined):
+            random = torch.Generator().manual_seed(self.seed * 1009 + microbatch)
+            drawn.append(torch.randint(SIZES["vocab_size"], (BATCH, SEQ + 1), generator=random))
+        text = torch.cat(drawn).to(self.device)
+        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+@dataclass(slots=True)
+class Trainee:
+    """What one rank trains.
+
+    Attributes:
+        model: its part of the model.
+        mine: numbers of the microbatches that it makes in each step.
+        group: the ranks that share scales of delayed scaling; None: all.
+        passes: forward and backward passes of one step in place of the usual ones; returns the loss of each microbatch
+            of which this rank knows it.
+        before_pass: told whether the pass that follows is the last of its step.
+        facts: for `resolved`.
+    """
+
+    model: nn.Module
+    mine: Sequence[int]
+    group: dist.ProcessGroup | None = None
+    passes: Callable[[int], list[float]] | None = None
+    before_pass: Callable[[bool], None] = lambda last: None
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+def train(job: Job, trainee: Trainee) -> list[float]:
+    """Mean loss of this rank's microbatches, by step; empty where it knows of none."""
+    schedule = PrecisionSchedule.parse(job.schedule)
+    parameters = [p for p in trainee.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=LR, foreach=False)
+    curve = []
+    for step in range(job.steps):
+        if schedule.rules:
+            schedule.apply(trainee.model, step, job.steps)
+        losses = trainee.passes(step) if trainee.passes else _passes(job, trainee)
+        optimizer.step()
+        update_scales(trainee.model, trainee.group)
+        optimizer.zero_grad()
+        if losses:
+            curve.append(sum(losses) / len(losses))
+    return curve
+
+
+def _passes(job: Job, trainee: Trainee) -> list[float]:
+    losses = []
+    for place, number in enumerate(trainee.mine):
+        trainee.before_pass(place == len(trainee.mine) - 1)
+        loss = trainee.model(*job.batch(number))
+        (loss / len(trainee.mine)).backward()
+        losses.append(loss.item())
+    return losses
+
+
+def alone(job: Job) -> list[float]:
+    """The losses of one process that makes all microbatches itself."""
+    model = job.build()
+    if job.parts > 1:
+        in_parts(model, job.parts)
+    trainee = Trainee(job.convert(model), range(job.microbatches))
+    if job.groups > 1:
+        trainee.passes = lambda step: _in_groups(job, trainee)
+    return train(job, trainee)
+
+
+def _in_groups(job: Job, trainee: Trainee) -> list[float]:
+    """All passes of a step, with one sum of gradients for each group, and these added at the end."""
+    parameters = list(trainee.model.parameters())
+    size = job.microbatches // job.groups
+    sums: list[list[Tensor]] = []
+    losses = []
+    for first in range(0, job.microbatches, size):
+        for number in range(first, first + size):
+            loss = trainee.model(*job.batch(number))
+            (loss / job.microbatches).backward()
+            losses.append(loss.item())
+        sums.append([p.grad for p in parameters if p.grad is not None])
+        trainee.model.zero_grad()
+    for p, *grads in zip(parameters, *sums, strict=True):
+        p.grad = torch.stack(grads).sum(0)
+    return losses
+
+
+def in_parts(model: nn.Module, parts: int) -> None:
+    """Cuts the linear layers of a Llama as tensor parallelism does, or its experts as expert parallelism does."""
+    for owner in list(model.modules()):
+        for name, layer in list(owner.named_children()):
+            if isinstance(layer, Experts):
+                setattr(owner, name, InShares(layer, parts))
+            elif type(layer) is nn.Linear and not isinstance(owner, Moe):
+                setattr(owner, name, (InRows if name in ("o", "down") else InColumns)(layer, parts))
+
+
+class InColumns(nn.Module):
+    """A linear layer whose outputs are computed part by part; weight [N, K] cut along N."""
+
+    def __init__(self, layer: nn.Linear, parts: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_linear(weight) for weight in layer.weight.detach().chunk(parts, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
+        return torch.cat([layer(x) for layer in self.layers], -1)
+
+
+class InRows(nn.Module):
+    """A linear layer whose inputs are cut, and the products of the parts added; weight [N, K] cut along K."""
+
+    def __init__(self, layer: nn.Linear, parts: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_linear(weight) for weight in layer.weight.detach().chunk(parts, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
+        first, *rest = (
+            layer(part) for layer, part in zip(self.layers, x.chunk(len(self.layers), -1), strict=True)
+        )
+        for product in rest:
+            first = first + product
+        return first
+
+
+class InShares(nn.Module):
+    """Experts that are called in shares of consecutive ones, each share for itself."""
+
+    def __init__(self, experts: Experts, parts: int) -> None:
+        super().__init__()
+        count, width, ffn = experts.gate.shape
+        each = count // parts
+        self.shares = nn.ModuleList()
+        for first in range(0, count, each):
+            with torch.device("meta"):
+                share = Experts(each, width, ffn, experts.multiply.experts_per_token)
+            for name in ("gate", "up", "down"):
+                weight = getattr(experts, name).detach()[first : first + each]
+                setattr(share, name, nn.Parameter(weight.clone()))
+            self.shares.append(share)
+
+    @property
+    def gate(self) -> Tensor:
+        """The first weight of all experts, for their number."""
+        weights: list[Any] = [share.gate for share in self.shares]
+        return torch.cat(weights)
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """As `Experts`."""
+        results, start = [], 0
+        for share, own in zip(self.shares, ends.chunk(len(self.shares)), strict=True):
+            stop = int(own[-1])
+            results.append(share(x[start:stop], own - start))
+            start = stop
+        return torch.cat(results)
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight.clone())
+    return layer
