@@ -139,7 +139,6 @@ def test_a_mistyped_name_comes_with_the_nearest_one(tmp_path: Path) -> None:
     assert "eager" in run(tmp_path, "sweep=cast", "arms=[eagr]").refused()
 
 
-@pytest.mark.xfail(strict=True, reason="a seed that the store cannot hold ends in a traceback and exit 1")
 def test_a_seed_that_cannot_be_stored_is_exit_2(tmp_path: Path) -> None:
     assert run(tmp_path, *CAST, *QUICKLY, HERE, "seed=99999999999999999999").code == 2
 
