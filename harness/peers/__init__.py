@@ -1,4 +1,4 @@
-"""The peers by name: other implementations, measured in the same rounds on the same operands, none required.
+"""Peers: other implementations, measured in the same rounds on the same operands, none required.
 
 To add one: its file in this folder, which ends in `PEER = Peer(...)`, and its line in `PEERS`. The suites make an
 arm of each recipe and mode that it offers, and check it like every other arm: a peer that is wrong gets no speed.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 SUITE = "parallel"
+EAGER = {"tp_compile": "tp", "sp_compile": "sp"}  # the eager way of a compiled one
 REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
 INTRO = (
     "Each cell was run: ranks trained a small Llama for some steps, and so did one process. It runs if the losses are the "
@@ -107,7 +108,9 @@ def compiled(machine: Machine) -> Table:
         resolved = resolved_of(record)
         if record["status"] != "ok" or "graphs" not in resolved:
             continue
-        eager = (way.removesuffix("_compile"), recipe)
+        if way not in EAGER:
+            continue
+        eager = (EAGER[way], recipe)
         losses = [curves.get(key, "") for key in ((way, recipe), eager)]
         counts = [resolved["graphs"], resolved["graph_breaks"]]
         rows.append(

@@ -124,6 +124,7 @@ def _standings(machine: Machine) -> list[Standing]:
 def recipe(arm: Arm) -> Arm:
     """What an arm computes, however it is run: the recipe and whose it is; an empty arm where it is of no recipe.
 
+    >>> from harness.store.arm import parse
     >>> str(recipe(parse("tensorwise_fused_eager"))), str(recipe(parse("torchao_rowwise_eager")))
     ('tensorwise', 'torchao_rowwise')
     """

@@ -1,4 +1,4 @@
-"""The suites by name, each imported when it is first used. To add one: its module in this folder, and its name in `NAMES`."""
+"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its name in `NAMES`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training steps and what is built from them: the suites `train` and `divergence` share all of it."""
+"""Training: models, data, steps, whole runs and their loss curves. The suites `train` and `divergence` share all of it."""

@@ -133,7 +133,7 @@ def test_the_targets_that_the_readme_names_exist_and_begin_what_they_say() -> No
     assert {"quick", "test", "test-all", "gate", "gpu", "wheels", "published"} <= named
     assert named | {"bench", "check", "format", "aot", "coverage"} <= targets
     done = subprocess.run(
-        ["make", "--dry-run", "PY=python3", "quick", "ARGS=rounds=3"],
+        ["make", "--no-print-directory", "--dry-run", "PY=python3", "quick", "ARGS=rounds=3"],
         cwd=ROOT,
         capture_output=True,
         text=True,

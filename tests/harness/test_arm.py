@@ -308,7 +308,9 @@ NO_ARM_NAME = {
 
 
 def test_no_other_code_takes_the_name_of_an_arm_apart() -> None:
-    files = [f for f in sorted((ROOT / "harness").rglob("*.py")) if f != ROOT / "harness" / "arm.py"]
+    files = [
+        f for f in sorted((ROOT / "harness").rglob("*.py")) if f != ROOT / "harness" / "store" / "arm.py"
+    ]
     assert len(files) > 100
     found = [
         line

@@ -25,6 +25,7 @@ from toy import ToySuite
 
 from harness import store
 from harness.engine.resume import stored_cases
+from harness.store import parquet
 from harness.store.cause import Cause
 from harness.store.compare import paired_ratios
 from harness.store.measurement import Measurement
@@ -127,7 +128,7 @@ def test_a_kill_before_the_old_snapshot_is_removed_counts_nothing_twice(tmp_path
 def test_compaction_leaves_the_snapshot_of_a_case_under_way_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "GATHERED", 3)
+    monkeypatch.setattr(parquet, "GATHERED", 3)
     made = writer(tmp_path)
     made.checkpoint([row("c", "base", 1)])
     for case in ("d", "e", "f"):

@@ -246,7 +246,7 @@ def test_help_report_and_an_unknown_command_start_without_torch(words: list[str]
 # A sweep whose second case never ends, in a process of its own, to be stopped from outside.
 ENDLESS = """
 import signal, sys
-from harness import run
+from harness.cli import run
 from harness.__main__ import main
 from unruly import Unruly
 
@@ -303,7 +303,7 @@ def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
 
 def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     code = (
-        "import sys; from harness import run; from harness.__main__ import main; from toy import ToySuite\n"
+        "import sys; from harness.cli import run; from harness.__main__ import main; from toy import ToySuite\n"
         "run.SUITES['toy'] = ToySuite(); sys.exit(main(['sweep=toy', 'device=cpu']))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}

@@ -134,7 +134,7 @@ def test_another_version_of_a_peer_is_another_environment(peer: str, monkeypatch
 
 def test_environments_keep_the_ids_that_are_stored() -> None:
     """Oracle: every row that is committed; runs that were made before a field was added can still be resumed."""
-    rows = store.read(Path(environment.__file__).parents[1] / "results")
+    rows = store.read(Path(environment.__file__).parents[2] / "results")
     stored = [(i, json.loads(env)) for i, env in rows.groupby("env_id")["env"].first().items()]
     assert stored
     assert [env_id(env) for _, env in stored] == [i for i, _ in stored]
@@ -267,7 +267,7 @@ def test_a_git_that_breaks_half_way_is_unknown(monkeypatch: pytest.MonkeyPatch, 
 def test_the_project_is_the_checkout_or_else_the_working_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    module = tmp_path / "site-packages" / "harness" / "environment.py"
+    module = tmp_path / "site-packages" / "harness" / "machine" / "environment.py"
     monkeypatch.setattr(environment, "__file__", str(module))
     assert environment._project() == Path.cwd()
     (tmp_path / "site-packages" / ".git").mkdir(parents=True)

@@ -269,7 +269,7 @@ def test_a_worker_on_a_gpu_is_alone_there(capsys: pytest.CaptureFixture[str]) ->
 # A sweep whose second case never ends, in a process of its own, to be killed.
 ENDLESS = """
 import sys
-from harness import run
+from harness.cli import run
 from harness.__main__ import main
 from unruly import Unruly
 run.SUITES["toy"] = Unruly(acts={2: "hang"} if "resume" not in sys.argv[-1] else {})

@@ -20,7 +20,7 @@ from harness.engine.plan import make_plan
 from harness.store.case import Case
 from harness.suites import SUITES
 
-ROOT = Path(harness.judge.fleet.__file__).parents[2]
+ROOT = Path(harness.judge.fleet.__file__).parents[3]
 LONG = Case.of("gemm", {"M": 8192, "K": 64, "N": 64})  # on the cards that are told to have it
 ECC = "CUDA error: uncorrectable ECC"
 

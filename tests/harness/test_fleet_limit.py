@@ -16,7 +16,7 @@ from harness.judge.fleet.limit import RATE, TOLERANCE_SDS, limits, widening
 from harness.judge.fleet.rates import SCORES, lines, rate
 from harness.suites import SUITES
 
-ROOT = Path(harness.judge.fleet.__file__).parents[2]
+ROOT = Path(harness.judge.fleet.__file__).parents[3]
 
 
 @pytest.mark.parametrize(("cards", "scores"), [(3, 1), (3, 6), (5, 12), (8, 6), (16, 3), (64, 6), (300, 6)])

@@ -15,7 +15,7 @@ from harness.cli.config import load
 from harness.judge.fleet.request import refuse_another_card, refuse_shares
 from harness.store.errors import UsageError
 
-SCRIPT = Path(harness.judge.fleet.__file__).parents[2] / "docs" / "examples" / "sweep.sbatch"
+SCRIPT = Path(harness.judge.fleet.__file__).parents[3] / "docs" / "examples" / "sweep.sbatch"
 QUICK = (
     *("rounds=1", "control=false", "isolate=false", "timing.min_seconds=0", "timing.min_samples=1"),
     *("timing.warmup_min_seconds=0", "parts.checksum.axes.cube=[16]", "parts.checksum.axes.data=[codes]"),

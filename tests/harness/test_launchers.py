@@ -36,7 +36,7 @@ timing: {min_rounds: 3, max_rounds: 100, min_samples: 1, min_seconds: 0.0, warmu
 """
 SLOWLY = ["timing.min_seconds=0.3", "timing.max_seconds=0.3", "timing.rel_half_width=0.0001"]
 CASES = 6
-ROOT = Path(launch.__file__).parent.parent
+ROOT = Path(launch.__file__).parents[2]
 OVERRIDES = {
     "ray": ["+hydra.launcher.ray.init.num_cpus=2", "+hydra.launcher.ray.init.include_dashboard=false"]
 }

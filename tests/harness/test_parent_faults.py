@@ -29,27 +29,27 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
 """
 # Where a function of the parent raises, in which of its calls, and what run.json has then: None where there is none yet.
 POINTS = {
-    "run.fetch": (1, None),
-    "run.places.places": (1, None),
-    "run.run_folder.owned": (1, None),
-    "store.RunWriter._write_about": (1, None),
-    "runlog._File.__init__": (1, None),
-    "runlog.Note.write": (1, "failed"),
-    "run.Progress.case": (2, "failed"),
-    "executor.Executor.timeout_s": (1, "failed"),
-    "executor._Run.keep": (1, "failed"),
-    "executor._Run.store": (2, "failed"),
-    "executor._Run._with_partial": (1, "failed"),
-    "workers._Worker._start": (1, "failed"),
-    "workers._Worker._give": (2, "failed"),
-    "workers._Worker.poll": (3, "failed"),
-    "workers._Worker._receive": (4, "failed"),
-    "workers._Worker.end": (1, "failed"),
-    "workers._feed": (2, "failed"),
-    "store._write_durably": (3, "failed"),
-    "store.RunWriter._compact": (1, "failed"),
-    "run.verdict.judge": (1, "finished"),
-    "run.report.write_report": (1, "finished"),
+    "cli.run.fetch": (1, None),
+    "cli.run.places.places": (1, None),
+    "cli.run.run_folder.owned": (1, None),
+    "store.parquet.RunWriter._write_about": (1, None),
+    "engine.runlog._File.__init__": (1, None),
+    "engine.runlog.Note.write": (1, "failed"),
+    "cli.run.Progress.case": (2, "failed"),
+    "engine.executor.Executor.timeout_s": (1, "failed"),
+    "engine.executor._Run.keep": (1, "failed"),
+    "engine.executor._Run.store": (2, "failed"),
+    "engine.executor._Run._with_partial": (1, "failed"),
+    "engine.workers._Worker._start": (1, "failed"),
+    "engine.workers._Worker._give": (2, "failed"),
+    "engine.workers._Worker.poll": (3, "failed"),
+    "engine.workers._Worker._receive": (4, "failed"),
+    "engine.workers._Worker.end": (1, "failed"),
+    "engine.workers._feed": (2, "failed"),
+    "store.parquet._write_durably": (3, "failed"),
+    "store.parquet.RunWriter._compact": (1, "failed"),
+    "cli.run.verdict.judge": (1, "finished"),
+    "cli.run.report.write_report": (1, "finished"),
 }
 
 
@@ -66,8 +66,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant(point: str, call: int, put: Callable[[Any, str, Any], None]) -> None:
     """Has a function of the harness raise in one of its calls."""
-    module, *path, name = point.split(".")
-    owner: Any = importlib.import_module(f"harness.{module}")
+    room, module, *path, name = point.split(".")
+    owner: Any = importlib.import_module(f"harness.{room}.{module}")
     for part in path:
         owner = getattr(owner, part)
     real, calls = getattr(owner, name), [0]
@@ -91,8 +91,8 @@ def words_for(point: str) -> list[str]:
     ]
 
 
-USUAL = ("runlog.Note.write", "executor._Run.keep", "executor._Run.store", "workers._Worker._start", "workers._Worker.poll",
-         "workers._Worker.end", "store.RunWriter._compact", "run.report.write_report")  # fmt: skip
+USUAL = ("engine.runlog.Note.write", "engine.executor._Run.keep", "engine.executor._Run.store", "engine.workers._Worker._start", "engine.workers._Worker.poll",
+         "engine.workers._Worker.end", "store.parquet.RunWriter._compact", "cli.run.report.write_report")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_exception_of_the_parent_ends_its_workers_and_is_recorded(
 PLANTED = """
 import sys
 import test_parent_faults as t
-from harness import run
+from harness.cli import run
 from harness.__main__ import main
 
 run.SUITES["toy"] = t.Unruly(acts={9: "scribble"})
@@ -127,7 +127,7 @@ sys.exit(main(t.words_for(sys.argv[1])))
 
 
 def start(code: str, *words: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(Path(run.__file__).parent.parent), str(Path(__file__).parent)])
+    path = os.pathsep.join([str(Path(run.__file__).parents[2]), str(Path(__file__).parent)])
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env=os.environ | {"PYTHONPATH": path},
@@ -137,7 +137,7 @@ def start(code: str, *words: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     "point",
-    [pytest.param(p, marks=[] if p == "executor._Run.store" else pytest.mark.slow) for p in POINTS],
+    [pytest.param(p, marks=[] if p == "engine.executor._Run.store" else pytest.mark.slow) for p in POINTS],
 )
 def test_a_command_with_a_fault_in_its_parent_exits(point: str) -> None:
     """All of it: a process that is left would keep the pipes open."""

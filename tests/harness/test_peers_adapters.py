@@ -263,7 +263,7 @@ def test_deepgemm_gets_blocks_as_its_readme_asks(
 
 
 def test_deepgemm_is_not_asked_for_the_product_of_two_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "PEERS", {"deepgemm": types.SimpleNamespace(**{
+    monkeypatch.setattr(harness.peers, "PEERS", {"deepgemm": types.SimpleNamespace(**{
         f: getattr(deepgemm.PEER, f) for f in ("arm", "doc", "recipes", "gemm", "granularities", "fast_accum")
     }, missing=lambda device: None)})  # fmt: skip
     why = gemm.unsupported(product_case("grad_weight"), "deepgemm_blockwise", "cpu")

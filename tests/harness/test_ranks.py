@@ -71,6 +71,13 @@ def at_fault(how: str, note: str) -> None:
     dist.all_reduce(torch.ones(3))
 
 
+def of_this_file(process: psutil.Process) -> bool:
+    try:
+        return "test_ranks" in " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
@@ -98,8 +105,7 @@ def test_the_rank_at_fault_is_named_and_nothing_is_left(how: str, tmp_path: Path
         ranks.run(at_fault, WORLD, how, str(note), timeout_s=2.0)
     assert caught.value.rank == 1
     assert soon(lambda: gone(int(note.read_text())))  # what the rank had started
-    left = [p.pid for p in psutil.Process().children(recursive=True) if "test_ranks" in " ".join(p.cmdline())]
-    assert not left
+    assert not [p for p in psutil.Process().children(recursive=True) if not gone(p.pid) and of_this_file(p)]
 
 
 def of_another_shape(how: str) -> None:
@@ -151,7 +157,7 @@ def wait_for_ever(note: str) -> None:
 
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     note = tmp_path / "rank"
-    script = "import sys; from harness import ranks; import test_ranks as t; ranks.run(t.wait_for_ever, 2, sys.argv[1])"
+    script = "import sys; from harness.machine import ranks; import test_ranks as t; ranks.run(t.wait_for_ever, 2, sys.argv[1])"
     path = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
     parent = subprocess.Popen(
         [sys.executable, "-c", script, str(note)], env={**os.environ, "PYTHONPATH": path}
@@ -184,7 +190,7 @@ def torchrun(words: list[str], tmp_path: Path, **env: str) -> subprocess.Complet
 SHARED = """
 import sys
 import test_ranks as t
-from harness import ranks, torchrun
+from harness.machine import ranks, torchrun
 def command():
     print("here", ranks.run(t.total, 2, 1.0), ranks.run(t.total, 3, 1.0), flush=True)
     for how in sys.argv[1:]:
@@ -232,7 +238,7 @@ def test_torchruns_ranks_are_taken_and_rank_0_speaks(tmp_path: Path) -> None:
 def test_a_port_in_use_is_an_error_of_one_line(tmp_path: Path) -> None:
     script = tmp_path / "shared.py"
     script.write_text(
-        "import sys; from harness.__main__ import main; from harness import torchrun, ranks; import test_ranks as t\n"
+        "import sys; from harness.__main__ import main; from harness.machine import torchrun, ranks; import test_ranks as t\n"
         "from harness.store.errors import UsageError\n"
         "try:\n    torchrun.shared(lambda: bool(ranks.run(t.total, 2, 1.0)))\n"
         "except UsageError as error:\n    sys.exit(str(error))\n"

@@ -24,6 +24,7 @@ from harness.report.drawing import standalone
 from harness.report.heatmap import EDGES, MOST_M, MOST_SIDE, heat_maps
 from harness.report.runs import Machine, load
 from harness.report.verdicts import fp8_pairs
+from harness.store.arm import parse
 from harness.store.case import Case
 
 
@@ -200,7 +201,7 @@ def test_break_even_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_the_eager_twin_of_a_compiled_arm(arm: str, eager: str) -> None:
-    assert paying._eager(arm) == eager
+    assert paying._eager(parse(arm)) == eager
 
 
 def test_steps_of_different_batches_are_no_pair(tmp_path: Path) -> None:

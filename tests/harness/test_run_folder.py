@@ -74,7 +74,7 @@ def test_a_strangers_run_json_is_not_overwritten(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from harness import run_lock
+from harness.engine import run_lock
 with run_lock.held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
@@ -82,7 +82,7 @@ with run_lock.held(Path(sys.argv[1])):
 
 
 def hold(folder: str) -> subprocess.Popen[bytes]:
-    root = str(Path(run_lock.__file__).parent.parent)
+    root = str(Path(run_lock.__file__).parents[2])
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, folder], env=os.environ | {"PYTHONPATH": root}, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

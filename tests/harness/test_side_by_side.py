@@ -21,11 +21,11 @@ from harness.__main__ import main
 from harness.cli import launch, run
 from harness.engine import shards, side_by_side
 
-ROOT = Path(launch.__file__).parent.parent
+ROOT = Path(launch.__file__).parents[2]
 # A shard of a launcher that keeps its processes, as joblib does: it works, and then waits for more.
 SHARD = """
 import sys, time
-from harness import side_by_side
+from harness.engine import side_by_side
 from harness.machine.processes import interruptible
 
 side_by_side.follow(sys.argv[1])
@@ -41,7 +41,7 @@ time.sleep(600)
 """
 COMMAND = """
 import time
-from harness import side_by_side
+from harness.engine import side_by_side
 with side_by_side.lead() as lead:
     print(lead.folder, flush=True)
     time.sleep(600)
@@ -50,7 +50,7 @@ with side_by_side.lead() as lead:
 GPUS = """
 import os, sys, types
 from omegaconf import OmegaConf
-from harness import launch
+from harness.cli import launch
 
 def run_sweep(words):
     print(words[-1], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -225,7 +225,7 @@ def stop(process: subprocess.Popen[str], how: signal.Signals, begun: Callable[[]
 # Shard 0 of 2 has cases 1 and 4, the second of which never ends.
 ENDLESS = """
 import signal, sys
-from harness import run
+from harness.cli import run
 from harness.__main__ import main
 from unruly import Unruly
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import store
+from harness.store import parquet
 from harness.store.cause import RETRYABLE, Cause
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
@@ -110,8 +111,8 @@ def test_a_truncated_part_is_named(tmp_path: Path, keep: int) -> None:
 def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
     done: list[str] = []
-    sync, rename = store.os.fsync, Path.replace
-    monkeypatch.setattr(store.os, "fsync", lambda file: (done.append("content"), sync(file)))
+    sync, rename = parquet.os.fsync, Path.replace
+    monkeypatch.setattr(parquet.os, "fsync", lambda file: (done.append("content"), sync(file)))
     monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("name"), rename(old, new))[1])
     writer(tmp_path).append(rows("c"))
     assert done[-2:] == ["content", "name"]
@@ -377,7 +378,7 @@ def test_a_duplicate_shard_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_gathered_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "GATHERED", 4)
+    monkeypatch.setattr(parquet, "GATHERED", 4)
     run = writer(tmp_path / "r1")
     for i in range(10):
         run.append(rows(f"c{i}", float(i)))
@@ -511,7 +512,7 @@ def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest
     run = writer(tmp_path / "r1")
     run.append(rows("c1"))
     run.append(rows("c2"))
-    real, closed = store._read_part, []
+    real, closed = parquet._read_part, []
 
     def read_part(path: Path) -> Any:
         if not closed:
@@ -519,7 +520,7 @@ def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest
             run.close("finished")
         return real(path)
 
-    monkeypatch.setattr(store, "_read_part", read_part)
+    monkeypatch.setattr(parquet, "_read_part", read_part)
     assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
 
 

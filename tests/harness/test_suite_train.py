@@ -107,7 +107,7 @@ def test_an_arm_ends_as_rows_with_what_it_took(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arm", [a for a in train.ARMS if a.endswith("_eager")])
 def test_every_eager_arm_is_right_or_says_what_is_missing(arm: str) -> None:
-    of = case(model="llama_tiny" if arm.endswith(train.FUSED) else "nano")
+    of = case(model="llama_tiny" if train.ARMS[arm].arm.casts == train.FUSED else "nano")
     why = train.unsupported(of, arm, "cpu")
     if why is not None:
         assert why.kind == "device"
@@ -887,7 +887,7 @@ def test_what_cannot_run_says_why(axes: dict[str, Any], arm: str, kind: str | No
 
 def test_ratios_are_taken_within_a_mode() -> None:
     for arm, info in train.ARMS.items():
-        mode = train.FUSED if arm.endswith(train.FUSED) else f"_{arm.rpartition('_')[2]}"
+        mode = "_fused_eager" if info.arm.casts == train.FUSED else f"_{info.arm.mode}"
         own = {"bf16_eager": ""} | dict.fromkeys(
             ("bf16_compile", "bf16_fused_eager", "bf16_graph"), "bf16_eager"
         )

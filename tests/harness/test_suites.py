@@ -35,7 +35,7 @@ from harness.timing.workload import ArmInfo, Axis, Numerics, Workload
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELPERS = {"common", "oracle"}
+HELPERS = {"common", "oracle", "shapes"}
 # Dynamo's own imports and tracing use functions that torch itself deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),

@@ -28,6 +28,7 @@ from harness.engine.progress import _Log
 from harness.engine.resume import stored_arms, stored_cases
 from harness.engine.tasks import Task
 from harness.engine.workers import Conditions
+from harness.store import parquet
 from harness.timing.rounds import TimingConfig, timer_for
 from harness.timing.workload import Suite, TrialSuite, Unsupported
 
@@ -239,14 +240,14 @@ def test_a_run_resumed_twice_keeps_what_each_attempt_finished(tmp_path: Path) ->
 def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = store._write_durably, iter(range(100))
+    real, calls = parquet._write_durably, iter(range(100))
 
     def full_at_the_third(table: Any, target: Path) -> None:
         if next(calls) >= 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(table, target)
 
-    monkeypatch.setattr(store, "_write_durably", full_at_the_third)
+    monkeypatch.setattr(parquet, "_write_durably", full_at_the_third)
     with pytest.warns(RuntimeWarning, match="closed without compacting"):
         outcome, frame = execute(tmp_path, ToyTrials())
     assert outcome.state == "failed"
@@ -413,7 +414,7 @@ def test_a_model_of_the_users_own_becomes_an_axis(
 
 CHILD = """
 import sys
-from harness import run
+from harness.cli import run
 from harness.__main__ import main
 from toy_trials import ToyTrials
 run.SUITES["toy_trials"] = ToyTrials(ACTS)

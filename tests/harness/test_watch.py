@@ -20,7 +20,7 @@ from harness.machine.processes import began
 from harness.store.case import Case
 from harness.timing.workload import Workload
 
-ROOT = Path(watch.__file__).parent.parent
+ROOT = Path(watch.__file__).parents[2]
 
 
 def note(folder: Path, **more: object) -> None:

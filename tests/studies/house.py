@@ -64,6 +64,27 @@ def layers() -> str:
     return f"### Import layers\n\n{table(['of', 'layers', 'contract'], rows)}"
 
 
+def picture() -> str:
+    """The rooms of harness from the top down, what each says that it is, and the rooms that each imports."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (rooms,) = [c["layers"] for c in contracts if c.get("containers") == ["harness"]]
+    lines = []
+    for room in rooms:
+        used = set()
+        for path in sorted((ROOT / "harness" / room).rglob("*.py")):
+            if path.match("gate/worker.py"):  # it runs in another work tree
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness"):
+                    inside = (node.module or "").split(".")[1:2]
+                    used |= set(inside or [alias.name for alias in node.names])
+        doc = ast.get_docstring(ast.parse((ROOT / "harness" / room / "__init__.py").read_text())) or ""
+        words = " ".join(re.split(r"[.?;](?:\s|$)", doc.partition(":")[2])[0].split())
+        below = [other for other in reversed(rooms) if other in used - {room}]
+        lines.append(f"{room:9} {words}\n{'':9}   imports {', '.join(below) or 'no other room'}")
+    return "\n".join(lines)
+
+
 def docstrings() -> int:
     """Docstrings that begin with "Of " or "As "."""
     count = 0
@@ -160,8 +181,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--picture", action="store_true", help="print the rooms of docs/architecture.md alone"
+    )
     parser.add_argument("--imports", type=int, default=8, help="modules to name")
     options = parser.parse_args()
+    if options.picture:
+        print(picture())
+        return
     print(packages("fp8core"), packages("harness"), layers(), sizes(), sep="\n\n")
     print("\n" + imports(options.repeats, options.imports))
 

@@ -76,7 +76,7 @@ def test_a_source_that_changed_is_refused() -> None:
 
 
 def drawn() -> list[Mutation]:
-    files = [path for package in ("fp8core", "harness") for path in sorted((ROOT / package).glob("*.py"))]
+    files = [path for package in ("fp8core", "harness") for path in sorted((ROOT / package).glob("*/*.py"))]
     every = [m for path in files for m in find(str(path.relative_to(ROOT)), path.read_text())]
     return select(every, 60, 0)
 

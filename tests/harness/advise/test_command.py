@@ -104,13 +104,13 @@ def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
 def test_a_gain_that_the_rates_leave_in_doubt_asks_for_measured_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """llama_125m on an H200 by published rates, 1.04x (0.93-1.17); those of a run leave next to no doubt."""
-    words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise")
+    """llama_125m, 4096 tokens, on an H200 by published rates, 1.03x (0.93-1.14); those of a run leave next to no doubt."""
+    words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise", "tokens=4096")
     text = said(capsys, *words)
-    assert "FP8: off until its rates are measured: 1.04x (0.93-1.17) is too near to a loss" in text
+    assert "FP8: off until its rates are measured: 1.03x (0.93-1.14) is too near to a loss" in text
     assert "as code" not in text
     run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
-    assert "FP8: off (at best 1.00x (1.00-1.01), not worth 2%)" in said(capsys, *words, f"runs={run}")
+    assert "FP8: off\n" in said(capsys, *words, f"runs={run}")
 
 
 def test_an_old_gpu_and_a_small_model_are_off_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,9 @@ def test_experts_tensor_parallelism_and_loss_are_reasons(capsys: pytest.CaptureF
     moe = plain(capsys, "model=llama_moe", "gpu=h200")
     assert "MoE" in moe["reasons"][2]["finding"]
     split = plain(capsys, "model=llama3_8b", "gpu=h100", "tp=8", "dp=8", "tokens=65536", "recipe=rowwise")
-    assert "to 128" in split["reasons"][3]["finding"]
+    assert (
+        "tp=8 leaves layers as narrow as layers.0.attention.o, 512 to 4096" in split["reasons"][3]["finding"]
+    )
     assert split["reasons"][3]["speaks_for"] == "off"
     careful = plain(capsys, "model=llama3_8b", "gpu=h200", "priority=loss")
     assert careful["recipe"] not in ("tensorwise", "delayed")
