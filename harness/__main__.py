@@ -110,7 +110,7 @@ def _sweep(words: list[str]) -> int:
         raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
 
     def sweep() -> int:
-        from harness.cli.run import run_sweep
+        from harness.cli.sweep import run_sweep
 
         return run_sweep(_quietly(words))
 

@@ -30,7 +30,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fp8core.gemm import layout
@@ -152,6 +151,8 @@ class Fastest:
         (M, K), N = a.shape, b.shape[1]
         product = Product(M, K, N, a.dtype, b.dtype, granularity, out_dtype, use_fast_accum, a.device)
         if torch.compiler.is_compiling():
+            from torch.fx.experimental.symbolic_shapes import has_static_value  # sympy: a second to import
+
             if has_static_value(M) and has_static_value(K) and has_static_value(N):
                 return self._while_tracing(*product)
             return self._of_open_sizes(product)

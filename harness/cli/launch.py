@@ -210,7 +210,7 @@ def _run_shard(config: DictConfig, shard: Shard) -> int:
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
         multiprocessing.set_start_method("forkserver", force=True)
-    from harness.cli.run import run_sweep
+    from harness.cli.sweep import run_sweep
 
     words = [
         *json.loads(config.words),

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness import report, store
-from harness.cli.config import Request, command_line, load
+from harness.cli.config import Request, command_line
 from harness.engine import places, run_folder, runlog, shards, workers
 from harness.engine.executor import Executor, Outcome, Place
 from harness.engine.plan import Plan, describe, make_plan
 from harness.engine.progress import Progress
-from harness.engine.resume import changes, refuse, stored_arms, stored_cases
 from harness.engine.rows import is_trial
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis.finding import few
@@ -37,13 +36,12 @@ if TYPE_CHECKING:
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
-def run_sweep(overrides: Sequence[str]) -> int:
-    """Runs one sweep from its command line; returns the exit code of the contract (0, 1 or 2).
+def run_request(request: Request) -> int:
+    """Run one sweep; return the exit code of the contract (0, 1 or 2).
 
     Raises:
         UsageError: the request is refused; nothing was written.
     """
-    request = load(overrides, environment.device_kind)
     config = request.config
     plan = make_plan(config, SUITES)
     shard = None
@@ -168,6 +166,8 @@ class _Work:
         run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), shard)
         if kept is None:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
+        from harness.engine.resume import changes, refuse, stored_arms, stored_cases  # models, FP8: a second
+
         refuse_another_card(config, kept, conditions[0][1])
         changed = changes(kept, conditions)
         if not config["resume_anyway"]:

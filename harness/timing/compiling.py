@@ -74,9 +74,15 @@ def compile_unavailable(device: str) -> str | None:
     Inductor needs a C++ compiler on CPU (the program that CXX names, else g++) and triton on a GPU.
     """
     if torch.device(device).type == "cpu":
-        from torch._inductor import config
-
-        candidates = [str(name) for name in config.cpp.cxx if name]
+        loaded = sys.modules.get(
+            "torch._inductor.config"
+        )  # a second to import; until then nobody has set anything in it
+        named = (
+            loaded.cpp.cxx
+            if loaded is not None
+            else (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)
+        )
+        candidates = [str(name) for name in named if name]
         if any(_answers(name) for name in candidates):
             return None
         return (

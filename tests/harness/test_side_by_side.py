@@ -57,8 +57,8 @@ def run_sweep(words):
     sys.stdin.readline()
     return 0
 
-sys.modules["harness.cli.run"] = types.ModuleType("harness.cli.run")
-sys.modules["harness.cli.run"].run_sweep = run_sweep
+sys.modules["harness.cli.sweep"] = types.ModuleType("harness.cli.sweep")
+sys.modules["harness.cli.sweep"].run_sweep = run_sweep
 for shard in sys.argv[2:]:
     job = launch.Job(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
     launch.run_shard(OmegaConf.structured(job))

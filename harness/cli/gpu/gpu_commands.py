@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from harness.cli import internal_error
-from harness.cli.run import run_sweep
+from harness.cli.sweep import run_sweep
 from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
 

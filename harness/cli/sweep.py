@@ -1,0 +1,23 @@
+"""The command `sweep=NAME`: the request is checked before torch is imported, so that a mistyped name costs no seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.cli.config import load
+from harness.machine import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def run_sweep(overrides: Sequence[str]) -> int:
+    """Run one sweep from its command line; return the exit code of the contract (0, 1 or 2).
+
+    Raises:
+        UsageError: the request is refused; nothing was written.
+    """
+    request = load(overrides, environment.device_kind)
+    from harness.cli.run import run_request  # torch
+
+    return run_request(request)
