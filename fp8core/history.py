@@ -38,6 +38,8 @@ _SAVED = ("history", "in_use")  # between two steps the other buffers hold nothi
 _DDP_IGNORED = (
     "_ddp_params_and_buffers_to_ignore"  # read by DistributedDataParallel from the module that it wraps
 )
+_OWN_IGNORED = "_fp8core_ddp_ignored"  # which of these names are ours; the user's are never removed
+_COMPILED = "_orig_mod."  # torch.compile(module) puts it into the names of what it wraps
 
 
 class AmaxMemory(nn.Module):
@@ -221,15 +223,24 @@ def keep_pending_by_rank(module: nn.Module) -> None:
     """Keep DistributedDataParallel from overwriting `pending` with rank 0's at each forward pass, if it wraps `module`.
 
     Each rank records what its own microbatches held; `update_scales` takes the largest of all ranks. Without delayed
-    layers this removes what an earlier call set.
+    layers this removes what an earlier call set, and only that. `torch.compile` may wrap the model, or one module around
+    each layer, before or after this call; a compiled module inside a compiled one must be there at this call.
     """
-    ignored = set(getattr(module, _DDP_IGNORED, ()))
-    others = {name for name in ignored if not name.endswith("amaxes.pending")}
-    pending = {f"{fqn}.pending".lstrip(".") for fqn, m in module.named_modules() if isinstance(m, AmaxMemory)}
-    if pending | others:
-        setattr(module, _DDP_IGNORED, sorted(pending | others))
-    elif ignored:
-        delattr(module, _DDP_IGNORED)
+    theirs = set(getattr(module, _DDP_IGNORED, ())) - set(getattr(module, _OWN_IGNORED, ()))
+    memories = [fqn for fqn, m in module.named_modules() if isinstance(m, AmaxMemory)]
+    ours = {name for fqn in memories for name in _ddp_names(f"{fqn}.pending".lstrip("."))} - theirs
+    for attribute, names in ((_DDP_IGNORED, theirs | ours), (_OWN_IGNORED, ours)):
+        if names:
+            setattr(module, attribute, sorted(names))
+        elif hasattr(module, attribute):
+            delattr(module, attribute)
+
+
+def _ddp_names(name: str) -> set[str]:
+    """Names of a buffer as it is, and where the model or one module around it is compiled later, or no longer."""
+    plain = name.replace(_COMPILED, "")
+    starts = [0, *(i + 1 for i, character in enumerate(plain) if character == ".")]
+    return {name, plain, *(plain[:i] + _COMPILED + plain[i:] for i in starts[:-1])}
 
 
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:
@@ -320,7 +331,7 @@ def _memories(model: nn.Module) -> dict[str, AmaxMemory]:
     found = {}
     for fqn, memory in model.named_modules():
         if isinstance(memory, AmaxMemory):
-            for wrapper in ("_orig_mod.", "_checkpoint_wrapped_module."):
+            for wrapper in (_COMPILED, "_checkpoint_wrapped_module."):
                 fqn = fqn.replace(wrapper, "")
             found[f"{fqn}." if fqn else ""] = memory
     return found

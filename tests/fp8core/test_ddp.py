@@ -42,18 +42,55 @@ def test_conversion_keeps_what_ddp_was_told_to_ignore() -> None:
     model: Any = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     model._ddp_params_and_buffers_to_ignore = ["1.weight"]
     convert_to_float8_training(model, config="delayed")
-    assert model._ddp_params_and_buffers_to_ignore == [
+    names = {name for name, _ in (*model.named_buffers(), *model.named_parameters())}
+    assert set(model._ddp_params_and_buffers_to_ignore) & names == {
         "0.amaxes.pending",
         "1.amaxes.pending",
         "1.weight",
-    ]
-    assert set(model._ddp_params_and_buffers_to_ignore) <= {
-        name for name, _ in (*model.named_buffers(), *model.named_parameters())
     }
     convert_to_high_precision(model)
     assert model._ddp_params_and_buffers_to_ignore == ["1.weight"]
     plain = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="rowwise")
     assert not hasattr(plain, "_ddp_params_and_buffers_to_ignore")
+
+
+def test_a_name_that_the_user_listed_is_kept_even_if_it_is_a_pending_amax() -> None:
+    """The way back removes only what conversion added."""
+    model: Any = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model._ddp_params_and_buffers_to_ignore = ["0.amaxes.pending", "mine.amaxes.pending"]
+    convert_to_float8_training(model, config="delayed")
+    assert "1.amaxes.pending" in model._ddp_params_and_buffers_to_ignore
+    convert_to_high_precision(model)
+    assert model._ddp_params_and_buffers_to_ignore == ["0.amaxes.pending", "mine.amaxes.pending"]
+
+
+def _whole(model: Any) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def _block(model: Any) -> Any:
+    model[0] = torch.compile(model[0], backend="eager")
+    return model
+
+
+def _layer(model: Any) -> Any:
+    model[0][1] = torch.compile(model[0][1], backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("is_compiled_first", [True, False], ids=["compiled first", "converted first"])
+@pytest.mark.parametrize("compiled", [_whole, _block, _layer])
+def test_ddp_ignores_pending_amaxes_of_compiled_modules(compiled: Any, is_compiled_first: bool) -> None:
+    """Oracle: the names that DDP compares with its list, `named_buffers()` of the module that it is given."""
+    model: Any = nn.Sequential(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
+    if is_compiled_first:
+        model = compiled(model)
+    convert_to_float8_training(model, config="delayed")
+    if not is_compiled_first:
+        model = compiled(model)
+    buffers = [name for name, _ in model.named_buffers() if name.endswith("pending")]
+    assert len(buffers) == 2
+    assert set(buffers) <= set(model._ddp_params_and_buffers_to_ignore)
 
 
 @pytest.mark.slow
