@@ -63,7 +63,7 @@ class _Wait(torch.autograd.Function):
 
 def lost_gradient(model: nn.Module, styled: Iterable[tuple[str, object]]) -> str:
     """Why a model with compiled modules would lose gradients under (module name, style) pairs; "" if it would not."""
-    compiled = [name for name, module in model.named_modules() if module._compiled_call_impl is not None]
+    compiled = [name for name, module in model.named_modules() if _is_compiled(module)]
     for name, style in styled:
         within = any(not outer or name == outer or name.startswith(f"{outer}.") for outer in compiled)
         if (
@@ -79,3 +79,8 @@ def lost_gradient(model: nn.Module, styled: Iterable[tuple[str, object]]) -> str
                 "fp8core.WaitedRowwiseParallel with the same arguments"
             )
     return ""
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By `module.compile()`, or what `torch.compile(module)` returns, which holds the module as `_orig_mod`."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules

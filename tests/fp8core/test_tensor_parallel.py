@@ -8,6 +8,7 @@ What ran is in `tensor_parallel_worker.py`.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 import tensor_parallel_worker as worker
 import torch
 from parallel_models import mlp, several
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel
 
-from fp8core import RECIPES, Recipe, async_tp_reason, check_plan
+from fp8core import RECIPES, Recipe, WaitedRowwiseParallel, async_tp_reason, check_plan
 from harness.machine import ranks
 
 BOUND = 1e-6  # relative, of issue 5: sums of float32 in another order, codes equal
@@ -268,6 +271,30 @@ def test_plan_wants_a_flat_mesh() -> None:
     square: Any = Square()
     with pytest.raises(ValueError, match=r"mesh of one dimension, got 2; pass mesh\['tp'\]"):
         check_plan(mlp("tensorwise"), square, {})
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False], ids=["torch.compile(block)", "block.compile()"])
+def test_a_plan_before_a_compiled_block_is_refused(is_wrapped: bool) -> None:
+    """Both spellings of compiling lose the gradient; without compiling, and with fp8core's style, there is no refusal."""
+
+    class Flat:
+        ndim = 1
+
+    mesh: Any = Flat()
+    for style, is_compiled in (
+        (RowwiseParallel, True),
+        (WaitedRowwiseParallel, True),
+        (RowwiseParallel, False),
+    ):
+        model: Any = worker.Embedded()
+        if is_compiled and is_wrapped:
+            model.mlp = torch.compile(model.mlp, backend="eager")
+        elif is_compiled:
+            model.mlp.compile(backend="eager")
+        plan = {"embedding": style(input_layouts=Replicate(), output_layouts=Shard(1))}
+        refused = is_compiled and style is RowwiseParallel
+        with pytest.raises(ValueError, match=r"take fp8core\.Waited") if refused else nullcontext():
+            check_plan(model, mesh, plan)
 
 
 def test_async_tensor_parallelism_is_not_pretended() -> None:
