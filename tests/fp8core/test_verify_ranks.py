@@ -19,6 +19,11 @@ def answers() -> list[dict[str, Any]]:
     return ranks.run(workers.told, 2)
 
 
+@cache
+def out_of_step() -> list[dict[str, Any]]:
+    return ranks.run(workers.out_of_step, 2)
+
+
 @pytest.mark.parametrize("name", workers.GATHER_FAULTS)
 def test_codes_that_are_gathered_wrongly_are_no_proof(name: str) -> None:
     """Every rank says so: of its own codes, or of what another rank reports."""
@@ -56,3 +61,20 @@ def test_a_rank_that_disproves_is_named() -> None:
     assert not other_ok
     assert line.startswith("FP8 NOT verified: rank 1: 1 of 1 converted layers are emulated"), line
     assert "rank 1" not in other
+
+
+def test_a_rank_that_skipped_a_call_is_not_believed_in_the_next() -> None:
+    """Its first call has the number of the other's first, which ended without it: named on both ranks."""
+    first, second = (rank["skipping"] for rank in out_of_step())
+    silent = "FP8 NOT verified: rank 1 did not answer within 0.5 s"
+    assert first == [(False, silent), (False, silent)]
+    ((ok, line),) = second
+    assert not ok
+    assert "rank 0: ended this call without rank 1" in line, line
+
+
+def test_calls_of_different_steps_are_named() -> None:
+    """Both ranks call once; oracle: the collective that one of them has made by then and the other has not."""
+    for rank, (ok, line) in enumerate(found["another step"] for found in out_of_step()):
+        assert not ok
+        assert f"rank {1 - rank}: called verify at another step" in line, line

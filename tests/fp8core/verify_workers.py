@@ -141,6 +141,35 @@ def disproving_rank() -> tuple[bool, str]:
     return proof.ok, proof.line
 
 
+def skipping_rank() -> list[tuple[bool, str]]:
+    """(ok, line) of two calls in place of one another: the last rank skips the first call and makes the second."""
+    store = dist.distributed_c10d._get_default_store()
+    model, x = _model()
+    is_last = dist.get_rank() == dist.get_world_size() - 1
+    if is_last:
+        store.wait([f"{DONE}/first call"])
+    found = []
+    for _ in range(1 if is_last else 2):
+        proof = verify(lambda: model(x).sum().backward(), model, announce=False, rank_timeout_s=0.5)
+        found.append((proof.ok, proof.line))
+        store.set(f"{DONE}/first call", "1")
+    return found
+
+
+def rank_of_another_step() -> tuple[bool, str]:
+    """(ok, line); each rank calls once, the last one after a collective that the others make later."""
+    model, x = _model()
+    last = dist.get_world_size() - 1
+
+    def collective() -> Any:
+        return dist.broadcast(torch.zeros(1), src=last, async_op=True)
+
+    work = collective() if dist.get_rank() == last else None
+    proof = verify(lambda: model(x).sum().backward(), model, announce=False)
+    (work or collective()).wait()
+    return proof.ok, proof.line
+
+
 def told() -> dict[str, Any]:
     """All of the above in one launch."""
     return {
@@ -149,3 +178,8 @@ def told() -> dict[str, Any]:
         "disproving": disproving_rank(),
         "silent": silent_rank(),  # last: calls of `verify` are numbered on each rank
     }
+
+
+def out_of_step() -> dict[str, Any]:
+    """Calls of `verify` that do not belong together, in one launch."""
+    return {"another step": rank_of_another_step(), "skipping": skipping_rank()}
