@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.judge.verdict.curves import PROVED
 from harness.report.table import known, resolved_of
 from harness.store import text
 from harness.store.arm import controls
 from harness.store.compare import rows_of
+from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +30,7 @@ class FirstStep:
         loss_gap: |loss - the control's| in nats; NaN where the rows don't say.
         norm_ratio: norm of the gradients over the control's; NaN likewise.
         proof: the line of fp8core.verify; "" of a peer's layers, whose FP8 GEMMs are counted.
+        outcome: what it found.
         warnings: what fp8core.verify warned of.
     """
 
@@ -37,6 +38,7 @@ class FirstStep:
     loss_gap: float
     norm_ratio: float
     proof: str
+    outcome: ProofOutcome
     warnings: tuple[str, ...]
 
     @property
@@ -44,7 +46,7 @@ class FirstStep:
         """Why this is no sound step; "" if it is. The suite's own bounds make failed rows, which never come here."""
         if math.isnan(self.loss_gap):
             return "its first loss, or the control's, is no number"
-        return "" if not self.proof or self.proof.startswith(PROVED) else self.proof
+        return "" if self.outcome in (ProofOutcome.NONE, ProofOutcome.PROVED) else self.proof
 
 
 def first_steps(machine: Machine) -> list[FirstStep]:
@@ -63,34 +65,37 @@ def first_steps(machine: Machine) -> list[FirstStep]:
             abs(mine - control) if known(mine) and known(control) else math.nan,
             float(ratio) if known(ratio) else math.nan,
             str(resolved.get("verify", "")),
+            proof_outcome(resolved),
             tuple(map(str, resolved.get("verify_warnings") or ())),
         )
     return list(found.values())
 
 
-def runs_in_fp8(machine: Machine) -> tuple[Counter[str], list[str]]:
-    """What `fp8core.verify` counted in the training runs of FP8 arms, and what it disproved.
+def runs_in_fp8(machine: Machine) -> tuple[Counter[str], list[str], list[str]]:
+    """What `fp8core.verify` counted in the training runs of FP8 arms, what it disproved, and what it could not prove.
 
     Returns:
         Totals of `arms`, FP8 GEMMs `counted` and `expected`, and the arms left `unproven`; emulated arms are in none.
-        And a line for each run whose FP8 layers do not run as asked.
+        A line for each run whose FP8 layers do not run as asked, and for each that was not proved to.
     """
     count: Counter[str] = Counter()
     short: list[str] = []
+    unproven: list[str] = []
     for setup in machine.trainings:
         for arm, about in setup.resolved.items():
             runs = setup.arms.get(arm)
             if not runs or not about.get("fp8_layers") or about.get("emulated"):
                 continue
-            short += [
-                f"divergence {arm}, seed {seed}: {run.proof}" for seed, run in runs.items() if run.disproved
-            ]
+            for seed, run in runs.items():
+                if run.doubted:
+                    told = short if run.disproved else unproven
+                    told.append(f"divergence {arm}, seed {seed}: {run.proof}")
             counted = about.get("fp8_gemms")
             if counted is None:
                 count["unproven"] += 1
             else:
                 count.update(arms=1, counted=counted, expected=about.get("fp8_gemms_expected", counted))
-    return count, short
+    return count, short, unproven
 
 
 def summary_of(steps: Sequence[FirstStep]) -> str:

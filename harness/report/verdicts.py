@@ -146,7 +146,9 @@ def did_fp8_run(machine: Machine) -> Answer:
             short.append(
                 f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
             )
-    tally["divergence"], disproved = runs_in_fp8(machine)
+    tally["divergence"], disproved, unproven = runs_in_fp8(machine)
+    rows = frame[(frame["cause"] == Cause.UNPROVEN) & frame["metric"].isin(TIMES)]
+    unproven += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(rows)]
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
     evidence += _reasons(machine)
@@ -157,6 +159,9 @@ def did_fp8_run(machine: Machine) -> Answer:
     if disproved:
         sentence = f"{text.plural(len(disproved), 'training run')} did not run in FP8 as asked."
         return Answer(question, "no", sentence, (*_shortened(disproved, 6), *evidence))
+    if unproven:
+        sentence = f"{text.plural(len(unproven), 'measured arm')} could not be proved to run in FP8."
+        return Answer(question, "can't tell", sentence, (*_shortened(unproven, 6), *evidence))
     if not total["arms"] and not total["direct"]:
         sentence = (
             "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."

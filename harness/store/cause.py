@@ -11,6 +11,7 @@ class Cause(StrEnum):
     NONE = ""
     NUMERICS = "numerics"  # its check refuted the result
     NOT_FP8 = "not_fp8"  # its check counted other FP8 GEMMs than the recipe has
+    UNPROVEN = "unproven"  # nothing wrong was found, but not all of it could be compared
     DIVERGED = "diverged"  # a training run's loss or gradient is no finite number
     BUILD = "build"  # an exception before the arm was timed: build, first call or check
     COMPILE = "compile"  # not compiled whole, or compiled again while it was timed

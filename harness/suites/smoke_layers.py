@@ -21,6 +21,7 @@ from harness.store.cause import Cause
 from harness.suites.common import generator, recipe_unsupported, refuse_shapes, with_defaults
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.training.steps import cause_of_fault, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,10 +90,9 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     proof = verify(step, layer, recipe=RECIPES[arm], announce=False)
     on_step(2, 2)
     resolved: dict[str, object] = {
-        "recipe": arm, "verify": proof.line, "operators": sorted(seen.names),
-        "fp8_gemms": proof.counted, "fp8_gemms_expected": proof.predicted,
+        "recipe": arm, "operators": sorted(seen.names), **facts_of(proof)
     }  # fmt: skip
-    fault, cause = ("", Cause.NONE) if proof.ok else (proof.line, Cause.NOT_FP8)
+    fault, cause = ("", Cause.NONE) if proof.ok else (proof.line, cause_of_fault(resolved))
     if not worst >= BOUND_DB:
         fault = f"{worst:.1f} dB from the layer without FP8, {BOUND_DB:g} expected"
         cause = Cause.NUMERICS

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
 from fp8core.gemm import backend_named
 from harness.store.errors import UsageError, one_line, out_of_memory
+from harness.store.proof import FIELD, ProofOutcome
 from harness.timing.workload import Series
 from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
@@ -223,7 +224,7 @@ class _Run:
         except Exception as error:
             if not out_of_memory(error):
                 raise
-            self.facts["verify"] = f"not verified: {one_line(error)}"
+            self.facts |= {"verify": f"not verified: {one_line(error)}", FIELD: str(ProofOutcome.UNPROVEN)}
         else:
             self.facts |= proof_facts(proof)
 

@@ -34,6 +34,8 @@ from fp8core.watching import count_fp8_gemms
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
+from harness.store.cause import Cause
+from harness.store.proof import FIELD, ProofOutcome, proof_outcome
 from harness.training.diagnostics import untouched
 
 if TYPE_CHECKING:
@@ -146,10 +148,18 @@ def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict
     return f"{counted} FP8 GEMMs ran in a step where {due} were due: it did not run as asked"
 
 
+def cause_of_fault(resolved: Mapping[str, object]) -> Cause:
+    """Cause of what `precision_fault` found: proved wrong by a count or a comparison, or only not proved."""
+    unproven = proof_outcome(resolved) is ProofOutcome.UNPROVEN
+    return Cause.UNPROVEN if unproven else Cause.NOT_FP8
+
+
 def facts_of(proof: Proof) -> dict[str, object]:
     """For `resolved`: what `fp8core.verify` found."""
+    outcome = ProofOutcome.DISPROVED if proof.problems else ProofOutcome.UNPROVEN
     facts: dict[str, object] = {
         "verify": proof.line,
+        FIELD: str(ProofOutcome.PROVED if proof.ok else outcome),
         "fp8_gemms": proof.counted,
         "fp8_gemms_expected": proof.predicted,
     }

@@ -156,8 +156,10 @@ class TimedArm:
             )
             self.resolved["first_grad_cosine_min"] = min(mine.cosines(first).values(), default=None)
             fault = steps.first_step_fault(mine, first)
-            cause = Cause.NUMERICS if fault else Cause.NOT_FP8
-            fault = fault or steps.precision_fault(self.run, self.trainee, self.resolved)
+            cause = Cause.NUMERICS
+            if not fault:
+                fault = steps.precision_fault(self.run, self.trainee, self.resolved)
+                cause = steps.cause_of_fault(self.resolved)
         if self.setup.graph and not fault:
             fault, cause = self._replay_fault(), Cause.NUMERICS
         if fault:

@@ -23,6 +23,7 @@ from fp8core import RECIPES, Recipe
 from fp8core.recipe import Kernels
 from harness.judge.verdict import Curve, Run, Verdict, judge_pairs
 from harness.store.case import Case
+from harness.store.proof import proof_outcome
 from harness.suites import divergence
 from harness.training.loop import train
 
@@ -81,6 +82,7 @@ def trained(
                 stopped=result.stopped,
                 tokens_per_step=job.setup.tokens_per_step,
                 proof=str(result.facts.get("verify", "")),
+                proof_outcome=proof_outcome(result.facts),
             )
     return runs
 

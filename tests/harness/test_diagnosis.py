@@ -87,6 +87,23 @@ def test_a_training_run_that_disproves_its_fp8_is_found(tmp_path):
     assert finding.evidence[0] == said
 
 
+def test_fp8_that_could_not_be_proved_is_a_finding_of_its_own(tmp_path):
+    """By its field, whatever the line says; a failed time by its cause. Neither "did not run"."""
+    rows = rows_of_runs("base", BASE)
+    about = {"recipe": "rowwise", "fp8_layers": ["q"], "verify": "any words", "verify_outcome": "unproven"}
+    rows += rows_of_runs("rowwise", shifted(BASE), **about)
+    rows.append(
+        absent(Case.of("train", {}), "tensorwise_eager", "failed", "not compared", cause=Cause.UNPROVEN)
+    )
+    for symptom, evidence in (
+        ("divergence rowwise could not be proved to run in FP8", "any words"),
+        ("train tensorwise_eager could not be proved to run in FP8", "not compared"),
+    ):
+        (finding,) = found(tmp_path, rows, symptom)
+        assert finding.evidence == (evidence,)
+    assert not found(tmp_path, rows, "did not run in FP8")
+
+
 def test_fewer_fp8_gemms_than_expected(tmp_path):
     case = Case.of("linear", {"M": 8192, "K": 4096, "N": 4096})
     rows = Invented().times(

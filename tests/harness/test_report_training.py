@@ -117,6 +117,11 @@ def test_a_training_run_alone_can_prove_fp8(tmp_path):
         f"{len(BASE)} training runs did not run in FP8 as asked.",
     )
     assert "divergence rowwise, seed 0: FP8 NOT verified: a scale is wrong" in answer.evidence
+    unproven = {**fp8, "verify": "FP8 verified? perhaps", "verify_outcome": "unproven"}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE), **unproven)
+    answer = verdicts.did_fp8_run(run_of(tmp_path / "unproven", rows))
+    assert answer.verdict == "can't tell"
+    assert answer.sentence == f"{len(BASE)} measured arms could not be proved to run in FP8."
 
 
 # Tables

@@ -245,6 +245,7 @@ def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
     of_a_layer = RECIPES[recipe].fp8_gemms
     assert proved.facts["fp8_gemms"] == proved.facts["fp8_gemms_expected"] == 2 * 2 * of_a_layer
     assert str(proved.facts["verify"]).startswith("FP8 verified: 2 of 3 Linear layers")
+    assert proved.facts["verify_outcome"] == "proved"
     monkeypatch.setattr(loop._Run, "_prove", lambda self: None)
     assert curves(proved) == curves(train(job(recipe, "warmup_bf16:4"), "cpu"))
 
@@ -252,9 +253,9 @@ def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
 def test_a_proof_that_fails_or_finds_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
         planted.setitem(BACKENDS, "torch", dataclasses.replace(BACKENDS["torch"], matmul=reference.matmul))
-        assert str(train(job("rowwise"), "cpu").facts["verify"]).startswith(
-            "FP8 NOT verified: no FP8 GEMM ran"
-        )
+        facts = train(job("rowwise"), "cpu").facts
+        assert str(facts["verify"]).startswith("FP8 NOT verified: no FP8 GEMM ran")
+        assert facts["verify_outcome"] == "disproved"
     emulated = train(job("rowwise", setup={"recipe": RECIPES["rowwise"].emulated()}), "cpu").facts
     assert emulated["emulated"] is True
     assert "verify" not in emulated
@@ -266,6 +267,7 @@ def test_a_proof_that_fails_or_finds_no_memory_is_told(monkeypatch: pytest.Monke
     monkeypatch.setattr(loop, "prove", full)
     result = train(job("rowwise"), "cpu")
     assert result.facts["verify"] == "not verified: out of memory: of the proof"
+    assert result.facts["verify_outcome"] == "unproven"
     assert len(result.curves.points["loss", ""]) == STEPS
 
 

@@ -131,6 +131,16 @@ def test_an_arm_whose_fp8_was_disproved_does_not_pass(tmp_path):
     assert arms["delayed"].verdict.outcome == "FAIL"
 
 
+def test_an_arm_whose_fp8_was_not_proved_does_not_pass_either(tmp_path):
+    """The field decides; a word that no version writes counts as unproven."""
+    rows = rows_of_runs("base", BASE)
+    for recipe, outcome in (("tensorwise", "unproven"), ("rowwise", "proved"), ("delayed", "surely")):
+        rows += rows_of_runs(recipe, shifted(BASE), verify="a line", verify_outcome=outcome)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    outcomes = {arm: arms[arm].verdict.outcome for arm in ("tensorwise", "rowwise", "delayed")}
+    assert outcomes == {"tensorwise": "INCONCLUSIVE", "rowwise": "PASS", "delayed": "INCONCLUSIVE"}
+
+
 def _cut(runs):
     """Runs that were meant to go on for longer: none has a partner."""
     return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}

@@ -26,6 +26,7 @@ __all__ = ["CHECKS", "Finding", "findings", "lines"]
 
 CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
     execution.fp8_did_not_run,
+    execution.fp8_not_proved,
     execution.unsupported_hardware,
     curves.early_divergence,
     execution.out_of_memory,

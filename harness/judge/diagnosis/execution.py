@@ -10,6 +10,7 @@ from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge.diagnosis.finding import Finding, few, gib
 from harness.store.cause import Cause
 from harness.store.compare import TIMES
+from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,12 +28,14 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
         if r.metric not in (*TIMES, "loss"):
             continue
         counted, expected = r.resolved.get("fp8_gemms"), r.resolved.get("fp8_gemms_expected")
+        if proof_outcome(r.resolved) is ProofOutcome.UNPROVEN:
+            continue  # see `fp8_not_proved`
         if r.cause is Cause.NOT_FP8:
             short.setdefault(f"{r.suite} {r.arm}", []).append(r.reason)
         elif r.recipe and r.resolved.get("fp8_layers") == []:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"no layer converted; {_skipped(r.resolved)}")
             unconverted.add(f"{r.suite} {r.arm}")
-        elif str(r.resolved.get("verify", "")).startswith("FP8 NOT verified"):
+        elif proof_outcome(r.resolved) is ProofOutcome.DISPROVED:
             short.setdefault(f"{r.suite} {r.arm}", []).append(str(r.resolved["verify"]))
         elif r.recipe and counted is not None and expected is not None and counted < expected:
             short.setdefault(f"{r.suite} {r.arm}", []).append(f"{counted} of {expected} GEMMs in FP8")
@@ -50,6 +53,23 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
                 else "GEMMs that should be FP8 were not seen as such; the rows do not say which layers they are of",
                 "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
             )
+
+
+def fp8_not_proved(material: Material) -> Iterator[Finding]:
+    """An arm in which `fp8core.verify` found nothing wrong, and which it could not compare as a whole."""
+    unproven: dict[str, list[str]] = {}
+    for r in material.records:
+        if r.metric in (*TIMES, "loss") and (
+            r.cause is Cause.UNPROVEN or proof_outcome(r.resolved) is ProofOutcome.UNPROVEN
+        ):
+            unproven.setdefault(f"{r.suite} {r.arm}", []).append(str(r.resolved.get("verify") or r.reason))
+    for arm, lines in unproven.items():
+        yield Finding(
+            f"{arm} could not be proved to run in FP8",
+            few(lines),
+            "not known: nothing wrong was found, and part of the step could not be compared; the lines name it",
+            "make the named part comparable, or free memory for the proof; then fp8core.verify(step_fn, model)",
+        )
 
 
 def unsupported_hardware(material: Material) -> Iterator[Finding]:

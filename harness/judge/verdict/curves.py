@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.store.proof import ProofOutcome
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.store.stats import Vector
 
-PROVED = "FP8 verified"  # how the line of fp8core.verify starts if it does
 
 # 2**900 is still finite in float64, and a term that many half-lives old counts for nothing.
 _BLOCK_HALF_LIVES = 900
@@ -74,7 +75,8 @@ class Run:
         stopped: why the run ended early.
         tokens_per_step: for what a run of this length cannot certify; 0 where that is not known.
         batches: hashes of what it read, by step and "heldout"; empty where that is not known.
-        proof: what `fp8core.verify` said of its FP8 layers; "" where nothing was asked.
+        proof: the line of `fp8core.verify` about its FP8 layers; "" where nothing was asked.
+        proof_outcome: what it found.
     """
 
     loss: Curve
@@ -88,11 +90,17 @@ class Run:
     tokens_per_step: float = 0.0
     batches: Mapping[str, str] = field(default_factory=dict)
     proof: str = ""
+    proof_outcome: ProofOutcome = ProofOutcome.NONE
 
     @property
     def disproved(self) -> bool:
         """Whether its FP8 layers were found not to run as asked."""
-        return bool(self.proof) and not self.proof.startswith(PROVED)
+        return self.proof_outcome is ProofOutcome.DISPROVED
+
+    @property
+    def doubted(self) -> bool:
+        """Whether its FP8 layers were disproved, or not proved."""
+        return self.proof_outcome in (ProofOutcome.DISPROVED, ProofOutcome.UNPROVEN)
 
     @property
     def broke_at(self) -> int | None:

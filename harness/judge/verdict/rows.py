@@ -26,6 +26,7 @@ from harness.judge.verdict.result import MARGIN, GateResult
 from harness.store.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
+from harness.store.proof import proof_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,6 +174,7 @@ def _run(about: Mapping[str, Any]) -> Run:
         tokens_per_step=float(resolved.get("tokens_per_step") or 0),
         batches=resolved.get("batches") or {},
         proof=str(resolved.get("verify") or ""),
+        proof_outcome=proof_outcome(resolved),
     )
 
 
@@ -225,9 +227,9 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
             failed.append(f"every loss is bitwise equal to {against}: FP8 cannot have run")
             if verdict.outcome == "PASS":
                 verdict = replace(verdict, outcome="INCONCLUSIVE")
-        disproved = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.disproved]
-        failed += disproved
-        if disproved and verdict.outcome == "PASS":
+        doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
+        failed += doubted
+        if doubted and verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
     return replace(verdict, notes=(*failed, *verdict.notes))
 

@@ -1,0 +1,37 @@
+"""ProofOutcome: what `fp8core.verify` found of the FP8 layers of an arm, as one word in `resolved` beside its line."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FIELD = "verify_outcome"
+
+
+class ProofOutcome(StrEnum):
+    """Value of `resolved[FIELD]`; "" where nothing was asked."""
+
+    NONE = ""
+    PROVED = "proved"
+    DISPROVED = "disproved"  # it found something wrong
+    UNPROVEN = "unproven"  # it found nothing wrong, and could not compare everything or not run at all
+
+
+def proof_outcome(resolved: Mapping[str, Any]) -> ProofOutcome:
+    """The outcome that a row stores; a word that is none counts as unproven.
+
+    Rows from before the field have the line alone, whose beginnings were these.
+    """
+    if FIELD in resolved:
+        word = str(resolved[FIELD] or "")
+        return ProofOutcome(word) if word in set(ProofOutcome) else ProofOutcome.UNPROVEN
+    line = str(resolved.get("verify") or "")
+    if not line:
+        return ProofOutcome.NONE
+    if line.startswith("FP8 verified"):
+        return ProofOutcome.PROVED
+    is_refuted = line.startswith("FP8 NOT verified: ") and "; not checked: " not in line
+    return ProofOutcome.DISPROVED if is_refuted else ProofOutcome.UNPROVEN
