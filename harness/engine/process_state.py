@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 Get = Callable[[], Any]
@@ -141,11 +141,10 @@ def _flushes_denormals() -> bool:
 
 def _rng() -> tuple[Any, ...]:
     """States of the global generators; of a GPU that is in use too. Nothing waits for a device."""
-    numpy = sys.modules.get("numpy.random")
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return (
         random.getstate(),
-        None if numpy is None else numpy.get_state(),
+        np.random.get_state(),  # noqa: NPY002 - the global generator is what an arm may draw from
         torch.default_generator.get_state().numpy().tobytes(),
         *(generator.get_state().numpy().tobytes() for generator in cuda),
     )
@@ -154,8 +153,7 @@ def _rng() -> tuple[Any, ...]:
 def _set_rng(rng: tuple[Any, ...]) -> None:
     python, numpy, host, *cuda = rng
     random.setstate(python)
-    if numpy is not None:
-        sys.modules["numpy.random"].set_state(numpy)
+    np.random.set_state(numpy)  # noqa: NPY002
     for generator, state in zip(
         (torch.default_generator, *torch.cuda.default_generators), (host, *cuda), strict=False
     ):
@@ -167,7 +165,7 @@ def _same_rng(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _numpy_key(state: Any) -> object:
-    return None if state is None else (state[0], state[1].tobytes(), *state[2:])
+    return (state[0], state[1].tobytes(), *state[2:])
 
 
 def take() -> Snapshot:

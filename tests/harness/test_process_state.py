@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -108,3 +110,21 @@ def test_the_clocks_of_a_block_do_not_see_the_change_of_states() -> None:
     samples = session.sample("a", session.runs["a"], timer.block, 3, 1)
     assert samples == pytest.approx([1.0] * 3)
     assert session.runs["a"].seconds < 1.0
+
+
+FIRST_IMPORT = """
+from harness.engine.process_state import OwnStates
+import sys
+states, drawn = OwnStates(), []
+for arm in ("first", "second"):
+    with states.of(arm):
+        import numpy
+        drawn.append(numpy.random.random())
+print(drawn[0] == drawn[1])
+"""
+
+
+def test_an_arm_that_imports_numpy_first_leaves_its_draws_to_itself() -> None:
+    """In a process of its own, where nothing of ours need have imported numpy. Both arms begin alike."""
+    done = subprocess.run([sys.executable, "-c", FIRST_IMPORT], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
