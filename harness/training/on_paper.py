@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import torch
 from fp8core.convert import audit, convert_to_float8_training
 from fp8core.experts.moe import convert_experts_to_float8
 from harness.store.cause import Cause
-from harness.store.errors import OUT_OF_MEMORY, UsageError
+from harness.store.errors import OUT_OF_MEMORY, UsageError, cause_of, one_line
 from harness.timing.workload import Unsupported
 from harness.training.models import ModelSpec, resolve
 from harness.training.models.flops import FORMULAS, counted_flops, recomputed, step_flops
@@ -20,9 +21,15 @@ from harness.training.models.memory import GIB, fits, of_weights, predict
 from harness.training.setup import CHECKPOINTING, Setup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
 Bytes = dict[str, int]
+
+
+class NothingToConvertError(ValueError):
+    """A recipe or a fusion that fits no part of a model, on any device; what a model's own code raises is none."""
 
 
 def skeleton(setup: Setup) -> nn.Module:
@@ -30,7 +37,7 @@ def skeleton(setup: Setup) -> nn.Module:
 
     Raises:
         UsageError: the model can't be built so.
-        ValueError: none of its layers can be converted, or no module be fused.
+        NothingToConvertError: none of its layers can be converted, or no module be fused.
     """
     model = resolve(setup.model).build(
         device="meta",
@@ -40,7 +47,8 @@ def skeleton(setup: Setup) -> nn.Module:
         checkpointing=setup.checkpointing,
     )
     if setup.fused_modules:
-        model = fuse(model)  # which keeps less for the backward pass than the formulas that run on paper
+        with _refusals():
+            model = fuse(model)  # which keeps less for the backward pass than the formulas that run on paper
     if setup.recipe is None:
         return model
     model = convert_to_float8_training(
@@ -50,10 +58,20 @@ def skeleton(setup: Setup) -> nn.Module:
     if not report.converted:
         named = f"{type(model).__name__}: no layer can be converted to recipe {setup.recipe}"
         reasons = dict.fromkeys(f"{layer.fqn or 'the model'}: {layer.reason}" for layer in report.layers)
-        raise ValueError(f"{named}; {'; '.join(list(reasons)[:3]) or 'it has no nn.Linear'}")
+        raise NothingToConvertError(f"{named}; {'; '.join(list(reasons)[:3]) or 'it has no nn.Linear'}")
     if setup.experts == "fp8":
-        convert_experts_to_float8(model, config=setup.recipe)
+        with _refusals():
+            convert_experts_to_float8(model, config=setup.recipe)
     return model
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What fp8core refuses to convert; no code of the model runs inside."""
+    try:
+        yield
+    except ValueError as error:
+        raise NothingToConvertError(str(error)) from error
 
 
 def fp8_layers(setup: Setup) -> tuple[str, ...]:
@@ -71,7 +89,9 @@ def _layers(setup: Setup) -> tuple[str, ...]:
 
 
 def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | None:
-    """Why a set-up can't be trained: no layer can be converted, or memory that is predicted not to be there.
+    """Why a set-up can't be trained: no layer can be converted, memory that is predicted not to be there, or its own code.
+
+    Whatever the model's code raises is a fault, which makes a failed row and no skipped one.
 
     What weights, gradients and optimizer take is asked first: it is known without running the model, even on paper,
     and settles it for a model that is far too large.
@@ -91,8 +111,10 @@ def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | Non
         too_much = too_much or fits(memory(setup, device), free_bytes)
     except UsageError:
         raise
-    except ValueError as error:
+    except NothingToConvertError as error:
         return Unsupported("shape", " ".join(str(error).split())[:300])
+    except Exception as error:  # noqa: BLE001 - a user's model may raise anything
+        return Unsupported("fault", f"its model fails: {one_line(error)}", cause_of(error, Cause.BUILD))
     return Unsupported("device", f"{OUT_OF_MEMORY}, predicted: {too_much}", Cause.OOM) if too_much else None
 
 

@@ -187,6 +187,16 @@ def test_fused_arms_take_the_control_s_step_with_fused_modules(tmp_path: Path) -
     assert "no RMSNorm and no SwiGLU" in why.reason
 
 
+def test_a_model_whose_own_code_raises_is_a_failed_row(tmp_path: Path) -> None:
+    """A ValueError of its forward pass, which only FP8 meets."""
+    model = '{"_target_": "model_for_training.fastidious", "batch": "model_for_training.batch"}'
+    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"], model=model, batch=16, seq=1)
+    assert row(frame, "bf16_eager")["status"] == "ok"
+    failed = row(frame, "tensorwise_eager")
+    assert (failed["status"], failed["cause"]) == ("failed", "build")
+    assert failed["reason"].endswith("ValueError: hidden: plain layers only")
+
+
 def test_experts_in_fp8() -> None:
     """Oracle: `verify` within the check, and the FLOPs of the same case with experts in high precision."""
     mixture = case(model="llama_moe_tiny")
