@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.gate.sides import CONTROL_SUITE
 from harness.store.arm import from_json, stored_fields
 from harness.store.case import Case
-from harness.store.cause import Cause
+from harness.store.cause import Cause, known
 from harness.store.measurement import METRICS, Measurement
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Collected:
         for name, fault in block["faults"].items():
             if name != CONTROL:
                 row = self._sure_row(case_id, name)
-                row.fail(f"{fault} (round {number})", Cause(block.get("causes", {}).get(name, Cause.RUN)))
+                row.fail(f"{fault} (round {number})", known(block.get("causes", {}).get(name, Cause.RUN)))
 
     def died(self, number: int, case: Mapping[str, Any], why: str) -> None:
         """The process of a round was lost: every arm of the case under way fails, if it was heard of or not."""
@@ -171,9 +171,8 @@ class Collected:
 
 
 def _cause(said: Mapping[str, Any]) -> Cause:
-    """What a worker gave as the cause; NONE where it gave none, or one of another version."""
-    known = str(said.get("cause", ""))
-    return Cause(known) if known in set(Cause) else Cause.NONE
+    """What a worker gave as the cause; NONE where it gave none."""
+    return known(said["cause"]) if said.get("cause") else Cause.NONE
 
 
 def _control_row() -> dict[str, Any]:

@@ -54,11 +54,20 @@ class Worker:
         """Composes the sweep of this tree and says where it will be measured."""
         import fp8core
         import harness
-        from harness.cli.config import load
-        from harness.engine.plan import make_plan
-        from harness.machine import environment
-        from harness.suites import SUITES
-        from harness.timing.rounds import timer_for
+
+        try:
+            from harness.cli.config import load
+            from harness.engine.plan import make_plan
+            from harness.machine import environment
+            from harness.suites import SUITES
+            from harness.timing.rounds import timer_for
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("harness"):
+                raise
+            raise RuntimeError(
+                f"{self.tree} lacks the module {error.name}: its harness has another layout than this worker measures; "
+                "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN"
+            ) from error
 
         for module in (harness, fp8core):
             found = Path(str(module.__file__)).resolve()
@@ -126,7 +135,7 @@ class Worker:
                 self.arms.pop(arm, None)
                 text = " ".join(str(error).split())[:500]
                 why = f"{type(error).__name__}: {text}"
-                rows.append(base | _row("time_ms", "failed", reason=why, cause="build"))
+                rows.append(base | _row("time_ms", "failed", reason=why, cause=_cause_of_build(error)))
         self.watch = compiling.CompileWatch()
         return {"rows": rows, "arms": list(self.arms)}
 
@@ -272,6 +281,14 @@ class Worker:
 
 def _row(metric: str, status: str, **more: Any) -> dict[str, Any]:
     return {"metric": metric, "status": status, **more}
+
+
+def _cause_of_build(error: Exception) -> str:
+    """By this tree's harness, which tells memory that ran out from other faults."""
+    from harness.store.cause import Cause
+    from harness.store.errors import cause_of
+
+    return str(cause_of(error, Cause.BUILD))
 
 
 def _operator_calls(run: Callable[[], object]) -> int:

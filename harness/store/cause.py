@@ -41,3 +41,9 @@ DEFAULT = {
     "skipped": Cause.UNSUPPORTED,
     "failed": Cause.ERROR,
 }
+
+
+def known(word: object) -> Cause:
+    """A cause that another commit's harness wrote; ERROR for a word that this one lacks."""
+    text = str(word or "")
+    return Cause(text) if text in set(Cause) else Cause.ERROR

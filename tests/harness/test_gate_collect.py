@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.gate.collect import Collected
+from harness.store.cause import Cause
 
 
 def said(metric: str, *samples: float) -> dict[str, object]:
@@ -34,3 +35,24 @@ def test_what_failed_once_has_failed() -> None:
         sides.merge(later)
     (row,) = sides.measurements()
     assert (row.status, row.reason, row.samples) == ("failed", "wrong (round 1)", ())
+
+
+@pytest.mark.parametrize(
+    ("causes", "cause"),
+    [({"causes": {"a": "compile"}}, "compile"), ({"causes": {"a": "of_2031"}}, "error"), ({}, "run")],
+    ids=["known", "of another commit", "a worker without causes"],
+)
+def test_the_cause_of_a_block_is_the_workers(causes: dict[str, object], cause: str) -> None:
+    sides = Collected()
+    sides.take(0, [said("time_ms")])
+    sides.time(0, "c", {"samples": {}, "faults": {"a": "broke"}, **causes})
+    (row,) = sides.measurements()
+    assert (row.status, row.cause) == ("failed", Cause(cause))
+
+
+@pytest.mark.parametrize(("word", "cause"), [("oom", Cause.OOM), ("of_2031", Cause.ERROR)])
+def test_the_cause_of_a_failed_build_is_the_workers(word: str, cause: Cause) -> None:
+    sides = Collected()
+    sides.take(0, [said("sqnr_db") | {"status": "failed", "reason": "broke", "cause": word}])
+    (row,) = sides.measurements()
+    assert row.cause is cause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,30 @@ def test_the_plan_names_cases_and_environment(toy: ToySuite) -> None:
     assert [c["suite"] for c in plan["cases"]] == ["toy", "toy"]
     assert plan["env"]["device"] == "cpu"
     json.dumps(plan)
+
+
+def test_a_tree_of_another_layout_is_refused_in_words(toy: ToySuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        sys.modules, "harness.engine.plan", None
+    )  # Python then says that there is no such module
+    with pytest.raises(
+        RuntimeError, match=r"lacks the module harness\.engine\.plan: its harness has another layout"
+    ):
+        Worker(ROOT, 0.0).plan(["sweep=toy", "device=cpu"])
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(MemoryError("full"), "oom"), (ValueError("wrong"), "build")], ids=["oom", "build"]
+)
+def test_an_arm_that_cannot_be_built_says_why(
+    error: Exception, cause: str, worker: Worker, toy: ToySuite
+) -> None:
+    def build(case: Any) -> Workload:
+        raise error
+
+    toy.behaviour = {"other": build}
+    rows = worker.prepare(first(worker))["rows"]
+    assert {r["cause"] for r in rows if r["arm"] == "other"} == {cause}
 
 
 def test_a_tree_that_was_not_imported_is_refused(toy: ToySuite, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.store.cause import Cause
+from harness.store.cause import known
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Record:
             row["status"],
             str(row["reason"] or ""),
         )
-        self.cause = Cause(row["cause"])
+        self.cause = known(row["cause"])
         self.samples, self.rounds = row["samples"], row["rounds"]
         self.axes, self.resolved, self.env = (parse(row[c]) for c in ("axes", "resolved", "env"))
 
