@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from harness import store
 from harness.machine import environment
-from harness.machine.hardware import lookup, named
+from harness.machine.hardware import named, of_env
 from harness.machine.terminal import printable
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
 
@@ -35,7 +35,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
     device = named(gpu) if gpu else None
     if frame is not None:
         envs = {text: parse(text) for text in frame["env"].dropna().unique()}
-        found = {text: _known(env) for text, env in envs.items()}
+        found = {text: of_env(env) for text, env in envs.items()}
         if device is None:
             device = next((d for d in found.values() if d is not None), None)
             if device is None:
@@ -69,7 +69,7 @@ def gpu_and_rows(gpu: str, runs: Sequence[str]) -> tuple[Device, pd.DataFrame | 
 def here() -> tuple[str, Device | None]:
     """The GPU of this process: its name, and its entry in the peak table."""
     found = environment.fingerprint("cuda")
-    return str(found["gpu"]), _known(found)
+    return str(found["gpu"]), of_env(found)
 
 
 def rows_of_runs(runs: Sequence[str]) -> pd.DataFrame:
@@ -82,8 +82,3 @@ def rows_of_runs(runs: Sequence[str]) -> pd.DataFrame:
     if frame.attrs["problems"]:
         raise UsageError(f"cannot read {printable(frame.attrs['problems'][0])}; measure it again")
     return frame
-
-
-def _known(env: Mapping[str, Any]) -> Device | None:
-    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
-    return lookup(name, memory, env.get("power_limit_w")) if name and memory else None

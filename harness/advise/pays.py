@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.machine.ceilings import ceilings
-from harness.machine.hardware import lookup
+from harness.machine.hardware import of_env
 from harness.machine.kernels_by_name import CAST
 from harness.store.compare import FP8_DTYPES, paired_ratios, rows_of
 from harness.store.json_columns import parse
@@ -72,8 +72,7 @@ def rates(frame: pd.DataFrame) -> Rates | None:
         best = found.achieved
         return Rates(best["bf16"] * 1e12, best["fp8"] * 1e12, copy, "measured in the ceilings")
     env = parse(frame["env"].iloc[0]) if len(frame) else {}
-    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
-    device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+    device = of_env(env)
     if device is None:
         return None
     bf16, fp8 = device.peak_tflops("bf16"), device.peak_tflops("e4m3")

@@ -21,7 +21,7 @@ from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, 
 from fp8core.formats import native_pair
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
-from harness.machine.hardware import lookup
+from harness.machine.hardware import of_env
 from harness.peers import PEERS
 from harness.store.errors import UsageError, text_of
 from harness.timing import metrics
@@ -167,7 +167,7 @@ def _nvml() -> str:
 
 def _peak() -> str:
     facts = environment.fingerprint("cuda")
-    device = lookup(facts["gpu"], facts["gpu_memory_gib"], facts.get("power_limit_w"))
+    device = of_env(facts)
     if device is None:
         raise Unavailable(
             f"no entry for {facts['gpu']!r} in harness/machine/hardware/table.py: shares of peak will read N/A"

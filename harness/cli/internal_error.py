@@ -19,7 +19,5 @@ def report(error: Exception) -> int:
     # Its frames hold whatever was under way, worker processes among it.
     sys.stderr.write("".join(traceback.format_exception(error)))
     kill_children()
-    sys.stderr.write(
-        f"error: internal error: {one_line(error)}; please report it with the lines above; what was stored is intact\n"
-    )
+    sys.stderr.write(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
     return EXIT

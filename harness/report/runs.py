@@ -28,7 +28,7 @@ from harness.judge import diagnosis
 from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
-from harness.machine.hardware import Device, lookup
+from harness.machine.hardware import Device, of_env
 from harness.store import text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
@@ -163,8 +163,7 @@ class Machine:
     @cached_property
     def device(self) -> Device | None:
         """The entry of the table of peaks; None (N/A) for a CPU and for what is not in it."""
-        name, memory = self.env.get("gpu"), self.env.get("gpu_memory_gib")
-        return lookup(name, memory, self.env.get("power_limit_w")) if name and memory else None
+        return of_env(self.env)
 
     @cached_property
     def ceilings(self) -> Ceilings | None:

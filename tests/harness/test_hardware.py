@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.hardware import DEVICES, Device, Other, lookup, named
+from harness.machine.hardware import DEVICES, Device, Other, lookup, named, of_env
 from harness.store.errors import UsageError
 
 BY_KEY = {device.key: device for device in DEVICES}
@@ -260,3 +260,11 @@ def page_lines() -> list[str]:
 def test_the_page_lists_every_gpu_and_every_conflict() -> None:
     page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
     assert "\n".join(page_lines()) in page
+
+
+def test_the_device_of_a_stored_environment_is_the_tables() -> None:
+    h200 = next(device for device in DEVICES if "NVIDIA H200" in device.names)
+    env = {"gpu": h200.names[0], "gpu_memory_gib": h200.memory_gib}
+    assert of_env(env) is h200
+    assert of_env(env | {"power_limit_w": 2 * h200.max_power_w}) is None
+    assert of_env({"device": "cpu"}) is None

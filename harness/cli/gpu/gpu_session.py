@@ -30,7 +30,7 @@ from harness.cli.gpu.gpu_commands import CUT, Runner, run_command, run_words
 from harness.cli.gpu.gpu_stages import BUILD_S, STAGES, TRIES, Stage
 from harness.machine import environment
 from harness.machine.ceilings import ceilings
-from harness.machine.hardware import lookup
+from harness.machine.hardware import of_env
 from harness.machine.processes import interruptible
 from harness.report import write_report
 from harness.store.cause import Cause
@@ -254,8 +254,7 @@ def _unmeasured(frame: pd.DataFrame) -> bool:
 def predicted_layers(frame: pd.DataFrame) -> list[Check]:
     """The prediction of `advise` beside each layer that was measured; none where the peak of the GPU is not known."""
     env = parse(frame["env"].iloc[0])
-    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
-    device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
+    device = of_env(env)
     if device is None:
         return []
     rates = rates_of(device, ceilings(frame))

@@ -18,7 +18,7 @@ from harness.judge.model_title import title_of
 from harness.judge.verdict.result import MIN_SEEDS
 from harness.machine import mfu
 from harness.machine.ceilings import ceilings
-from harness.machine.hardware import lookup
+from harness.machine.hardware import of_env
 from harness.store.arm import controls, without_controls
 from harness.store.compare import FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
 from harness.store.json_columns import parse
@@ -218,7 +218,7 @@ def _steps(frame: pd.DataFrame) -> Iterator[str]:
             f"{r['arm']} {r['value']:.4g}, {r['speedup']:.3f}x ({r['low']:.3f} to {r['high']:.3f}) of {r['baseline']}"
             + (f", passes alone {alone:.3f}x" if not math.isnan(alone) else "")
             + _mfu(whole.get((*key, r["arm"])))
-            + (f" [{r['reason'].partition(',')[0]}]" if r["cut_off"] else "")
+            + (f" [{step_bars.cut_off(r['rounds'])}]" if r["cut_off"] else "")
         )
     for (run_id, case_id), said in arms.items():
         titles = [title_of(row) for key, row in whole.items() if key[:2] == (run_id, case_id)]
@@ -229,10 +229,7 @@ def _mfu(row: Mapping[str, Any] | None) -> str:
     """Mixed MFU of a step, causal attention counted as it runs; "" where a peak is not known."""
     if row is None:
         return ""
-    env = parse(row["env"])
-    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
-    device = lookup(name, memory, env.get("power_limit_w")) if name and memory else None
-    found = mfu.of_row({**row, "status": "ok"}, device)
+    found = mfu.of_row({**row, "status": "ok"}, of_env(parse(row["env"])))
     executed = [u for u in found if u.formula in mfu.EXECUTED] or list(found)
     share = executed[-1].mfu_mixed if executed else None
     return f", mixed MFU {share:.1%}" if share is not None else ""
@@ -253,7 +250,7 @@ def _beside_copies(frame: pd.DataFrame) -> Iterator[str]:
                 continue
             share = r["speedup"] * moved[*key, arm] / moved[*key, "copy"]
             axes = parse(r["axes"])
-            cut = f", {r['reason'].partition(',')[0]}" if r["cut_off"] else ""
+            cut = f", {step_bars.cut_off(r['rounds'])}" if r["cut_off"] else ""
             said.setdefault(arm, []).append(f"{share:.0%} ({axes['M']}x{axes['K']}{cut})")
     if said:
         told = "; ".join(f"{arm} {', '.join(shares)}" for arm, shares in said.items())

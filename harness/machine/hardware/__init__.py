@@ -13,7 +13,7 @@ the public repositories that quote them (ml-engineering, torchtitan, torchao).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.machine.hardware.device import Device, Other, Reached
 from harness.machine.hardware.table import DEVICES
@@ -22,7 +22,7 @@ from harness.store.errors import unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEVICES", "Device", "Other", "Reached", "lookup", "named"]
+__all__ = ["DEVICES", "Device", "Other", "Reached", "lookup", "named", "of_env"]
 
 # Memory that CUDA reports differs by a few percent from the table's, by driver, ECC and reserved pages.
 _MEMORY_TOLERANCE = 0.08
@@ -49,6 +49,12 @@ def lookup(name: str, memory_gib: float, power_limit_w: float | None = None) -> 
         ):
             return device
     return None
+
+
+def of_env(env: Mapping[str, Any]) -> Device | None:
+    """The table entry of the GPU of a stored environment; None for a CPU and for what is not in the table."""
+    name, memory = env.get("gpu"), env.get("gpu_memory_gib")
+    return lookup(name, memory, env.get("power_limit_w")) if name and memory else None
 
 
 def named(text: str) -> Device:
