@@ -15,6 +15,7 @@ from harness.judge.model_title import title_of
 from harness.store.arm import arm_of
 from harness.store.compare import against, rows_of
 from harness.store.json_columns import parse
+from harness.store.text import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,12 +84,13 @@ class Held:
     high: float = math.nan
     reason: str = ""
     cut_off: bool = False
+    rounds: int = 0  # that the ratio is of
 
     def __str__(self) -> str:
         asked = f"{self.bar.arm} {self.bar.words}"
         if self.outcome == "not measured":
             return f"{asked}: not measured ({self.reason})"
-        why = f", {self.reason.partition(',')[0]}" if self.cut_off else ""
+        why = f", {cut_off(self.rounds)}" if self.cut_off else ""
         return f"{asked}: {self.outcome}, {self.ratio:.3f}x ({self.low:.3f} to {self.high:.3f}) on {self.model}{why}"
 
 
@@ -151,4 +153,9 @@ def _held(bar: Bar, rows: pd.DataFrame) -> Held:
             "PASS" if pair["low"] >= bar.least else "FAIL" if pair["high"] < bar.least else "INCONCLUSIVE"
         )
     figures = pair["speedup"], pair["low"], pair["high"]
-    return Held(bar, model, outcome, *figures, pair["reason"], pair["cut_off"])
+    return Held(bar, model, outcome, *figures, pair["reason"], pair["cut_off"], pair["rounds"])
+
+
+def cut_off(rounds: int) -> str:
+    """Of a pair of a case that came to no end, by the rounds in which both arms were timed."""
+    return f"cut off after {plural(rounds, 'round')}"

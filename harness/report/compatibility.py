@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 SUITE = "parallel"
-EAGER = {"tp_compile": "tp", "sp_compile": "sp"}  # the eager way of a compiled one
+EAGER = {"compile": "fsdp2", "tp_compile": "tp", "sp_compile": "sp"}  # the eager way of a compiled one
 REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
 INTRO = (
     "Each cell was run: ranks trained a small Llama for some steps, and so did one process. It runs if the losses are the "

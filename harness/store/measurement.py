@@ -254,7 +254,7 @@ class Measurement:
     """One row; the fields are the columns of the store (`harness.store.schema.SCHEMA`).
 
     `cause` says why there is no number; where it is left out, the store has what the status alone says
-    (`harness.store.cause.DEFAULT`). `retry` says whether that may have passed when a resume= comes; by default what the cause says, of a `partial` row always.
+    (`harness.store.cause.DEFAULT`).
     """
 
     suite: str
@@ -277,7 +277,6 @@ class Measurement:
     timing: Mapping[str, object] = field(default_factory=dict)  # method, l2, stop_reason, throttled, ...
     tries: int = 1  # processes that had the case in this sweep; the row is of the last
     cause: Cause = Cause.NONE
-    retry: bool | None = None
     arm_fields: Arm | None = None  # the arm as a record; None where nothing is known but the name
 
     def __post_init__(self) -> None:
@@ -317,7 +316,7 @@ class Measurement:
         """Whether what kept the row from being measured may have passed: resume= then measures it again."""
         if self.status in ("ok", "partial"):
             return self.status == "partial"
-        return self.cause in RETRYABLE if self.retry is None else self.retry
+        return self.cause in RETRYABLE
 
     @property
     def is_control(self) -> bool:

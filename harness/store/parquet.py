@@ -209,7 +209,8 @@ def read(
     Returns:
         The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
         (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
-        warning says it too. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
+        warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
+        in rows that are kept. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
         nulls where a column is new, the part "", the cause that their reason tells and the `arm_fields` of their
         arm's name.
 
@@ -237,6 +238,7 @@ def read(
         frame = _with_axes(frame)
     # Text, not objects: pandas writes `attrs` along with the frame.
     frame.attrs["problems"] = problems
+    frame.attrs["damaged"] = damaged
     frame.attrs["files"] = [str(part.path) for part in kept]
     return frame
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,6 @@ def test_a_row_says_its_cause_and_whether_it_may_have_passed() -> None:
         assert made.as_row()["retryable"] is (status == "partial")
     lost = row(status="failed", reason="why", cause=Cause.DEVICE_LOST)
     assert lost.retryable
-    assert not replace(lost, retry=False).retryable
     with pytest.raises(ValueError, match="'ok' with the cause oom"):
         row(cause=Cause.OOM)
     with pytest.raises(ValueError, match="'heat' is not a valid Cause"):

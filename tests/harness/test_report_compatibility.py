@@ -11,7 +11,7 @@ from report_fixtures import CPU, absent, figure, write_run
 
 from harness.engine.rows import REFUSES as OF_ROWS
 from harness.report import write_report
-from harness.report.compatibility import REFUSES, main, matrix, page, reasons, sent
+from harness.report.compatibility import REFUSES, compiled, main, matrix, page, reasons, sent
 from harness.report.gathers import gathers_table
 from harness.report.runs import Machine, load
 from harness.store.case import Case
@@ -71,6 +71,16 @@ def test_each_row_is_a_cell_of_the_matrix(tmp_path: Path) -> None:
         ("tp", "a way", "2"),
     ]
     assert REFUSES == OF_ROWS  # what writes the rows and what reads them
+
+
+def test_a_compiled_way_stands_beside_its_eager_one(tmp_path: Path) -> None:
+    rows = []
+    for way, value, about in (("fsdp2", 2.0, {}), ("compile", 2.5, {"graphs": 4, "graph_breaks": 0})):
+        rows.append(row(way, "tensorwise", 0.0, 0.0, **about))
+        rows.append(figure(Case.of("parallel", {"cell": way, "steps": 3}), "tensorwise", "loss", value))
+    (cells,) = ([cell.text for cell in one] for one in compiled(machine(tmp_path, rows)).rows)
+    assert cells[:2] == ["compile", "tensorwise"]
+    assert ["2.5" in cells[2], "2" in cells[3], *cells[4:]] == [True, True, "4", "0"]
 
 
 def test_reasons_stand_below_and_bytes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from harness.report.claims import Ledger
 from harness.report.headline import headline_rows
 from harness.report.runs import load
 from harness.store.case import Case
+from harness.store.cause import Cause
 from harness.store.measurement import Measurement
 
 EAGER, PEER, COMPILED = range(len(BARS))
@@ -92,3 +94,14 @@ def test_the_report_says_what_its_headline_says(tmp_path: Path) -> None:
     assert (verdict.text, model.text) == ("PASS", "llama3_8b")
     (on_cpu,) = load([write_run(tmp_path / "cpu", [rows], env=CPU)], tmp_path).machines
     assert not bars_table(on_cpu).rows
+
+
+def test_a_bar_of_a_case_that_was_cut_off_names_its_rounds(tmp_path: Path) -> None:
+    """By the pairs, whatever the reason of the rows says."""
+    rows = [
+        replace(r, status="partial", reason="any words, in any order", cause=Cause.BUDGET)
+        for r in step(0.001, bf16_eager=100.0, tensorwise_eager=83.0)
+    ]
+    said = held(store.read(write_run(tmp_path, [rows])))[EAGER]
+    assert (said.outcome, said.rounds) == ("INCONCLUSIVE", 6)
+    assert str(said).endswith(", cut off after 6 rounds")

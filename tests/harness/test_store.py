@@ -550,6 +550,7 @@ def test_a_column_that_is_no_json_object_is_named_and_its_row_is_kept(
     assert frame["value"].tolist() == [1.0]
     (problem,) = frame.attrs["problems"]
     assert problem.startswith(f"{part}: column {column!r}")
+    assert frame.attrs["damaged"] == [problem]
 
 
 @pytest.mark.parametrize("command", ["report", "diff", "fleet", "gate"])
