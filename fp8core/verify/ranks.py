@@ -1,11 +1,9 @@
 """Verdicts of all ranks, through the key-value store of torch.distributed, which no stuck collective can block.
 
 Each rank writes its verdict, also where its step raised, and waits for the others'. One that does not answer in time is
-named. Calls are numbered, so all ranks must call `verify` equally often; one that skips a call is named in the next:
-
-- who waits in vain says so in its own place, where the late rank finds it instead of a verdict;
-- beside its verdict each rank writes how many collectives of the default group it had begun. Those of one step agree.
-  A program without such collectives shows nothing by them.
+named. Calls are numbered, so all ranks must call `verify` equally often. A rank that waits in vain says so in its own
+place, where the late rank finds it instead of a verdict. A rank that skips a call within the timeout is not seen: the
+group's own count of operations cannot tell it, since stages of a pipeline count different numbers of sends.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ class Ranks:
             self.store = dist.distributed_c10d._get_default_store()
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             self.prefix = f"fp8core/verify/{next(_CALLS)}/"
-            self.collectives = _collectives()
 
     def answer(self, verdict: str) -> None:
         """Writes this rank's verdict: "" for none against it, else a line."""
         if self.store is not None:
-            self.store.set(f"{self.prefix}{self.rank}", f"{self.collectives} {verdict or 'ok'}")
+            self.store.set(f"{self.prefix}{self.rank}", verdict or "ok")
 
     def problems(self, timeout_s: float) -> list[str]:
         """What the other ranks have against it, and which did not answer."""
@@ -47,15 +44,10 @@ class Ranks:
             try:
                 # Whoever is silent is waited for once
                 self.store.wait([key], timedelta(seconds=timeout_s if not silent else 0.1))
-                collectives, _, verdict = self.store.get(key).decode().partition(" ")
+                verdict = self.store.get(key).decode()
             except (RuntimeError, dist.DistStoreError):
                 silent.append(rank)
             else:
-                if collectives != str(self.collectives):
-                    found.append(
-                        f"rank {rank}: called verify at another step, after {collectives} collectives of the default group "
-                        f"against {self.collectives} here; all ranks must call it equally often"
-                    )
                 if verdict != "ok":
                     found.append(f"rank {rank}: {verdict}")
         if silent:
@@ -64,11 +56,3 @@ class Ranks:
             found.append(f"rank {missing} did not answer within {timeout_s:g} s")
         return found
 
-
-def _collectives() -> int:
-    """Number of collectives that this rank has begun in the default group; 0 where its backend does not count."""
-    try:
-        group: Any = dist.group.WORLD
-        return int(group._get_sequence_number_for_group()) if group is not None else 0
-    except RuntimeError:
-        return 0

@@ -71,10 +71,3 @@ def test_a_rank_that_skipped_a_call_is_not_believed_in_the_next() -> None:
     ((ok, line),) = second
     assert not ok
     assert "rank 0: ended this call without rank 1" in line, line
-
-
-def test_calls_of_different_steps_are_named() -> None:
-    """Both ranks call once; oracle: the collective that one of them has made by then and the other has not."""
-    for rank, (ok, line) in enumerate(found["another step"] for found in out_of_step()):
-        assert not ok
-        assert f"rank {1 - rank}: called verify at another step" in line, line

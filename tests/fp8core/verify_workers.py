@@ -156,20 +156,6 @@ def skipping_rank() -> list[tuple[bool, str]]:
     return found
 
 
-def rank_of_another_step() -> tuple[bool, str]:
-    """(ok, line); each rank calls once, the last one after a collective that the others make later."""
-    model, x = _model()
-    last = dist.get_world_size() - 1
-
-    def collective() -> Any:
-        return dist.broadcast(torch.zeros(1), src=last, async_op=True)
-
-    work = collective() if dist.get_rank() == last else None
-    proof = verify(lambda: model(x).sum().backward(), model, announce=False)
-    (work or collective()).wait()
-    return proof.ok, proof.line
-
-
 def told() -> dict[str, Any]:
     """All of the above in one launch."""
     return {
@@ -182,4 +168,4 @@ def told() -> dict[str, Any]:
 
 def out_of_step() -> dict[str, Any]:
     """Calls of `verify` that do not belong together, in one launch."""
-    return {"another step": rank_of_another_step(), "skipping": skipping_rank()}
+    return {"skipping": skipping_rank()}
