@@ -32,7 +32,7 @@ from fp8core.scaling import (
 )
 
 if TYPE_CHECKING:
-    from fp8core.recipe import Granularity, MxMode
+    from fp8core.scaling import Granularity, MxMode
 
 
 def cast_saturating(

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from fp8core.arguments import any_autocast
+from fp8core.arguments import PLAIN_TENSORS, any_autocast
 from fp8core.config import Float8LinearConfig, as_recipe
+from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.inputs.sharded import check_layer, cut_of
@@ -170,8 +170,8 @@ class Float8Linear(nn.Linear):
         weight: torch.Tensor = self.weight
         if self.is_transposed:
             weight = weight.t()
-        cut = cut_of(weight) if isinstance(weight, DTensor) else None
-        bias = None if self.bias_deferred else self.bias
+        cut = None if type(weight) in PLAIN_TENSORS else cut_of(weight)
+        bias: torch.Tensor | None = None if self.bias_deferred else self.bias
         if cut is None:
             return self._run(input, weight, bias, None)
         check_layer(self, cut, input.hp if isinstance(input, CastInput) else input)
@@ -179,9 +179,9 @@ class Float8Linear(nn.Linear):
             input = input._replace(hp=cut.local_input(input.hp, str(self)))
         else:
             input = cut.local_input(input, str(self))
-        assert isinstance(weight, DTensor)
+        assert is_dtensor(weight)
         weight = weight.to_local()
-        bias = cut.local_bias(bias) if isinstance(bias, DTensor) else bias
+        bias = cut.local_bias(bias) if is_dtensor(bias) else bias
         return cut.whole_output(self._run(input, weight, bias, cut))
 
     def _run(

@@ -25,25 +25,21 @@ recipe, add a literal to `RECIPES`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
 from fp8core.formats import Format, native_pair
+from fp8core.gemm import backend_named
+from fp8core.scaling import GRANULARITIES as GRANULARITIES
+from fp8core.scaling import MX_MODES as MX_MODES
+from fp8core.scaling import Granularity as Granularity
+from fp8core.scaling import MxMode as MxMode
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-Granularity = Literal["tensorwise", "rowwise", "1x128", "128x128", "1x32"]
-GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
-MxMode = Literal["floor", "ceil", "rceil", "even"]
-MX_MODES: tuple[str, ...] = get_args(MxMode)
 Kernels = Literal["auto", "always", "never"]
 KERNELS: tuple[str, ...] = get_args(Kernels)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
-# `fp8core.gemm.BACKENDS`, which lies above this module and puts itself here: a recipe refuses a name that is not in it
-backends: Collection[str] | None = None
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
 _FAMILIES: tuple[frozenset[str], ...] = (
@@ -191,8 +187,7 @@ class Recipe:
     nearest: str = ""
 
     def __post_init__(self) -> None:
-        if backends is not None:  # of the table below, which is made before that one, a test asks the same
-            check_known("GEMM backend", self.backend, backends)
+        backend_named(self.backend)
         check_known("kernels", self.kernels, KERNELS)
 
     @property

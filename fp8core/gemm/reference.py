@@ -16,6 +16,7 @@ import torch
 
 from fp8core.formats import E8M0FNU
 from fp8core.gemm.accumulate import Accumulation, accumulate
+from fp8core.gemm.backend import Backend
 from fp8core.scaling import BLOCK, spread
 
 
@@ -53,3 +54,24 @@ def matmul(
         of_b = spread(scale_inv_b[group : group + 1], torch.Size((1, N))).to(compute)
         total += product(left[:, along_k], right[along_k]) * of_a * of_b
     return total.to(out_dtype)
+
+
+class Reference(Backend):
+    """`matmul` as a backend; `bf16_only` as that of the backend that it stands in for."""
+
+    is_fp8 = False
+
+    def __init__(self, name: str, bf16_only: frozenset[str] = frozenset()) -> None:
+        self.name, self.bf16_only = name, bf16_only
+
+    def matmul(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_inv_a: torch.Tensor,
+        scale_inv_b: torch.Tensor,
+        out_dtype: torch.dtype,
+        use_fast_accum: bool,
+    ) -> torch.Tensor:
+        """Dequantise, then multiply: see `matmul`."""
+        return matmul(a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)

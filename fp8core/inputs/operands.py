@@ -20,6 +20,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
+from fp8core.arguments import PLAIN_TENSORS
 from fp8core.gemm.layout import Operand, transposed
 from fp8core.kernels import ops
 from fp8core.scaling import amax as plain_amax
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast, Granularity, Kernels, Recipe
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str | None:
@@ -43,7 +43,7 @@ def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str
         if x.is_cuda and INDUCTOR_GARBLES_CASTS:
             return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
         return "torch.compile fuses plain code with its neighbours"
-    if type(x) not in _PLAIN:
+    if type(x) not in PLAIN_TENSORS:
         return f"{type(x).__name__} is a tensor of its own kind"
     return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
 
@@ -74,7 +74,7 @@ def settled(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> Kernels:
 
     A layer asks once for a shape. Casts that differ in their answers, and compilers, are left to each cast.
     """
-    if kernels != "auto" or torch.compiler.is_compiling() or type(x) not in _PLAIN:
+    if kernels != "auto" or torch.compiler.is_compiling() or type(x) not in PLAIN_TENSORS:
         return kernels
     plain = {plain_reason(x, kernels, cast) is not None for cast in wanted if cast is not None}
     return kernels if len(plain) != 1 else "never" if plain.pop() else "always"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
+from fp8core.dtensors import is_dtensor
 from fp8core.history import ROLES
 from fp8core.inputs.sharded import Cut, cut_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
@@ -59,7 +59,7 @@ class Codes(Quantized):
 def plain(x: Any) -> torch.Tensor:
     """This rank's part of a tensor, without autograd and without the wrapper that FSDP2 gathers it by."""
     x = x.detach()
-    if isinstance(x, DTensor):
+    if is_dtensor(x):
         x = x.to_local()
     return getattr(x, "hp", x)
 
