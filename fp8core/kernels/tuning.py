@@ -134,7 +134,8 @@ def fastest(
                 refusals.append(f"{choice}: {error}")
                 is_final = is_final and isinstance(error, TritonError)
         if not able:
-            raise RuntimeError(f"no candidate of {name} runs on this device; " + "; ".join(refusals))
+            what = " ".join(name.split("|")[:4])
+            raise RuntimeError(f"no candidate of {what} runs on this device; " + "; ".join(refusals))
         best = able[race([closure(choice) for choice in able], time_ms or cuda_ms)]
     except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
         return None
