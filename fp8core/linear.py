@@ -26,7 +26,6 @@ from torch import nn
 from fp8core.arguments import PLAIN_TENSORS, any_autocast
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.dtensors import is_dtensor
-from fp8core.gemm import backend_named
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.inputs.sharded import check_layer, cut_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
@@ -94,10 +93,9 @@ class Float8Linear(nn.Linear):
         *,
         config: Float8LinearConfig | Recipe | str | None = None,
     ) -> None:
-        """As nn.Linear; `config` is a configuration, a recipe or its name (default "tensorwise")."""
+        """The arguments of nn.Linear; `config` is a configuration, a recipe or its name (default "tensorwise")."""
         super().__init__(in_features, out_features, bias, device, dtype)
         self.recipe = as_recipe(config)
-        backend_named(self.recipe.backend)
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
         self.scheduled_from = None
@@ -105,7 +103,7 @@ class Float8Linear(nn.Linear):
         self.converted_from = nn.Linear
 
     def reset_parameters(self) -> None:
-        """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
+        """Initialise as nn.Linear does, a layer that was made on "meta" too; amaxes start afresh."""
         super().reset_parameters()
         amaxes = self._modules.get("amaxes")
         if isinstance(amaxes, AmaxMemory):

@@ -13,8 +13,8 @@
 
 Names, arguments and meaning are those of `torchao.float8` 0.18; torch's own ColwiseParallel and RowwiseParallel work on
 a Float8Linear as well. What these add: all-gathers of activations and of gradients in FP8 (see
-`fp8core.distributed.gathering`), delayed scaling, and an error where torch would go on. Which scales are shared by
-ranks is told in `fp8core.inputs.sharded`.
+`fp8core.distributed.gathering`), delayed scaling, and an error where torch would continue. `fp8core.inputs.sharded`
+says which scales ranks share.
 
 Async tensor parallelism (`torch._inductor.config._micro_pipeline_tp`) overlaps the very collectives that torch's styles
 issue with their GEMMs; it needs symmetric memory between NVIDIA GPUs, see `async_tp_reason`.

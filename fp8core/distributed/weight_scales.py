@@ -136,7 +136,7 @@ class WeightScale:
     in_codes: bool | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightScale:
-        """Of a copied model: nothing is known yet; the copy belongs to the copied root."""
+        """The scale of a copied model: nothing is known yet; the copy belongs to the copied root."""
         root = self.root()
         return WeightScale(weakref.ref(memo.get(id(root), root)) if root is not None else self.root)
 
@@ -240,7 +240,7 @@ def scale_for_gather(layer: Float8Linear, dtype: torch.dtype) -> Scales:
 
 
 def _scales(amaxes: torch.Tensor, cast: Cast, dtype: torch.dtype) -> Scales:
-    """Of weights that are scaled by their own amaxes; element by element."""
+    """The scales of weights that are scaled by their own amaxes; element by element."""
     rounded = amaxes.to(dtype).float()
     return *compute_scale(rounded, cast.format, cast.power_of_two), rounded
 

@@ -82,7 +82,7 @@ def _has_columns(shape: torch.Size, stride: tuple[int, ...]) -> bool:
 def granularity_of(
     a: torch.Tensor, b: torch.Tensor, scale_inv_a: torch.Tensor, scale_inv_b: torch.Tensor
 ) -> str:
-    """Of the multiplication, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
+    """The multiplication's granularity, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
     return granularity_of_shapes(a.shape, b.shape, scale_inv_a.shape, scale_inv_b.shape, scale_inv_a.dtype)
 
 

@@ -7,7 +7,7 @@ Two routes give the same codes and scales, bit for bit:
               contraction of dimension 0 come transposed out of the same read, as FP8 matrix units want them
 
 `plain_reason` decides, and says why. By a recipe's `kernels`, "auto" takes the kernels on an NVIDIA GPU in eager
-mode. Under `torch.compile` it takes plain code: an operator is a wall to the compiler, which otherwise fuses the
+mode. Under `torch.compile` it takes plain code: the compiler cannot fuse across a custom operator, and otherwise fuses the
 amax into the producer of a tensor and the cast into its readers; "always" takes the operators there too, so that a
 sweep can tell which of the two is faster. On a CPU "always" runs the operators' plain twins, for tests.
 """
@@ -117,8 +117,12 @@ def lines_both(
     *,
     kernels: Kernels = "auto",
     amax: torch.Tensor | None = None,
+    once: bool = False,
 ) -> tuple[Operand | torch.Tensor, Operand | torch.Tensor]:
     """Cast a matrix for two GEMMs, of which one contracts dimension 1 and the other dimension 0.
+
+    Args:
+        once: where one cast serves both, return it twice and do not transpose it. Other arguments as of `cast_one`.
 
     Returns:
         (lines [M, K] for the first, lines [K, M] for the second), each as `lines_one`.
@@ -132,7 +136,7 @@ def lines_both(
             return rows_and_columns(x, along_1, role)
     first = lines_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
     if same and along_1 is not None and along_1.axis_free and isinstance(first, Operand):
-        return first, transposed(first)
+        return first, first if once else transposed(first)
     return first, lines_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
 
 
@@ -183,16 +187,19 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    fused = along_1 is not None and (along_1 is along_0 or along_1 == along_0)
-    if fused and not isinstance(x, Float8Tensor) and plain_reason(x, kernels, along_1) is None:
-        assert along_1 is not None
-        lines, lines_0 = _both_by_kernel(x, along_1, memory, role, amax)
-        granularity = along_1.granularity
-        return _wrapped(lines, x.dtype, granularity), _wrapped(transposed(lines_0), x.dtype, granularity)
-    first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
-    if serves_both(along_1, along_0):
+    if isinstance(x, Float8Tensor):
+        return x, x
+    lines, lines_0 = lines_both(x, along_1, along_0, memory, role, kernels=kernels, amax=amax, once=True)
+    first = second = x
+    if along_1 is not None:
+        assert isinstance(lines, Operand)
+        first = _wrapped(lines, x.dtype, along_1.granularity)
+    if lines_0 is lines:
         return first, first
-    return first, cast_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
+    if along_0 is not None:
+        assert isinstance(lines_0, Operand)
+        second = _wrapped(transposed(lines_0), x.dtype, along_0.granularity)
+    return first, second
 
 
 def serves_both(first: Cast | None, second: Cast | None) -> bool:
@@ -208,7 +215,7 @@ def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kern
 
 
 def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """Of the whole of x, float32, 0-dimensional; by a kernel or plain, as its casts are made."""
+    """Amax of the whole tensor, 0-d float32; by a kernel or plain, as its casts are made."""
     return plain_amax(x) if plain_reason(x, kernels) is not None else ops.amax(x)
 
 

@@ -150,7 +150,7 @@ def without_values(x: torch.Tensor, shape: torch.Size | None = None) -> torch.Te
 
 
 def input_casts(recipe: Recipe) -> Casts:
-    """Of the input, in the output and in the grad_weight GEMM."""
+    """The input's casts, in the output and in the grad_weight GEMM."""
     return recipe.output.a, recipe.grad_weight.b
 
 

@@ -319,7 +319,7 @@ def _transposed(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _row_major(x: torch.Tensor) -> torch.Tensor:
-    """As `contiguous`, which for a size of 1 leaves any stride, and so another one than the kernels' outputs have."""
+    """x with the strides of the kernels' outputs; `contiguous` would leave any stride to a size of 1."""
     if x.stride() == torch.empty(x.shape, device="meta").stride():
         return x
     return x.clone(memory_format=torch.contiguous_format)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import on_cpu, with_gradient_format
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,7 +125,7 @@ def test_a_layer_trains_alike_on_both_routes(name: str) -> None:
 @pytest.mark.parametrize("fmt", ["output", "grad_input", "grad_weight"])
 def test_recipes_that_mix_casts_train_alike(fmt: str) -> None:
     """Oracle: the plain route. Operands of different casts for two GEMMs, and GEMMs left in high precision."""
-    mixed = RECIPES["rowwise_with_gw_hp"].with_gradient_format(E5M2).in_high_precision(fmt)
+    mixed = with_gradient_format(RECIPES["rowwise_with_gw_hp"], E5M2).in_high_precision(fmt)
     want, got = (trained(mixed.with_kernels(kernels)) for kernels in ("never", "always"))
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
