@@ -38,7 +38,7 @@ from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.inputs.microbatch import WeightCache
-    from fp8core.inputs.sharded import Cut
+    from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Recipe
 
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
@@ -55,7 +55,7 @@ class Float8Linear(nn.Linear):
         recipe: what is cast and how.
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
-        scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
+        suspended_recipe: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
         converted_from: class of the layer whose place it took; nn.Linear if it took none.
         bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
@@ -66,7 +66,7 @@ class Float8Linear(nn.Linear):
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
-    scheduled_from: Recipe | None
+    suspended_recipe: Recipe | None
     bias_deferred: bool
     converted_from: type[nn.Linear]
     _plans: tuple[Recipe | None, dict[object, Plan]] = (None, {})  # of this recipe, by `_plan_key`
@@ -75,7 +75,7 @@ class Float8Linear(nn.Linear):
             "recipe",
             "amaxes",
             "weight_cache",
-            "scheduled_from",
+            "suspended_recipe",
             "bias_deferred",
             "converted_from",
             "is_transposed",
@@ -98,7 +98,7 @@ class Float8Linear(nn.Linear):
         self.recipe = as_recipe(config)
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
-        self.scheduled_from = None
+        self.suspended_recipe = None
         self.bias_deferred = False
         self.converted_from = nn.Linear
 
@@ -187,7 +187,7 @@ class Float8Linear(nn.Linear):
         input: torch.Tensor | CastInput,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        cut: Cut | None,
+        cut: TPLayout | None,
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
         compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
@@ -199,7 +199,7 @@ class Float8Linear(nn.Linear):
             plan = self._known_plan(input, weight, gradients)
         if plan is None:
             if not self.recipe.fp8_gemms:
-                return self._held_back(input, weight, bias)
+                return self._forward_hp(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
             if isinstance(input, CastInput):
@@ -246,7 +246,7 @@ class Float8Linear(nn.Linear):
         shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
         return input.for_output, None if shared else input.for_grad_weight
 
-    def _held_back(
+    def _forward_hp(
         self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """With all GEMMs in high precision, see `fp8core.schedule`: nn.Linear, bit for bit where that takes the input."""

@@ -215,7 +215,7 @@ def mx_scale(code: torch.Tensor) -> torch.Tensor:
     return torch.where(code.view(torch.uint8) == 255, torch.nan, scale)
 
 
-def spread(scale: torch.Tensor, shape: torch.Size, block: int | None = None) -> torch.Tensor:
+def broadcast_block_scales(scale: torch.Tensor, shape: torch.Size, block: int | None = None) -> torch.Tensor:
     """Scales of blocks repeated so that they broadcast to `shape`; others are returned as they are.
 
     Args:

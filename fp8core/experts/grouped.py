@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fp8core.arguments import check_type
-from fp8core.cast import cast_saturating, times
+from fp8core.cast import cast_saturating, scaled_f32
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout
 from fp8core.gemm.grouped import check_offsets, grouped_mm_hp, scaled_grouped_mm
@@ -281,7 +281,7 @@ def _over_tokens(x: torch.Tensor, cast: Cast | None, offsets: torch.Tensor, reci
     amax = magnitude.new_zeros(offsets.shape[0], x.shape[1])
     amax = amax.scatter_reduce(0, group[:, None].expand_as(x), magnitude, "amax")
     scale, scale_inv = compute_scale(amax, cast.format, cast.power_of_two)
-    codes = cast_saturating(times(x, scale[group]), cast.format, overwrite=True)
+    codes = cast_saturating(scaled_f32(x, scale[group]), cast.format, overwrite=True)
     return codes, scale_inv[:, None]
 
 

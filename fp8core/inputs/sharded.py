@@ -39,7 +39,7 @@ ORDER = "convert_to_float8_training first, then parallelize_module, then fully_s
 _BLOCKS = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}
 
 
-class Cut(NamedTuple):
+class TPLayout(NamedTuple):
     """How a layer is cut.
 
     Attributes:
@@ -142,15 +142,15 @@ class Cut(NamedTuple):
         return ("column-wise", "row-wise", "nowhere")[self.dim]
 
 
-def cut_of(weight: torch.Tensor) -> Cut | None:
+def cut_of(weight: torch.Tensor) -> TPLayout | None:
     """How tensor parallelism has cut this weight [N, K]; None if it is no DTensor."""
     if not is_dtensor(weight):
         return None
     placement: Any = weight.placements[-1]
-    return Cut(weight.device_mesh, placement.dim if placement.is_shard() else -1)
+    return TPLayout(weight.device_mesh, placement.dim if placement.is_shard() else -1)
 
 
-def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
+def check_layer(layer: Any, cut: TPLayout, x: torch.Tensor) -> None:
     """Refuses what tensor parallelism, or a wrong order of conversions, has made of a Float8Linear.
 
     Args:
@@ -159,7 +159,7 @@ def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
         x: its input.
 
     Raises:
-        ValueError: the weight is FSDP's and not gathered, amaxes are DTensors, or as `Cut.check`.
+        ValueError: the weight is FSDP's and not gathered, amaxes are DTensors, or as `TPLayout.check`.
     """
     by_plan = is_dtensor(x) or hasattr(layer, "_distribute_module_applied")
     if cut.mesh.ndim > 1 or not by_plan:
@@ -175,7 +175,7 @@ def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
     cut.check(layer.in_features, layer.out_features, layer.recipe)
 
 
-class Seen(NamedTuple):
+class AmaxRequest(NamedTuple):
     """A tensor about to be cast, and all its casts; `amax` of the rank's part if it is known already."""
 
     x: torch.Tensor | None
@@ -185,7 +185,7 @@ class Seen(NamedTuple):
 
 
 def shared_amaxes(
-    cut: Cut | None, recipe: Recipe, memory: Amaxes | None, *tensors: Seen
+    cut: TPLayout | None, recipe: Recipe, memory: Amaxes | None, *tensors: AmaxRequest
 ) -> tuple[torch.Tensor | None, ...]:
     """What tensorwise casts of these tensors go by; one all-reduce for all that need one, none if none does.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from fp8core.cast import cast_saturating, cast_with_amax, times
+from fp8core.cast import cast_saturating, cast_with_amax, scaled_f32
 from fp8core.formats import as_element_format
 from fp8core.scaling import amax as compute_amax
 from fp8core.scaling import compute_scale
@@ -311,7 +311,7 @@ def _spread(scale_inv: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _times(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Codes of x * scale, row-major."""
-    return _row_major(cast_saturating(times(x, scale), dtype, overwrite=True))
+    return _row_major(cast_saturating(scaled_f32(x, scale), dtype, overwrite=True))
 
 
 def _transposed(codes: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.dtensors import is_dtensor
 from fp8core.history import ROLES
-from fp8core.inputs.sharded import Cut, cut_of
+from fp8core.inputs.sharded import TPLayout, cut_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.tensor import Float8Tensor
@@ -91,7 +91,7 @@ def input_of(layer: Float8Linear, given: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 def quantized(
-    layer: Float8Linear, x: torch.Tensor, cast: Cast | None, dim: int, role: str, cut: Cut | None
+    layer: Float8Linear, x: torch.Tensor, cast: Cast | None, dim: int, role: str, cut: TPLayout | None
 ) -> Quantized:
     """x as the recipe casts it, with the amax that its scale must come from.
 
