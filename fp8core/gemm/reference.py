@@ -64,14 +64,4 @@ class Reference(Backend):
     def __init__(self, name: str, bf16_only: frozenset[str] = frozenset()) -> None:
         self.name, self.bf16_only = name, bf16_only
 
-    def matmul(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_inv_a: torch.Tensor,
-        scale_inv_b: torch.Tensor,
-        out_dtype: torch.dtype,
-        use_fast_accum: bool,
-    ) -> torch.Tensor:
-        """Dequantise, then multiply: see `matmul`."""
-        return matmul(a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    matmul = staticmethod(matmul)

@@ -108,30 +108,9 @@ class Torch(Backend):
             a, b, scale_a=scale_inv_a, scale_b=scale_inv_b, out_dtype=out_dtype, use_fast_accum=use_fast_accum
         )
 
-    def shape_reason(
-        self,
-        M: int,
-        K: int,
-        N: int,
-        a_fmt: Format | torch.dtype | str,
-        b_fmt: Format | torch.dtype | str,
-        granularity: str = "tensorwise",
-        out_dtype: torch.dtype = torch.bfloat16,
-    ) -> str | None:
-        """The rules of `fp8core.gemm.layout`, which are cuBLAS's."""
-        return layout.shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype)
-
-    def device_reason(
-        self, device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
-    ) -> str | None:
-        """Why this device has no FP8 matmul for these formats."""
-        return layout.device_reason(device, a_fmt, b_fmt)
-
-    def granularity_reason(
-        self, device: torch.device | str, granularity: str, nearest: str = ""
-    ) -> str | None:
-        """Blocks are refused, see `layout.granularity_reason`."""
-        return layout.granularity_reason(device, granularity, nearest)
+    shape_reason = staticmethod(layout.shape_reason)
+    device_reason = staticmethod(layout.device_reason)
+    granularity_reason = staticmethod(layout.granularity_reason)
 
     def grouped_reason(
         self, device: torch.device, granularity: str, a_dtype: torch.dtype, b_dtype: torch.dtype
