@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from fp8core.formats import Format
     from fp8core.gemm.layout import Operand
 
+# The arguments of `Backend.matmul`: a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, bool]
+
 
 class Backend(ABC):
     """A scaled matmul and its rules; each rule answers in one sentence with a way out, or None, and runs nothing.
@@ -42,6 +45,7 @@ class Backend(ABC):
         scale_inv_b: torch.Tensor,
         out_dtype: torch.dtype,
         use_fast_accum: bool,
+        /,
     ) -> torch.Tensor:
         """A [M, K] @ B [K, N] with scales of one granularity; `scaled_mm` has checked that the operands fit each other.
 

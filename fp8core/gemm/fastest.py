@@ -23,7 +23,7 @@ Ranks measure for themselves and may differ, which is no more than their sums do
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from fp8core.formats import Format
+    from fp8core.gemm.backend import Operands
     from fp8core.gemm.layout import Operand
 
 LEADING_BITS = 5
@@ -57,9 +58,6 @@ class Product(NamedTuple):
     out_dtype: torch.dtype
     use_fast_accum: bool
     device: torch.device
-
-
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, bool]
 
 
 class Fastest(Backend):
@@ -91,51 +89,25 @@ class Fastest(Backend):
         )
         self.grouped_granularities = self.default.grouped_granularities
 
-        def traced(
-            M: int,
-            K: int,
-            N: int,
-            a: torch.dtype,
-            b: torch.dtype,
-            kind: str,
-            out: torch.dtype,
-            fast: bool,
-            where: torch.device,
-        ) -> str:  # apart, since Dynamo takes no tuple with names for a constant
-            product = Product(M, K, N, a, b, kind, out, fast, where)
+        def traced(*fields: Any) -> str:  # apart, since Dynamo takes no tuple with names for a constant
+            product = Product(*fields)
             return self._cached(product) or self._choose(product, None)
 
         # As torch.compiler.assume_constant_result does, which would load the compiler into every process that imports us
         vars(traced)["_dynamo_marked_constant"] = True
         self._while_tracing = traced
 
-    def matmul(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_inv_a: torch.Tensor,
-        scale_inv_b: torch.Tensor,
-        out_dtype: torch.dtype,
-        use_fast_accum: bool,
-    ) -> torch.Tensor:
+    def matmul(self, *operands: *Operands) -> torch.Tensor:
         """A [M, K] row-major @ B [K, N] column-major with their scales: see `fp8core.gemm.scaled_mm`.
 
         Raises:
             ValueError: no candidate takes it; the reason of each.
         """
-        operands = (a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
         return self.candidates[self.choice(*operands)].matmul(*operands)
 
-    def choice(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_inv_a: torch.Tensor,
-        scale_inv_b: torch.Tensor,
-        out_dtype: torch.dtype,
-        use_fast_accum: bool,
-    ) -> str:
+    def choice(self, *operands: *Operands) -> str:
         """The candidate for these operands, the arguments of `matmul`; measures where that is due and can be done."""
+        a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum = operands
         granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
         (M, K), N = a.shape, b.shape[1]
         product = Product(M, K, N, a.dtype, b.dtype, granularity, out_dtype, use_fast_accum, a.device)
@@ -145,7 +117,6 @@ class Fastest(Backend):
             if has_static_value(M) and has_static_value(K) and has_static_value(N):
                 return self._while_tracing(*product)
             return self._of_open_sizes(product)
-        operands = (a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
         return self._cached(product) or self._choose(product, operands)
 
     def _cached(self, product: Product) -> str | None:

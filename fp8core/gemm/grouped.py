@@ -115,19 +115,11 @@ def _operator(
     return _one_by_one(left, right, offsets, granularity, out_dtype, use_fast_accum, backend)
 
 
-@_operator.register_fake
-def _(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_inv_a: torch.Tensor,
-    scale_inv_b: torch.Tensor,
-    offsets: torch.Tensor,
-    granularity: str,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-    backend: str,
-) -> torch.Tensor:
-    return a.new_empty(layout.grouped_shape(a, b, offsets), dtype=out_dtype)
+_operator.register_fake(
+    lambda a, b, _a, _b, offsets, _granularity, out_dtype, *_: a.new_empty(
+        layout.grouped_shape(a, b, offsets), dtype=out_dtype
+    )
+)
 
 
 def grouped_mm_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -155,9 +147,7 @@ def _operator_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     return result
 
 
-@_operator_hp.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return a.new_empty(layout.grouped_shape(a, b, offsets))
+_operator_hp.register_fake(lambda a, b, offsets: a.new_empty(layout.grouped_shape(a, b, offsets)))
 
 
 def _one_by_one(

@@ -17,7 +17,6 @@ from fp8core.gemm import layout
 from fp8core.gemm.backend import Backend
 
 if TYPE_CHECKING:
-    from fp8core.formats import Format
     from fp8core.gemm.layout import Operand
 
 GROUPED_CAPABILITY = (9, 0)
