@@ -12,6 +12,8 @@ Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, h
 microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify.
 """
 
+from typing import TYPE_CHECKING
+
 from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.auto_filter import _auto_filter_for_recipe
 from fp8core.config import (
@@ -24,14 +26,6 @@ from fp8core.config import (
     ScalingType,
 )
 from fp8core.convert import convert_to_float8_training
-from fp8core.distributed.arrival import WaitedRowwiseParallel
-from fp8core.distributed.tensor_parallel import (
-    Float8ColwiseParallel,
-    Float8RowwiseParallel,
-    PrepareFloat8ModuleInput,
-    async_tp_reason,
-    check_plan,
-)
 from fp8core.distributed.weight_scales import precompute_float8_dynamic_scale_for_fsdp
 from fp8core.experts.grouped import PaddedGroups, grouped_mm, pad_groups
 from fp8core.experts.moe import ExpertsAudit, GroupedMatmul, convert_experts_to_float8, dense_layers_only
@@ -50,6 +44,16 @@ from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
 from fp8core.verify import Proof, verify
+
+if TYPE_CHECKING:
+    from fp8core.distributed.arrival import WaitedRowwiseParallel
+    from fp8core.distributed.tensor_parallel import (
+        Float8ColwiseParallel,
+        Float8RowwiseParallel,
+        PrepareFloat8ModuleInput,
+        async_tp_reason,
+        check_plan,
+    )
 
 __all__ = [
     "BACKENDS",
@@ -114,3 +118,26 @@ __all__ = [
     "update_scales",
     "verify",
 ]
+
+_LAZY = {  # they import torch.distributed.tensor, which takes longer than all the rest of fp8core
+    "Float8ColwiseParallel": "fp8core.distributed.tensor_parallel",
+    "Float8RowwiseParallel": "fp8core.distributed.tensor_parallel",
+    "PrepareFloat8ModuleInput": "fp8core.distributed.tensor_parallel",
+    "WaitedRowwiseParallel": "fp8core.distributed.arrival",
+    "async_tp_reason": "fp8core.distributed.tensor_parallel",
+    "check_plan": "fp8core.distributed.tensor_parallel",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of `_LAZY` at its first use."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

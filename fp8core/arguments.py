@@ -11,6 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)  # by exact type: no subclass of its own
 P = ParamSpec("P")
 R = TypeVar("R")
 

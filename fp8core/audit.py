@@ -113,7 +113,7 @@ class Audit:
     def fp8_flop_share(self) -> float:
         """Share of the model's matmul FLOPs that run in FP8, 0..1; 0 for a model without any.
 
-        Of a step that was run: of all products that it counted. Else of those with a weight, by size.
+        Where a step was run, its share of all products that were counted; else of those with a weight, by size.
         """
         if self.count is not None:
             return self.count.fp8_share

@@ -23,16 +23,16 @@ from fp8core.scaling import (
     BLOCK,
     MX_BLOCK,
     amax,
+    broadcast_block_scales,
     check_hp,
     compute_scale,
     mx_scale,
     mx_scale_code,
-    spread,
     without_grad,
 )
 
 if TYPE_CHECKING:
-    from fp8core.recipe import Granularity, MxMode
+    from fp8core.scaling import Granularity, MxMode
 
 
 def cast_saturating(
@@ -64,7 +64,7 @@ def cast_saturating(
     return wide.to(fmt.dtype)
 
 
-def times(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def scaled_f32(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """x * scale in float32, a temporary of its own; scale float32, broadcastable to x."""
     x = without_grad(x)
     return x * scale if x.dtype == torch.float32 else x.float().mul_(scale)
@@ -107,8 +107,8 @@ def scale_and_cast(
     else:
         scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
     if scale.dim():
-        scale = spread(scale, x.shape, MX_BLOCK if granularity == "1x32" else BLOCK)
-    return cast_saturating(times(x, scale), fmt, overwrite=True), scale_inv
+        scale = broadcast_block_scales(scale, x.shape, MX_BLOCK if granularity == "1x32" else BLOCK)
+    return cast_saturating(scaled_f32(x, scale), fmt, overwrite=True), scale_inv
 
 
 def cast_rows_and_columns(
@@ -140,8 +140,8 @@ def cast_rows_and_columns(
         )
     group_amax = torch.cat((row_amax, column_amax.t()))
     scale, scale_inv = compute_scale(group_amax, fmt, power_of_two)
-    rows = cast_saturating(times(x, scale[:M]), fmt, overwrite=True)
-    columns = cast_saturating(times(x, scale[M:].t()), fmt, overwrite=True)
+    rows = cast_saturating(scaled_f32(x, scale[:M]), fmt, overwrite=True)
+    columns = cast_saturating(scaled_f32(x, scale[M:].t()), fmt, overwrite=True)
     return (rows, scale_inv[:M]), (columns, scale_inv[M:].t())
 
 
@@ -173,7 +173,7 @@ def cast_with_amax(
     """
     scale, scale_inv = compute_scale(expected_amax * 2.0**margin, fmt, power_of_two)
     seen = amax(x)
-    codes = cast_saturating(times(x, scale), fmt, overwrite=True)
+    codes = cast_saturating(scaled_f32(x, scale), fmt, overwrite=True)
     return codes, torch.where(seen.isfinite(), scale_inv, torch.nan), seen
 
 
@@ -195,4 +195,4 @@ def dequantize(
     """
     as_element_format(codes.dtype)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    return (codes.to(compute) * spread(scale_inv, codes.shape).to(compute)).to(dtype)
+    return (codes.to(compute) * broadcast_block_scales(scale_inv, codes.shape).to(compute)).to(dtype)

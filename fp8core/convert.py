@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.conversion_log import log_conversion
 from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
+from fp8core.dtensors import is_dtensor
 from fp8core.gemm import backend_named
 from fp8core.history import keep_pending_by_rank
 from fp8core.inputs.sharded import ORDER
@@ -76,7 +76,7 @@ def convert_to_float8_training(
                     "model, or leave the layer out by module_filter_fn"
                 )
             continue
-        if wanted and isinstance(linear.weight, DTensor) and not already_sharded:
+        if wanted and is_dtensor(linear.weight) and not already_sharded:
             raise ValueError(
                 f"{fqn or 'the model'}: parallelize_module came first, and a new layer would not have its hooks; {ORDER}"
             )

@@ -76,11 +76,6 @@ class Format:
         return math.ldexp(1.0, (1 if self.has_subnormals else 0) - self.bias)
 
     @property
-    def min_subnormal(self) -> float:
-        """The smallest positive value (equal to `min_normal` where the format has no subnormals)."""
-        return self.min_normal * self.eps if self.has_subnormals else self.min_normal
-
-    @property
     def eps(self) -> float:
         """The distance from 1 to the next larger value."""
         return math.ldexp(1.0, -self.mantissa_bits)
@@ -185,7 +180,7 @@ def as_format(which: Format | torch.dtype | str) -> Format:
 
 
 def as_element_format(which: Format | torch.dtype | str) -> Format:
-    """As `as_format`, and refuses E8M0, which can hold scales but no tensor elements."""
+    """`as_format` that refuses E8M0, which can hold scales but no tensor elements."""
     fmt = which if isinstance(which, Format) else as_format(which)
     # By dtype: to compare formats field by field took a third of Dynamo's time
     if fmt.dtype not in _ELEMENT_DTYPES:

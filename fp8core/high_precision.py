@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.distributed.weight_shard import WeightShard
+from fp8core.dtensors import is_dtensor
 from fp8core.experts.interface import take_back
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.history import keep_pending_by_rank
@@ -37,7 +37,7 @@ def convert_to_high_precision(module: nn.Module) -> nn.Module:
     """
     check_type("module", module, nn.Module, "convert_to_high_precision(model)")
     layers = {m: fqn or "the model" for fqn, m in module.named_modules() if isinstance(m, Float8Linear)}
-    cut = [fqn for layer, fqn in layers.items() if isinstance(layer.weight, DTensor)]
+    cut = [fqn for layer, fqn in layers.items() if is_dtensor(layer.weight)]
     if layers and (cut or is_sharded_by_fsdp(module)):
         raise ValueError(
             f"{cut[0] if cut else 'the model'} is sharded, and a new layer would not have what shards it; gather a full "

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from fp8core.arguments import any_autocast
+from fp8core.arguments import PLAIN_TENSORS, any_autocast
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.gemm import backend_named
+from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory, amaxes_of_pass
 from fp8core.inputs.sharded import check_layer, cut_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
@@ -39,7 +38,7 @@ from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.inputs.microbatch import WeightCache
-    from fp8core.inputs.sharded import Cut
+    from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Recipe
 
 _SHAPES_REMEMBERED = 256  # of one layer, whose number of tokens may differ in each call
@@ -56,7 +55,7 @@ class Float8Linear(nn.Linear):
         recipe: what is cast and how.
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
-        scheduled_from: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
+        suspended_recipe: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
         converted_from: class of the layer whose place it took; nn.Linear if it took none.
         bias_deferred: a style of `fp8core.distributed.tensor_parallel` adds the bias, once the output is summed.
     """
@@ -67,7 +66,7 @@ class Float8Linear(nn.Linear):
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
-    scheduled_from: Recipe | None
+    suspended_recipe: Recipe | None
     bias_deferred: bool
     converted_from: type[nn.Linear]
     _plans: tuple[Recipe | None, dict[object, Plan]] = (None, {})  # of this recipe, by `_plan_key`
@@ -76,7 +75,7 @@ class Float8Linear(nn.Linear):
             "recipe",
             "amaxes",
             "weight_cache",
-            "scheduled_from",
+            "suspended_recipe",
             "bias_deferred",
             "converted_from",
             "is_transposed",
@@ -94,18 +93,17 @@ class Float8Linear(nn.Linear):
         *,
         config: Float8LinearConfig | Recipe | str | None = None,
     ) -> None:
-        """As nn.Linear; `config` is a configuration, a recipe or its name (default "tensorwise")."""
+        """The arguments of nn.Linear; `config` is a configuration, a recipe or its name (default "tensorwise")."""
         super().__init__(in_features, out_features, bias, device, dtype)
         self.recipe = as_recipe(config)
-        backend_named(self.recipe.backend)
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
         self.weight_cache = None
-        self.scheduled_from = None
+        self.suspended_recipe = None
         self.bias_deferred = False
         self.converted_from = nn.Linear
 
     def reset_parameters(self) -> None:
-        """As nn.Linear, for a layer that was made on "meta" too; amaxes start afresh."""
+        """Initialise as nn.Linear does, a layer that was made on "meta" too; amaxes start afresh."""
         super().reset_parameters()
         amaxes = self._modules.get("amaxes")
         if isinstance(amaxes, AmaxMemory):
@@ -170,8 +168,8 @@ class Float8Linear(nn.Linear):
         weight: torch.Tensor = self.weight
         if self.is_transposed:
             weight = weight.t()
-        cut = cut_of(weight) if isinstance(weight, DTensor) else None
-        bias = None if self.bias_deferred else self.bias
+        cut = None if type(weight) in PLAIN_TENSORS else cut_of(weight)
+        bias: torch.Tensor | None = None if self.bias_deferred else self.bias
         if cut is None:
             return self._run(input, weight, bias, None)
         check_layer(self, cut, input.hp if isinstance(input, CastInput) else input)
@@ -179,9 +177,9 @@ class Float8Linear(nn.Linear):
             input = input._replace(hp=cut.local_input(input.hp, str(self)))
         else:
             input = cut.local_input(input, str(self))
-        assert isinstance(weight, DTensor)
+        assert is_dtensor(weight)
         weight = weight.to_local()
-        bias = cut.local_bias(bias) if isinstance(bias, DTensor) else bias
+        bias = cut.local_bias(bias) if is_dtensor(bias) else bias
         return cut.whole_output(self._run(input, weight, bias, cut))
 
     def _run(
@@ -189,7 +187,7 @@ class Float8Linear(nn.Linear):
         input: torch.Tensor | CastInput,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        cut: Cut | None,
+        cut: TPLayout | None,
     ) -> torch.Tensor:
         """The layer, or this rank's part of it: all three are plain tensors."""
         compiling, gradients = torch.compiler.is_compiling(), torch.is_grad_enabled()
@@ -201,7 +199,7 @@ class Float8Linear(nn.Linear):
             plan = self._known_plan(input, weight, gradients)
         if plan is None:
             if not self.recipe.fp8_gemms:
-                return self._held_back(input, weight, bias)
+                return self._forward_hp(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
             if isinstance(input, CastInput):
@@ -248,7 +246,7 @@ class Float8Linear(nn.Linear):
         shared = input.for_grad_weight is input.for_output  # given once: Dynamo takes no tensor twice
         return input.for_output, None if shared else input.for_grad_weight
 
-    def _held_back(
+    def _forward_hp(
         self, input: torch.Tensor | CastInput, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """With all GEMMs in high precision, see `fp8core.schedule`: nn.Linear, bit for bit where that takes the input."""

@@ -25,25 +25,21 @@ recipe, add a literal to `RECIPES`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
 from fp8core.formats import Format, native_pair
+from fp8core.gemm import backend_named
+from fp8core.scaling import GRANULARITIES as GRANULARITIES
+from fp8core.scaling import MX_MODES as MX_MODES
+from fp8core.scaling import Granularity as Granularity
+from fp8core.scaling import MxMode as MxMode
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-Granularity = Literal["tensorwise", "rowwise", "1x128", "128x128", "1x32"]
-GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
-MxMode = Literal["floor", "ceil", "rceil", "even"]
-MX_MODES: tuple[str, ...] = get_args(MxMode)
 Kernels = Literal["auto", "always", "never"]
 KERNELS: tuple[str, ...] = get_args(Kernels)
 GEMMS: tuple[str, ...] = ("output", "grad_input", "grad_weight")
-# `fp8core.gemm.BACKENDS`, which lies above this module and puts itself here: a recipe refuses a name that is not in it
-backends: Collection[str] | None = None
 
 # The granularities that one multiplication may mix: one scale can be repeated, a block can't
 _FAMILIES: tuple[frozenset[str], ...] = (
@@ -147,14 +143,14 @@ class Gemm:
 
     @property
     def granularity(self) -> Granularity:
-        """Of the multiplication: the finer of its operands', since no kernel mixes rowwise and tensorwise."""
+        """The finer of the two operands' granularities, since no kernel mixes rowwise and tensorwise."""
         if self.a is None or self.b is None:
             return "tensorwise"
         if self.a.granularity == self.b.granularity:
             return self.a.granularity
-        found = {self.a.granularity, self.b.granularity}
+        both = {self.a.granularity, self.b.granularity}
         finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
-        return next((granularity for granularity in finest if granularity in found), "tensorwise")
+        return next((granularity for granularity in finest if granularity in both), "tensorwise")
 
     def __str__(self) -> str:
         return f"{self.a} @ {self.b}" if self.is_fp8 else "high precision"
@@ -191,8 +187,7 @@ class Recipe:
     nearest: str = ""
 
     def __post_init__(self) -> None:
-        if backends is not None:  # of the table below, which is made before that one, a test asks the same
-            check_known("GEMM backend", self.backend, backends)
+        backend_named(self.backend)
         check_known("kernels", self.kernels, KERNELS)
 
     @property
@@ -211,10 +206,10 @@ class Recipe:
     @property
     def scaling(self) -> Scaling:
         """ "delayed" or "static" if any cast is, so that a layer must remember amaxes; else "dynamic"."""
-        found = {c.scaling for gemm in self.gemms.values() for c in (gemm.a, gemm.b) if c is not None}
-        if {"delayed", "static"} <= found:
+        scalings = {c.scaling for gemm in self.gemms.values() for c in (gemm.a, gemm.b) if c is not None}
+        if {"delayed", "static"} <= scalings:
             raise ValueError(f"recipe {self.name} mixes delayed and static casts; take one of the two")
-        return next((s for s in found if s != "dynamic"), "dynamic")
+        return next((s for s in scalings if s != "dynamic"), "dynamic")
 
     def emulated(self) -> Recipe:
         """The same recipe multiplied in high precision: the same codes and scales, on any device."""
@@ -246,15 +241,6 @@ class Recipe:
             check_known("GEMM", name, GEMMS)
         kept: dict[str, Any] = dict(self.gemms) | dict.fromkeys(gemms, Gemm(None, None))
         return replace(self, name="-".join((self.name, *(f"{name}_hp" for name in gemms))), **kept)
-
-    def with_gradient_format(self, fmt: Format) -> Recipe:
-        """The same recipe with `grad_output` cast to another format, in both GEMMs that take it."""
-        changed: dict[str, Any] = {
-            name: gemm if gemm.a is None else replace(gemm, a=replace(gemm.a, format=fmt))
-            for name, gemm in self.gemms.items()
-            if name != "output"
-        }
-        return replace(self, name=f"{self.name}-{fmt.short}_grad", **changed)
 
     def __str__(self) -> str:
         extras = "" if self.backend == "torch" else f", backend={self.backend}"

@@ -22,14 +22,14 @@ from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.grad_amax import amax_of
 from fp8core.history import AmaxMemory
-from fp8core.inputs.operands import lines_both, lines_one, made_together, serves_both, settled
-from fp8core.inputs.sharded import Seen, by_own_amax, shared_amaxes
+from fp8core.inputs.operands import fused_for_both, lines_both, lines_one, serves_both, settled
+from fp8core.inputs.sharded import AmaxRequest, by_own_amax, shared_amaxes
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.history import Amaxes
     from fp8core.inputs.microbatch import WeightCache
-    from fp8core.inputs.sharded import Cut
+    from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Gemm, Kernels, Recipe
 
 _VIEWS = (
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     amaxes: Amaxes | None
     cache: WeightCache | None
     trains: bool
-    cut: Cut | None
+    cut: TPLayout | None
     kernels: tuple[Kernels, Kernels, Kernels]
 
     @classmethod
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
         )
         return cls(recipe, None, None, trains, None, kernels)
 
-    def shared(self, *tensors: Seen) -> tuple[torch.Tensor | None, ...]:
+    def shared(self, *tensors: AmaxRequest) -> tuple[torch.Tensor | None, ...]:
         """The amaxes of tensors that are parts of larger ones, see `fp8core.inputs.sharded.shared_amaxes`."""
         return shared_amaxes(self.cut, self.recipe, self.amaxes, *tensors)
 
@@ -106,8 +106,8 @@ class _ScaledLinear(torch.autograd.Function):
         amax = weight_amax = None
         if plan.cut is not None:
             amax, weight_amax = plan.shared(
-                Seen(input_hp if given is None else None, "input", (for_output, for_grad_weight)),
-                Seen(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
+                AmaxRequest(input_hp if given is None else None, "input", (for_output, for_grad_weight)),
+                AmaxRequest(weight_hp, "weight", (recipe.output.b, recipe.grad_input.b)),
             )
         kernels = plan.kernels[0]
         kept: _Saved = (None, None)
@@ -154,7 +154,7 @@ class _ScaledLinear(torch.autograd.Function):
         grad_input = grad_weight = None
         amax = amax_of(grad_output)
         if plan.cut is not None:
-            (amax,) = plan.shared(Seen(grad_output, "grad_output", (to_input.a, to_weight.a), amax))
+            (amax,) = plan.shared(AmaxRequest(grad_output, "grad_output", (to_input.a, to_weight.a), amax))
         kernels = plan.kernels[2] if type(grad_output) is torch.Tensor else recipe.kernels
         if needs_input and needs_weight:
             lines, lines_0 = lines_both(
@@ -224,7 +224,7 @@ def _weight_operands(
         lines, lines_0 = plan.cache.operands(
             weight, lambda: lines_both(weight, first, second, amaxes, "weight", kernels=kernels, amax=amax)
         )
-    elif again and made_together(weight, first, second, kernels):
+    elif again and fused_for_both(weight, first, second, kernels):
         lines, lines_0 = lines_both(weight, first, second, amaxes, "weight", kernels=kernels, amax=amax)
     else:
         lines = lines_one(weight, first, 1, amaxes, "weight", kernels=kernels, amax=amax)

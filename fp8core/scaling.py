@@ -28,12 +28,13 @@ two, stored as its biased exponent; `mx_scale_code` makes it by integer arithmet
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import nn
 
 from fp8core.arguments import check_known, check_type
 from fp8core.formats import E8M0FNU, Format, as_element_format
-from fp8core.recipe import GRANULARITIES, MX_MODES, Granularity, MxMode
 
 
 def _amax_floor() -> float:
@@ -46,6 +47,10 @@ def _amax_floor() -> float:
 
 
 AMAX_FLOOR = _amax_floor()
+Granularity = Literal["tensorwise", "rowwise", "1x128", "128x128", "1x32"]  # see `fp8core.recipe`
+GRANULARITIES: tuple[str, ...] = get_args(Granularity)
+MxMode = Literal["floor", "ceil", "rceil", "even"]
+MX_MODES: tuple[str, ...] = get_args(MxMode)
 HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
 
 BLOCK = 128  # of "1x128" and "128x128"
@@ -210,7 +215,7 @@ def mx_scale(code: torch.Tensor) -> torch.Tensor:
     return torch.where(code.view(torch.uint8) == 255, torch.nan, scale)
 
 
-def spread(scale: torch.Tensor, shape: torch.Size, block: int | None = None) -> torch.Tensor:
+def broadcast_block_scales(scale: torch.Tensor, shape: torch.Size, block: int | None = None) -> torch.Tensor:
     """Scales of blocks repeated so that they broadcast to `shape`; others are returned as they are.
 
     Args:

@@ -185,7 +185,7 @@ class PrecisionSchedule:
             if layer.recipe is due:
                 continue
             layer.recipe = due
-            layer.scheduled_from = None if due is self._recipes[name] else self._recipes[name]
+            layer.suspended_recipe = None if due is self._recipes[name] else self._recipes[name]
             if layer.weight_cache is not None:
                 layer.weight_cache.entry = None  # casts of the recipe that was
             changed += 1
@@ -194,7 +194,7 @@ class PrecisionSchedule:
     def _adopt(self, layers: dict[str, Float8Linear]) -> None:
         """Notes what the layers were converted to."""
         self.check_patterns(layers)
-        self._recipes = {name: layer.scheduled_from or layer.recipe for name, layer in layers.items()}
+        self._recipes = {name: layer.suspended_recipe or layer.recipe for name, layer in layers.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs beside the step; the recipes in force follow from it."""

@@ -25,7 +25,7 @@ from fp8core.formats import E8M0FNU, Format, as_element_format
 from fp8core.scaling import BLOCK, HP_DTYPES, MX_BLOCK
 
 if TYPE_CHECKING:
-    from fp8core.recipe import Granularity, MxMode
+    from fp8core.scaling import Granularity, MxMode
 
 aten = torch.ops.aten
 

@@ -126,11 +126,6 @@ def uninstall() -> None:
     _installed = None
 
 
-def is_installed() -> bool:
-    """`install` is in force."""
-    return _installed is not None
-
-
 def _module(name: str) -> ModuleType:
     module = _empty(name)
     held: dict[str, Any] = {attribute: getattr(fp8core, attribute) for attribute in NAMES[name]}

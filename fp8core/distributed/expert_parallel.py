@@ -72,7 +72,7 @@ class ExpertParallel(nn.Module):
         self.dispatch, self.gradient = dispatch, gradient
 
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """As the experts, of all ranks.
+        """Run the experts of all ranks.
 
         Args:
             x: [T, K], rows sorted by expert; T may differ between ranks and may be 0.

@@ -18,52 +18,27 @@ as it is there: no more bytes than two sets of codes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from fp8core.cast import scale_and_cast
+from fp8core.distributed.gathered import Gathered, observers
 from fp8core.history import amaxes_of_pass, max_over_ranks
 from fp8core.inputs.operands import cast_one, serves_both
-from fp8core.inputs.sharded import Cut, Seen, shared_amaxes
+from fp8core.inputs.sharded import AmaxRequest, TPLayout, shared_amaxes
 from fp8core.inputs.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.scaling import amax as amax_of
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fp8core.history import Amaxes
     from fp8core.linear import Float8Linear
     from fp8core.recipe import Cast, Recipe
 
 REPLICATED = (Replicate(),)
-
-
-class Gathered(NamedTuple):
-    """What one gather did, for `fp8core.verify`.
-
-    Attributes:
-        part: this rank's tokens in high precision [m, K].
-        cast, dim, memory, role: as `fp8core.inputs.operands.cast_one` took them.
-        local: codes of the part.
-        whole: codes of all tokens [..., K], this rank's along `placement`.
-        like: the DTensor that was gathered.
-    """
-
-    part: torch.Tensor
-    cast: Cast
-    dim: int
-    memory: Amaxes | None
-    role: str
-    local: Float8Tensor
-    whole: Float8Tensor
-    like: DTensor
-
-
-observers: list[Callable[[Gathered], None]] = []  # called with each gather
 
 
 def gather_reason(recipe: Recipe) -> str | None:
@@ -139,10 +114,10 @@ def _gathered_cast(x: DTensor, cast: Cast, recipe: Recipe, memory: Amaxes | None
     with torch.no_grad():
         part = x.to_local()
         flat = part.reshape(-1, part.shape[-1])
-        cut = Cut(
+        cut = TPLayout(
             x.device_mesh, 1 if role == "input" else 0
         )  # by tokens, so its parts share a scale in any layer
-        (amax,) = shared_amaxes(cut, recipe, memory, Seen(flat, role, (cast,)))
+        (amax,) = shared_amaxes(cut, recipe, memory, AmaxRequest(flat, role, (cast,)))
         lp = cast_one(flat, cast, 1, memory, role, kernels=recipe.kernels, amax=amax)
         assert isinstance(lp, Float8Tensor)
         codes = _gathered(lp.qdata.view(part.shape), x)

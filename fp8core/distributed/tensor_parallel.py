@@ -13,8 +13,8 @@
 
 Names, arguments and meaning are those of `torchao.float8` 0.18; torch's own ColwiseParallel and RowwiseParallel work on
 a Float8Linear as well. What these add: all-gathers of activations and of gradients in FP8 (see
-`fp8core.distributed.gathering`), delayed scaling, and an error where torch would go on. Which scales are shared by
-ranks is told in `fp8core.inputs.sharded`.
+`fp8core.distributed.gathering`), delayed scaling, and an error where torch would continue. `fp8core.inputs.sharded`
+says which scales ranks share.
 
 Async tensor parallelism (`torch._inductor.config._micro_pipeline_tp`) overlaps the very collectives that torch's styles
 issue with their GEMMs; it needs symmetric memory between NVIDIA GPUs, see `async_tp_reason`.
@@ -38,7 +38,7 @@ from fp8core.distributed.weight_scales import known_of
 from fp8core.distributed.weight_shard import WeightShard
 from fp8core.gemm import backend_named
 from fp8core.inputs.operands import serves_both
-from fp8core.inputs.sharded import ORDER, Cut
+from fp8core.inputs.sharded import ORDER, TPLayout
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
 from fp8core.linear import WHY_NOT, Float8Linear
 from fp8core.tensor import Float8Tensor
@@ -93,7 +93,7 @@ class Float8ColwiseParallel(ColwiseParallel):
         return (gather_input(_tokens_cut(x, str(mod)), mod),)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layer = _checked(module, Cut(device_mesh, 0), type(self).__name__)
+        layer = _checked(module, TPLayout(device_mesh, 0), type(self).__name__)
         if self.input_layouts != self.desired_input_layouts:
             reason = gather_reason(layer.recipe)
             if reason is not None:
@@ -164,7 +164,7 @@ class Float8RowwiseParallel(RowwiseParallel):
         return waited(outputs.to_local()) if use_local_output else outputs
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        layer = _checked(module, Cut(device_mesh, 1), type(self).__name__)
+        layer = _checked(module, TPLayout(device_mesh, 1), type(self).__name__)
         amaxes = _taken_out(layer)
         super()._apply(layer, device_mesh)
         layer.bias_deferred = layer.bias is not None
@@ -292,7 +292,7 @@ def check_plan(model: nn.Module, device_mesh: DeviceMesh, plan: Mapping[str, Par
         if not isinstance(style, ColwiseParallel | RowwiseParallel):
             continue
         ours = isinstance(style, Float8ColwiseParallel | Float8RowwiseParallel)
-        cut = Cut(device_mesh, 0 if isinstance(style, ColwiseParallel) else 1)
+        cut = TPLayout(device_mesh, 0 if isinstance(style, ColwiseParallel) else 1)
         for name, module in found:
             if ours or isinstance(module, Float8Linear):
                 layer = _checked(module, cut, f"{name}: {type(style).__name__}")
@@ -318,7 +318,7 @@ def async_tp_reason(device: torch.device | str) -> str | None:
     return None
 
 
-def _checked(module: nn.Module, cut: Cut, what: str) -> Float8Linear:
+def _checked(module: nn.Module, cut: TPLayout, what: str) -> Float8Linear:
     """The module as a layer that can be cut this way.
 
     Raises:

@@ -89,7 +89,7 @@ _STEPS = _Steps()
 
 
 @dataclass
-class Shard:
+class WeightPart:
     """A rank's part of a weight.
 
     Attributes:
@@ -136,7 +136,7 @@ class WeightScale:
     in_codes: bool | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightScale:
-        """Of a copied model: nothing is known yet; the copy belongs to the copied root."""
+        """The scale of a copied model: nothing is known yet; the copy belongs to the copied root."""
         root = self.root()
         return WeightScale(weakref.ref(memo.get(id(root), root)) if root is not None else self.root)
 
@@ -240,12 +240,12 @@ def scale_for_gather(layer: Float8Linear, dtype: torch.dtype) -> Scales:
 
 
 def _scales(amaxes: torch.Tensor, cast: Cast, dtype: torch.dtype) -> Scales:
-    """Of weights that are scaled by their own amaxes; element by element."""
+    """The scales of weights that are scaled by their own amaxes; element by element."""
     rounded = amaxes.to(dtype).float()
     return *compute_scale(rounded, cast.format, cast.power_of_two), rounded
 
 
-def shard_of(weight: Any) -> Shard | None:
+def shard_of(weight: Any) -> WeightPart | None:
     """This rank's part of a weight that `fully_shard` has sharded and not gathered at the moment; else None."""
     local: Any = local_of(weight)
     if not hasattr(local, "fsdp_pre_all_gather"):
@@ -265,7 +265,7 @@ def shard_of(weight: Any) -> Shard | None:
             if ranks > 1:
                 groups.append(mesh.get_group(axis))
     device = torch.device(mesh.device_type)
-    return Shard(local.hp, local, weight.shape, (first[0], first[1]), tuple(groups), device)
+    return WeightPart(local.hp, local, weight.shape, (first[0], first[1]), tuple(groups), device)
 
 
 def is_tensor_parallel(weight: Any) -> bool:
@@ -301,7 +301,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
     for layer in layers:
         if weight_cast(layer) is not None:
             sharers.setdefault(id(layer.weight), []).append(layer)
-    found: dict[tuple[dist.ProcessGroup, ...], list[tuple[list[Float8Linear], Shard]]] = {}
+    found: dict[tuple[dist.ProcessGroup, ...], list[tuple[list[Float8Linear], WeightPart]]] = {}
     for same in sharers.values():
         shard = shard_of(same[0].weight)
         if shard is not None:
@@ -341,7 +341,7 @@ def _find(root: nn.Module | None, layers: list[Float8Linear]) -> None:
                     known.scales[known.dtype] = scale, scale_inv, seen
 
 
-def _local_amaxes(wanted: list[tuple[Cast | None, Shard]]) -> list[torch.Tensor]:
+def _local_amaxes(wanted: list[tuple[Cast | None, WeightPart]]) -> list[torch.Tensor]:
     """float32 amax of each local shard: 0-dimensional, or one for each block of the whole weight, 0 where it has no part."""
     tensorwise = [
         shard.local
@@ -361,7 +361,7 @@ def _local_amaxes(wanted: list[tuple[Cast | None, Shard]]) -> list[torch.Tensor]
     return pieces
 
 
-def _block_amaxes(shard: Shard) -> torch.Tensor:
+def _block_amaxes(shard: WeightPart) -> torch.Tensor:
     """[ceil(N/128), ceil(K/128)]; blocks count from the whole weight's first row and column."""
     whole = torch.zeros(-(-shard.size[0] // BLOCK), -(-shard.size[1] // BLOCK), device=shard.local.device)
     if shard.local.numel():

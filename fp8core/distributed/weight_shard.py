@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map_only
 
-from fp8core.cast import cast_saturating, times
+from fp8core.cast import cast_saturating, scaled_f32
 from fp8core.distributed.fsdp_state import local_of
 from fp8core.distributed.gather_reasons import high_precision_reason
 from fp8core.distributed.weight_scales import known_of, scale_for_gather, shard_of, weight_cast
-from fp8core.inputs.operands import plain_reason
+from fp8core.inputs.operands import why_unfused
 from fp8core.kernels import ops
 from fp8core.linear import Float8Linear
 from fp8core.scaling import BLOCK
@@ -179,15 +179,15 @@ def _codes(
     """FP8 codes of a shard [n, k] with scales of the whole weight."""
     fmt = cast.format
     if cast.granularity == "tensorwise":
-        if plain_reason(local, layer.recipe.kernels, cast) is None:
+        if why_unfused(local, layer.recipe.kernels, cast) is None:
             return ops.cast(local, amax, fmt.dtype, cast.power_of_two)[0]
-        return cast_saturating(times(local, scale), fmt, overwrite=True)
+        return cast_saturating(scaled_f32(local, scale), fmt, overwrite=True)
     shard = shard_of(layer.weight)
     assert shard is not None
     row, column = shard.first
     rows = torch.arange(row, row + local.shape[0], device=scale.device) // BLOCK
     columns = torch.arange(column, column + local.shape[1], device=scale.device) // BLOCK
-    return cast_saturating(times(local, scale[rows][:, columns]), fmt, overwrite=True)
+    return cast_saturating(scaled_f32(local, scale[rows][:, columns]), fmt, overwrite=True)
 
 
 def _filled(local: torch.Tensor, size: torch.Size, mesh: Any) -> torch.Tensor:

@@ -28,16 +28,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fp8core.arguments import check_type
-from fp8core.cast import cast_saturating, times
+from fp8core.cast import cast_saturating, scaled_f32
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.gemm import backend_named, layout
-from fp8core.gemm.grouped import (
-    ONE_CALL_BACKENDS,
-    ONE_CALL_GRANULARITIES,
-    check_offsets,
-    grouped_mm_hp,
-    scaled_grouped_mm,
-)
+from fp8core.gemm.grouped import check_offsets, grouped_mm_hp, scaled_grouped_mm
 from fp8core.gemm.layout import Operand
 from fp8core.inputs.operands import cast_one, serves_both
 from fp8core.inputs.shared_input import after_autocast
@@ -218,11 +212,11 @@ def recipe_reason(recipe: Recipe, N: int, K: int, device: torch.device) -> str |
             continue
         formats = gemm.a.format, gemm.b.format
         # Where some device multiplies in one call, that call's sizes hold on every device
-        in_one_call = recipe.backend in ONE_CALL_BACKENDS and gemm.granularity in ONE_CALL_GRANULARITIES
-        backend = backend_named("torch" if in_one_call else recipe.backend)
-        reason = backend.device_reason(device, *formats) if device.type != "meta" else None
-        reason = reason or backend.granularity_reason(device, gemm.granularity, recipe.nearest)
-        reason = reason or backend.shape_reason(*sizes[name], *formats, gemm.granularity)
+        rules = backend_named(recipe.backend).for_groups(gemm.granularity)
+        where = "cpu" if device.type == "meta" else device
+        reason = rules.unsupported(
+            *sizes[name], *formats, gemm.granularity, device=where, nearest=recipe.nearest
+        )
         if reason is not None:
             return f"GEMM {name}: {reason}"
     return None
@@ -287,7 +281,7 @@ def _over_tokens(x: torch.Tensor, cast: Cast | None, offsets: torch.Tensor, reci
     amax = magnitude.new_zeros(offsets.shape[0], x.shape[1])
     amax = amax.scatter_reduce(0, group[:, None].expand_as(x), magnitude, "amax")
     scale, scale_inv = compute_scale(amax, cast.format, cast.power_of_two)
-    codes = cast_saturating(times(x, scale[group]), cast.format, overwrite=True)
+    codes = cast_saturating(scaled_f32(x, scale[group]), cast.format, overwrite=True)
     return codes, scale_inv[:, None]
 
 

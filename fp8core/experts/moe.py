@@ -36,7 +36,6 @@ from fp8core.experts.grouped import (
 )
 from fp8core.experts.interface import experts_per_token, is_experts_interface, let_multiply, take_back
 from fp8core.gemm import backend_named
-from fp8core.gemm.grouped import one_call_reason
 from fp8core.recipe import GEMMS, RECIPES
 
 if TYPE_CHECKING:
@@ -279,4 +278,4 @@ def _loop_reason(recipe: Recipe, name: str, device: torch.device) -> str | None:
     assert gemm.a is not None
     assert gemm.b is not None
     formats = gemm.a.format.dtype, gemm.b.format.dtype
-    return one_call_reason(device, recipe.backend, gemm.granularity, *formats)
+    return backend_named(recipe.backend).grouped_reason(device, gemm.granularity, *formats)

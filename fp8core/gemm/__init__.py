@@ -2,8 +2,8 @@
 
     D [M, N] = (A_codes * A_scale_inv) [M, K] @ (B_codes * B_scale_inv) [K, N]
 
-A backend is a function in a module of its own and one entry in `BACKENDS`. Backends do not know each other; "fastest"
-is given the others' entries and chooses among them.
+A backend is a class in a module of its own and one entry in `BACKENDS`. Backends do not know each other; "fastest" is given
+two of them and chooses.
 """
 
 from __future__ import annotations
@@ -12,89 +12,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core import recipe
 from fp8core.arguments import autocast_enabled, check_known, eager_cache
 from fp8core.formats import E8M0FNU, as_element_format
-from fp8core.gemm import layout, reference, torch_mm, triton_mm
-from fp8core.gemm.backend import Backend
+from fp8core.gemm import reference, torch_mm, triton_mm
 from fp8core.gemm.fastest import Fastest
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
-    from fp8core.formats import Format
     from fp8core.gemm.accumulate import Accumulation
+    from fp8core.gemm.backend import Backend
     from fp8core.gemm.layout import Scaled
 
 
-def _takes_all(*_: object, **__: object) -> None:
-    """Refuses nothing."""
-
-
-_SCALED_IN_PARTS = frozenset({"rowwise", "1x128", "128x128", "1x32"})
-
-_LIBRARIES: dict[str, Backend] = {
-    "torch": Backend(
-        torch_mm.matmul,
-        is_fp8=True,
-        shape_reason=layout.shape_reason,
-        device_reason=layout.device_reason,
-        granularity_reason=layout.granularity_reason,
-        bf16_only=_SCALED_IN_PARTS,
-    ),
-    "triton": Backend(
-        triton_mm.matmul,
-        is_fp8=True,
-        shape_reason=triton_mm.shape_reason,
-        device_reason=triton_mm.device_reason,
-        granularity_reason=triton_mm.granularity_reason,
-        bf16_only=frozenset(),
-    ),
-}
-FASTEST = Fastest(_LIBRARIES)
-
+_TORCH, _TRITON = torch_mm.Torch(), triton_mm.Triton()
+FASTEST = Fastest((_TORCH, _TRITON))
 BACKENDS: dict[str, Backend] = {
-    **_LIBRARIES,
-    "fastest": FASTEST.backend(),
-    "reference": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, frozenset()),
-    "reference_bf16": Backend(reference.matmul, False, _takes_all, _takes_all, _takes_all, _SCALED_IN_PARTS),
+    backend.name: backend
+    for backend in (
+        _TORCH,
+        _TRITON,
+        FASTEST,
+        reference.Reference("reference"),
+        reference.Reference("reference_bf16", _TORCH.bf16_only),
+    )
 }
-recipe.backends = BACKENDS
-
-
-def unsupported_reason(
-    M: int,
-    K: int,
-    N: int,
-    a_fmt: Format | torch.dtype | str,
-    b_fmt: Format | torch.dtype | str,
-    granularity: str = "tensorwise",
-    out_dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
-    backend: str = "torch",
-) -> str | None:
-    """Why A [M, K] @ B [K, N] would not run: the backend's rules of shapes, then those of devices.
-
-    Args:
-        M: rows of A, in elements.
-        K: columns of A and rows of B, contracted over.
-        N: columns of B.
-        a_fmt: format of A, or its dtype or name.
-        b_fmt: format of B.
-        granularity: of the multiplication, see `fp8core.recipe.Gemm.granularity`.
-        out_dtype: of the result.
-        device: where it would run.
-        backend: a key of `BACKENDS`.
-
-    Returns:
-        One sentence with the value at fault, what is expected and a way out; or None.
-
-    Raises:
-        ValueError: unknown backend, or a format that cannot hold tensor elements.
-    """
-    rules = backend_named(backend)
-    reason = rules.shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype)
-    reason = reason or rules.device_reason(device, a_fmt, b_fmt)
-    return reason or rules.granularity_reason(device, granularity)
 
 
 def backend_named(name: str) -> Backend:

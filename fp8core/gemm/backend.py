@@ -1,20 +1,43 @@
-"""Backend: what every scaled matmul of `fp8core.gemm.BACKENDS` offers, its product and the rules of what it refuses."""
+"""Backend: a scaled matmul, what it refuses, and its grouped kernel if it has one.
+
+To add one, subclass `Backend` in a file of its own and add an instance to `fp8core.gemm.BACKENDS`; from outside the tree,
+`fp8core.BACKENDS[name] = MyBackend()`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from fp8core.formats import Format
+    from fp8core.gemm.layout import Operand
+
+# The arguments of `Backend.matmul`: a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, bool]
 
 
-class Matmul(Protocol):
-    """What a backend offers; operands are checked and scales have one granularity when it is called."""
+class Backend(ABC):
+    """A scaled matmul and its rules; each rule answers in one sentence with a way out, or None, and runs nothing.
 
-    def __call__(
+    Attributes:
+        name: its key in `fp8core.gemm.BACKENDS`.
+        is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
+        bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
+            "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
+            as torchao's emulation.
+        grouped_granularities: those that its grouped kernel takes on some device.
+    """
+
+    name: str
+    is_fp8: bool = True
+    bf16_only: frozenset[str] = frozenset()
+    grouped_granularities: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def matmul(
         self,
         a: torch.Tensor,
         b: torch.Tensor,
@@ -22,15 +45,15 @@ class Matmul(Protocol):
         scale_inv_b: torch.Tensor,
         out_dtype: torch.dtype,
         use_fast_accum: bool,
+        /,
     ) -> torch.Tensor:
-        """A [M, K] @ B [K, N] with their scales of one kind, see `scaled_mm`."""
-        ...
+        """A [M, K] @ B [K, N] with scales of one granularity; `scaled_mm` has checked that the operands fit each other.
 
+        Raises:
+            ValueError: what the rules refuse.
+        """
 
-class ShapeReason(Protocol):
-    """Which sizes, formats, scales and results a backend refuses, on any device."""
-
-    def __call__(
+    def shape_reason(
         self,
         M: int,
         K: int,
@@ -40,51 +63,69 @@ class ShapeReason(Protocol):
         granularity: str = "tensorwise",
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> str | None:
-        """One sentence with the value at fault, what is expected and a way out; or None."""
-        ...
+        """Why it refuses these sizes, formats, scales or result on any device."""
+        return None
 
+    def device_reason(
+        self, device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
+    ) -> str | None:
+        """Why it refuses this device for these formats."""
+        return None
 
-class DeviceReason(Protocol):
-    """Which devices a backend refuses for these formats."""
+    def granularity_reason(
+        self, device: torch.device | str, granularity: str, nearest: str = ""
+    ) -> str | None:
+        """Why it refuses these scales; names the recipe `nearest` as the way out. Queries no device."""
+        return None
 
-    def __call__(
+    def unsupported(
         self,
-        device: torch.device | str,
+        M: int,
+        K: int,
+        N: int,
         a_fmt: Format | torch.dtype | str,
         b_fmt: Format | torch.dtype | str,
+        granularity: str = "tensorwise",
+        out_dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+        nearest: str = "",
     ) -> str | None:
-        """One sentence, or None."""
-        ...
+        """Why A [M, K] @ B [K, N] would not run: by all three rules.
 
+        Args:
+            M: rows of A, in elements.
+            K: columns of A and rows of B, contracted over.
+            N: columns of B.
+            a_fmt: format of A, or its dtype or name.
+            b_fmt: format of B.
+            granularity: of the multiplication, see `fp8core.recipe.Gemm.granularity`.
+            out_dtype: of the result.
+            device: where it would run.
+            nearest: the recipe to name as the way out.
 
-class GranularityReason(Protocol):
-    """Which scales a backend refuses. Asked in each forward pass, so it queries no device."""
-
-    def __call__(self, device: torch.device | str, granularity: str, nearest: str = "") -> str | None:
-        """One sentence that names the recipe `nearest` as the way out, or None."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A scaled matmul and its rules.
-
-    Attributes:
-        matmul: the product.
-        is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
-        shape_reason, device_reason, granularity_reason: why it would refuse, without allocating or running anything.
-        bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
-            "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
-            as torchao's emulation.
-    """
-
-    matmul: Matmul
-    is_fp8: bool
-    shape_reason: ShapeReason
-    device_reason: DeviceReason
-    granularity_reason: GranularityReason
-    bf16_only: frozenset[str]
+        Raises:
+            ValueError: a format that cannot hold tensor elements.
+        """
+        reason = self.shape_reason(M, K, N, a_fmt, b_fmt, granularity, out_dtype)
+        reason = reason or self.device_reason(device, a_fmt, b_fmt)
+        return reason or self.granularity_reason(device, granularity, nearest)
 
     def result_dtype(self, granularity: str, wanted: torch.dtype) -> torch.dtype:
         """The dtype in which this backend yields a product that is then converted to `wanted`."""
         return torch.bfloat16 if granularity in self.bf16_only else wanted
+
+    def grouped_reason(
+        self, device: torch.device, granularity: str, a_dtype: torch.dtype, b_dtype: torch.dtype
+    ) -> str | None:
+        """Why `grouped_matmul` would not run, so that `fp8core.gemm.grouped` multiplies group by group."""
+        return f"backend {self.name!r} has no grouped kernel"
+
+    def grouped_matmul(
+        self, a: Operand, b: Operand, offsets: torch.Tensor, out_dtype: torch.dtype, use_fast_accum: bool
+    ) -> torch.Tensor:
+        """All groups in one call: see `fp8core.gemm.grouped.scaled_grouped_mm`."""
+        raise NotImplementedError(self.grouped_reason(a.qdata.device, "", a.qdata.dtype, b.qdata.dtype))
+
+    def for_groups(self, granularity: str) -> Backend:
+        """The backend whose rules of shapes hold for groups on every device: its own, or that of its grouped kernel."""
+        return self

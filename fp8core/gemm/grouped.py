@@ -7,15 +7,10 @@ The rows of group e are offsets[e-1] to offsets[e] - 1, from 0 for the first. Ro
 zero on the way in, zero on the way out. Two ways to compute it, one operator `fp8core::scaled_grouped_mm` around them
 so that `torch.compile` meets no size that depends on data:
 
-    one call   `torch._scaled_grouped_mm`, where `one_call_reason` says nothing against it: no wait for the device
+    one call   the backend's own, where its `grouped_reason` says nothing against it: no wait for the device
     a loop     `fp8core.gemm.scaled_mm` for each group that has rows, on any device and backend; reads the offsets
 
 Backend "fastest" takes the one call where backend "torch" does, unmeasured, and chooses for each group in the loop.
-
-What the one call takes (`_scaled_grouped_mm_cuda` and `check_scale` in ATen `native/cuda/GroupedBlas.cpp`, and its
-meta function, read in torch 2.13 on 2026-11-21; on a GPU it could not be run): e4m3 by e4m3, one float32 scale a
-row of A and a column of B for each group, A row-major, B column-major, sizes and offsets multiples of 16, bfloat16
-out; kernels of compute capability 9.0 alone (torch's own tests skip 10.0).
 """
 
 from __future__ import annotations
@@ -25,14 +20,9 @@ import itertools
 import torch
 from torch.library import custom_op
 
-from fp8core.formats import E4M3FN
 from fp8core.gemm import backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.scaling import BLOCK, MX_BLOCK
-
-ONE_CALL_CAPABILITY = (9, 0)
-ONE_CALL_BACKENDS = ("torch", "fastest")
-ONE_CALL_GRANULARITIES = ("tensorwise", "rowwise")
 
 
 def check_offsets(offsets: torch.Tensor, rows: int, *, exact: bool = True, multiple: int = 1) -> list[int]:
@@ -67,34 +57,6 @@ def check_offsets(offsets: torch.Tensor, rows: int, *, exact: bool = True, multi
             f"offsets end at {last}, but there are {rows} rows; the last offset must be that number"
         )
     return ends
-
-
-def one_call_reason(
-    device: torch.device, backend: str, granularity: str, a_dtype: torch.dtype, b_dtype: torch.dtype
-) -> str | None:
-    """Why the groups are multiplied one by one; None where one call of `torch._scaled_grouped_mm` does it.
-
-    Args:
-        device: where they lie.
-        backend: a key of `fp8core.gemm.BACKENDS`.
-        granularity: of the multiplication; a single scale is repeated for each row, which is exact.
-        a_dtype: of A's codes.
-        b_dtype: of B's.
-    """
-    if backend not in ONE_CALL_BACKENDS:
-        return f"backend {backend!r} has no grouped kernel"
-    if not hasattr(torch, "_scaled_grouped_mm"):
-        return f"torch {torch.__version__} has no _scaled_grouped_mm"
-    if granularity not in ONE_CALL_GRANULARITIES:
-        return f"the grouped kernel takes a scale for each row, not {granularity}"
-    if (a_dtype, b_dtype) != (E4M3FN.dtype, E4M3FN.dtype):
-        return f"the grouped kernel multiplies e4m3fn by e4m3fn, not {a_dtype} by {b_dtype}"
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"no FP8 grouped kernel on {'ROCm' if device.type == 'cuda' else device.type}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability != ONE_CALL_CAPABILITY:
-        return f"the FP8 grouped kernel is of compute capability 9.0, this is {capability[0]}.{capability[1]}"
-    return None
 
 
 def scaled_grouped_mm(
@@ -147,30 +109,17 @@ def _operator(
 ) -> torch.Tensor:
     """`scaled_grouped_mm` of plain tensors."""
     left, right = Operand(a, scale_inv_a), Operand(b, scale_inv_b)
-    if one_call_reason(a.device, backend, granularity, a.dtype, b.dtype) is None:
-        return _in_one_call(left, right, offsets, out_dtype, use_fast_accum)
+    library = backend_named(backend)
+    if library.grouped_reason(a.device, granularity, a.dtype, b.dtype) is None:
+        return library.grouped_matmul(left, right, offsets, out_dtype, use_fast_accum)
     return _one_by_one(left, right, offsets, granularity, out_dtype, use_fast_accum, backend)
 
 
-@_operator.register_fake
-def _(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_inv_a: torch.Tensor,
-    scale_inv_b: torch.Tensor,
-    offsets: torch.Tensor,
-    granularity: str,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-    backend: str,
-) -> torch.Tensor:
-    return a.new_empty(_result_shape(a, b, offsets), dtype=out_dtype)
-
-
-def _result_shape(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tuple[int, ...]:
-    if b.dim() == 3:
-        return a.shape[0], b.shape[2]
-    return offsets.shape[0], a.shape[0], b.shape[1]
+_operator.register_fake(
+    lambda a, b, _a, _b, offsets, _granularity, out_dtype, *_: a.new_empty(
+        layout.grouped_shape(a, b, offsets), dtype=out_dtype
+    )
+)
 
 
 def grouped_mm_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -184,8 +133,8 @@ def _operator_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     """`grouped_mm_hp`; bfloat16 on a GPU through PyTorch's own, which leaves rows of no group as they are."""
     by_rows = b.dim() == 3
     if a.is_cuda and a.dtype == torch.bfloat16 and 0 not in (*a.shape, *b.shape):
-        return torch._grouped_mm(a, b, offs=_up_to(offsets, a.shape[0 if by_rows else 1]))
-    result = a.new_zeros(_result_shape(a, b, offsets))
+        return torch._grouped_mm(a, b, offs=layout.with_padding(offsets, a.shape[0 if by_rows else 1]))
+    result = a.new_zeros(layout.grouped_shape(a, b, offsets))
     ends = check_offsets(offsets, a.shape[0 if by_rows else 1], exact=False)
     for group, (first, end) in enumerate(itertools.pairwise([0, *ends])):
         if first == end:
@@ -198,61 +147,7 @@ def _operator_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tor
     return result
 
 
-@_operator_hp.register_fake
-def _(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return a.new_empty(_result_shape(a, b, offsets))
-
-
-def _copied(t: torch.Tensor) -> torch.Tensor:
-    return t.clone(memory_format=torch.contiguous_format)
-
-
-def _up_to(offsets: torch.Tensor, rows: int) -> torch.Tensor:
-    """The offsets with the rows of padding in the last group; without a wait for the device."""
-    count = offsets.shape[0] - 1
-    return torch.cat((offsets.narrow(0, 0, count), torch.full_like(offsets.narrow(0, count, 1), rows)))
-
-
-def arguments_of_one_call(
-    a: Operand, b: Operand, offsets: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(a, b, scale_a, scale_b, offs) as `torch._scaled_grouped_mm` wants them.
-
-    Rows of padding join the last group, since the kernel leaves rows of no group as they are in memory.
-    """
-    by_rows = b.qdata.dim() == 3
-    groups = offsets.shape[0]
-    a_codes = a.qdata if layout.is_row_major(a.qdata) else _copied(a.qdata)
-    b_codes = b.qdata
-    if b_codes.stride(-2) != 1:
-        b_codes = _copied(b_codes.transpose(-2, -1)).transpose(-2, -1)
-    M, N = a_codes.shape[0], b_codes.shape[-1]
-    if by_rows:
-        scale_a = _copied(a.scale_inv.expand(M, 1)).view(M)
-        per_group = b.scale_inv if b.scale_inv.dim() == 3 else b.scale_inv.unsqueeze(1).unsqueeze(2)
-        scale_b = _copied(per_group.expand(groups, 1, N)).view(groups, N)
-    else:
-        scale_a = _copied(a.scale_inv.expand(groups, M, 1)).view(-1)
-        scale_b = _copied(b.scale_inv.expand(groups, 1, N)).view(-1)
-    rows = a_codes.shape[0 if by_rows else 1]
-    return a_codes, b_codes, scale_a, scale_b, _up_to(offsets, rows)
-
-
-def _in_one_call(
-    a: Operand, b: Operand, offsets: torch.Tensor, out_dtype: torch.dtype, use_fast_accum: bool
-) -> torch.Tensor:
-    shape = _result_shape(a.qdata, b.qdata, offsets)
-    if 0 in (*a.qdata.shape, *b.qdata.shape):
-        return a.qdata.new_zeros(shape, dtype=out_dtype)
-    left, right, scale_a, scale_b, ends = arguments_of_one_call(a, b, offsets)
-    product = torch._scaled_grouped_mm(
-        left, right, scale_a, scale_b, ends, out_dtype=torch.bfloat16, use_fast_accum=use_fast_accum
-    )
-    if b.qdata.dim() == 2:
-        # torch's documentation doesn't say what a group without rows leaves in memory
-        sizes = torch.diff(ends, prepend=ends.new_zeros(1))
-        product = torch.where((sizes > 0)[:, None, None], product, 0)
-    return product.to(out_dtype)
+_operator_hp.register_fake(lambda a, b, offsets: a.new_empty(layout.grouped_shape(a, b, offsets)))
 
 
 def _one_by_one(
@@ -265,7 +160,7 @@ def _one_by_one(
     backend: str,
 ) -> torch.Tensor:
     by_rows = b.qdata.dim() == 3
-    result = a.qdata.new_zeros(_result_shape(a.qdata, b.qdata, offsets), dtype=out_dtype)
+    result = a.qdata.new_zeros(layout.grouped_shape(a.qdata, b.qdata, offsets), dtype=out_dtype)
     ends = check_offsets(offsets, a.qdata.shape[0 if by_rows else 1], exact=False)
     block = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}.get(granularity, 0)
     for group, (first, end) in enumerate(itertools.pairwise([0, *ends])):

@@ -82,7 +82,7 @@ def _has_columns(shape: torch.Size, stride: tuple[int, ...]) -> bool:
 def granularity_of(
     a: torch.Tensor, b: torch.Tensor, scale_inv_a: torch.Tensor, scale_inv_b: torch.Tensor
 ) -> str:
-    """Of the multiplication, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
+    """The multiplication's granularity, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
     return granularity_of_shapes(a.shape, b.shape, scale_inv_a.shape, scale_inv_b.shape, scale_inv_a.dtype)
 
 
@@ -257,3 +257,16 @@ def _pad_codes(codes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     if rows == columns == 0:
         return codes
     return nn.functional.pad(codes.view(torch.uint8), (0, columns, 0, rows)).view(codes.dtype)
+
+
+def grouped_shape(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> tuple[int, ...]:
+    """Shape of a grouped product: [T, N] of rows, or [E, M, N] of groups; see `fp8core.gemm.grouped`."""
+    if b.dim() == 3:
+        return a.shape[0], b.shape[2]
+    return offsets.shape[0], a.shape[0], b.shape[1]
+
+
+def with_padding(offsets: torch.Tensor, rows: int) -> torch.Tensor:
+    """The offsets with the rows of padding in the last group; without a wait for the device."""
+    count = offsets.shape[0] - 1
+    return torch.cat((offsets.narrow(0, 0, count), torch.full_like(offsets.narrow(0, count, 1), rows)))

@@ -16,7 +16,8 @@ import torch
 
 from fp8core.formats import E8M0FNU
 from fp8core.gemm.accumulate import Accumulation, accumulate
-from fp8core.scaling import BLOCK, spread
+from fp8core.gemm.backend import Backend
+from fp8core.scaling import BLOCK, broadcast_block_scales
 
 
 def matmul(
@@ -40,8 +41,8 @@ def matmul(
         return torch.mm(left, right) if accumulation == "exact" else accumulate(left, right, accumulation)
 
     if scale_inv_a.dtype == E8M0FNU.dtype:
-        left = left * spread(scale_inv_a, a.shape).to(compute)
-        return product(left, right * spread(scale_inv_b, b.shape).to(compute)).to(out_dtype)
+        left = left * broadcast_block_scales(scale_inv_a, a.shape).to(compute)
+        return product(left, right * broadcast_block_scales(scale_inv_b, b.shape).to(compute)).to(out_dtype)
     if scale_inv_a.dim() == 0:
         return (product(left, right) * scale_inv_a.to(compute) * scale_inv_b.to(compute)).to(out_dtype)
     (M, K), N = a.shape, b.shape[1]
@@ -49,7 +50,18 @@ def matmul(
     total = left.new_zeros((M, N))
     for group in range(scale_inv_a.shape[1]):
         along_k = slice(group * length, (group + 1) * length)
-        of_a = spread(scale_inv_a[:, group : group + 1], torch.Size((M, 1))).to(compute)
-        of_b = spread(scale_inv_b[group : group + 1], torch.Size((1, N))).to(compute)
+        of_a = broadcast_block_scales(scale_inv_a[:, group : group + 1], torch.Size((M, 1))).to(compute)
+        of_b = broadcast_block_scales(scale_inv_b[group : group + 1], torch.Size((1, N))).to(compute)
         total += product(left[:, along_k], right[along_k]) * of_a * of_b
     return total.to(out_dtype)
+
+
+class Reference(Backend):
+    """`matmul` as a backend; `bf16_only` as that of the backend that it stands in for."""
+
+    is_fp8 = False
+
+    def __init__(self, name: str, bf16_only: frozenset[str] = frozenset()) -> None:
+        self.name, self.bf16_only = name, bf16_only
+
+    matmul = staticmethod(matmul)

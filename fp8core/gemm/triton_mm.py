@@ -19,6 +19,7 @@ import torch
 from fp8core.arguments import eager_cache
 from fp8core.formats import as_element_format
 from fp8core.gemm import layout
+from fp8core.gemm.backend import Backend
 from fp8core.kernels import ops
 from fp8core.scaling import BLOCK
 
@@ -29,44 +30,81 @@ PROMOTE_EVERY = 128  # elements of K between two additions to the float32 sum, w
 _NVIDIA = ("e4m3fn", "e5m2")
 
 
-def shape_reason(
-    M: int,
-    K: int,
-    N: int,
-    a_fmt: Format | torch.dtype | str,
-    b_fmt: Format | torch.dtype | str,
-    granularity: str = "tensorwise",
-    out_dtype: torch.dtype = torch.bfloat16,
-) -> str | None:
-    """As `layout.shape_reason`, of this kernel: it refuses dtypes of the result, and no size."""
-    for fmt in (a_fmt, b_fmt):
-        as_element_format(fmt)
-    if min(M, K, N) < 0:
-        return f"M={M}, K={K}, N={N}: a matrix has no negative size"
-    return layout.out_dtype_reason(out_dtype)
+class Triton(Backend):
+    """The operator `fp8core::matmul`."""
 
+    name = "triton"
 
-def device_reason(
-    device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
-) -> str | None:
-    """Why this device can't run the kernel with these formats; None if it can, or if it is a CPU."""
-    formats = [as_element_format(fmt).name for fmt in (a_fmt, b_fmt)]
-    if not set(formats) <= set(_NVIDIA):
-        return f"backend 'triton' multiplies {' and '.join(_NVIDIA)}, not {' @ '.join(formats)}"
-    if torch.version.hip is not None and torch.device(device).type == "cuda":
-        return "backend 'triton' runs on NVIDIA GPUs, not on ROCm; use backend='torch'"
-    return layout.device_reason(device, a_fmt, b_fmt)
+    def matmul(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_inv_a: torch.Tensor,
+        scale_inv_b: torch.Tensor,
+        out_dtype: torch.dtype,
+        use_fast_accum: bool,
+    ) -> torch.Tensor:
+        """A [M, K] row-major @ B [K, N] column-major with their scales: see `fp8core.gemm.scaled_mm`.
 
+        Raises:
+            ValueError: what `shape_reason`, `granularity_reason` and `layout.layout_reason` say.
+        """
+        (M, K), N = a.shape, b.shape[1]
+        granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
+        reason = _reason(self, M, K, N, a.dtype, b.dtype, granularity, out_dtype, a.device)
+        if not (
+            a.is_contiguous() and b.t().is_contiguous()
+        ):  # of a matrix of one column, say, any strides will do
+            reason = reason or layout.layout_reason(a, b)
+        if reason is not None:
+            raise ValueError(reason)
+        # Squares on the left: the kernel takes a scale for each row of A.
+        if scale_inv_a.dim() and scale_inv_a.shape[0] != M:
+            scale_inv_a = scale_inv_a.repeat_interleave(BLOCK, 0)[:M]
+        promote_every = 0 if use_fast_accum else PROMOTE_EVERY
+        product: torch.Tensor = ops.matmul(a, b.t(), scale_inv_a, scale_inv_b.t(), out_dtype, promote_every)
+        return product
 
-def granularity_reason(device: torch.device | str, granularity: str, nearest: str = "") -> str | None:
-    """Why the kernel takes no scales of this granularity; None if it does."""
-    if granularity != "1x32":
-        return None
-    return f"backend 'triton' has no kernel for 1x32 scales; {layout.way_out(nearest)}"
+    def shape_reason(
+        self,
+        M: int,
+        K: int,
+        N: int,
+        a_fmt: Format | torch.dtype | str,
+        b_fmt: Format | torch.dtype | str,
+        granularity: str = "tensorwise",
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> str | None:
+        """The kernel refuses dtypes of the result, and no size."""
+        for fmt in (a_fmt, b_fmt):
+            as_element_format(fmt)
+        if min(M, K, N) < 0:
+            return f"M={M}, K={K}, N={N}: a matrix has no negative size"
+        return layout.out_dtype_reason(out_dtype)
+
+    def device_reason(
+        self, device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
+    ) -> str | None:
+        """Why this device can't run the kernel with these formats; None if it can, or if it is a CPU."""
+        formats = [as_element_format(fmt).name for fmt in (a_fmt, b_fmt)]
+        if not set(formats) <= set(_NVIDIA):
+            return f"backend 'triton' multiplies {' and '.join(_NVIDIA)}, not {' @ '.join(formats)}"
+        if torch.version.hip is not None and torch.device(device).type == "cuda":
+            return "backend 'triton' runs on NVIDIA GPUs, not on ROCm; use backend='torch'"
+        return layout.device_reason(device, a_fmt, b_fmt)
+
+    def granularity_reason(
+        self, device: torch.device | str, granularity: str, nearest: str = ""
+    ) -> str | None:
+        """Why the kernel takes no scales of this granularity; None if it does."""
+        if granularity != "1x32":
+            return None
+        return f"backend 'triton' has no kernel for 1x32 scales; {layout.way_out(nearest)}"
 
 
 @eager_cache
 def _reason(
+    backend: Triton,
     M: int,
     K: int,
     N: int,
@@ -77,35 +115,5 @@ def _reason(
     device: torch.device,
 ) -> str | None:
     """What the rules of shapes and of scales say."""
-    reason = shape_reason(M, K, N, a, b, granularity, out_dtype)
-    return reason or granularity_reason(device, granularity)
-
-
-def matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_inv_a: torch.Tensor,
-    scale_inv_b: torch.Tensor,
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-) -> torch.Tensor:
-    """A [M, K] row-major @ B [K, N] column-major with their scales: see `fp8core.gemm.scaled_mm`.
-
-    Raises:
-        ValueError: what `shape_reason`, `granularity_reason` and `layout.layout_reason` say.
-    """
-    (M, K), N = a.shape, b.shape[1]
-    granularity = layout.granularity_of(a, b, scale_inv_a, scale_inv_b)
-    reason = _reason(M, K, N, a.dtype, b.dtype, granularity, out_dtype, a.device)
-    if not (
-        a.is_contiguous() and b.t().is_contiguous()
-    ):  # of a matrix of one column, say, any strides will do
-        reason = reason or layout.layout_reason(a, b)
-    if reason is not None:
-        raise ValueError(reason)
-    # Squares on the left: the kernel takes a scale for each row of A.
-    if scale_inv_a.dim() and scale_inv_a.shape[0] != M:
-        scale_inv_a = scale_inv_a.repeat_interleave(BLOCK, 0)[:M]
-    promote_every = 0 if use_fast_accum else PROMOTE_EVERY
-    product: torch.Tensor = ops.matmul(a, b.t(), scale_inv_a, scale_inv_b.t(), out_dtype, promote_every)
-    return product
+    reason = backend.shape_reason(M, K, N, a, b, granularity, out_dtype)
+    return reason or backend.granularity_reason(device, granularity)

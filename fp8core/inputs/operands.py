@@ -6,8 +6,8 @@ Two routes give the same codes and scales, bit for bit:
     kernels   the operators `fp8core::*` of `fp8core.kernels`: a read or two instead of dozens, and codes for a
               contraction of dimension 0 come transposed out of the same read, as FP8 matrix units want them
 
-`plain_reason` decides, and says why. By a recipe's `kernels`, "auto" takes the kernels on an NVIDIA GPU in eager
-mode. Under `torch.compile` it takes plain code: an operator is a wall to the compiler, which otherwise fuses the
+`why_unfused` decides, and says why. By a recipe's `kernels`, "auto" takes the kernels on an NVIDIA GPU in eager
+mode. Under `torch.compile` it takes plain code: the compiler cannot fuse across a custom operator, and otherwise fuses the
 amax into the producer of a tensor and the cast into its readers; "always" takes the operators there too, so that a
 sweep can tell which of the two is faster. On a CPU "always" runs the operators' plain twins, for tests.
 """
@@ -20,6 +20,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
+from fp8core.arguments import PLAIN_TENSORS
 from fp8core.gemm.layout import Operand, transposed
 from fp8core.kernels import ops
 from fp8core.scaling import amax as plain_amax
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
     from fp8core.recipe import Cast, Granularity, Kernels, Recipe
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str | None:
+def why_unfused(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str | None:
     """Why these casts of x run as plain PyTorch; None if they run as operators `fp8core::*`."""
     if kernels == "always":
         return None
@@ -43,7 +43,7 @@ def plain_reason(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str
         if x.is_cuda and INDUCTOR_GARBLES_CASTS:
             return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
         return "torch.compile fuses plain code with its neighbours"
-    if type(x) not in _PLAIN:
+    if type(x) not in PLAIN_TENSORS:
         return f"{type(x).__name__} is a tensor of its own kind"
     return ops.kernel_missing(x, *(cast.format.dtype for cast in wanted if cast is not None))
 
@@ -65,18 +65,18 @@ INDUCTOR_GARBLES_CASTS = inductor_garbles_casts(torch.__version__, torch.version
 def casts_route(weight: torch.Tensor, recipe: Recipe) -> str:
     """ "kernels", or "plain PyTorch: " and why, for a layer's casts in eager mode; as for its weight."""
     wanted = [cast for gemm in recipe.gemms.values() for cast in (gemm.a, gemm.b)]
-    reason = plain_reason(weight, recipe.kernels, *wanted)
+    reason = why_unfused(weight, recipe.kernels, *wanted)
     return "kernels" if reason is None else f"plain PyTorch: {reason}"
 
 
 def settled(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> Kernels:
-    """Return "always" or "never" where `plain_reason` answers "auto" for tensors like x; else `kernels`.
+    """Return "always" or "never" where `why_unfused` answers "auto" for tensors like x; else `kernels`.
 
     A layer asks once for a shape. Casts that differ in their answers, and compilers, are left to each cast.
     """
-    if kernels != "auto" or torch.compiler.is_compiling() or type(x) not in _PLAIN:
+    if kernels != "auto" or torch.compiler.is_compiling() or type(x) not in PLAIN_TENSORS:
         return kernels
-    plain = {plain_reason(x, kernels, cast) is not None for cast in wanted if cast is not None}
+    plain = {why_unfused(x, kernels, cast) is not None for cast in wanted if cast is not None}
     return kernels if len(plain) != 1 else "never" if plain.pop() else "always"
 
 
@@ -100,7 +100,7 @@ def lines_one(
         return Operand(x.qdata, x.scale_inv) if dim == 1 else transposed(x)
     if cast is None:
         return x if dim == 1 else x.t()
-    if kernels == "always" or plain_reason(x, kernels, cast) is None:
+    if kernels == "always" or why_unfused(x, kernels, cast) is None:
         if dim == 0:
             return _both_by_kernel(x, cast, memory, role, amax)[1]
         return _one_by_kernel(x, cast, memory, role, amax)
@@ -117,22 +117,24 @@ def lines_both(
     *,
     kernels: Kernels = "auto",
     amax: torch.Tensor | None = None,
+    once: bool = False,
 ) -> tuple[Operand | torch.Tensor, Operand | torch.Tensor]:
     """Cast a matrix for two GEMMs, of which one contracts dimension 1 and the other dimension 0.
 
     Returns:
-        (lines [M, K] for the first, lines [K, M] for the second), each as `lines_one`.
+        (lines [M, K] for the first, lines [K, M] for the second), each as `lines_one`. With `once`, where one plain cast
+        serves both: it, twice, not transposed.
     """
     same = along_1 is not None and (along_1 is along_0 or along_1 == along_0)
     if same and not isinstance(x, Float8Tensor):
         assert along_1 is not None
-        if kernels == "always" or plain_reason(x, kernels, along_1) is None:
+        if kernels == "always" or why_unfused(x, kernels, along_1) is None:
             return _both_by_kernel(x, along_1, memory, role, amax)
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
             return rows_and_columns(x, along_1, role)
     first = lines_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
     if same and along_1 is not None and along_1.axis_free and isinstance(first, Operand):
-        return first, transposed(first)
+        return first, first if once else transposed(first)
     return first, lines_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
 
 
@@ -183,16 +185,19 @@ def cast_both(
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
-    fused = along_1 is not None and (along_1 is along_0 or along_1 == along_0)
-    if fused and not isinstance(x, Float8Tensor) and plain_reason(x, kernels, along_1) is None:
-        assert along_1 is not None
-        lines, lines_0 = _both_by_kernel(x, along_1, memory, role, amax)
-        granularity = along_1.granularity
-        return _wrapped(lines, x.dtype, granularity), _wrapped(transposed(lines_0), x.dtype, granularity)
-    first = cast_one(x, along_1, 1, memory, role, kernels=kernels, amax=amax)
-    if serves_both(along_1, along_0):
+    if isinstance(x, Float8Tensor):
+        return x, x
+    lines, lines_0 = lines_both(x, along_1, along_0, memory, role, kernels=kernels, amax=amax, once=True)
+    first = second = x
+    if along_1 is not None:
+        assert isinstance(lines, Operand)
+        first = _wrapped(lines, x.dtype, along_1.granularity)
+    if lines_0 is lines:
         return first, first
-    return first, cast_one(x, along_0, 0, memory, role, kernels=kernels, amax=amax)
+    if along_0 is not None:
+        assert isinstance(lines_0, Operand)
+        second = _wrapped(transposed(lines_0), x.dtype, along_0.granularity)
+    return first, second
 
 
 def serves_both(first: Cast | None, second: Cast | None) -> bool:
@@ -200,16 +205,16 @@ def serves_both(first: Cast | None, second: Cast | None) -> bool:
     return first is not None and (first is second or first == second) and first.axis_free
 
 
-def made_together(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
+def fused_for_both(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
     """Whether casting x for two GEMMs at once takes fewer reads than casting it for one, and later for the other."""
-    if plain_reason(x, kernels, first, second) is not None:
+    if why_unfused(x, kernels, first, second) is not None:
         return serves_both(first, second)
     return first is not None and (first is second or first == second)
 
 
 def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-    """Of the whole of x, float32, 0-dimensional; by a kernel or plain, as its casts are made."""
-    return plain_amax(x) if plain_reason(x, kernels) is not None else ops.amax(x)
+    """Amax of the whole tensor, 0-d float32; by a kernel or plain, as its casts are made."""
+    return plain_amax(x) if why_unfused(x, kernels) is not None else ops.amax(x)
 
 
 def _wrapped(operand: Operand, hp_dtype: torch.dtype, granularity: Granularity) -> Float8Tensor:

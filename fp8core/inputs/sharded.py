@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from fp8core.dtensors import is_dtensor
 from fp8core.history import max_over_ranks
 from fp8core.inputs.operands import expected_amax, find_amax
 from fp8core.scaling import BLOCK, MX_BLOCK
@@ -30,7 +30,7 @@ from fp8core.tensor import Float8Tensor
 if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor import DTensor, Placement
 
     from fp8core.history import Amaxes
     from fp8core.recipe import Cast, Recipe
@@ -39,7 +39,7 @@ ORDER = "convert_to_float8_training first, then parallelize_module, then fully_s
 _BLOCKS = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}
 
 
-class Cut(NamedTuple):
+class TPLayout(NamedTuple):
     """How a layer is cut.
 
     Attributes:
@@ -67,7 +67,9 @@ class Cut(NamedTuple):
 
     @property
     def input_placement(self) -> Placement:
-        """Of the input that the layer takes."""
+        """The placement of the input that the layer takes."""
+        from torch.distributed.tensor import Replicate, Shard
+
         return Shard(-1) if self.dim == 1 else Replicate()
 
     def local_features(self, in_features: int, out_features: int) -> tuple[int, int]:
@@ -82,12 +84,14 @@ class Cut(NamedTuple):
         Raises:
             ValueError: a DTensor of another mesh or layout than this layer takes.
         """
-        if not isinstance(x, DTensor):
+        if not is_dtensor(x):
             return x
+        from torch.distributed.tensor import Partial
+
         wanted = self.input_placement
         found = x.placements
         fits = len(found) == 1 and (
-            found[0].is_shard(x.dim() - 1) if isinstance(wanted, Shard) else found[0].is_replicate()
+            found[0].is_shard(x.dim() - 1) if wanted.is_shard() else found[0].is_replicate()
         )
         if not fits:
             raise ValueError(
@@ -104,7 +108,9 @@ class Cut(NamedTuple):
         return local - local.detach()
 
     def whole_output(self, y: torch.Tensor) -> DTensor:
-        """The rank's part as what it is a part of."""
+        """The DTensor that the rank's part y belongs to."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
         placement = (Shard(y.dim() - 1), Partial(), Replicate())[self.dim]
         return DTensor.from_local(y, self.mesh, (placement,), run_check=False)
 
@@ -136,15 +142,15 @@ class Cut(NamedTuple):
         return ("column-wise", "row-wise", "nowhere")[self.dim]
 
 
-def cut_of(weight: torch.Tensor) -> Cut | None:
+def cut_of(weight: torch.Tensor) -> TPLayout | None:
     """How tensor parallelism has cut this weight [N, K]; None if it is no DTensor."""
-    if not isinstance(weight, DTensor):
+    if not is_dtensor(weight):
         return None
-    placement = weight.placements[-1]
-    return Cut(weight.device_mesh, placement.dim if isinstance(placement, Shard) else -1)
+    placement: Any = weight.placements[-1]
+    return TPLayout(weight.device_mesh, placement.dim if placement.is_shard() else -1)
 
 
-def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
+def check_layer(layer: Any, cut: TPLayout, x: torch.Tensor) -> None:
     """Refuses what tensor parallelism, or a wrong order of conversions, has made of a Float8Linear.
 
     Args:
@@ -153,15 +159,15 @@ def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
         x: its input.
 
     Raises:
-        ValueError: the weight is FSDP's and not gathered, amaxes are DTensors, or as `Cut.check`.
+        ValueError: the weight is FSDP's and not gathered, amaxes are DTensors, or as `TPLayout.check`.
     """
-    by_plan = isinstance(x, DTensor) or hasattr(layer, "_distribute_module_applied")
+    by_plan = is_dtensor(x) or hasattr(layer, "_distribute_module_applied")
     if cut.mesh.ndim > 1 or not by_plan:
         raise ValueError(
             f"the weight of {layer} is a part of one, on {cut.mesh}: FSDP has not gathered it. Call the module that "
             f"fully_shard wraps. Or the layer was cut by other means than a plan: {ORDER}"
         )
-    if layer.amaxes is not None and isinstance(layer.amaxes.in_use, DTensor):
+    if layer.amaxes is not None and is_dtensor(layer.amaxes.in_use):
         raise ValueError(
             f"the style that cut {layer} has made DTensors of its amaxes too, which recipe {layer.recipe} can't use; "
             "take fp8core.Float8ColwiseParallel and Float8RowwiseParallel"
@@ -169,7 +175,7 @@ def check_layer(layer: Any, cut: Cut, x: torch.Tensor) -> None:
     cut.check(layer.in_features, layer.out_features, layer.recipe)
 
 
-class Seen(NamedTuple):
+class AmaxRequest(NamedTuple):
     """A tensor about to be cast, and all its casts; `amax` of the rank's part if it is known already."""
 
     x: torch.Tensor | None
@@ -179,7 +185,7 @@ class Seen(NamedTuple):
 
 
 def shared_amaxes(
-    cut: Cut | None, recipe: Recipe, memory: Amaxes | None, *tensors: Seen
+    cut: TPLayout | None, recipe: Recipe, memory: Amaxes | None, *tensors: AmaxRequest
 ) -> tuple[torch.Tensor | None, ...]:
     """What tensorwise casts of these tensors go by; one all-reduce for all that need one, none if none does.
 

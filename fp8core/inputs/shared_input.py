@@ -15,7 +15,7 @@ import torch
 from fp8core.arguments import autocast_enabled, check_type
 from fp8core.history import amaxes_of_pass
 from fp8core.inputs.operands import cast_both, cast_one
-from fp8core.inputs.sharded import Seen, cut_of, shared_amaxes
+from fp8core.inputs.sharded import AmaxRequest, cut_of, shared_amaxes
 from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
     gradients = torch.is_grad_enabled()
     recipe, memory = layers[0].recipe, amaxes_of_pass(layers[0].amaxes, gradients)
     kernels = recipe.kernels
-    (amax,) = shared_amaxes(cut, recipe, memory, Seen(flat, "input", casts, amax))
+    (amax,) = shared_amaxes(cut, recipe, memory, AmaxRequest(flat, "input", casts, amax))
     trains = reads_for_grad_weight(*layers)
     with torch.no_grad():
         if trains:
@@ -150,7 +150,7 @@ def without_values(x: torch.Tensor, shape: torch.Size | None = None) -> torch.Te
 
 
 def input_casts(recipe: Recipe) -> Casts:
-    """Of the input, in the output and in the grad_weight GEMM."""
+    """The input's casts, in the output and in the grad_weight GEMM."""
     return recipe.output.a, recipe.grad_weight.b
 
 

@@ -62,7 +62,7 @@ def _amax_rows_cols_kernel(
 
 
 def amax(x: torch.Tensor) -> torch.Tensor:
-    """As `reference.amax`; x contiguous, of any shape."""
+    """Triton version of `reference.amax`; x contiguous, of any shape."""
     largest = launch.zero(x.device)
     block = 8192
     grid = launch.walking(launch.ceil_div(x.numel(), block))
@@ -72,7 +72,7 @@ def amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def amax_rows_cols(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.amax_rows_cols`; x [M, K] row-major."""
+    """Triton version of `reference.amax_rows_cols`; x [M, K] row-major."""
     M, K = x.shape
     rows = torch.zeros((M, 1), dtype=torch.float32, device=x.device)
     columns = torch.zeros((1, K), dtype=torch.float32, device=x.device)

@@ -89,7 +89,7 @@ def _cast_blocks_kernel(
 
 
 def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.cast_1x128`; x [M, K] row-major."""
+    """Triton version of `reference.cast_1x128`; x [M, K] row-major."""
     codes, scale_inv, _, _ = _launch(x, dtype, power_of_two, square=False, both=False)
     return codes, scale_inv.t()
 
@@ -97,7 +97,7 @@ def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> tuple
 def cast_1x128_both(
     x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_1x128_both`; x [M, K] row-major."""
+    """Triton version of `reference.cast_1x128_both`; x [M, K] row-major."""
     codes, scale_inv, codes_t, scale_inv_t = _launch(x, dtype, power_of_two, square=False, both=True)
     return codes, scale_inv.t(), codes_t, scale_inv_t.t()
 
@@ -105,7 +105,7 @@ def cast_1x128_both(
 def cast_128x128_both(
     x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_128x128_both`; x [M, K] row-major."""
+    """Triton version of `reference.cast_128x128_both`; x [M, K] row-major."""
     codes, scale_inv, codes_t, _ = _launch(x, dtype, power_of_two, square=True, both=True)
     return codes, codes_t, scale_inv
 

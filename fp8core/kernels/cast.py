@@ -107,7 +107,7 @@ def _cast_both_kernel(
 def cast(
     x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.cast`; x contiguous, of any shape."""
+    """Triton version of `reference.cast`; x contiguous, of any shape."""
     scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
     return _cast(x, amax, scale_inv, None, dtype, power_of_two), scale_inv
 
@@ -115,7 +115,7 @@ def cast(
 def cast_both(
     x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_both`; x [M, K] row-major."""
+    """Triton version of `reference.cast_both`; x [M, K] row-major."""
     scale_inv = torch.empty((), dtype=torch.float32, device=x.device)
     return *_cast_both(x, amax, scale_inv, None, dtype, power_of_two), scale_inv
 
@@ -123,7 +123,7 @@ def cast_both(
 def cast_delayed(
     x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_delayed`; x contiguous, of any shape."""
+    """Triton version of `reference.cast_delayed`; x contiguous, of any shape."""
     scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
     return _cast(x, amax, scale_inv, seen, dtype, power_of_two, margin), scale_inv, seen
 
@@ -131,7 +131,7 @@ def cast_delayed(
 def cast_delayed_both(
     x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool, margin: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_delayed_both`; x [M, K] row-major."""
+    """Triton version of `reference.cast_delayed_both`; x [M, K] row-major."""
     scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
     return *_cast_both(x, amax, scale_inv, seen, dtype, power_of_two, margin), scale_inv, seen
 

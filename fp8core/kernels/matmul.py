@@ -135,7 +135,7 @@ def matmul(
     out_dtype: torch.dtype,
     promote_every: int,
 ) -> torch.Tensor:
-    """As `reference.matmul`; a [M, K] and b_t [N, K] row-major FP8, K a multiple of 16 bytes for TMA.
+    """Triton version of `reference.matmul`; a [M, K] and b_t [N, K] row-major FP8, K a multiple of 16 bytes for TMA.
 
     Raises:
         ValueError: unknown `promote_every`, scales of other shapes than the three kinds, or a GPU without FP8

@@ -116,14 +116,14 @@ def _cast_mx_kernel(
 
 
 def cast_mx(x: torch.Tensor, dtype: torch.dtype, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.cast_mx`; x [M, K] row-major."""
+    """Triton version of `reference.cast_mx`; x [M, K] row-major."""
     return _launch(x, dtype, mode, both=False)[:2]
 
 
 def cast_mx_both(
     x: torch.Tensor, dtype: torch.dtype, mode: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_mx_both`; x [M, K] row-major."""
+    """Triton version of `reference.cast_mx_both`; x [M, K] row-major."""
     return _launch(x, dtype, mode, both=True)
 
 

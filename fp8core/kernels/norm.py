@@ -194,7 +194,7 @@ def _rms_norm(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.rms_norm`; x [M, K] row-major."""
+    """Triton version of `reference.rms_norm`; x [M, K] row-major."""
     y = torch.empty_like(x)
     return y, _rms_norm(x, weight, eps, y, PLAIN)
 
@@ -202,7 +202,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.T
 def rms_norm_amax(
     x: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.rms_norm_amax`; x [M, K] row-major."""
+    """Triton version of `reference.rms_norm_amax`; x [M, K] row-major."""
     y, seen = torch.empty_like(x), launch.zero(x.device)
     return y, _rms_norm(x, weight, eps, y, AMAX, seen=seen), seen
 
@@ -232,7 +232,7 @@ def rms_norm_cast_delayed(
     power_of_two: bool,
     margin: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.rms_norm_cast_delayed`; x [M, K] row-major."""
+    """Triton version of `reference.rms_norm_cast_delayed`; x [M, K] row-major."""
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale_inv, seen = launch.zero(x.device), launch.zero(x.device)
     rstd = _rms_norm(
@@ -250,7 +250,7 @@ def rms_norm_cast_delayed(
 def rms_norm_cast_rowwise(
     x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.rms_norm_cast_rowwise`; x [M, K] row-major."""
+    """Triton version of `reference.rms_norm_cast_rowwise`; x [M, K] row-major."""
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale_inv = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
     rstd = _rms_norm(
@@ -265,7 +265,7 @@ def rms_norm_cast_rowwise(
 def rms_norm_backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.rms_norm_backward`; grad_y and x [M, K] row-major."""
+    """Triton version of `reference.rms_norm_backward`; grad_y and x [M, K] row-major."""
     return _rms_norm_backward(grad_y, None, x, weight, rstd)
 
 

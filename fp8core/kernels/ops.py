@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.library import custom_op
 
+from fp8core.arguments import PLAIN_TENSORS
 from fp8core.formats import E4M3FN, E5M2, as_element_format
 from fp8core.kernels import reference
 from fp8core.kernels.reference import BLOCK, MX_BLOCK
@@ -49,7 +50,6 @@ _modes, _transforms, _profiled = (  # how many, the innermost, whether
     torch._C._functorch.peek_interpreter_stack,
     torch._C._autograd._profiler_enabled,
 )
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 OPERATORS: dict[str, CustomOpDef] = {}
 
@@ -85,7 +85,7 @@ def _register(name: str, schema: str, fake: Callable[..., Any]) -> Callable[...,
     dtypes = slice(dtype, dtype + 1)  # the one of the codes, or none
 
     def run(x: torch.Tensor, *args: Any) -> Any:
-        if type(x) not in _PLAIN or x.dtype not in HP_DTYPES:
+        if type(x) not in PLAIN_TENSORS or x.dtype not in HP_DTYPES:
             check_hp(x)
         if takes_matrix and x.dim() != 2:
             raise ValueError(
@@ -122,7 +122,7 @@ def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[...,
 
     def call(x: torch.Tensor, *args: Any) -> Any:
         if (
-            type(x) in _PLAIN
+            type(x) in PLAIN_TENSORS
             and not torch.compiler.is_compiling()
             and _modes() == 0
             and _transforms() is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from fp8core.cast import cast_saturating, cast_with_amax, times
+from fp8core.cast import cast_saturating, cast_with_amax, scaled_f32
 from fp8core.formats import as_element_format
 from fp8core.scaling import amax as compute_amax
 from fp8core.scaling import compute_scale
@@ -311,7 +311,7 @@ def _spread(scale_inv: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _times(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Codes of x * scale, row-major."""
-    return _row_major(cast_saturating(times(x, scale), dtype, overwrite=True))
+    return _row_major(cast_saturating(scaled_f32(x, scale), dtype, overwrite=True))
 
 
 def _transposed(codes: torch.Tensor) -> torch.Tensor:
@@ -319,7 +319,7 @@ def _transposed(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _row_major(x: torch.Tensor) -> torch.Tensor:
-    """As `contiguous`, which for a size of 1 leaves any stride, and so another one than the kernels' outputs have."""
+    """x with the strides of the kernels' outputs; `contiguous` would leave any stride to a size of 1."""
     if x.stride() == torch.empty(x.shape, device="meta").stride():
         return x
     return x.clone(memory_format=torch.contiguous_format)

@@ -121,7 +121,7 @@ def _cast_rows_cols_kernel(
 def cast_rowwise(
     x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.cast_rowwise`; x [M, K] row-major."""
+    """Triton version of `reference.cast_rowwise`; x [M, K] row-major."""
     M, K = x.shape
     codes = torch.empty((M, K), dtype=dtype, device=x.device)
     scale_inv = torch.empty((M, 1), dtype=torch.float32, device=x.device)
@@ -150,7 +150,7 @@ def cast_rowwise(
 def cast_rowwise_both(
     x: torch.Tensor, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.cast_rowwise_both`; x [M, K] row-major."""
+    """Triton version of `reference.cast_rowwise_both`; x [M, K] row-major."""
     M, K = x.shape
     rows_amax, cols_amax = amax_rows_cols(x)
     codes = torch.empty((M, K), dtype=dtype, device=x.device)

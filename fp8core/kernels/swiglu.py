@@ -147,12 +147,12 @@ def _swiglu_backward_kernel(
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """As `reference.swiglu`; both contiguous."""
+    """Triton version of `reference.swiglu`; both contiguous."""
     return _swiglu(gate, up, None)
 
 
 def swiglu_amax(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.swiglu_amax`; both contiguous."""
+    """Triton version of `reference.swiglu_amax`; both contiguous."""
     seen = launch.zero(gate.device)
     return _swiglu(gate, up, seen), seen
 
@@ -182,7 +182,7 @@ def swiglu_cast_delayed_both(
     power_of_two: bool,
     margin: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.swiglu_cast_delayed_both`; both [M, K] row-major."""
+    """Triton version of `reference.swiglu_cast_delayed_both`; both [M, K] row-major."""
     M, K = gate.shape
     codes = torch.empty((M, K), dtype=dtype, device=gate.device)
     codes_t = torch.empty((K, M), dtype=dtype, device=gate.device)
@@ -206,14 +206,14 @@ def swiglu_cast_delayed_both(
 def swiglu_backward(
     grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference.swiglu_backward`; all contiguous."""
+    """Triton version of `reference.swiglu_backward`; all contiguous."""
     return _swiglu_backward(grad_h, gate, up, None)
 
 
 def swiglu_backward_amax(
     grad_h: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `reference.swiglu_backward_amax`; all contiguous."""
+    """Triton version of `reference.swiglu_backward_amax`; all contiguous."""
     seen = launch.zero(gate.device), launch.zero(gate.device)
     return *_swiglu_backward(grad_h, gate, up, seen), *seen
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fp8core.distributed import gathering
+from fp8core.distributed import gathered
 from fp8core.inputs.sharded import cut_of
 from fp8core.inputs.shared_input import CastInput
 from fp8core.linear import Float8Linear
@@ -57,11 +57,11 @@ class Arrived:
 
     def open(self) -> None:
         """From here on gathers are seen."""
-        gathering.observers.append(self._gathered)
+        gathered.observers.append(self._gathered)
 
     def close(self) -> None:
         """To here."""
-        gathering.observers.remove(self._gathered)
+        gathered.observers.remove(self._gathered)
         for handle in self.handles:
             handle.remove()
         for module in self.added:
@@ -113,7 +113,7 @@ class Arrived:
         elif fault:
             self.faults.append(f"{what}: {fault}")
 
-    def _gathered(self, gather: gathering.Gathered) -> None:
+    def _gathered(self, gather: gathered.Gathered) -> None:
         with quietly():
             group = gather.like.device_mesh.get_group()
             cast, memory = gather.cast, gather.memory

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import Shard
 
 from fp8core.verify.oracle import tiles
 from fp8core.verify.received import position_weights
 
 if TYPE_CHECKING:
-    from fp8core.distributed.gathering import Gathered
+    from fp8core.distributed.gathered import Gathered
 
 
 def exchange_faults(gather: Gathered, group: dist.ProcessGroup) -> list[str]:
@@ -20,8 +19,9 @@ def exchange_faults(gather: Gathered, group: dist.ProcessGroup) -> list[str]:
 
     One all-gather of two int64 a rank, which all ranks of the group join.
     """
+    placement: Any
     (placement,) = gather.like.placements
-    assert isinstance(placement, Shard)
+    assert placement.is_shard()
     world, K = dist.get_world_size(group), gather.like.shape[-1]
     whole, local = gather.whole, gather.local
     per_token = whole.scale_inv.dim() > 1 and whole.scale_inv.shape[-1] == 1

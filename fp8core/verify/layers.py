@@ -30,7 +30,7 @@ from fp8core.verify.received import Digest, Operand, Received, cast_fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fp8core.inputs.sharded import Cut
+    from fp8core.inputs.sharded import TPLayout
     from fp8core.recipe import Gemm
     from fp8core.verify.oracle import Quantized
     from fp8core.verify.records import LayerProof
@@ -61,7 +61,7 @@ class Call:
         self.layer, self.proof, self.in_backward = layer, proof, in_backward
         self.recipe = layer.recipe
         self.backend = backend_named(self.recipe.backend)
-        self.cut: Cut | None = None
+        self.cut: TPLayout | None = None
         self.sides: tuple[Side, Side] | None = None
         self.sketch: Sketch | None = None
         self.digest: Digest | None = None

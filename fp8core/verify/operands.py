@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _CachedTorchDispatchMode
 
+from fp8core.dtensors import is_dtensor
 from fp8core.history import ROLES
-from fp8core.inputs.sharded import Cut, cut_of
+from fp8core.inputs.sharded import TPLayout, cut_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.tensor import Float8Tensor
@@ -59,7 +59,7 @@ class Codes(Quantized):
 def plain(x: Any) -> torch.Tensor:
     """This rank's part of a tensor, without autograd and without the wrapper that FSDP2 gathers it by."""
     x = x.detach()
-    if isinstance(x, DTensor):
+    if is_dtensor(x):
         x = x.to_local()
     return getattr(x, "hp", x)
 
@@ -91,7 +91,7 @@ def input_of(layer: Float8Linear, given: Any) -> tuple[torch.Tensor, torch.Tenso
 
 
 def quantized(
-    layer: Float8Linear, x: torch.Tensor, cast: Cast | None, dim: int, role: str, cut: Cut | None
+    layer: Float8Linear, x: torch.Tensor, cast: Cast | None, dim: int, role: str, cut: TPLayout | None
 ) -> Quantized:
     """x as the recipe casts it, with the amax that its scale must come from.
 

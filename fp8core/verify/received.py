@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fp8core.arguments import PLAIN_TENSORS
 from fp8core.verify.oracle import code_bytes, tiles
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from fp8core.verify.oracle import Quantized
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DIGEST_SEED = 0xF8
 
 
@@ -88,7 +88,7 @@ class Operators(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, FakeTensor) for kind in types):
             return op(*args, **(kwargs or {}))  # DTensor asks for the shape of a result
-        if any(kind not in _PLAIN for kind in types):
+        if any(kind not in PLAIN_TENSORS for kind in types):
             return NotImplemented  # a subclass first becomes what it does: modes come before subclasses
         kwargs = kwargs or {}
         if op._schema.is_mutable:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from fp8core.dtensors import is_dtensor
 from fp8core.history import ROLES
 from fp8core.verify.operands import plain
 from fp8core.verify.oracle import Quantized, block_amax, block_of, scales_of
@@ -17,6 +16,8 @@ from fp8core.verify.received import Operand, cast_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch.distributed.tensor import DTensor
 
     from fp8core.linear import Float8Linear
     from fp8core.tensor import Float8Tensor
@@ -30,9 +31,7 @@ def checks_of(
     found: dict[Float8Linear, Callable[[Float8Tensor, LayerProof], None]] = {}
     for _, layer in layers:
         weight = layer.weight
-        if isinstance(weight, DTensor) and all(
-            not isinstance(p, Shard) or p.dim == 0 for p in weight.placements
-        ):
+        if is_dtensor(weight) and all(not p.is_shard() or p.is_shard(0) for p in weight.placements):
             found[layer] = partial(_check, layer, weight, plain(weight))
     return found
 
@@ -41,6 +40,8 @@ def _check(
     layer: Float8Linear, sharded: DTensor, local: torch.Tensor, gathered: Float8Tensor, proof: LayerProof
 ) -> None:
     """Makes the scales of the whole weight by one all-reduce a sharded dimension, which all ranks join."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     cast = layer.recipe.output.b
     assert cast is not None
     _, offset = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
@@ -56,7 +57,7 @@ def _check(
         amax.scatter_reduce_(0, index[:, None].expand_as(by_row), by_row, "amax")
     amax = amax.float().nan_to_num(nan=torch.inf, posinf=torch.inf)
     for dim, placement in enumerate(sharded.placements):
-        if isinstance(placement, Shard):
+        if placement.is_shard():
             dist.all_reduce(amax, dist.ReduceOp.MAX, group=sharded.device_mesh.get_group(dim))
     amax = amax.double()
     memory = layer.amaxes

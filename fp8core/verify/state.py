@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     """Parameters and buffers as plain tensors: this rank's parts, without wrappers."""
     for t in (*model.parameters(), *model.buffers()):
         local = t.detach()
-        local = local.to_local() if isinstance(local, DTensor) else local
+        local = local.to_local() if is_dtensor(local) else local
         local = getattr(local, "hp", local)
         if type(local) in (torch.Tensor, torch.nn.Parameter) and not local.is_meta:
             yield local

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fp8core import CastInput, Float8Linear, Float8Tensor
 from fp8core.history import AmaxMemory
 from fp8core.inputs.operands import cast_one
-from fp8core.scaling import amax, spread
+from fp8core.scaling import amax, broadcast_block_scales
 from harness.timing import metrics
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _figures(x: Tensor, cast: Cast | None, memory: AmaxMemory | None, role: str)
         return values
     lp = cast_one(x, cast, 1, memory, role)
     assert isinstance(lp, Float8Tensor)
-    scale_inv = spread(lp.scale_inv, x.shape)
+    scale_inv = broadcast_block_scales(lp.scale_inv, x.shape)
     magnitude = lp.qdata.float().abs()
     subnormal = (magnitude > 0) & (magnitude < cast.format.min_normal)
     return values | {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from recipes import changed
 
 from fp8core import BACKENDS, E4M3FN, quantize
 from fp8core.gemm.backend import Backend
@@ -32,20 +32,20 @@ class Clock:
         self.timed += 1
         return self.times[self.ran[-1]]
 
-    def watched(self, name: str, **changed: Any) -> Backend:
+    def watched(self, name: str, **attributes: Any) -> Backend:
         """The backend of that name, whose products are noted."""
-        real = dataclasses.replace(BACKENDS[name], **changed)
+        real = changed(BACKENDS[name], **attributes)
 
         def matmul(*operands: Any) -> torch.Tensor:
             self.ran.append(name)
             return real.matmul(*operands)
 
-        return dataclasses.replace(real, matmul=matmul)
+        return changed(real, matmul=matmul)
 
-    def choosing(self, *, measures: bool = True, **changed: dict[str, Any]) -> Fastest:
+    def choosing(self, *, measures: bool = True, **attributes: dict[str, Any]) -> Fastest:
         """A new choice, as a new process has it."""
         tuning.forget()
-        candidates = {name: self.watched(name, **changed.get(name, {})) for name in NAMES}
+        candidates = [self.watched(name, **attributes.get(name, {})) for name in NAMES]
         return Fastest(candidates, self if measures else None)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import ON_CPU, multiplies, on_cpu
+from recipes import ON_CPU, changed, multiplies, on_cpu
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -189,7 +188,7 @@ def test_meta_models_convert() -> None:
 
 def test_a_device_without_fp8_is_refused_before_anything_is_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulation is the way out that the message names, and it works."""
-    refusing = dataclasses.replace(BACKENDS["torch"], device_reason=lambda *_: "Fake GPU is of 2016")
+    refusing = changed(BACKENDS["torch"], device_reason=lambda *_: "Fake GPU is of 2016")
     monkeypatch.setitem(BACKENDS, "torch", refusing)
     model = Block()
     with pytest.raises(ValueError, match=r"recipe tensorwise: Fake GPU is of 2016"):

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8core import BACKENDS, E4M3FN, RECIPES, Float8Linear, quantize, scaled_mm
 from fp8core.experts.grouped import recipe_reason
 from fp8core.gemm import FASTEST, fastest
-from fp8core.gemm.fastest import ROUNDS
-from fp8core.gemm.grouped import one_call_reason, scaled_grouped_mm
+from fp8core.gemm.grouped import scaled_grouped_mm
 from fp8core.gemm.layout import Operand
 from fp8core.kernels import tuning
+from fp8core.kernels.tuning import ROUNDS
 from fp8core.watching import count_fp8_gemms
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -51,7 +51,7 @@ def test_a_layer_is_that_of_the_chosen_backend(
 ) -> None:
     """Oracle: the same layer with that backend, bit for bit: output and both gradients."""
     clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
-    monkeypatch.setitem(BACKENDS, "fastest", clock.choosing().backend())
+    monkeypatch.setitem(BACKENDS, "fastest", clock.choosing())
     x, g = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(32, 48, dtype=torch.bfloat16)
     results = []
     recipes = [RECIPES[name].with_backend(backend) for backend in ("fastest", winner)]
@@ -67,7 +67,9 @@ def test_a_layer_is_that_of_the_chosen_backend(
 
 def test_groups_go_in_one_call_where_they_do_for_torch_and_else_each_as_chosen() -> None:
     """Oracle: backend "torch", whose loop this is on a CPU, bit for bit; the same reason against the one call."""
-    reasons = [one_call_reason(torch.device("cpu"), name, "rowwise", *TYPES) for name in ("fastest", "torch")]
+    reasons = [
+        BACKENDS[name].grouped_reason(torch.device("cpu"), "rowwise", *TYPES) for name in ("fastest", "torch")
+    ]
     assert reasons == ["no FP8 grouped kernel on cpu"] * 2
     a, w = quantize(torch.randn(48, 32), E4M3FN, "rowwise", dim=1), torch.randn(2, 32, 16)
     each = [quantize(one, E4M3FN, "rowwise", dim=0) for one in w]
@@ -120,8 +122,8 @@ def test_traced_code_holds_the_operator_that_was_measured(
     clock = Clock(**{n: 1.0 + (n != winner) for n in NAMES})
     choosing = clock.choosing()
     choosing.candidates = {name: BACKENDS[name] for name in NAMES}
-    monkeypatch.setitem(BACKENDS, "fastest", choosing.backend())
-    tuning.remember(fastest._key(SMALL), {winner: 1})
+    monkeypatch.setitem(BACKENDS, "fastest", choosing)
+    tuning.remember(fastest._key(SMALL), winner)
     for dynamic, M, expected in ((False, 32, winner), (False, 128, "torch"), (True, 32, "torch")):
         found, result, given = _traced(dynamic, M)
         assert ("fp8core.matmul.default" in found, any("_scaled_mm" in name for name in found)) == (

@@ -195,7 +195,7 @@ def test_kernels_give_the_operands_of_the_cpu(name: str, dtype: torch.dtype, lay
     """Oracle: the plain route on CPU, bitwise; the route is the kernels' without being asked for."""
     x, cast = (torch.randn(252, 507) * torch.logspace(-3, 3, 252)[:, None]).to(dtype), CASTS[name]
     x = {"rows": x, "columns": x.t().contiguous().t(), "sliced": x[3:, 5:]}[layout]
-    assert operands.plain_reason(x.cuda(), "auto", cast) is None
+    assert operands.why_unfused(x.cuda(), "auto", cast) is None
     for dim, got, want in zip(
         (1, 0), operands.cast_both(x.cuda(), cast, cast), operands.cast_both(x, cast, cast), strict=True
     ):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import (
+    BACKENDS,
     RECIPES,
     grouped_mm,
     quantize,
@@ -18,11 +19,10 @@ from fp8core import (
 from fp8core.experts.grouped import aligned_grouped_mm
 from fp8core.gemm.grouped import (
     Operand,
-    arguments_of_one_call,
     check_offsets,
-    one_call_reason,
     scaled_grouped_mm,
 )
+from fp8core.gemm.torch_mm import Torch, arguments_of_one_call
 
 
 def test_one_call_takes_these_arguments() -> None:
@@ -94,13 +94,13 @@ def test_one_call_means_what_the_loop_does(name: str, monkeypatch: pytest.Monkey
     x, weight, grad = operands(sizes)
     want = grouped_mm(x, weight, ends(*sizes), config=recipe)
     want = (want, *torch.autograd.grad(want, [x, weight], grad))
-    real = one_call_reason
+    real = Torch.grouped_reason
 
-    def as_on_a_gpu(device: torch.device, *args: object) -> str | None:
-        e4m3 = args[2:] == (torch.float8_e4m3fn, torch.float8_e4m3fn)
-        return None if e4m3 else real(device, *args)
+    def as_on_a_gpu(self: Torch, device: torch.device, granularity: str, *dtypes: torch.dtype) -> str | None:
+        e4m3 = dtypes == (torch.float8_e4m3fn, torch.float8_e4m3fn)
+        return None if e4m3 else real(self, device, granularity, *dtypes)
 
-    monkeypatch.setattr("fp8core.gemm.grouped.one_call_reason", as_on_a_gpu)
+    monkeypatch.setattr(Torch, "grouped_reason", as_on_a_gpu)
     monkeypatch.setattr(torch, "_scaled_grouped_mm", kernel)
     got = grouped_mm(x, weight, ends(*sizes), config=recipe)
     got = (got, *torch.autograd.grad(got, [x, weight], grad))
@@ -113,19 +113,19 @@ def test_when_one_call_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     gpu = torch.device("cuda")
-    assert one_call_reason(gpu, "torch", "rowwise", e4m3, e4m3) is None
-    assert one_call_reason(gpu, "torch", "tensorwise", e4m3, e4m3) is None
+    assert BACKENDS["torch"].grouped_reason(gpu, "rowwise", e4m3, e4m3) is None
+    assert BACKENDS["torch"].grouped_reason(gpu, "tensorwise", e4m3, e4m3) is None
     for backend, granularity, a, b, part in (
         ("triton", "rowwise", e4m3, e4m3, "backend"),
         ("torch", "128x128", e4m3, e4m3, "a scale for each row"),
         ("torch", "tensorwise", e5m2, e4m3, "e5m2"),
     ):
-        assert part in str(one_call_reason(gpu, backend, granularity, a, b))
-    assert "cpu" in str(one_call_reason(torch.device("cpu"), "torch", "rowwise", e4m3, e4m3))
+        assert part in str(BACKENDS[backend].grouped_reason(gpu, granularity, a, b))
+    assert "cpu" in str(BACKENDS["torch"].grouped_reason(torch.device("cpu"), "rowwise", e4m3, e4m3))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    assert "10.0" in str(one_call_reason(gpu, "torch", "rowwise", e4m3, e4m3))
+    assert "10.0" in str(BACKENDS["torch"].grouped_reason(gpu, "rowwise", e4m3, e4m3))
     monkeypatch.delattr(torch, "_scaled_grouped_mm")
-    assert "has no _scaled_grouped_mm" in str(one_call_reason(gpu, "torch", "rowwise", e4m3, e4m3))
+    assert "has no _scaled_grouped_mm" in str(BACKENDS["torch"].grouped_reason(gpu, "rowwise", e4m3, e4m3))
 
 
 @pytest.mark.gpu

@@ -11,10 +11,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import E4M3FN, E4M3FNUZ, E5M2, Float8Tensor, quantize, scaled_mm
-from fp8core.gemm import layout, unsupported_reason
+from fp8core.gemm import BACKENDS, layout
 from fp8core.gemm.layout import Operand, shape_reason
 
 SIZES = (0, 1, 15, 16, 48, 100)
+
+TORCH = BACKENDS["torch"]
 
 
 def matrix(rows: int, columns: int, order: str, padding: int = 0) -> torch.Tensor:
@@ -60,7 +62,7 @@ def test_shape_rules_agree_with_the_device() -> None:
             a = torch.zeros(M, K, device="cuda").to(a_fmt.dtype)
             b = torch.zeros(N, K, device="cuda").to(b_fmt.dtype).t()
             one = torch.ones((), device="cuda")
-            reason = unsupported_reason(M, K, N, a_fmt, b_fmt, device="cuda")
+            reason = TORCH.unsupported(M, K, N, a_fmt, b_fmt, device="cuda")
             try:
                 torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
                 ran = True
@@ -89,7 +91,7 @@ REFUSED = [
 @pytest.mark.parametrize(("arguments", "message"), REFUSED)
 def test_refusals_name_value_expectation_and_way_out(arguments: tuple[object, ...], message: str) -> None:
     """The last four are checked in C++ only: cuBLASLt and the CUTLASS kernel's check_inputs."""
-    reason = unsupported_reason(*arguments)
+    reason = TORCH.unsupported(*arguments)
     assert re.search(message, reason or "")
 
 
@@ -103,7 +105,7 @@ def test_refusals_name_value_expectation_and_way_out(arguments: tuple[object, ..
     ],
 )
 def test_what_runs_gives_no_reason(arguments: tuple[object, ...]) -> None:
-    assert unsupported_reason(*arguments) is None
+    assert TORCH.unsupported(*arguments) is None
 
 
 def test_cpu_shows_the_errors_of_cuda() -> None:
@@ -151,7 +153,7 @@ def test_nvidia_devices(
 ) -> None:
     """Oracle: ATen's `_scaled_mm_allowed_device`, written out; the device is faked."""
     fake_device(monkeypatch, capability)
-    got = unsupported_reason(16, 16, 16, fmt, fmt, device="cuda")
+    got = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda")
     assert (got is None) if reason is None else (got is not None and reason in got)
 
 
@@ -170,16 +172,16 @@ def test_nvidia_devices(
 def test_amd_devices(monkeypatch: pytest.MonkeyPatch, arch: str, fmt: object, reason: str) -> None:
     """Oracle: ATen's list of architectures and its choice of fnuz, written out; e5m2 @ e5m2 exists there."""
     fake_device(monkeypatch, arch=arch)
-    got = unsupported_reason(16, 16, 16, fmt, fmt, device="cuda:0")
+    got = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda:0")
     assert (got is None) if reason is None else (got is not None and reason in got)
 
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no CUDA or ROCm device is visible" in (
-        unsupported_reason(16, 16, 16, E4M3FN, E4M3FN, device="cuda") or ""
+        TORCH.unsupported(16, 16, 16, E4M3FN, E4M3FN, device="cuda") or ""
     )
-    assert "device type 'mps'" in (unsupported_reason(16, 16, 16, E4M3FN, E4M3FN, device="mps") or "")
+    assert "device type 'mps'" in (TORCH.unsupported(16, 16, 16, E4M3FN, E4M3FN, device="mps") or "")
 
 
 @pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])

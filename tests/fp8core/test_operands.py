@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import on_cpu, with_gradient_format
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,7 +125,7 @@ def test_a_layer_trains_alike_on_both_routes(name: str) -> None:
 @pytest.mark.parametrize("fmt", ["output", "grad_input", "grad_weight"])
 def test_recipes_that_mix_casts_train_alike(fmt: str) -> None:
     """Oracle: the plain route. Operands of different casts for two GEMMs, and GEMMs left in high precision."""
-    mixed = RECIPES["rowwise_with_gw_hp"].with_gradient_format(E5M2).in_high_precision(fmt)
+    mixed = with_gradient_format(RECIPES["rowwise_with_gw_hp"], E5M2).in_high_precision(fmt)
     want, got = (trained(mixed.with_kernels(kernels)) for kernels in ("never", "always"))
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
@@ -196,21 +196,21 @@ def test_a_known_amax_spares_the_pass_that_finds_it() -> None:
 def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """Oracle: by hand, the question that every cast asks, and what the audit says of a layer."""
     x, cast = torch.randn(4, 4), CASTS["tensorwise"]
-    assert operands.plain_reason(x, "auto", cast) == "the kernels run on NVIDIA GPUs, not on cpu"
-    assert operands.plain_reason(x, "never", cast) == "the recipe says kernels='never'"
-    assert operands.plain_reason(x, "always", cast) is None
+    assert operands.why_unfused(x, "auto", cast) == "the kernels run on NVIDIA GPUs, not on cpu"
+    assert operands.why_unfused(x, "never", cast) == "the recipe says kernels='never'"
+    assert operands.why_unfused(x, "always", cast) is None
     monkeypatch.setattr("fp8core.kernels.ops.INTERPRETED", True)
-    assert operands.plain_reason(x, "auto", cast) is None
-    assert operands.plain_reason(x[:0], "auto", cast) == "the tensor is empty"
+    assert operands.why_unfused(x, "auto", cast) is None
+    assert operands.why_unfused(x[:0], "auto", cast) == "the tensor is empty"
     fnuz = Cast(E4M3FNUZ)
-    assert operands.plain_reason(x, "auto", cast, fnuz) == "the kernels encode e4m3fn and e5m2, not e4m3fnuz"
+    assert operands.why_unfused(x, "auto", cast, fnuz) == "the kernels encode e4m3fn and e5m2, not e4m3fnuz"
     assert "Float8Tensor is a tensor" in str(
-        operands.plain_reason(operands.cast_one(x, cast, 1, kernels="never"), "auto")
+        operands.why_unfused(operands.cast_one(x, cast, 1, kernels="never"), "auto")
     )
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config="rowwise")
     assert audit(model).layers[0].casts == "kernels"
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
-    assert str(operands.plain_reason(x, "auto", cast)).startswith("torch.compile fuses plain code")
+    assert str(operands.why_unfused(x, "auto", cast)).startswith("torch.compile fuses plain code")
     never = convert_to_float8_training(
         nn.Sequential(nn.Linear(32, 32)), config=RECIPES["rowwise"].with_kernels("never")
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 from recipes import TORCHAO
 
-from fp8core import BACKENDS, RECIPES, Cast, Gemm, Recipe
+from fp8core import BACKENDS, RECIPES, Cast, Float8Linear, Gemm, Recipe
 from fp8core.config import as_recipe
 from fp8core.formats import E4M3FN, E5M2
+from fp8core.gemm.reference import Reference
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
 
@@ -51,6 +54,23 @@ def test_a_backend_that_there_is_not_is_refused_when_the_recipe_is_made() -> Non
             make("tritan")
     with pytest.raises(ValueError, match="GEMM backend None is unknown; expected one of torch"):
         RECIPES["rowwise"].with_backend(None)
+
+
+def test_a_new_backend_is_one_class_and_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: backend "reference", whose product it doubles. A recipe takes its name, and a layer multiplies by it."""
+
+    class Doubled(Reference):
+        def matmul(self, *operands: Any) -> torch.Tensor:
+            return 2 * super().matmul(*operands)
+
+    with pytest.raises(ValueError, match="GEMM backend 'doubled' is unknown"):
+        RECIPES["rowwise"].with_backend("doubled")
+    monkeypatch.setitem(BACKENDS, "doubled", Doubled("doubled"))
+    layer = Float8Linear(32, 32, bias=False, config=RECIPES["rowwise"].with_backend("doubled"))
+    x = torch.randn(16, 32)
+    doubled = layer(x)
+    layer.recipe = RECIPES["rowwise"].emulated()
+    assert torch.equal(doubled, 2 * layer(x))
 
 
 def test_a_new_recipe_is_one_literal() -> None:

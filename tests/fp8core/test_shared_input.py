@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from recipes import FIRST_THEN_SLOW, on_cpu
+from recipes import FIRST_THEN_SLOW, on_cpu, with_gradient_format
 
 from fp8core import E4M3FN, E5M2, RECIPES, CastInput, Float8Linear, cast_input, quantize
 from fp8core.inputs import operands
@@ -167,7 +167,7 @@ def test_any_gemm_can_stay_in_high_precision() -> None:
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise", "blockwise", "mxfp8", "delayed"])
 def test_gradients_take_either_format(name: str, fmt: object) -> None:
     """Oracle: the size of the error: e4m3 x e4m3 above 27 dB, e5m2 x e4m3 at 24.6."""
-    recipe = on_cpu(name).with_gradient_format(fmt)
+    recipe = with_gradient_format(on_cpu(name), fmt)
     assert recipe.grad_input.a.format == recipe.grad_weight.a.format == fmt
     layer = Float8Linear(128, 256, bias=False, config=recipe)
     x, g = torch.randn(128, 128, requires_grad=True), torch.randn(128, 256)

@@ -86,7 +86,7 @@ def test_the_real_torchao_is_refused_or_lives_beside() -> None:
             assert "is imported already" in str(error) and "install(beside_torchao=True)" in str(error)
         else:
             raise AssertionError
-        assert not compat.is_installed()
+        assert compat._installed is None
         compat.install(beside_torchao=True)
         """,
         USER,
@@ -114,7 +114,7 @@ def test_without_torchao_there_is_nothing_to_live_beside(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(ImportError, match="torchao"):
         compat.install(beside_torchao=True)
-    assert not compat.is_installed()
+    assert compat._installed is None
 
 
 def test_the_filter_answers_as_torchaos() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from recipes import ON_CPU, on_cpu
+from recipes import ON_CPU, changed, on_cpu
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
@@ -186,9 +186,7 @@ def test_autocast_to_a_float8_dtype_is_no_fp8_path() -> None:
 
 def test_hardware_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     model = convert_to_float8_training(Block())
-    refusing = dataclasses.replace(
-        BACKENDS["torch"], device_reason=lambda *_: "A100 has compute capability 8.0"
-    )
+    refusing = changed(BACKENDS["torch"], device_reason=lambda *_: "A100 has compute capability 8.0")
     monkeypatch.setitem(BACKENDS, "torch", refusing)
     disproved(proof_of(model), "A100 has compute capability 8.0")
 
@@ -206,7 +204,7 @@ def test_the_product_runs_in_high_precision(monkeypatch: pytest.MonkeyPatch) -> 
     from fp8core.gemm import reference
 
     model = convert_to_float8_training(Block())
-    fake = dataclasses.replace(BACKENDS["torch"], matmul=reference.matmul)
+    fake = changed(BACKENDS["torch"], matmul=reference.matmul)
     monkeypatch.setitem(BACKENDS, "torch", fake)
     disproved(proof_of(model), "no FP8 GEMM ran")
 

@@ -3,7 +3,6 @@ learning rate written out; figures of a layer computed by hand from its tensors.
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import math
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from recipes import changed
 from tiny_lm import VOCABULARY, TinyLM, tiny_lm, tokens
 from torch import Tensor, nn
 from torch.nn import functional
@@ -252,7 +252,7 @@ def test_fp8_is_proved_before_the_first_step_and_leaves_no_trace(
 
 def test_a_proof_that_fails_or_finds_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as planted:
-        planted.setitem(BACKENDS, "torch", dataclasses.replace(BACKENDS["torch"], matmul=reference.matmul))
+        planted.setitem(BACKENDS, "torch", changed(BACKENDS["torch"], matmul=reference.matmul))
         facts = train(job("rowwise"), "cpu").facts
         assert str(facts["verify"]).startswith("FP8 NOT verified: no FP8 GEMM ran")
         assert facts["verify_outcome"] == "disproved"
