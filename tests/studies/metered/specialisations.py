@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8core.history import ROLES, AmaxMemory
 from fp8core.kernels import ops
 from fp8core.recipe import RECIPES
-from harness.advise.meter.record import record
 from harness.training.on_paper import skeleton
 from harness.training.setup import Setup
+from metered.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
