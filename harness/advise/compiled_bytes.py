@@ -1,4 +1,4 @@
-"""Bytes of fp8core's casts under torch.compile, counted by `python -m harness.advise.inductor`; a test holds them to its page.
+"""Bytes of fp8core's casts under torch.compile, counted by `python tests/studies/compiled_casts.py`; a test holds them to its page.
 
 What a cast of an input costs depends on what makes the input. The figures of a recipe are means over the inputs of a
 Llama block by elements: two are made by a norm, one by attention, with which nothing fuses, and one by SwiGLU.

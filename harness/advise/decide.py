@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from harness.advise.step import LayerCost, Parts, Plan
 
 # Set so that at least 95 % of the steps which the advice converts anything of stay at 0.98 of bf16 or above where the rates
-# err as they say, drawn ones and those of each named model: `python -m harness.advise.margins`. docs/advise.md has what they
+# err as they say, drawn ones and those of each named model: `python tests/studies/margins.py`. docs/advise.md has what they
 # hold (all but nanogpt_char), and what the two gains alone did not.
 LAYER_GAIN = 1.03
 STEP_GAIN = 1.02

@@ -183,6 +183,8 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         raise UsageError(
             f"budget_s={budget:g}: expected a finite number of seconds from 0; null sets no limit"
         )
+    if plain["log_level"].upper() not in LOG_LEVELS:
+        raise UsageError(f"log_level={plain['log_level']}: expected one of {', '.join(LOG_LEVELS)}")
     return Request(plain, _timing(plain), tuple(overrides))
 
 
@@ -191,6 +193,7 @@ LITERAL = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "ceili
 SEED_MAX = (
     2**53
 )  # suites seed their generators, of 64 bits, with 1000 times as much (`suites.common.generator`)
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
 
 

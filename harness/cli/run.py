@@ -1,39 +1,18 @@
-"""`python -m harness sweep=NAME ...`: compose, plan, measure, store, report."""
+"""`python -m harness sweep=NAME ...`: compose and plan; what is to be measured goes on to `harness.cli.measure`."""
 
 from __future__ import annotations
 
-import os
 import sys
-import time
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from harness import report, store
-from harness.cli.config import Request, command_line
-from harness.engine import places, run_folder, runlog, shards, workers
-from harness.engine.executor import Executor, Outcome, Place
+from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
-from harness.engine.progress import Progress
-from harness.engine.rows import is_trial
-from harness.judge import diagnosis, verdict
-from harness.judge.diagnosis.finding import few
-from harness.judge.fleet.request import refuse_another_card, refuse_shares
-from harness.machine import device_lock, environment
-from harness.machine.processes import interruptible, marked
-from harness.store.errors import UsageError
 from harness.suites import SUITES
-from harness.training.batches import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from harness.engine.places import Gpu
-
-TOLD = 5  # reasons of one kind that the end of a run names; the report has all
+    from harness.cli.config import Request
 
 
 def run_request(request: Request) -> int:
@@ -48,134 +27,32 @@ def run_request(request: Request) -> int:
     if config["shard"] is not None:
         shard = shards.parse(config["shard"])
         plan = shards.share(plan, shard)
-    runlog.level(config["log_level"])
     places.check(config)
     gpus = places.chosen(
         config["devices"], config["device"], places.gpus() if config["device"] == "cuda" else ()
     )
-    refuse_shares(config, max(len(gpus), shard.count if shard is not None else 1))
-    console = Console(stderr=True)
+    shares = max(len(gpus), shard.count if shard is not None else 1)
+    if shares > 1:
+        from harness.judge.fleet.request import refuse_shares
+
+        refuse_shares(config, shares)
     if config["bisect"] is not None:
         from harness.cli import culprits  # it trains: not needed by any other command
 
         culprits.check(plan, config["bisect"], config["resume"])
+    if config["dry_run"] and not config["resume"]:
+        return _listed(config, plan)
+    from harness.cli import measure  # pandas, a pool, a report
+
     if config["dry_run"]:
-        lines = [*describe(plan), *(_left_to_run(config, plan, gpus, shard) if config["resume"] else ())]
-        sys.stdout.write("\n".join([*lines, *_called_for_a_dry_run(config)]) + "\n")
-        return 0
-
-    with device_lock.held([gpu.uuid for gpu in gpus]):
-        if config["bisect"] is not None:
-            for line in culprits.find(plan, config["bisect"], config["device"], console.print):
-                sys.stdout.write(line + "\n")
-            return 0
-        return _run(request, plan, gpus, shard, console)
+        return _listed(config, plan, measure.left_to_run(config, plan, gpus, shard))
+    return measure.run_plan(request, plan, gpus, shard)
 
 
-def _run(
-    request: Request, plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None, console: Console
-) -> int:
-    """The part of a sweep that has the devices to itself."""
-    config = request.config
-    fetch(c.case for c in plan.cases if c.runnable)
-    if config["isolate"]:
-        workers.start_server(c.suite for c in plan.cases)
-    work = _Work.of(config, plan, gpus, shard)
-    for key in ("results_dir", "reports_dir"):
-        run_folder.refuse_unwritable(Path(config[key]), key)
-    with (
-        interruptible(),
-        run_folder.owned(work.folder, shard),
-        marked(),
-        runlog.log_to(work.folder, runlog.level(config["log_level"])),
-    ):
-        return _run_owned(request, plan, work, shard, console)
-
-
-def _run_owned(
-    request: Request, plan: Plan, work: _Work, shard: shards.Shard | None, console: Console
-) -> int:
-    """The part of a sweep that has the folder of its run to itself."""
-    config = request.config
-    env_id, env = work.conditions[0]
-    writer = runlog.TellingWriter(
-        work.folder,
-        run_id=work.run_id,
-        sweep=config["name"],
-        env_id=env_id,
-        env=env,
-        about={
-            "command": command_line(_of_all_shards(request.overrides)),
-            "config": config,
-            "question": config["question"],
-            "resumed_despite": work.changed,
-        },
-    )
-    for change in work.changed:
-        console.print(f"resumed although changed: {change}", highlight=False, markup=False)
-    started = time.perf_counter()
-    note = runlog.Note(writer)
-    with runlog.recorded(writer, note):
-        outcome = _measure(request, plan, writer, work, console, note)
-        writer.close(outcome.state)
-    note.write(
-        state=outcome.state,
-        message=outcome.message,
-        **({"share": 1.0} if outcome.state == "finished" else {}),
-    )
-    seconds = time.perf_counter() - started
-    if shard is not None:
-        return _finish_shard(outcome, shard, work.folder, seconds)
-    html = Path(config["reports_dir"]) / f"{work.run_id}.html" if config["report"] else None
-    return _finish(outcome, plan, work.folder, html, seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a command line comes to on this machine.
-
-    Attributes:
-        run_id: of the run.
-        folder: where its rows go, of a shard one within the run's.
-        places: where workers compute; none: here.
-        lanes: training runs at once.
-        conditions: (env_id, environment) of each place.
-        changed: what resume_anyway=true passes over.
-        done: ids of whole cases that need nothing.
-        done_arms: (case id, arm) of runs of others that need nothing.
-    """
-
-    run_id: str
-    folder: Path
-    places: list[Place]
-    lanes: int
-    conditions: list[tuple[str, Mapping[str, Any]]]
-    changed: list[str]
-    done: set[str]
-    done_arms: set[tuple[str, str]]
-
-    @classmethod
-    def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None) -> _Work:
-        """Reads the machine and, where a run is gone on with, what it holds."""
-        facts = environment.fingerprint(config["device"])
-        lanes = _lanes(config, plan, len(gpus))
-        where = places.places(config, gpus, facts, lanes)
-        own = environment.env_id(facts), facts
-        conditions: list[tuple[str, Mapping[str, Any]]]
-        conditions = [(p.env_id, p.env) for p in where if p.env_id is not None] or [own]
-        run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), shard)
-        if kept is None:
-            return cls(run_id, folder, where, lanes, conditions, [], set(), set())
-        from harness.engine.resume import changes, refuse, stored_arms, stored_cases  # models, FP8: a second
-
-        refuse_another_card(config, kept, conditions[0][1])
-        changed = changes(kept, conditions)
-        if not config["resume_anyway"]:
-            refuse(run_id, changed)
-        done = stored_cases(kept, plan)
-        # The arms of a case are compared with one another: under other conditions all of them are run again.
-        arms = set() if changed else stored_arms(kept, plan, done)
-        return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
+def _listed(config: dict[str, Any], plan: Plan, left: Iterable[str] = ()) -> int:
+    """Prints what dry_run=true prints."""
+    sys.stdout.write("\n".join([*describe(plan), *left, *_called_for_a_dry_run(config)]) + "\n")
+    return 0
 
 
 def _called_for_a_dry_run(config: dict[str, Any]) -> Iterator[str]:
@@ -183,140 +60,3 @@ def _called_for_a_dry_run(config: dict[str, Any]) -> Iterator[str]:
     model = config["model"]
     if isinstance(model, dict) and model.get("_target_"):
         yield f"dry_run=true imports and calls model._target_={model['_target_']}, where a plan needs the layers of the model"
-
-
-def _left_to_run(
-    config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: shards.Shard | None
-) -> Iterator[str]:
-    """For dry_run=true: what resume= would still run, after all that it refuses."""
-    work = _Work.of(config, plan, gpus, shard)
-    left = _units(plan, work.done, work.done_arms)
-    yield f"{work.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
-
-
-def _measure(
-    request: Request,
-    plan: Plan,
-    writer: runlog.TellingWriter,
-    work: _Work,
-    console: Console,
-    note: runlog.Note,
-) -> Outcome:
-    config, units = request.config, _units(plan, work.done, work.done_arms)
-    note.write(state="running", total=units, share=0.0 if units else 1.0)
-    with (
-        # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
-        nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
-        Progress.on(console, units, note, config["quiet"]) as progress,
-    ):
-        executor = Executor(
-            device=config["device"],
-            timing=request.timing,
-            seed=config["seed"],
-            control=config["control"],
-            warm_compile=config["warm_compile"],
-            monitor=monitor,
-            budget_s=config["budget_s"],
-            folder=writer.folder.absolute(),
-            places=work.places,
-            lanes=work.lanes,
-            case_timeout_s=config["case_timeout_s"],
-            case_wall_s=config["case_wall_s"],
-            on_case=progress.case,
-            on_step=progress.step,
-        )
-        return executor.run(plan, writer, work.done, work.done_arms)
-
-
-def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
-    """What a progress bar counts: a case that is timed, or a run of a trial suite."""
-    waiting = [c for c in plan.cases if c.case.case_id not in done]
-    return sum(
-        sum((c.case.case_id, arm) not in done_arms for arm in c.runnable) if is_trial(c) else 1
-        for c in waiting
-    )
-
-
-def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
-    """Training runs at once, no more than there are; each computes on one core of a CPU, and a GPU is not shared."""
-    if not config["isolate"]:
-        return 1
-    cores = len(os.sched_getaffinity(0)) if config["device"] == "cpu" else gpus
-    wanted = cores if config["workers"] is None else int(config["workers"])
-    return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
-
-
-def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path | None, seconds: float) -> int:
-    """Writes the report, where one is wanted, and prints where everything lies; the last lines name both paths."""
-    counts = (
-        ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
-    )
-    out = sys.stdout
-    out.write(f"{outcome.state} in {seconds:.0f} s: {counts}\n")
-    for reason in list(outcome.reasons)[:TOLD]:
-        out.write(f"  failed: {reason}\n")
-    for arms, reason in _unsupported(plan)[:TOLD]:
-        out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")
-    try:
-        _tell(folder)
-    except (UsageError, OSError) as error:
-        out.write(f"no verdict: {error}\n")
-    out.write(f"results  {folder}\n")
-    out.flush()  # whatever becomes of the report, the reader knows where the rows are
-    try:
-        if html is None:
-            return _exit_code(outcome)
-        written = report.write_report([folder], html)
-        out.write(f"report   {written.html}\n")
-    except (UsageError, OSError, ImportError) as error:
-        outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
-    except KeyboardInterrupt:
-        outcome.message = f"interrupted; python -m harness report {folder} makes the report"
-    return _exit_code(outcome)
-
-
-def _exit_code(outcome: Outcome) -> int:
-    if outcome.message:
-        sys.stderr.write(f"error: {outcome.message}\n")
-        return 2
-    return 1 if outcome.statuses["failed"] else 0
-
-
-def _finish_shard(outcome: Outcome, shard: shards.Shard, folder: Path, seconds: float) -> int:
-    """Prints where the rows of a shard lie; the report is made of all shards together."""
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
-    sys.stdout.write(f"shard {shard} {outcome.state} in {seconds:.0f} s: {counts or 'nothing new'}\n")
-    sys.stdout.write(f"results  {folder}\n")
-    sys.stdout.write(f"report   python -m harness report {folder.parent}, once all shards have ended\n")
-    if outcome.message:
-        sys.stderr.write(f"error: {outcome.message}\n")
-        return 2
-    return 1 if outcome.statuses["failed"] else 0
-
-
-def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
-    """What this device or these shapes left out: arms by reason."""
-    arms: dict[str, dict[str, None]] = {}
-    for planned in plan.cases:
-        for arm, why in ((a, w) for a, w in planned.unsupported.items() if w.status == "skipped"):
-            arms.setdefault(why.reason, {})[arm] = None
-    return [(list(names), reason) for reason, names in arms.items()]
-
-
-def _tell(folder: Path) -> None:
-    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
-    frame, others = store.read_quietly(folder)
-    for problem in (*frame.attrs["problems"], *others):
-        sys.stdout.write(
-            f"warning: not read: {problem}\n"
-            if problem in frame.attrs["problems"]
-            else f"warning: {problem}\n"
-        )
-    judged = verdict.judge(frame)
-    for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
-        sys.stdout.write(line + "\n")
-
-
-def _of_all_shards(words: Sequence[str]) -> list[str]:
-    """The command of a whole sweep, which any machine can repeat."""
-    return [word for word in words if word.partition("=")[0] not in ("shard", "run_id")]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.engine.executor import Place
-from harness.engine.workers import Conditions
 from harness.machine import environment
 from harness.store.errors import UsageError
 from harness.timing.device_memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from harness.engine.executor import Place
 
 MEMORY_SHARE = (
     0.9  # of what is free when a sweep starts on a CPU: all of its workers together may ask for so much
@@ -81,6 +81,9 @@ def places(
     """
     if not config["isolate"]:
         return []
+    from harness.engine.executor import Place  # a pool: a plan needs none
+    from harness.engine.workers import Conditions
+
     if config["device"] == "cpu":
         limit = config["case_memory_gib"]
         most = MEMORY_SHARE * free_bytes("cpu") / lanes if limit is None else limit * 2**30

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from harness.machine.processes import began, this_host
 from harness.store import RunWriter
-from harness.store.errors import UsageError, one_line
+from harness.store.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -25,21 +25,9 @@ if TYPE_CHECKING:
     from harness.store.measurement import Measurement
 
 LOG, PROGRESS = "run.log", "progress.json"
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
 
 _log = logging.getLogger("harness.cli.run")
-
-
-def level(name: str) -> int:
-    """The number of a log level.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if name.upper() not in LEVELS:
-        raise UsageError(f"log_level={name}: expected one of {', '.join(LEVELS)}")
-    return int(getattr(logging, name.upper()))
 
 
 class TellingWriter(RunWriter):

@@ -6,6 +6,8 @@ interleaved, so a drift of the machine hits both sides of a round and cancels in
 
 A case carries its own noise floors. Each baseline is timed twice a round; how far the second copy (arm
 `<baseline>:again`, see `harness.store.arm`) seems to be from the first is how far two equal things can seem apart here.
+
+pandas is imported on use: it starts a thread, and suites import this page in the server that workers are forked from.
 """
 
 from __future__ import annotations
@@ -13,8 +15,6 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import pandas as pd
 
 from harness.store import effect, measurement, stats
 from harness.store.arm import arm_of, controls
@@ -24,6 +24,8 @@ from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    import pandas as pd
 
 TIMES = measurement.TIMES
 SECONDS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
@@ -104,6 +106,8 @@ def paired_ratios(
                 for arm in arms.values()
                 if arm.baseline and not arm.is_control
             ]
+    import pandas as pd
+
     return pd.DataFrame(out, columns=_COLUMNS)
 
 
@@ -156,6 +160,8 @@ def summary(ratios: pd.DataFrame) -> pd.DataFrame:
                 **{v: int(counts.get(v, 0)) for v in ("faster", "slower", "same", "unclear", "missing")},
             }
         )
+    import pandas as pd
+
     return pd.DataFrame(
         out, columns=[*keys, "pairs", "geometric_mean", "faster", "slower", "same", "unclear", "missing"]
     )
@@ -195,6 +201,8 @@ def square(frame: pd.DataFrame, suite: str = "linear") -> pd.DataFrame:
                         line[f"{mode}_{column}"] = ratio[column] if paired else math.nan
                     line[f"{mode}_verdict"] = ratio["verdict"] if paired else ""
                 out.append(line)
+    import pandas as pd
+
     return pd.DataFrame(out)
 
 

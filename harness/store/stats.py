@@ -13,32 +13,15 @@ import math
 import statistics
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Vector = NDArray[np.float64]
 
 # Up to this many values, all sign patterns are counted: two halves of 2**20 sums each.
 EXACT_SIGN_FLIPS = 40
 _RANDOM_SIGN_FLIPS = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Order statistics of one arm's samples, in the samples' unit."""
-
-    count: int
-    minimum: float
-    p20: float
-    q1: float
-    median: float
-    q3: float
-    p80: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +37,6 @@ class Estimate:
 def median(values: ArrayLike) -> float:
     """Middle value; mean of the two middle ones for an even count. ValueError if empty or not finite."""
     return float(np.median(_vector(values)))
-
-
-def quantiles(values: ArrayLike, probabilities: Sequence[float]) -> tuple[float, ...]:
-    """Quantiles by linear interpolation between order statistics (numpy's default, type 7)."""
-    return tuple(float(q) for q in np.quantile(_vector(values), probabilities))
-
-
-def summarize(values: ArrayLike) -> Summary:
-    """Count, minimum, p20, q1, median, q3, p80 of all values; none is left out."""
-    x = _vector(values)
-    return Summary(x.size, *quantiles(x, (0.0, 0.2, 0.25, 0.5, 0.75, 0.8)))
 
 
 def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:

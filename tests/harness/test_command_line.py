@@ -229,6 +229,18 @@ def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
 
 
+def test_a_dry_run_imports_nothing_that_only_a_measurement_needs(tmp_path: Path) -> None:
+    """Oracle: `sys.modules`: a plan is made without Parquet, pandas, a pool of workers or a report."""
+    done = python(
+        "import sys; from harness.__main__ import main\n"
+        "assert main(['sweep=cast', 'dry_run=true', 'device=cpu']) == 0\n"
+        "heavy = {'pandas', 'pyarrow', 'harness.engine.executor', 'harness.report', 'harness.judge', 'harness.training.models'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("words", [["--help"], ["report", "results", "-o", "again.html"], ["swep"]])
 def test_help_report_and_an_unknown_command_start_without_torch(words: list[str], tmp_path: Path) -> None:
     main(["sweep=toy", "device=cpu"])

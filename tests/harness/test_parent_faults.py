@@ -29,13 +29,13 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
 """
 # Where a function of the parent raises, in which of its calls, and what run.json has then: None where there is none yet.
 POINTS = {
-    "cli.run.fetch": (1, None),
-    "cli.run.places.places": (1, None),
-    "cli.run.run_folder.owned": (1, None),
+    "cli.measure.fetch": (1, None),
+    "cli.measure.places.places": (1, None),
+    "cli.measure.run_folder.owned": (1, None),
     "store.parquet.RunWriter._write_about": (1, None),
     "engine.runlog._File.__init__": (1, None),
     "engine.runlog.Note.write": (1, "failed"),
-    "cli.run.Progress.case": (2, "failed"),
+    "cli.measure.Progress.case": (2, "failed"),
     "engine.executor.Executor.timeout_s": (1, "failed"),
     "engine.executor._Run.keep": (1, "failed"),
     "engine.executor._Run.store": (2, "failed"),
@@ -48,8 +48,8 @@ POINTS = {
     "engine.workers._feed": (2, "failed"),
     "store.parquet._write_durably": (3, "failed"),
     "store.parquet.RunWriter._compact": (1, "failed"),
-    "cli.run.verdict.judge": (1, "finished"),
-    "cli.run.report.write_report": (1, "finished"),
+    "cli.measure.verdict.judge": (1, "finished"),
+    "cli.measure.report.write_report": (1, "finished"),
 }
 
 
@@ -92,7 +92,7 @@ def words_for(point: str) -> list[str]:
 
 
 USUAL = ("engine.runlog.Note.write", "engine.executor._Run.keep", "engine.executor._Run.store", "engine.workers._Worker._start", "engine.workers._Worker.poll",
-         "engine.workers._Worker.end", "store.parquet.RunWriter._compact", "cli.run.report.write_report")  # fmt: skip
+         "engine.workers._Worker.end", "store.parquet.RunWriter._compact", "cli.measure.report.write_report")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from toy import ToySuite
 from toy_trials import ToyTrials
 
 from harness.__main__ import main
-from harness.cli import run
+from harness.cli import measure, run
 from harness.engine import places
 from harness.engine.places import Gpu, chosen, gpus
 from harness.engine.plan import make_plan
@@ -116,7 +116,7 @@ def test_there_are_no_more_workers_than_runs(suite: Any, workers: int, lanes: in
         "name": "toy", "suite": "toy", "axes": axes, "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
     }  # fmt: skip
     config |= CONFIG | {"device": "cpu", "workers": workers}
-    assert run._lanes(config, make_plan(config, {"toy": suite}), 0) == lanes
+    assert measure._lanes(config, make_plan(config, {"toy": suite}), 0) == lanes
 
 
 def test_a_limit_on_host_memory_is_no_limit_of_a_gpu() -> None:

@@ -10,7 +10,7 @@ import pytest
 from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
 from report_fixtures import absent, frame, write_run
 
-from harness.cli.run import _tell
+from harness.cli.measure import _tell
 from harness.judge.verdict import Curve, Run, judge, lines, time_to_loss
 from harness.judge.verdict.rows import setups
 from harness.judge.verdict.time_to_loss import crossing

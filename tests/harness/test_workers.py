@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -293,3 +294,16 @@ def test_the_ends_of_processes_in_words() -> None:
     assert ending(-9) == "signal 9, SIGKILL"
     assert ending(-40) == "signal 40"
     assert ending(0) == "exit code 0"
+
+
+def test_no_suite_starts_a_thread_in_the_server_that_workers_are_forked_from() -> None:
+    """Oracle: the kernel's list of threads of a process that imports what the server does. pandas and pyarrow start one."""
+    code = (
+        "import importlib, os; from harness.engine import workers; from harness.suites import NAMES\n"
+        "for name in [*workers.PRELOADED, *(f'harness.suites.{n}' for n in NAMES)]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert len(os.listdir('/proc/self/task')) == 1, name"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from harness.advise.meter.sass import Instruction
 
 Results = tuple[dict[str, Value], dict[str, Truth]]
-_CARRIES = ("IADD3", "LEA")
 _MOVES = frozenset({"MOV", "UMOV", "R2UR", "MOV32I"})
 _FLOATING = ("F", "H", "D", "MUFU", "Q")
 _WAITS = frozenset({"SYNCS", "UCGABAR", "WARPGROUP", "ELECT", "ACQBULK"})

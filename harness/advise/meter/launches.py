@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
-
-Argument = int | float | str | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,3 @@ class Launch:
         """The launch that `to_json` wrote."""
         tuples = {name: tuple(data[name]) for name in ("aligned", "arguments", "grid")}
         return Launch(**{**data, **tuples})
-
-    def compiled_as(self) -> str:
-        """A digest of what decides the machine code, besides the kernel's source and Triton."""
-        fields = (self.module, self.kernel, self.signature, self.constants, self.aligned, self.options)
-        return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]

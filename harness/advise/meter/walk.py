@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 1_000_000
 _BLOCK_SIZE, _GRID_SIZE = {True: 0x360, False: 0x0}, {True: 0x370, False: 0xC}  # sm_100 and newer: True
-_BARRIERS = frozenset({"SYNCS", "UCGABAR_WAIT", "WARPGROUP", "ELECT"})
 _NO_RESULT = frozenset(
     {"ST", "STG", "STS", "STSM", "STL", "RED", "REDG", "UTMASTG", "SYNCS", "BSYNC", "BSSY"}
 )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -80,7 +79,7 @@ def share(x: Tensor | CastInput, *layers: nn.Module) -> Tensor | CastInput:
     """
     if isinstance(x, CastInput):
         return x
-    if isinstance(x.to_local() if isinstance(x, DTensor) else x, Float8Tensor | TwoCasts):
+    if isinstance(x.to_local() if hasattr(x, "to_local") else x, Float8Tensor | TwoCasts):
         return x
     fp8 = _of_one_recipe(layers)
     return cast_input(x, *fp8) if fp8 else x

@@ -17,11 +17,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from metered.record import record
 
 from fp8core.kernels import cast, encode, launch, launchers
 from harness.advise.meter.build import Built, build
 from harness.advise.meter.facts import Facts, read
-from harness.advise.meter.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,12 @@ import math
 import random
 from dataclasses import replace
 
+import margins
 import pytest
 from advise_fixtures import SIX, model, round_h200
+from margins import Margins, Outcome, Step, drawn, lost, named, on, outcome, outcomes
 
-from harness.advise import margins
 from harness.advise.advised_arms import FLOOR
-from harness.advise.margins import Margins, Outcome, Step, drawn, lost, named, on, outcome, outcomes
 from harness.advise.rates import MEASURED
 from harness.advise.step import Plan, Ratio
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from published_speedups import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
+from speedups.case import META_H100, Case
+from speedups.cases import CASES
+from speedups.held_out import HELD_OUT
 
-from harness.advise.case import META_H100, Case
-from harness.advise.cases import CASES
-from harness.advise.held_out import HELD_OUT
-from harness.advise.published import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
 from harness.machine.hardware import DEVICES
 from harness.training.models import MODELS
 
-PAGE = Path(__file__).parents[3] / "docs" / "advise.md"
+PAGE = Path(__file__).parents[2] / "docs" / "advise.md"
 ALL = (*CASES, *HELD_OUT)
 
 

@@ -26,7 +26,7 @@ class Case:
 
     Attributes:
         key: short name.
-        model: a name of `harness.training.models.MODELS` or of `harness.advise.published.OTHER_MODELS`; "" for a single layer.
+        model: a name of `harness.training.models.MODELS` or of `published_speedups.OTHER_MODELS`; "" for a single layer.
         machine: `META_H100`, or a key of the peak table.
         recipe: what ran.
         measured: FP8 over bf16.

@@ -7,6 +7,7 @@ Operators that no such step calls are called on the largest activation.
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8core.history import ROLES, AmaxMemory
 from fp8core.kernels import ops
 from fp8core.recipe import RECIPES
-from harness.advise.meter.record import record
 from harness.training.on_paper import skeleton
 from harness.training.setup import Setup
+from metered.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ def launches(capability: int = 90, models: Sequence[str] = tuple(MODELS)) -> lis
     for call in _all_calls(models):
         for launch in record(lambda call=call: LAUNCHERS[call.operator](*call.args), capability):  # type: ignore[misc]
             named = replace(launch, operator=call.operator, shape=_shape(call))
-            key = (call.operator, named.compiled_as())
+            key = (call.operator, _compiled_as(named))
             if key not in largest or _weight(named) > _weight(largest[key]):
                 largest[key] = replace(
                     named, default=named.default or (key in largest and largest[key].default)
@@ -173,3 +174,9 @@ def _shape(call: Call) -> str:
         (m, k), n = tensors[0].shape, tensors[1].shape[0]
         return f"{m} x {n} x {k}"
     return " x ".join(map(str, tensors[0].shape))
+
+
+def _compiled_as(launch: Launch) -> str:
+    """What decides the machine code, besides the kernel's source and Triton."""
+    fields = launch.module, launch.kernel, launch.signature, launch.constants, launch.aligned, launch.options
+    return json.dumps(fields, sort_keys=True, default=str)

@@ -12,14 +12,14 @@ from torch.nn import functional
 from fp8core import RECIPES, Float8Linear
 from fp8core.history import ROLES, AmaxMemory
 from fp8core.kernels.reference import rms_norm
-from harness.advise.inductor import absent_gpu
-from harness.advise.inductor.schedule import kernels_of
 from harness.peers import torchao
+from inductor import absent_gpu
+from inductor.schedule import kernels_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from harness.advise.inductor.schedule import Kernel
+    from inductor.schedule import Kernel
 
 TOKENS, WIDTH, FFN = 16384, 4096, 14336  # Llama-3-8B: sizes with K, N and M all different
 _EPS = 1e-5

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from harness.advise.meter.launches import Launch
 
+ROOT = Path(__file__).parents[3]
 Answer = Facts | str
 
 
@@ -53,9 +54,8 @@ def meter_all(
 
 def _ask(launches: Sequence[Launch], triton: Path | None, cache: Path, capability: int) -> list[Answer]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    root = str(Path(__file__).parents[3])
     ahead = [str(triton.resolve())] if triton is not None else []
-    env["PYTHONPATH"] = os.pathsep.join([*ahead, root, *filter(None, [env.get("PYTHONPATH")])])
+    env["PYTHONPATH"] = os.pathsep.join([*ahead, str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     env.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "harness.advise.meter.worker", str(cache), str(capability)]
     request = json.dumps([launch.to_json() for launch in launches])

@@ -1,4 +1,4 @@
-"""The prediction against what others published: `python -m harness.advise.published` prints the table of docs/advise.md."""
+"""The prediction against what others published: `python tests/studies/published_speedups.py` prints the table of docs/advise.md."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.advise.case import META_H100, Case
-from harness.advise.cases import CASES
-from harness.advise.held_out import HELD_OUT
+from speedups.case import META_H100, Case
+from speedups.cases import CASES
+from speedups.held_out import HELD_OUT
+
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.advise.step import Plan, Ratio, layer_cost, speedup, step_ratio, with_interval

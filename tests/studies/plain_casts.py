@@ -1,6 +1,6 @@
 """Plain casts: what `.to()`, and fp8core beside it, make of every pattern, by version of torch; rows of the suite `codes`.
 
-    python -m harness.report.plain_casts results/published docs/numerics.md     writes the table into that page
+    python tests/studies/plain_casts.py results/published docs/numerics.md     writes the table into that page
 
 Nothing here is asserted: a cell without a row is empty. Where several runs have the same cell, the newest one counts.
 """
@@ -125,7 +125,7 @@ def main(words: Sequence[str]) -> int:
 
     try:
         if len(words) < 2:
-            raise UsageError("python -m harness.report.plain_casts RUN... PAGE.md")
+            raise UsageError("python tests/studies/plain_casts.py RUN... PAGE.md")
         page = Path(words[-1])
         page.write_text(written(page.read_text(), load([Path(run) for run in words[:-1]], Path()).machines))
     except (UsageError, OSError) as error:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.advise.case import BY_OP, EVERY_SECOND, FULL, META_H100, Case
-from harness.advise.libraries import (
+from harness.advise.step import Again
+from speedups.case import BY_OP, EVERY_SECOND, FULL, META_H100, Case
+from speedups.libraries import (
     BLOCK_TE,
     CURRENT_TE,
     DELAYED_TE,
@@ -21,7 +22,6 @@ from harness.advise.libraries import (
     ROWWISE_AO,
     TENSORWISE_AO,
 )
-from harness.advise.step import Again
 
 if TYPE_CHECKING:
     from harness.advise.casts import Recipe

@@ -1,4 +1,4 @@
-"""The prediction against published throughputs: `python -m harness.advise.scale.published` prints the tables of docs/scale.md."""
+"""The prediction against published throughputs: `python tests/studies/published_throughputs.py` prints the tables of docs/scale.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.advise.published import machine, step_of
-from harness.advise.scale.cases import LEFT_OUT, PUBLISHED, Published
+from published_speedups import machine, step_of
+from speedups.throughputs import LEFT_OUT, PUBLISHED, Published
+
 from harness.advise.scale.job import Job
 from harness.advise.scale.predict import memory, step_parts, tokens_per_s
 from harness.advise.step import step_cost

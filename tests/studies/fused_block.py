@@ -1,6 +1,6 @@
 """Predicted speedup of one eager Llama-3-8B block with fp8core's fused norm and SwiGLU, by recipe.
 
-    python -m harness.advise.block [gpu]
+    python tests/studies/fused_block.py [gpu]
 
 A prediction from the rates of the peak table, never measured here. Products and casts are those of `harness.advise.step`;
 the casts know which producer leaves an amax or codes behind. "Before": producers serve their forward pass alone, as in the

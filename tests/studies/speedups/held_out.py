@@ -1,12 +1,12 @@
-"""Published FP8 speedups that were looked at only when the prediction was done. Plain data, as `harness.advise.cases`."""
+"""Published FP8 speedups that were looked at only when the prediction was done. Plain data, as `speedups.cases`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.advise.case import FULL, META_H100, Case
-from harness.advise.libraries import DELAYED_TE, ROWWISE_AO, TENSORWISE_AO
 from harness.advise.step import Again
+from speedups.case import FULL, META_H100, Case
+from speedups.libraries import DELAYED_TE, ROWWISE_AO, TENSORWISE_AO
 
 # Another library, another model family, the same GPU at 700 W.
 _LLM_FOUNDRY = "llm-foundry, scripts/train/benchmarking/README"
@@ -39,7 +39,7 @@ _FOUNDRY = tuple(
     )
 )
 
-# The same model and GPUs as in `harness.advise.cases`, three months and many commits earlier.
+# The same model and GPUs as in `speedups.cases`, three months and many commits earlier.
 _ISSUE = "pytorch issue 149990, 2025-03"
 _TP = {"dp": 16, "tp": 8, "again": FULL, "gather_fp8": False}
 _MARCH = tuple(

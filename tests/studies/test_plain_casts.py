@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plain_casts import BEGIN, END, INPUTS, block, main, written
 from report_fixtures import CPU, H200, absent, figure, write_run
 
-from harness.report.plain_casts import BEGIN, END, INPUTS, block, main, written
 from harness.report.runs import load
 from harness.report.verdicts import is_sound
 from harness.store.case import Case
@@ -100,7 +100,7 @@ def test_the_table_in_docs_is_what_the_published_rows_say() -> None:
 
 
 def test_every_kind_of_input_and_arm_has_its_words() -> None:
-    from harness.report.plain_casts import ARMS
+    from plain_casts import ARMS
 
     assert set(INPUTS) == set(codes.INPUTS)
     assert set(ARMS) == set(codes.ARMS)

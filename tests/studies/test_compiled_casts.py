@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from harness.advise.inductor.schedule import GENERATED, GRAPH_INPUT, LIBRARY, Access, Kernel
-from harness.advise.inductor.table import HEADER, counts, markdown, row
+from inductor.schedule import GENERATED, GRAPH_INPUT, LIBRARY, Access, Kernel
+from inductor.table import HEADER, counts, markdown, row
 
 PAGE = Path(__file__).parents[2] / "docs" / "compiled-casts.md"
 N = 1000
@@ -66,7 +65,7 @@ def test_codes_that_are_read_back_are_no_tensor_read_back() -> None:
 
 
 def test_the_page_holds_every_row_and_one_is_made_anew() -> None:
-    """Oracle: the compiler: `python -m harness.advise.inductor` on one case prints the row that the page holds."""
+    """Oracle: the compiler: `python tests/studies/compiled_casts.py` on one case prints the row that the page holds."""
     page = PAGE.read_text()
     rows = [line for line in page.splitlines() if " | fp8core | " in line or " | torchao | " in line]
     assert len(rows) == 3 * (5 + 3)
@@ -74,16 +73,8 @@ def test_the_page_holds_every_row_and_one_is_made_anew() -> None:
         pytest.skip("code is generated for a GPU that is absent, and this machine has one")
     if f"torch {torch.__version__}," not in page:
         pytest.skip(f"the page was made with another torch than {torch.__version__}")
-    words = [
-        "-m",
-        "harness.advise.inductor",
-        "--case",
-        "Linear",
-        "--recipe",
-        "tensorwise",
-        "--library",
-        "fp8core",
-    ]
+    script = str(Path(__file__).with_name("compiled_casts.py"))
+    words = [script, "--case", "Linear", "--recipe", "tensorwise", "--library", "fp8core"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *words], capture_output=True, text=True, cwd=PAGE.parents[1]
     )

@@ -1,6 +1,6 @@
 """Published throughputs of training steps with their conditions: what the prediction is held against. Plain data.
 
-Nothing is fitted to them. Where the same run also gives a speedup it stands in `harness.advise.cases` and is taken from
+Nothing is fitted to them. Where the same run also gives a speedup it stands in `speedups.cases` and is taken from
 there. Tokens/s are of one GPU. Sources read in November 2026.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.advise.case import BY_OP, Case
-from harness.advise.cases import CASES
-from harness.advise.held_out import HELD_OUT
-from harness.advise.libraries import TENSORWISE_AO
 from harness.advise.scale.job import Job
+from speedups.case import BY_OP, Case
+from speedups.cases import CASES
+from speedups.held_out import HELD_OUT
+from speedups.libraries import TENSORWISE_AO
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Published:
         key: short name.
         tokens_per_s: of one GPU.
         source: where it stands.
-        step: what ran: a case of `harness.advise.cases`, or a job.
+        step: what ran: a case of `speedups.cases`, or a job.
         fp8: with the recipe of the case; else in bf16.
         memory_gb: published peak of a GPU, 1e9 bytes.
         assumed: a condition that was not published.

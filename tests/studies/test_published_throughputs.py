@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from published_throughputs import Outcome, left_out, outcome, table
+from speedups.throughputs import LEFT_OUT, PUBLISHED
 
-from harness.advise.scale.cases import LEFT_OUT, PUBLISHED
 from harness.advise.scale.job import Job
-from harness.advise.scale.published import Outcome, left_out, outcome, table
 from harness.machine.hardware import named
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.advise.inductor.schedule import generated
+from inductor.schedule import generated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.advise.inductor.schedule import Kernel
+    from inductor.schedule import Kernel
 
 HEADER = (
     "case", "library", "recipe", "kernels", "input B", "weight B", "grad_output B", "mean B", "amax fused", "cast fused",

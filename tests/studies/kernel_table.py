@@ -1,4 +1,4 @@
-"""`python -m harness.advise.meter.table --triton DIR`: meters every specialisation with two Tritons and writes docs/kernels.md.
+"""`python tests/studies/kernel_table.py --triton DIR`: meters every specialisation with two Tritons and writes docs/kernels.md.
 
 The figures are kept in docs/kernels.json: "before" stays as it is, "now" is measured again. `--before` makes the present
 ones the "before".
@@ -19,7 +19,7 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DATA, PAGE = ROOT / "docs" / "kernels.json", ROOT / "docs" / "kernels.md"
 ALL = ROOT / "docs" / "kernels-all.md"
 BEGIN, END = "<!-- made by make aot: begin -->", "<!-- made by make aot: end -->"
@@ -60,8 +60,8 @@ def main(argv: Sequence[str]) -> int:
 
 def measured(triton: Path, cache: Path, defaults: bool) -> list[Row]:
     """Rows of every specialisation, with Triton 3.6.0 and then with the installed one."""
-    from harness.advise.meter.farm import meter_all
-    from harness.advise.meter.specialisations import launches
+    from metered.farm import meter_all
+    from metered.specialisations import launches
 
     wanted = [one for one in launches() if not defaults or (one.default and one.operator != "matmul")]
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""`python -m harness.advise.inductor [--case NAME] [--recipe NAME] [-o FILE.md]`: what Inductor makes of FP8's casts."""
+"""`python tests/studies/compiled_casts.py [--case NAME] [--recipe NAME] [-o FILE.md]`: what Inductor makes of FP8's casts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import torch
 import triton
+from inductor import absent_gpu, table
+from inductor.cases import ARMS, BF16, OURS, SHAPES, TORCHAO, compiled_kernels
 
-from harness.advise.inductor import absent_gpu, table
-from harness.advise.inductor.cases import ARMS, BF16, OURS, SHAPES, TORCHAO, compiled_kernels
 from harness.peers import torchao
 
-START, END = "<!-- made by python -m harness.advise.inductor -->", "<!-- end -->"
+START, END = "<!-- made by python tests/studies/compiled_casts.py -->", "<!-- end -->"
 
 
 def main(words: list[str]) -> int:
     """Prints the table, or puts it between the marks of a page. Exit code 0, or 2 for bad usage."""
-    parser = argparse.ArgumentParser("python -m harness.advise.inductor", description=__doc__)
+    parser = argparse.ArgumentParser("python tests/studies/compiled_casts.py", description=__doc__)
     parser.add_argument("--case", choices=list(SHAPES), action="append", help="default: all")
     parser.add_argument(
         "--recipe", choices=sorted({r for _, r in ARMS if r}), action="append", help="default: all"
