@@ -17,7 +17,19 @@ def run_sweep(overrides: Sequence[str]) -> int:
     Raises:
         UsageError: the request is refused; nothing was written.
     """
-    request = load(overrides, environment.device_kind)
+    shown = "dry_run=true" in overrides
+    request = load(overrides, _as_named if shown else environment.device_kind)
+    if any(part["sweep"] for part in request.config["parts"].values()):
+        from harness.cli.parts import run_parts
+
+        return run_parts(request, run_sweep)
+    if shown:
+        environment.device_kind(request.config["device"])
     from harness.cli.run import run_request  # torch
 
     return run_request(request)
+
+
+def _as_named(device: str) -> str:
+    """The timetable of a GPU can be shown where there is none."""
+    return device if device in ("cpu", "cuda") else environment.device_kind(device)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from curves_for_tests import control, rows_of_runs, shifted, whole_suite
+from harness.cli.gpu.gpu_stages import STAGES
 from report_fixtures import Invented, train_cases, write_run
 
 from fp8core.recipe import RECIPES
 from harness import store
-from harness.cli.gpu.gpu_stages import STAGES
 from harness.judge.verdict.rows import judge
 from harness.report.claims import Ledger
 from harness.report.headline import headline, headline_rows

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.cli.gpu.gpu_commands import CUT
+from harness.cli.gpu.gpu_session import REHEARSAL, STAGES, Session, predicted_layers
+from harness.cli.gpu.gpu_stages import PATIENCE, TRIES, Stage
 from report_fixtures import CPU, Invented, frame, linear_cases
 
 from harness import store
 from harness.cli.gpu import gpu_commands, gpu_session, gpu_smoke
-from harness.cli.gpu.gpu_commands import CUT
-from harness.cli.gpu.gpu_session import REHEARSAL, STAGES, Session, predicted_layers
-from harness.cli.gpu.gpu_stages import PATIENCE, TRIES, Stage
 from harness.store.compare import against, rows_of
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement

@@ -7,10 +7,10 @@ import itertools
 from pathlib import Path
 
 import pytest
-
-from harness.cli.config import Request, load
 from harness.cli.gpu.gpu_schedule import is_open, next_turn, timetable
 from harness.cli.gpu.gpu_stages import LEAST_ROUNDS, PATIENCE, STAGES, TRIES, Stage
+
+from harness.cli.config import Request, load
 from harness.engine.plan import Plan, make_plan
 from harness.suites import SUITES
 from harness.timing.session import METERED_S
@@ -123,6 +123,7 @@ def test_a_part_that_is_tried_again_has_fewer_rounds_and_may_leave_arms_out() ->
 def test_the_loss_is_that_of_the_published_setting() -> None:
     """Oracle: karpathy/nanoGPT, config/train_shakespeare_char.py, as far as the bar of the summary asks for it."""
     from harness.cli.gpu.gpu_summary import NANOGPT
+
     from harness.judge.verdict.result import MIN_SEEDS
 
     (stage,) = (stage for stage in STAGES if stage.reads_text)

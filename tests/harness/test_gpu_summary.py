@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from harness.cli.gpu.gpu_summary import LINES, NANOGPT, lines, of_tests
 
 from harness import store
 from harness.advise.measured import Check
-from harness.cli.gpu.gpu_summary import LINES, NANOGPT, lines, of_tests
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
