@@ -57,15 +57,7 @@ OF_THE_WHOLE = (
 
 
 class Whole:
-    """A sweep of parts under way.
-
-    Args:
-        request: the composed command line.
-        folder: of the whole.
-        writer: of its `run.json`.
-        measure: runs the words of a sweep for at most so many seconds; its exit code, `CUT` where it took longer.
-        clock: seconds.
-    """
+    """A sweep of parts under way; `measure` runs the words of one for at most so many seconds and returns its exit code."""
 
     def __init__(
         self,
@@ -268,10 +260,13 @@ def _told_slot(whole: Whole, writer: store.RunWriter) -> int:
     out.write(f"results  {whole.folder}\n")
     rows = whole.gather()
     if rows is not None:
+        runs = [
+            run for part in whole.parts if (run := whole.run_of(part.name))
+        ]  # in order, as the summary has them
         out.write(f"rows     {rows}\n")
         if config["report"]:
-            out.write(f"report   {report.write_report([whole.folder], rows.with_suffix('.html')).html}\n")
-        frame = store.read(whole.folder)
+            out.write(f"report   {report.write_report(runs, rows.with_suffix('.html')).html}\n")
+        frame = store.read(runs)
         for line in summary.lines(frame, predicted_layers(frame)):
             out.write(line + "\n")
     if told_to_end or left:

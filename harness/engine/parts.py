@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.machine.processes import interruptible
 from harness.store.cause import RETRYABLE, Cause
@@ -62,13 +62,7 @@ class Part:
         return min(0.95 * (self.estimate_s or 0.0), self.most_s)
 
     def words(self, tries: int = 0, without: Collection[str] = (), rehearsed: bool = False) -> list[str]:
-        """The command line of its sweep.
-
-        Args:
-            tries: slots in which it was started before: its rounds are halved each time.
-            without: arms that are left out.
-            rehearsed: in its small size.
-        """
+        """The command line of its sweep; its rounds are halved with each slot in which it was started before (`tries`)."""
         chosen = {"sweep": self.sweep, **self.overrides}
         if isinstance(rounds := chosen.get("rounds"), int):
             chosen["rounds"] = max(min(LEAST_ROUNDS, rounds), rounds >> tries)
@@ -124,8 +118,7 @@ class Progress:
 State = dict[str, Progress]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line of a timetable: seconds since the slot began."""
 
     slot: int
@@ -138,13 +131,8 @@ class Line:
 def parts_of(config: Mapping[str, Any], resources: Collection[str]) -> list[Part]:
     """The parts of a composed configuration in the order in which they are started; none where its parts are suites.
 
-    Args:
-        config: plain values of `harness.cli.config.SweepConfig`.
-        resources: names of what a part may need beside other parts.
-
     Raises:
-        UsageError: some parts are sweeps and others suites, or a part names another one that there is not, or that in
-            turn needs the first.
+        UsageError: some parts are sweeps and others suites, or a part names one that there is not, or that needs it in turn.
     """
     named: dict[str, Any] = config["parts"]
     if not any(part["sweep"] for part in named.values()):
@@ -181,10 +169,7 @@ def parts_of(config: Mapping[str, Any], resources: Collection[str]) -> list[Part
 def barred(part: Part, state: State, missing: Mapping[str, str]) -> tuple[Cause, str] | None:
     """Why a part can never be started as things are; None where it can, or must still wait for one that it needs.
 
-    Args:
-        part: which.
-        state: of the sweep.
-        missing: what cannot be had here, by name of the need, with the reason.
+    `missing` is what cannot be had here, by name of the need, with the reason.
     """
     for need in part.needs:
         if need in missing:
@@ -201,13 +186,7 @@ def next_part(
 ) -> tuple[Part, float] | None:  # fmt: skip
     """The part to start now, and the seconds after which it is cut off; None where there is none that the slot has time for.
 
-    Args:
-        parts: in order.
-        state: of the sweep.
-        left_s: of the slot.
-        had: names of the parts that this slot has started.
-        missing: see `barred`.
-        rehearsed: in their small sizes, for which no estimate counts.
+    `had` are those that this slot has started; where parts are `rehearsed` in their small sizes, no estimate counts.
     """
     room = left_s - RESERVE_S
     for part in parts:
@@ -223,16 +202,9 @@ def run_slot(
     parts: Sequence[Part], state: State, slot_s: float, missing: Mapping[str, str],
     measure: Callable[[Part, Progress, float], None], clock: Callable[[], float], rehearsed: bool = False,
 ) -> None:  # fmt: skip
-    """Starts parts until the time is spent, and says of each that is left why.
+    """Starts parts until the time is spent, and says in the state of each that is left why.
 
-    Args:
-        parts: in order.
-        state: of the sweep, brought up to date.
-        slot_s: seconds; may be infinite.
-        missing: see `barred`.
-        measure: runs a part for at most so many seconds, and says in its progress what came of it.
-        clock: seconds.
-        rehearsed: see `next_part`.
+    `measure` runs a part for at most so many seconds, and says in its progress what came of it.
     """
     ends, had = clock() + slot_s, list[str]()
     while turn := next_part(parts, state, ends - clock(), had, missing, rehearsed):

@@ -390,7 +390,7 @@ def test_the_timetable_needs_no_gpu_and_writes_nothing(
         ("minutes=ten", "minutes='ten'"),
         ("minute=3", r"unknown key 'minute' \(nearest: minutes\)"),
         ("dryrun=true", r"unknown key 'dryrun' \(nearest: dry_run\)"),
-        ("dry_run=yes", "dry_run=yes: expected true or false"),
+        ("dry_run=maybe", "dry_run=maybe: expected true or false"),
         ("device=tpu", "device='tpu'"),
         ("axes.M=8", "write parts.NAME.overrides.axes.M=8"),
         ("shard=0/2", "write parts.NAME.overrides.shard=0/2"),

@@ -23,7 +23,8 @@ def test_of_no_gpu(): assert False
 
 
 def case_of(files: Path) -> Case:
-    (case,) = expand("tests", {}, suite.points([], {"files": [str(files)], "processes": [1]}, None), 0)
+    axes = {"files": [str(files)], "processes": [1]}
+    (case,) = expand("tests", axes, suite.points([], axes, None), 0)
     return case
 
 
