@@ -104,13 +104,8 @@ class Whole:
             arms = tuple(part.overrides.get("arms", ()))
             mine.left_out = left_out(arms, part.kernels, store.read(checks)) if checks else {}
             if arms and set(arms) <= set(mine.left_out):
-                mine.done, mine.exit, mine.cause, mine.reason = (
-                    True,
-                    1,
-                    Cause.NUMERICS,
-                    "each of its arms failed its check",
-                )
-                mine.tries += 1
+                mine.done, mine.exit, mine.tries = True, 1, mine.tries + 1
+                mine.cause, mine.reason = Cause.NUMERICS, "each of its arms failed its check"
                 return
             mine.exit = self._measure(self.words(part, mine, seconds), seconds)
             mine.tries += 1
@@ -122,9 +117,9 @@ class Whole:
 
     def words(self, part: Part, mine: Progress, seconds: float) -> list[str]:
         """The command line of a part."""
-        measured = {key: self.run_of(other) for key, other in part.runs.items()}
+        others = {} if rehearsed(self.config) else part.runs
         keys = {
-            **{key: run for key, run in measured.items() if run is not None and not rehearsed(self.config)},
+            **{key: run for key, other in others.items() if (run := self.run_of(other)) is not None},
             "device": self.config["device"],
             "results_dir": self.folder,
             "reports_dir": self.folder,
@@ -135,8 +130,7 @@ class Whole:
             keys["budget_s"] = f"{max(seconds - part.last_start_s, min(10, seconds)):g}"
         if "text" in part.needs:
             keys["data_path"] = _text(self.config)
-        small = rehearsed(self.config)
-        own = part.words(mine.tries, mine.left_out, small)
+        own = part.words(mine.tries, mine.left_out, rehearsed(self.config))
         return [*own, *(f"{key}={value}" for key, value in keys.items()), *self.passed_on]
 
     def _settle(self, part: Part, mine: Progress) -> None:
