@@ -7,7 +7,7 @@
 # make aot          docs/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
-# make gpu          on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
+# make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
 #                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
 #                   ARGS=device=cpu rehearses it all here, in some minutes
 # make published    reports/published, docs/compatibility.md and the table of casts in docs/numerics.md, from results/published

@@ -24,14 +24,14 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness kernel FILE.py:NAME ...       what a Triton kernel becomes on a GPU, without one (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
-       python -m harness gpu [minutes=8.5] [dry_run=true]  the GPU session in slots; dry_run=true: its timetable, device=cpu: rehearsal
+       python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
        python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
 
 sweeps
 {sweeps}
 
 keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   shapes=[SET,SET]   device=auto|cpu|cuda   rounds=N
-      cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID   dry_run=true
+      cases=[ID,ID]   seed=N   timing.NAME=VALUE   budget_s=SECONDS   control=true|false   resume=RUN_ID|last   dry_run=true
       warm_compile=true|false   report=true|false   resume_anyway=true   shard=I/N   run_id=NAME   quiet=true (--quiet)   log_level=DEBUG|INFO|WARNING|ERROR (of run.log)
       results_dir=DIR   reports_dir=DIR
       processes  isolate=true|false   devices=all|0,1   case_timeout_s=SECONDS   case_wall_s=SECONDS   case_memory_gib=GIB
@@ -189,7 +189,7 @@ def _fleet(words: list[str]) -> int:
 
 
 def _gpu(words: list[str]) -> int:
-    from harness.cli.gpu.gpu_session import main as gpu
+    from harness.cli.gpu import main as gpu
 
     return gpu(words)
 

@@ -38,12 +38,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class PartConfig:
-    """One part of a sweep: a suite with its axes and arms."""
+    """One part of a sweep: a suite with its axes and arms, or another sweep, which is a run of its own."""
 
     suite: str = MISSING
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)  # names of shape sets, or "from_model"
     arms: list[str] = field(default_factory=list)  # empty: all arms of the suite
+    # Of a part that is a sweep (`harness.engine.parts`):
+    sweep: str | None = None
+    about: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)  # of its command line
+    small: dict[str, Any] = field(default_factory=dict)  # more of them in a rehearsal on a CPU
+    priority: int = 0  # the lowest is started first; then by the order of the file
+    estimate_s: float | None = None  # it is started only where the slot has so much left
+    budget_s: float | None = None  # it is cut off after so long; default: 1.4 times its estimate
+    last_start_s: float = 0.0  # seconds before its end in which it starts no case or run
+    needs: list[str] = field(default_factory=list)  # parts that must be ok, "gpu", or nanoGPT's "text"
+    checked_by: list[str] = field(default_factory=list)  # parts whose checks its arms must have passed
+    kernels: dict[str, list[str]] = field(default_factory=dict)  # by arm, beside those of the arm's recipe
+    runs: dict[str, str] = field(default_factory=dict)  # keys whose value is the run of another part
 
 
 @dataclass
@@ -71,6 +84,8 @@ class SweepConfig:
     peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)  # of every part that is a sweep
+    small: dict[str, Any] = field(default_factory=dict)  # likewise, where the device is a CPU: a rehearsal
     model: Any = (
         None  # a name of harness.training.models, or `model._target_=my.module.build` with its arguments
     )
@@ -100,7 +115,7 @@ class SweepConfig:
     )
     case_wall_s: float | None = None  # and may have a case for so long; default: no limit
     case_memory_gib: float | None = None  # that a case may ask for on a CPU; default: nearly all that is free
-    resume: str | None = None  # run id: run only what that run lacks
+    resume: str | None = None  # run id: run only what that run lacks; last: the newest one, if there is any
     run_id: str | None = None  # the run to start, or to go on with: common to shards that start apart
     shard: str | None = None  # i/n: this share of the cases, see harness.engine.shards
     report: bool = True  # write the HTML report at the end
@@ -112,6 +127,9 @@ class SweepConfig:
     dry_run: bool = False
     results_dir: str = "results"
     reports_dir: str = "reports"
+
+
+KEYS = tuple({f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"})
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,8 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError(_in_our_words(error, words, chosen[0])) from error
     plain |= {"device": device, **literal}
+    if "run_id" in {word.partition("=")[0] for word in words} | literal.keys() and "resume" not in literal:
+        plain["resume"] = None  # the sweep's own default gives way
     if abs(plain["seed"]) > SEED_MAX:
         raise UsageError(
             f"seed={plain['seed']}: expected an integer from -{SEED_MAX} to {SEED_MAX}; each case draws from 1000 times as many"
@@ -259,10 +279,7 @@ def _normalise(word: str) -> str:
     root, *rest = key.split(".")
     if root.startswith("hydra/") or (key == "shard" and "," in value):
         raise UsageError(f"{word} spreads a sweep over several processes: write python -m harness -m ...")
-    fields = {f.name for f in dataclasses.fields(SweepConfig)} - {"defaults", "name", "question"} | {
-        "sweep",
-        "hydra",
-    }
+    fields = {*KEYS, "sweep", "hydra"}
     if root not in fields or key == "hydra":
         raise _unknown_key(key, fields - {"hydra"})
     if root == "timing" and rest:
@@ -276,7 +293,12 @@ def _normalise(word: str) -> str:
     if key == "cases":  # an id of digits alone, or one like 12e4567, is a text and no number
         ids = (name.strip(" '\"") for name in value.strip("[] ").split(","))
         return "cases=[" + ",".join(f"'{name}'" for name in ids if name) + "]"
-    opens = root == "axes" or (root == "parts" and len(rest) >= 3 and rest[1] == "axes") or root == "model"
+    inside = rest[1:] if root == "parts" else [root, *rest]
+    opens = (
+        root == "model"
+        or inside[:1] == ["axes"]
+        or (inside[:1] in (["overrides"], ["small"]) and len(inside) > 1)
+    )
     return "++" + word.lstrip("+") if opens else word
 
 

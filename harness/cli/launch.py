@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     if name == "joblib":
         places, to_hydra = _at_once(places, to_hydra)
     folder = _folder(request)
-    goes_on = request.config["resume"] is not None
+    goes_on = request.config["resume"] is not None and folder.exists()  # of resume=last there may be none
     config = _absolute(request.config)
     moved = {
         key: config[key] for key in ("results_dir", "reports_dir", "data_path", "ceilings") if config[key]

@@ -10,6 +10,8 @@ from harness.machine import environment
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.cli.config import Request
+
 
 def run_sweep(overrides: Sequence[str]) -> int:
     """Run one sweep from its command line; return the exit code of the contract (0, 1 or 2).
@@ -17,7 +19,23 @@ def run_sweep(overrides: Sequence[str]) -> int:
     Raises:
         UsageError: the request is refused; nothing was written.
     """
-    request = load(overrides, environment.device_kind)
+    shown = any(word.startswith("dry_run=") for word in overrides)
+    request = load(overrides, _as_named if shown else environment.device_kind)
+    if shown and not (request.config["dry_run"] and _is_of_sweeps(request)):
+        environment.device_kind(request.config["device"])
+    if _is_of_sweeps(request):
+        from harness.cli.parts import run_parts
+
+        return run_parts(request, run_sweep)
     from harness.cli.run import run_request  # torch
 
     return run_request(request)
+
+
+def _is_of_sweeps(request: Request) -> bool:
+    return any(part["sweep"] for part in request.config["parts"].values())
+
+
+def _as_named(device: str) -> str:
+    """The timetable of a GPU can be shown where there is none."""
+    return device if device in ("cpu", "cuda") else environment.device_kind(device)

@@ -118,6 +118,11 @@ def _refuse_unused(
 ) -> None:
     """Hands sweep-wide axes and arms to the parts that know them, and refuses those that no part knows."""
     for name, part in parts.items():
+        if part.get("sweep"):
+            raise UsageError(
+                f"sweep {config['name']!r} is made of sweeps, run one after the other on one machine; here name one of "
+                f"them: sweep={part['sweep']}"
+            )
         if part["suite"] == "???" or part["suite"] is None:
             raise unknown("part", name, (n for n, p in parts.items() if p["suite"] not in ("???", None)))
         if part["suite"] not in suites:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from harness.engine.shards import Shard
 
+LAST = "last"  # as resume=: the newest run of the sweep, where there is none a new one
 _SHARDS = "shard-*-of-*"
 
 
@@ -41,7 +42,8 @@ def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> t
     refuse_stranger(folder)
     # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
     again = folder if config["run_id"] and (folder / "run.json").exists() else None
-    return whole.name, folder, whole if config["resume"] else again
+    goes_on = config["resume"] and (config["resume"] != LAST or whole.exists())
+    return whole.name, folder, whole if goes_on else again
 
 
 def of_run(config: dict[str, Any], commit: str | None) -> Path:
@@ -52,7 +54,12 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
     """
     if config["resume"] and config["run_id"]:
         raise UsageError("resume= names the run already: leave run_id= out")
-    if config["resume"]:
+    if config["resume"] == LAST:
+        runs = filter(_is_run, (Path(config["results_dir"]) / config["name"]).glob("*"))
+        newest = max(runs, key=lambda run: str(store.read_about(run).get("started_at")), default=None)
+        if newest is not None:
+            return newest
+    elif config["resume"]:
         folder = store.find_run(config["resume"], config["results_dir"])
         # One whose shards were started apart has a run.json in each of them alone.
         if not any(map(_is_run, [folder, *folder.glob(_SHARDS)])):
@@ -112,6 +119,7 @@ _SETTINGS = (
     "arms",
     "cases",
     "parts",
+    "overrides",
     "model",
     "data",
     "schedule",

@@ -153,6 +153,11 @@ class RunWriter:
             self._compact()
         return name
 
+    def record(self, **about: object) -> None:
+        """Adds to what `run.json` says; OSError where the disk refuses."""
+        self._about |= about
+        self._write_about()
+
     def close(self, state: str) -> None:
         """Gathers the parts that this writer has left into one file, and records how the run ended.
 
@@ -364,6 +369,17 @@ def _next_attempt(run: Path) -> int:
         except (OSError, pa.ArrowException):  # read() says so
             continue
     return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)
+
+
+def gather(folder: Path, target: Path) -> None:
+    """Writes all rows of a folder of runs into one file, which names the files that it holds: read with them it counts once.
+
+    Replaced at once: a process that is killed here, or a reader of the folder, never meets half a file.
+    """
+    parts = _each_once(_read_parts([folder])[0])
+    names = [name for part in parts for name in (part.path.name, *part.replaces)]
+    table = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in parts)])
+    _write_durably(table.replace_schema_metadata({_REPLACES: json.dumps(names).encode()}), target)
 
 
 def _files(path: Path) -> list[Path]:

@@ -25,6 +25,7 @@ NAMES = (
     "scale",
     "smoke_kernels",
     "smoke_layers",
+    "tests",
     "train",
 )
 

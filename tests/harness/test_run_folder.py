@@ -61,6 +61,19 @@ def test_a_folder_of_runs_is_not_one(capsys: pytest.CaptureFixture[str]) -> None
     assert "results/toy is no run: " in refused(capsys, "resume=results/toy")
 
 
+def test_the_last_run_is_gone_on_with_and_where_there_is_none_one_begins() -> None:
+    """Oracle: the folders, and the rows of the run that was begun last, not of the one whose name sorts last."""
+    runs = Path("results/toy")
+    assert main([*WORDS, "resume=last", "run_id=zz", "report=false"]) == 2
+    assert main([*WORDS, "run_id=zz", "report=false"]) == 0
+    assert main([*WORDS, "run_id=aa", "report=false", "budget_s=0"]) == 0
+    assert main([*WORDS, "resume=last", "report=false"]) == 0
+    assert {path.name for path in runs.iterdir()} == {"aa", "zz"}
+    assert "budget" not in set(store.read(runs / "aa")["cause"])
+    assert main([*WORDS, "resume=last", "report=false", "results_dir=elsewhere"]) == 0
+    assert len(list(Path("elsewhere/toy").iterdir())) == 1
+
+
 @pytest.mark.parametrize("words", [["run_id=r1"], ["run_id=r1", "shard=0/1"]])
 def test_a_strangers_run_json_is_not_overwritten(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -13,12 +13,13 @@ from harness.suites.train import MODEL_PEERS
 
 FOLDER = Path(__file__).parents[2] / "sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
+PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other sweeps: test_gpu_sweep.py
 
 
 TRAINING = ("train", "divergence")  # their work is in tokens
 NUMERICS = {"accumulation", "codes", "outliers", "recipes"}  # of suites whose times mean nothing
 PROCESSES = {"allgather", "parallel"}  # each run is several
-SMOKE = {"smoke_kernels", "smoke_layers"}  # which check and time nothing
+SMOKE = {"smoke_kernels", "smoke_layers", "tests"}  # which check and time nothing
 PREDICTED = "scale"  # nothing of it runs, on whatever device
 
 
@@ -36,7 +37,7 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
-        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm",
+        "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu", "gpu_tests",
         "linear", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
         "scale", "smoke", "train",
     }  # fmt: skip
@@ -49,7 +50,7 @@ def test_the_first_line_is_a_question(path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
 def test_every_sweep_expands(path: Path, device: str) -> None:
     """Axes, arms and shapes are valid (make_plan refuses others), no case is there twice, no shape is refused."""
     planned = plan(path.stem, device).cases
@@ -62,7 +63,7 @@ def test_every_sweep_expands(path: Path, device: str) -> None:
         assert p.suite.work(p.case) >= 0
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
 def test_cpu_sizes_are_small(path: Path) -> None:
     """On a CPU without bf16 units a bf16 product runs at 0.5 GFLOP/s: 256^3 takes 70 ms, 1024^3 over 4 s."""
     for p in plan(path.stem, "cpu").cases:
@@ -75,7 +76,7 @@ def test_cpu_sizes_are_small(path: Path) -> None:
             assert p.suite.work(p.case) <= 2**28
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
 def test_a_gpu_gets_sizes_that_load_it(path: Path) -> None:
     """The largest case of each part must fill a large GPU: over 100 MB moved, 10^11 operations or 4096 tokens a step."""
     cases = plan(path.stem, "cuda").cases

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.gpu.gpu_session import NEEDED
+from harness.cli.gpu import NEEDED
 
 ROOT = Path(__file__).parents[2]
 # What a box made for torch has beside it, by distribution; jinja2 and numpy's like come with these.
@@ -96,7 +96,7 @@ def test_the_session_asks_for_what_the_wheels_bring() -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        "import harness.cli.gpu.gpu_session, harness.cli.run, harness.cli.launch, harness.cli.doctor; from harness.cli.config import load; "
+        "import harness.cli.gpu, harness.cli.parts, harness.cli.run, harness.cli.launch, harness.cli.doctor; from harness.cli.config import load; "
         "load(['sweep=quick'], lambda device: 'cpu')",
         "from harness.report import write_report; from pathlib import Path; "
         "write_report([Path('results/published/cpu/2026-11-21/codes')], Path(sys.argv[1]) / 'r.html')",

@@ -1,4 +1,4 @@
-"""What a GPU session learns from rows while it runs: arms that must be left out, and how much a part that was cut kept.
+"""What the suites of checks say of this device: kernels and recipes that failed, and the arms that must be left out for it.
 
 No torch: a pure function of stored rows.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.store import arm as arms
-from harness.store.arm import PRODUCT, controls
+from harness.store.arm import PRODUCT
 from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.cli.gpu.gpu_stages import Stage
+    import pandas as pd
 
 KERNELS, LAYERS = "smoke_kernels", "smoke_layers"
 
@@ -38,37 +38,21 @@ def failed_recipes(smoke: pd.DataFrame) -> dict[str, str]:
     return found
 
 
-def left_out(stage: Stage, smoke: pd.DataFrame | None) -> dict[str, str]:
-    """Arms of a part that must not be measured on this device, with the reason.
+def left_out(names: Iterable[str], needs: Mapping[str, Sequence[str]], smoke: pd.DataFrame) -> dict[str, str]:
+    """Arms that must not be measured on this device, with the reason.
 
     Args:
-        stage: the part.
-        smoke: rows of the parts that check kernels and layers; None where there are none, and nothing is left out.
+        names: the arms.
+        needs: kernels by arm; arms of a recipe need what its layer ran.
+        smoke: rows of the checks.
     """
-    if smoke is None:
-        return {}
     kernels, recipes = failed_kernels(smoke), failed_recipes(smoke)
     found: dict[str, str] = {}
-    for arm in stage.arms:
-        broken = [f"kernel {name}: {kernels[name]}" for name in stage.needs.get(arm, ()) if name in kernels]
+    for arm in names:
+        broken = [f"kernel {name}: {kernels[name]}" for name in needs.get(arm, ()) if name in kernels]
         fields = arms.parse(arm)
         if not broken and not fields.peer and fields.mode not in ("", PRODUCT) and fields.recipe in recipes:
             broken = [f"recipe {fields.recipe}: {recipes[fields.recipe]}"]
         if broken:
             found[arm] = broken[0]
     return found
-
-
-def kept(frame: pd.DataFrame | None) -> str:
-    """In words, what a part has stored."""
-    if frame is None or frame.empty:
-        return "nothing stored"
-    timed = frame[frame["status"].isin(["ok", "partial"])]
-    cases = timed.groupby(["case_id", "arm"]).ngroups
-    cut = timed[(timed["status"] == "partial") & ~controls(timed)]
-    if cut.empty:
-        return f"{cases} cases and arms whole"
-    rounds = cut["rounds"].map(lambda of: len(set(of))).max()
-    whole = cases - cut.groupby(["case_id", "arm"]).ngroups
-    arms = ", ".join(sorted(cut["arm"].unique()))
-    return f"{whole} cases and arms whole, {rounds} rounds of {arms}"

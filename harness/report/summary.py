@@ -1,4 +1,4 @@
-"""The end of `python -m harness gpu`: what a session measured, in at most twenty lines, for a log that keeps only its end.
+"""The end of a sweep of sweeps: what it measured, in at most twenty lines, for a log that keeps only its end.
 
 Each line is read from stored rows; what was not measured is left out, and what failed is counted. No torch.
 """
@@ -6,15 +6,14 @@ Each line is read from stored rows; what was not measured is left out, and what 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from harness.advise.advised_arms import advised_arms
 from harness.advise.advised_arms import lines as of_advised
-from harness.cli.gpu.gpu_smoke import failed_kernels, failed_recipes
 from harness.judge import step_bars, verdict
 from harness.judge.model_title import title_of
+from harness.judge.smoke import failed_kernels, failed_recipes
 from harness.judge.verdict.result import MIN_SEEDS
 from harness.machine import mfu
 from harness.machine.ceilings import ceilings
@@ -38,19 +37,18 @@ NANOGPT = {"model": "nanogpt_char", "data": "shakespeare", "batch": 64, "seq": 2
 CAST_BAR, LAYER_BAR = 0.92, 0.15  # of the copy bandwidth; median error of a prediction
 
 
-def lines(frame: pd.DataFrame, tests: str, predicted: Sequence[Check] = ()) -> list[str]:
+def lines(frame: pd.DataFrame, predicted: Sequence[Check] = ()) -> list[str]:
     """The summary.
 
     Args:
         frame: rows of all runs of one machine.
-        tests: what pytest printed; "" where it did not run.
         predicted: layers, beside what was measured of them.
 
     Returns:
         At most `LINES` lines, what is asked first coming first; the last one counts what was left out.
     """
-    said = [
-        *of_tests(tests),
+    found = [
+        *_tests(frame),
         *_smoke(frame),
         *_failed(frame),
         *(f"step: {one}" for one in step_bars.held(frame)),
@@ -64,19 +62,18 @@ def lines(frame: pd.DataFrame, tests: str, predicted: Sequence[Check] = ()) -> l
         *_numerics(frame),
         *_kernels(frame),
     ]
-    if len(said) <= LINES:
-        return said
-    return [*said[: LINES - 1], f"and {len(said) - LINES + 1} more in the report"]
+    if len(found) <= LINES:
+        return found
+    return [*found[: LINES - 1], f"and {len(found) - LINES + 1} more in the report"]
 
 
-def of_tests(output: str) -> list[str]:
-    """The line with which pytest ends; that there is none where it was cut, and nothing where it did not run."""
-    ends = re.findall(
-        r"^=* ?(.*\b(?:passed|failed|skipped|error)\b.* in [\d.]+s.*?) ?=*$", output, re.MULTILINE
-    )
-    if ends:
-        return [f"tests: {ends[-1]}"]
-    return ["tests: cut before they ended, no verdict"] if output else []
+def _tests(frame: pd.DataFrame) -> Iterator[str]:
+    """The counts of each run of tests."""
+    own = frame[(frame["suite"] == "tests") & (frame["metric"] == "tests_failed")]
+    for r in rows_of(own[own["status"] == "ok"]):
+        counts = _resolved(r)
+        failed = counts["failures"] + counts["errors"]
+        yield f"tests: {counts['passed']} passed, {failed} failed, {counts['skipped']} skipped"
 
 
 def _ceilings(frame: pd.DataFrame) -> Iterator[str]:

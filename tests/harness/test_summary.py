@@ -9,7 +9,7 @@ import pytest
 
 from harness import store
 from harness.advise.measured import Check
-from harness.cli.gpu.gpu_summary import LINES, NANOGPT, lines, of_tests
+from harness.report.summary import LINES, NANOGPT, lines
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -59,10 +59,20 @@ def test_every_kind_of_row_has_its_line(tmp_path: Path) -> None:
             "accumulation", "a2", "fast", "{}", "fp22_sqnr_db", "ok", samples=(95.0,)
         ),  # the worst is told
         Measurement("gemm", "g", "fp8_rowwise", "{}", "time_ms", "failed", reason="numerics: too far off"),
+        Measurement(
+            "tests",
+            "t",
+            "pytest",
+            "{}",
+            "tests_failed",
+            "ok",
+            samples=(0.0,),
+            resolved={"passed": 57, "failures": 0, "errors": 0, "skipped": 3},
+        ),
     ]
-    said = lines(stored(tmp_path, rows), "...\n==== 57 passed, 3 skipped in 33.21s ====\n")
+    said = lines(stored(tmp_path, rows))
     assert said == [
-        "tests: 57 passed, 3 skipped in 33.21s",
+        "tests: 57 passed, 0 failed, 3 skipped",
         "failed: 1 rows, first fp8_rowwise: numerics: too far off",
         "step: tensorwise_eager at least 1.15x of bf16 eager: PASS, 1.200x (1.200 to 1.200) on llama3_8b",
         "step: tensorwise_eager above float8nocompile beyond noise: not measured (its baseline "
@@ -117,7 +127,7 @@ def test_shares_are_of_what_was_measured_here(tmp_path: Path) -> None:
         timed("gemm", "g0", "torchao", "{}", 0.1, flops={"e4m3": 1e9}, resolved={"peer": "torchao"}),
         Measurement("gemm", "g2", "bf16", "{}", "time_ms", "skipped", reason="no room"),
     ]
-    said = "\n".join(lines(stored(tmp_path, rows), ""))
+    said = "\n".join(lines(stored(tmp_path, rows)))
     assert "casts (fused): best 90%, median 70% of a copy of the same size, 2 cases; asked 92%" in said
     assert (
         "products, the fastest arm of each shape: bf16 best 50%, median 38% of 2 TFLOP/s (2 shapes), "
@@ -129,7 +139,7 @@ def test_shares_are_of_what_was_measured_here(tmp_path: Path) -> None:
 def test_the_prediction_of_layers_is_held_against_its_bar(tmp_path: Path, error: float, outcome: str) -> None:
     checks = [Check("layer", f"case{i}", "tensorwise_eager", 1.0 + error, 1.0, "r") for i in range(4)]
     checks.append(Check("layer", "far", "rowwise_eager", 0.4, 1.0, "r"))
-    said = lines(stored(tmp_path, [step("bf16_eager", 1.0)]), "", checks)
+    said = lines(stored(tmp_path, [step("bf16_eager", 1.0)]), checks)
     (line,) = (line for line in said if line.startswith("prediction of"))
     assert line == (
         f"prediction of 5 layers: median error {error:.1%}, asked 15%: {outcome}; worst -60%, rowwise_eager far"
@@ -175,7 +185,7 @@ def test_the_best_validation_loss_stands_beside_the_published_one(
         for arm, best in (("base", 1.47), ("tensorwise", fp8))
         for row in trained(arm, seed, best, **axes)
     ]
-    said = lines(stored(tmp_path, rows), "")
+    said = lines(stored(tmp_path, rows))
     (line,) = (line for line in said if line.startswith("best validation loss: "))
     shown = ", ".join([f"{fp8:.3f}"] * seeds)
     assert f"tensorwise {fp8:.3f} (seeds {shown})" in line
@@ -187,12 +197,10 @@ def test_the_best_validation_loss_stands_beside_the_published_one(
 def test_it_never_passes_twenty_lines(tmp_path: Path) -> None:
     rows = [step("bf16_eager", 10.0, model=f"m{i}") for i in range(30)]
     rows += [step("tensorwise_eager", 9.0, "bf16_eager", model=f"m{i}") for i in range(30)]
-    said = lines(stored(tmp_path, rows), "")
+    said = lines(stored(tmp_path, rows))
     assert len(said) == LINES
     assert said[-1] == "and 15 more in the report"
 
 
-def test_tests_that_did_not_run_have_no_line() -> None:
-    assert of_tests("") == []
-    assert of_tests("Killed\n") == ["tests: cut before they ended, no verdict"]
-    assert of_tests("1 failed, 2 passed in 3.10s") == ["tests: 1 failed, 2 passed in 3.10s"]
+def test_tests_that_did_not_run_have_no_line(tmp_path: Path) -> None:
+    assert not any(line.startswith("tests: ") for line in lines(stored(tmp_path, [step("bf16_eager", 1.0)])))

@@ -1,0 +1,332 @@
+"""A sweep whose parts are sweeps: each part is a run of its own within the folder of the whole (`harness.engine.parts`).
+
+    results/<sweep>/<run_id>/run.json               the whole, with what has become of each part
+    results/<sweep>/<run_id>/<its sweep>/<run_id>-<part>/   the run of a part
+    <reports_dir>/<run_id>.parquet, .html, .md      all rows so far, written anew after each part; the report
+
+A part that crashes, hangs or is refused costs that part alone. Its run has a name that is known before it starts, and each
+finished round is stored, so that nothing but the round under way is lost, whatever ends a slot.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import report, store
+from harness.advise.measured import Check, layers
+from harness.advise.rates import rates_of
+from harness.advise.recipes import candidates
+from harness.cli import internal_error
+from harness.cli.config import command_line
+from harness.engine import parts as schedule
+from harness.engine import run_folder, runlog
+from harness.engine.parts import CUT, TRIES, Part, Progress, State
+from harness.engine.resume import changes, refuse
+from harness.judge.smoke import left_out
+from harness.machine import environment
+from harness.machine.ceilings import ceilings
+from harness.machine.hardware import of_env
+from harness.machine.processes import interruptible
+from harness.report import summary
+from harness.store.cause import Cause
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.training.data import corpus, shakespeare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pandas as pd
+
+    from harness.cli.config import Request
+
+REHEARSAL = "rehearsal on a CPU in tiny sizes: it proves the command, and nothing in it is a GPU's figure"
+# Keys of a command line that every part is given as they stand; others belong to the whole, or differ by part.
+PASSED_ON = (
+    "seed", "rounds", "timing", "control", "warm_compile", "isolate", "devices", "workers", "case_timeout_s", "case_wall_s",
+    "case_memory_gib", "resume_anyway", "quiet", "log_level",
+)  # fmt: skip
+OF_THE_WHOLE = (
+    "sweep", "device", "parts", "overrides", "small", "data_path", "budget_s", "resume", "run_id", "results_dir",
+    "reports_dir", "report", "dry_run",
+)  # fmt: skip
+
+
+class Whole:
+    """A sweep of parts under way; `measure` runs the words of one for at most so many seconds and returns its exit code."""
+
+    def __init__(
+        self,
+        request: Request,
+        folder: Path,
+        writer: store.RunWriter,
+        measure: Callable[[Sequence[str], float], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config, self.folder = request.config, folder
+        self.parts = schedule.parts_of(self.config, NEEDS)
+        self.passed_on = [
+            w for w in request.overrides if w.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON
+        ]
+        self._writer, self._measure, self._clock = writer, measure, clock
+        stored = store.read_about(folder).get("parts", {})
+        self.state: State = {p.name: Progress.of_json(stored.get(p.name, {})) for p in self.parts}
+        self.missing = missing(self.config, self.parts)
+
+    def slot(self) -> list[str]:
+        """Starts what the time budget has room for; names of the parts that another slot would start.
+
+        Raises:
+            KeyboardInterrupt: it was told to end; what is done is stored.
+        """
+        budget = self.config["budget_s"]
+        seconds = float("inf") if budget is None else budget
+        try:
+            schedule.run_slot(
+                self.parts, self.state, seconds, self.missing, self._one, self._clock, rehearsed(self.config)
+            )
+        finally:
+            self._save()
+        return [p.name for p in self.parts if self.state[p.name].open and not self.barred(p)]
+
+    def barred(self, part: Part) -> tuple[Cause, str] | None:
+        """See `schedule.barred`."""
+        return schedule.barred(part, self.state, self.missing)
+
+    def _one(self, part: Part, mine: Progress, seconds: float) -> None:
+        started = self._clock()
+        try:
+            checks = [run for name in part.checked_by if (run := self.run_of(name))]
+            arms = tuple(part.overrides.get("arms", ()))
+            mine.left_out = left_out(arms, part.kernels, store.read(checks)) if checks else {}
+            if arms and set(arms) <= set(mine.left_out):
+                mine.done, mine.exit, mine.tries = True, 1, mine.tries + 1
+                mine.cause, mine.reason = Cause.NUMERICS, "each of its arms failed its check"
+                return
+            mine.exit = self._measure(self.words(part, mine, seconds), seconds)
+            mine.tries += 1
+            self._settle(part, mine)
+        finally:  # whatever ends the slot, what is done so far is told and gathered
+            mine.seconds += self._clock() - started
+            self._save()
+            self.gather()
+
+    def words(self, part: Part, mine: Progress, seconds: float) -> list[str]:
+        """The command line of a part."""
+        others = {} if rehearsed(self.config) else part.runs
+        keys = {
+            **{key: run for key, other in others.items() if (run := self.run_of(other)) is not None},
+            "device": self.config["device"],
+            "results_dir": self.folder,
+            "reports_dir": self.folder,
+            "report": "false",
+            "run_id": self.run_id_of(part.name),
+        }
+        if seconds < float("inf"):
+            keys["budget_s"] = f"{max(seconds - part.last_start_s, min(10, seconds)):g}"
+        if "text" in part.needs:
+            keys["data_path"] = _text(self.config)
+        own = part.words(mine.tries, mine.left_out, rehearsed(self.config))
+        return [*own, *(f"{key}={value}" for key, value in keys.items()), *self.passed_on]
+
+    def _settle(self, part: Part, mine: Progress) -> None:
+        """Reads from the rows of a part what has become of it."""
+        run = self.run_of(part.name)
+        mine.cause, mine.reason, mine.ok = Cause.NONE, "", False
+        if run is None:
+            codes = {2: Cause.REFUSED, CUT: Cause.BUDGET}
+            mine.cause = codes.get(mine.exit or 0, Cause.ERROR)
+            mine.reason = "it has stored nothing; see what it printed"
+            return
+        frame = store.read(run)
+        mine.statuses = dict(Counter(frame["status"]))
+        left = (frame["cause"] == Cause.BUDGET) | (frame["status"] == "partial")
+        mine.done = mine.exit in (0, 1) and not left.any()
+        bad = frame[frame["status"] == "failed"]
+        mine.ok = mine.done and bad.empty and mine.exit == 0
+        if not mine.done:
+            mine.cause, mine.reason = Cause.BUDGET, "cut off; what it has finished is stored"
+            if mine.exit not in (0, 1, CUT):
+                mine.cause, mine.reason = Cause.ERROR, "it ended early; see what it printed"
+        elif len(bad):
+            mine.cause, mine.reason = Cause(bad["cause"].iloc[0] or Cause.ERROR), str(bad["reason"].iloc[0])
+
+    def run_id_of(self, name: str) -> str:
+        """The run id of a part."""
+        return f"{self.folder.name}-{name}"
+
+    def run_of(self, name: str) -> Path | None:
+        """The folder of a part's run, if it has rows."""
+        sweep = next(p.sweep for p in self.parts if p.name == name)
+        run = self.folder / sweep / self.run_id_of(name)
+        return run if any(run.rglob("*.parquet")) else None
+
+    def _save(self) -> None:
+        self._writer.record(parts={name: mine.as_json_dict() for name, mine in self.state.items()})
+
+    def gather(self) -> Path | None:
+        """All rows so far in one file; quick enough to be done after each part."""
+        if not any(self.folder.rglob("*.parquet")):
+            return None
+        target = Path(self.config["reports_dir"]) / f"{self.folder.name}.parquet"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.gather(self.folder, target)
+        return target
+
+    def told(self, part: Part) -> str:
+        """A line about a part."""
+        mine = self.state[part.name]
+        why = self.barred(part)
+        took = f"exit {mine.exit}, {mine.seconds:.0f} s, " if mine.tries else ""
+        rows = ", ".join(f"{count} {status}" for status, count in sorted(mine.statuses.items()))
+        if mine.done:
+            said = f"done{'' if mine.ok else f', {mine.cause}: {mine.reason}'}"
+        elif not mine.tries:
+            said = f"skipped, {why[0]}: {why[1]}" if why else f"not started, {mine.cause}: {mine.reason}"
+        else:
+            said = f"{'unfinished' if mine.open else f'given up after {TRIES} tries'}, {mine.cause}: {mine.reason}"
+        out = "".join(f"; {arm} left out ({reason})" for arm, reason in mine.left_out.items())
+        return f"{part.name:<17}{took}{said}{f' ({rows})' if rows else ''}{out}"
+
+
+def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> int:
+    """Runs one slot; the exit code: 0 where no part failed so far, 2 where it was told to end, else 1.
+
+    Raises:
+        UsageError: the request is refused; nothing was written.
+    """
+    config = request.config
+    for word in request.overrides:
+        key = word.lstrip("+").partition("=")[0].split(".")[0]
+        if key not in (*PASSED_ON, *OF_THE_WHOLE):
+            raise UsageError(
+                f"{word}: sweep {config['name']!r} is made of sweeps; write parts.NAME.overrides.{word}"
+            )
+    parts, out = schedule.parts_of(config, NEEDS), sys.stdout
+    lacking = missing(config, parts)
+    if config["dry_run"]:
+        slot_s = float("inf") if config["budget_s"] is None else config["budget_s"]
+        out.write("\n".join(schedule.describe(parts, slot_s, lacking)) + "\n")
+        return 0
+    facts = environment.fingerprint(config["device"])
+    conditions = environment.env_id(facts), facts
+    run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), None)
+    changed = changes(kept, [conditions]) if kept is not None and any(kept.rglob("*.parquet")) else []
+    if not config["resume_anyway"]:
+        refuse(run_id, changed)
+    for key in ("results_dir", "reports_dir"):
+        run_folder.refuse_unwritable(Path(config[key]), key)
+
+    def measure(words: Sequence[str], seconds: float) -> int:
+        return schedule.within(seconds, lambda: _isolated(run_sweep, words))
+
+    with interruptible(), run_folder.owned(folder, None):
+        about = {
+            "command": command_line(request.overrides),
+            "config": config,
+            "question": config["question"],
+            "resumed_despite": changed,
+            "parts": store.read_about(folder).get("parts", {}),
+        }
+        writer = store.RunWriter(
+            folder, run_id=run_id, sweep=config["name"], env_id=conditions[0], env=facts, about=about
+        )
+        with runlog.recorded(writer):
+            return _told_slot(Whole(request, folder, writer, measure), writer)
+
+
+def _told_slot(whole: Whole, writer: store.RunWriter) -> int:
+    out, config, told_to_end = sys.stdout, whole.config, False
+    banner = REHEARSAL + "\n" if rehearsed(config) else ""
+    out.write(banner)
+    left = [part.name for part in whole.parts]
+    try:
+        left = whole.slot()
+    except KeyboardInterrupt:
+        told_to_end = True
+    writer.close("interrupted" if told_to_end or left else "finished")
+    for part in whole.parts:
+        out.write(whole.told(part) + "\n")
+    out.write(f"results  {whole.folder}\n")
+    rows = whole.gather()
+    if rows is not None:
+        runs = [
+            run for part in whole.parts if (run := whole.run_of(part.name))
+        ]  # in order, as the summary has them
+        out.write(f"rows     {rows}\n")
+        if config["report"]:
+            out.write(f"report   {report.write_report(runs, rows.with_suffix('.html')).html}\n")
+        frame = store.read(runs)
+        for line in summary.lines(frame, predicted_layers(frame)):
+            out.write(line + "\n")
+    if told_to_end or left:
+        out.write(f"left: {', '.join(left)}; resume={whole.folder.name} goes on\n")
+    out.write(banner)
+    if told_to_end:
+        return 2
+    return 1 if any(mine.exit not in (0, None, CUT) for mine in whole.state.values()) else 0
+
+
+def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
+    """Runs a sweep; whatever it raises is the end of that sweep alone."""
+    try:
+        return run_sweep(words)
+    except UsageError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except Exception as error:  # noqa: BLE001 - the other parts go on
+        return internal_error.report(error)
+
+
+def predicted_layers(frame: pd.DataFrame) -> list[Check]:
+    """The prediction of `advise` beside each layer that was measured; none where the peak of the GPU is not known."""
+    env = parse(frame["env"].iloc[0])
+    device = of_env(env)
+    if device is None:
+        return []
+    rates = rates_of(device, ceilings(frame))
+    return layers(frame, rates, lambda recipe, compiled: candidates(compiled).get(recipe))
+
+
+def rehearsed(config: Mapping[str, Any]) -> bool:
+    """Whether the parts run in their small sizes: on a CPU, where they have some."""
+    sizes = [config["small"], *(part["small"] for part in config["parts"].values())]
+    return config["device"] == "cpu" and any(sizes)
+
+
+def missing(config: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, str]:
+    """What some part needs and cannot be had here, with the reason.
+
+    Raises:
+        UsageError: a file is named that is missing, or is not nanoGPT's text.
+    """
+    needed = {need for part in parts for need in part.needs} & NEEDS.keys()
+    return {need: why for need in sorted(needed) if (why := NEEDS[need](config))}
+
+
+def _text(config: Mapping[str, Any]) -> str:
+    """The file of nanoGPT's text: the one that is named, else the copy in the cache; "" where there is neither."""
+    if config["data_path"]:
+        corpus("shakespeare", config["data_path"])  # refused here, not after minutes
+        return str(config["data_path"])
+    return str(shakespeare.kept()) if shakespeare.kept().is_file() else ""
+
+
+def _no_text(config: Mapping[str, Any]) -> str:
+    if _text(config):
+        return ""
+    return (
+        f"no text here: copy nanoGPT's input.txt ({shakespeare.ADDRESS}) into this folder, not ignored by git, and "
+        "give data_path=input.txt"
+    )
+
+
+def _no_gpu(config: Mapping[str, Any]) -> str:
+    return "" if config["device"] == "cuda" else "needs a GPU"
+
+
+NEEDS: dict[str, Callable[[Mapping[str, Any]], str]] = {"text": _no_text, "gpu": _no_gpu}

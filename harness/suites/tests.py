@@ -1,0 +1,92 @@
+"""Suite `tests`: do the tests that need this device pass on it? One run of pytest; its counts are rows like any other's.
+
+The counts are those of pytest's own JUnit file. Untested versions of libraries may warn, and a test file may lack a
+package: neither costs the other tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from harness.store.arm import Arm
+from harness.store.cause import Cause
+from harness.suites.common import refuse_shapes, with_defaults
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from harness.store.case import Case, Scalar
+
+METRIC = "tests_failed"
+LENIENT = ("-W", "default", "--continue-on-collection-errors", "-rf")
+SIGN_S = 1.0  # between two signs of life: one test may compile for minutes
+
+AXES: Mapping[str, Axis] = {
+    "files": Axis("test files and folders, with spaces between them", kind="str", default="tests"),
+    "marker": Axis("of the tests that are run", kind="str", default="gpu"),
+    "processes": Axis("at once, where pytest-xdist is installed; tests marked `alone` are then left out"),
+}
+ARMS: Mapping[str, ArmInfo] = arm_table({Arm(variant="pytest"): ArmInfo("one run of pytest")})
+
+
+def points(
+    shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any
+) -> list[dict[str, Scalar]]:
+    """No linked axes.
+
+    Raises:
+        ValueError: shapes are named, which this suite has no use for.
+    """
+    refuse_shapes("tests", shapes, "no shapes")
+    return with_defaults([{}], axes, AXES)
+
+
+def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
+    """A file that is not there: an installed wheel has no tests."""
+    absent = [name for name in case.text("files").split() if not Path(name).exists()]
+    return Unsupported("device", f"no {', '.join(absent)} here", Cause.MISSING) if absent else None
+
+
+def work(case: Case) -> float:
+    """All runs count alike."""
+    return 1.0
+
+
+def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+    """Runs pytest, which ends with this process."""
+    workspace.mkdir(parents=True, exist_ok=True)
+    counts, log = workspace / "junit.xml", workspace / "output.txt"
+    several = case.integer("processes") > 1 and importlib.util.find_spec("xdist") is not None
+    chosen = f"{case.text('marker')} and not alone" if several else case.text("marker")
+    spread = ["-n", str(case.integer("processes")), "--dist", "worksteal"] if several else []
+    words = ["-m", chosen, *spread, *LENIENT, f"--junitxml={counts}", *case.text("files").split()]
+    with log.open("w") as output:
+        process = subprocess.Popen([sys.executable, "-m", "pytest", *words], stdout=output, stderr=output)
+        while True:
+            try:
+                code = process.wait(SIGN_S)
+                break
+            except subprocess.TimeoutExpired:
+                on_step(0, 1)
+    told = {"command": words, "exit": code, "printed": log.read_text(errors="replace")[-8000:]}
+    try:
+        suites = list(ElementTree.parse(counts).iter("testsuite"))
+    except (OSError, ElementTree.ParseError):
+        return Trial((), told, f"pytest ended with exit code {code} and no counts", cause=Cause.DIED)
+    of = {key: sum(int(s.get(key, 0)) for s in suites) for key in ("tests", "failures", "errors", "skipped")}
+    bad = of["failures"] + of["errors"]
+    resolved = {**told, **of, "passed": of["tests"] - bad - of["skipped"]}
+    named = [
+        f"{c.get('classname')}::{c.get('name')}"
+        for s in suites
+        for c in s
+        if len(c) and c[0].tag != "skipped"
+    ]
+    failure = f"{bad} of {of['tests']} tests failed, first {named[0] if named else 'unknown'}" if bad else ""
+    return Trial((Series(METRIC, (float(bad),), (0,)),), resolved, failure, cause=Cause.NUMERICS)
