@@ -1,4 +1,4 @@
-"""What the casts of each layer do to its tensors at one step: `../docs/numerics.md` says what is healthy.
+"""What the casts of each layer do to its tensors at one step; `harness/judge/diagnosis/casts.py` has the limits.
 
 A diagnosis runs the model once more, eagerly, on the step's batch, with hooks that come and go with it, and casts what
 they saw as the layer's recipe does. Nothing of it reaches the training: see `untouched`.

@@ -462,7 +462,7 @@ def test_a_product_that_ran_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_operand_cast_without_scaling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics.md 4.2)."""
+    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics-gemm.md, section 4)."""
 
     def unscaled(x: Tensor, fmt: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return (x.float() / 64).to(fmt.dtype), torch.tensor(64.0)
