@@ -1,4 +1,4 @@
-"""The prediction against what others published: `python -m harness.advise.published` prints the table of docs/advise.md."""
+"""The prediction against what others published: `python -m harness.advise.published` prints the tables of docs/advise-cases.md."""
 
 from __future__ import annotations
 
