@@ -188,7 +188,7 @@ def plan_of(question: Question) -> Plan:
 
 
 def _step_seconds(question: Question, model: Model) -> float | None:
-    """Of the measured bf16 step, from the tokens/s of one GPU."""
+    """Seconds of the measured bf16 step, from the tokens/s of one GPU."""
     if question.bf16_tokens_per_s is None:
         return None
     return model.tokens * question.accumulation / (question.tp * question.bf16_tokens_per_s)

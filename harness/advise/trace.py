@@ -198,5 +198,5 @@ def _one_kernel_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """Of the same shape and dtype, on a CPU that is not there."""
+    """Fake CPU tensor of the same shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

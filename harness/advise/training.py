@@ -167,7 +167,7 @@ def advised(setup: Setup, machine: Machine) -> Advised:
 
 
 def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
-    """Of each layer, why it would stay in bf16, with its predicted ratio."""
+    """Reason for each layer that stays in bf16, with its predicted ratio."""
     said = dict.fromkeys(every, "not used in the forward pass")
     whole = found.unavailable or f"the step as a whole is predicted to gain {found.step.value - 1:.1%}"
     if found.too_uncertain:

@@ -104,7 +104,7 @@ def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
 
 
 def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
-    """Of an advised filter `ceilings` says where its rates lie, the sha256 in the rows which ones they were."""
+    """Refuse other rates for an advised filter: the rows hold the sha256 of those that they used."""
     advised = rows[rows["resolved"].str.contains('"ceilings_sha256"', regex=False, na=False)]
     of_case = advised.groupby("case_id")["resolved"].agg(set)
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):

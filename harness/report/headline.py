@@ -202,7 +202,7 @@ def _worst(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
 
 
 def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
-    """Of training steps; the causal count where there is one, since it counts what runs."""
+    """Mixed MFU of training steps, by the causal count where there is one, since it counts what runs."""
     if standing.suite != "train":
         return Cell("", None), []
     shares: list[float] = []

@@ -188,7 +188,7 @@ def recipe_of(arm: str) -> Recipe | None:
 
 
 def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
-    """Of the precision of an arm's layers."""
+    """Precision schedule of an arm's layers."""
     variant = ARMS[arm].arm.variant
     if variant in (WARMUP, COOLDOWN):
         return PrecisionSchedule.parse(f"{variant}_bf16:{PHASE}")

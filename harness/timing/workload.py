@@ -47,7 +47,7 @@ class Unsupported:
 
     @property
     def status(self) -> Literal["skipped", "failed"]:
-        """Of the arm's row."""
+        """Status of the arm's row."""
         return "failed" if self.kind == "fault" else "skipped"
 
 

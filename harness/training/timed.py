@@ -104,7 +104,7 @@ class TimedArm:
 
     @property
     def tokens(self) -> int:
-        """Of one step: elements of the first tensor of its batches, if these are ids; else its sequences."""
+        """Tokens of one step: elements of the first tensor of its batches if these are ids; else its sequences."""
         first = [batch[0] for batch in self.batches[0]]
         if first[0].is_floating_point():
             return self.setup.sequences

@@ -375,7 +375,7 @@ def another_loss(trainee: Trainee) -> None:
 
 
 def flip_the_sign(trainee: Trainee) -> None:
-    """Of the gradient of every FP8 weight: loss and norm stay as they are."""
+    """Negate the gradient of every FP8 weight; loss and norm do not change."""
     for layer in trainee.model.modules():
         if isinstance(layer, Float8Linear):
             layer.weight.register_hook(lambda grad: -grad)

@@ -63,7 +63,7 @@ def case(suite: str, axes: dict[str, Any], seed: int = 0, **changed: Any) -> Cas
 
 
 def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Workload, Numerics]:
-    """As the executor does it: build, first call, check."""
+    """Do what the executor does: build, first call, check."""
     assert suite.unsupported(which, arm, device) is None
     workload = suite.build(which, arm, device)
     workload.run()
@@ -71,7 +71,7 @@ def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Wor
 
 
 def by_twins(suite: Any, which: Case, arm: str) -> tuple[Workload, Numerics]:
-    """As `checked`, of an arm of kernels that a CPU skips: its operators have plain twins there."""
+    """Do what `checked` does for an arm of kernels that a CPU skips: its operators have plain versions there."""
     why = suite.unsupported(which, arm, "cpu")
     assert why is not None
     assert why.kind == "device"

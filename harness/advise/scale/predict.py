@@ -54,7 +54,7 @@ _ADAMW_STATES = 2
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one job.
+    """Prediction for one job.
 
     Attributes:
         job: which.
@@ -74,7 +74,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU."""
+        """Tokens/s of one GPU."""
         return tokens_per_s(self.job, self.parts)
 
 
@@ -161,7 +161,7 @@ def step_parts(job: Job, rates: Rates, recipe: Recipe | None = None) -> Parts:
 
 
 def tokens_per_s(job: Job, parts: Parts) -> float:
-    """Of one GPU."""
+    """Tokens/s of one GPU."""
     return job.tokens * job.accumulation / job.tp / parts.total
 
 

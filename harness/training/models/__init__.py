@@ -75,7 +75,7 @@ class ModelSpec:
 
     @property
     def vocab_size(self) -> int:
-        """Of the published model; a corpus may bring its own."""
+        """Vocabulary of the published model; a corpus may bring its own."""
         return self.config.vocab_size
 
     @property
@@ -85,7 +85,7 @@ class ModelSpec:
 
     @property
     def width(self) -> int:
-        """Of the residual stream."""
+        """Width of the residual stream."""
         return self.config.width
 
     @property

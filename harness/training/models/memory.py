@@ -205,7 +205,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _blank(tensor: Tensor, kind: str) -> Tensor:
-    """Of the same shape and dtype; a tensor of "meta" can be no argument among fake ones."""
+    """Tensor of the same shape and dtype; fake tensors cannot be mixed with tensors on "meta"."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind)
 
 

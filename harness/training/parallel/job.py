@@ -245,7 +245,7 @@ class InShares(nn.Module):
         return torch.cat(weights)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """As `Experts`."""
+        """Apply the shares of the experts; arguments and result are those of `Experts`."""
         results, start = [], 0
         for share, own in zip(self.shares, ends.chunk(len(self.shares)), strict=True):
             stop = int(own[-1])
