@@ -43,13 +43,13 @@ usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
 does FP8 pay: layer by layer and as a step, with the filter to use; no model is run
 
 model=NAME, or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
-gpu=NAME                            of the peak table; default the one of runs=, else the one here
-tokens=N batch=N seq=N              of one forward pass of one GPU
+gpu=NAME                            a GPU of the peak table; default: that of runs=, else this machine's
+tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
 checkpointing=none|selective|full accumulation=N weights=fp32|bf16
 dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
-runs=RUN,RUN                        stored runs of that GPU: measured rates instead of guessed ones
-json=true|FILE                      plain values
+runs=RUN,RUN                        stored runs of that GPU: measured rates instead of assumed ones
+json=true|FILE                      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")

@@ -163,6 +163,6 @@ def _why(saved_ms: float, casts_ms: float | None) -> str:
     if casts_ms >= saved_ms:
         return f"its casts take {casts_ms:.3g} ms, and its FP8 GEMMs can save at most {saved_ms:.3g} ms"
     return (
-        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; what takes the "
-        "rest, the rows do not say"
+        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; the rows "
+        "do not show what takes the rest"
     )

@@ -97,7 +97,7 @@ def machine_here(device: str, run: str) -> Machine | str:
     rates = rates_of(known, reached)
     if not rates.has_fp8:
         return (
-            f"convert=advised: {known.key} has no FP8 matrix units, so that no layer pays; take the bf16 arms"
+            f"convert=advised: {known.key} has no FP8 matrix units, so no layer pays; use the bf16 arms"
         )
     return Machine(rates, known.capability, sha256)
 
@@ -159,7 +159,7 @@ def advised(setup: Setup, machine: Machine) -> Advised:
         "ceilings_sha256": machine.sha256,
     }
     if off:
-        facts["runs_as"] = "its control: nothing is converted"
+        facts["runs_as"] = "its control: no layer is converted"
         setup = replace(setup, recipe=None, peer="", compiled_linears=False)
     else:
         setup = replace(setup, left_out=left)

@@ -64,7 +64,7 @@ def refuse(run_id: str, changed: Sequence[str]) -> None:
     if changed:
         raise UsageError(
             f"{run_id} was measured under other conditions: {'; '.join(changed)}; start a new run (leave resume= out), or "
-            "add resume_anyway=true: the new rows then say what they were made with"
+            "add resume_anyway=true: the new rows then record what they were made with"
         )
 
 

@@ -71,7 +71,7 @@ def of_command(text: str) -> list[Shard]:
         )
     twice = next((shard for shard in found if found.count(shard) > 1), None)
     if twice is not None:
-        raise UsageError(f"shard={text}: {twice} stands there twice")
+        raise UsageError(f"shard={text}: {twice} is listed twice")
     return found
 
 

@@ -127,7 +127,7 @@ def summary(parts: Sequence[Part], now: float) -> str:
     Shards run side by side, so the time left is that of the slowest; where one can't say, it is a lower bound.
     """
     if not parts:
-        return "nothing has begun"
+        return "nothing has started"
     known = [part.total for part in parts if part.state != "waiting"]
     usual = sum(known) / len(known) if known else 0.0
     totals = [usual if part.state == "waiting" else part.total for part in parts]
@@ -202,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--every {options.every:g}: expected seconds from 0.1 to 3600")
     folder = find_run(options.run, options.results_dir)
     if not look(folder):
-        raise UsageError(f"{folder} holds no {PROGRESS}: no sweep of this harness has begun in it")
+        raise UsageError(f"{folder} holds no {PROGRESS}: no sweep of this harness has started in it")
     follow(folder, options.every, once=options.once)
     return 0
 

@@ -152,7 +152,7 @@ def reach_table(machine: Machine) -> Table:
     caption = (
         f"Time to loss, by the {by}: medians over seeds; ratios are control / arm, paired by seed, with 95 % intervals. "
         f"The loss lies {100 * MARGIN:g} % above the lowest that every run of the control reaches."
-        + ("" if machine.is_gpu else " Seconds are left out: a CPU's say nothing about a GPU.")
+        + ("" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU.")
     )
     return Table(f"reach-{machine.env_id}", columns, tuple(rows), caption, sortable=False)
 

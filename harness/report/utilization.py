@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SUITE = "train"
 NO_GPU = (
     "No training step has been measured on a GPU in these runs, so there is no MFU here. A CPU has no entry in the table "
-    "of peaks and none is put in its place: what stands below was measured on a CPU and shows numerics and mechanisms."
+    "of peaks and none is substituted: the results below were measured on a CPU and show numerics and mechanisms."
 )
 
 

@@ -29,7 +29,7 @@ Verdict = Literal["yes", "partly", "no", "can't tell"]
 
 CPU_NOTICE = (
     "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
-    "CPU timings say nothing about a GPU: read no speed claim into them."
+    "CPU timings are no evidence about a GPU's speed."
 )
 WHAT = {
     "train": "training steps (forward, backward, update)",
@@ -61,7 +61,7 @@ def is_faster(machine: Machine) -> Answer:
         return Answer(
             question,
             "can't tell",
-            "This machine cannot tell: CPU timings say nothing about a GPU.",
+            "Undecided on this machine: CPU timings are no evidence about a GPU.",
             ("Run the same sweep on the GPU in question; the report then answers here.",),
         )
     pairs = fp8_pairs(machine)
@@ -71,7 +71,7 @@ def is_faster(machine: Machine) -> Answer:
     evidence = [_spread(*part, machine.constant_axes(part[0])) for part in parts]
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
-        evidence.append(f"{text.plural(missing, 'pair')} could not be formed; see Failed and skipped.")
+        evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
     return Answer(question, _speed_verdict(parts[0][2]), _speed_sentence(*parts[0]), tuple(evidence))
 
 

@@ -63,7 +63,7 @@ AXES: Mapping[str, Axis] = {
     "beta2": Axis("of AdamW", kind="float", minimum=0, default=0.95),
     "weight_decay": Axis("of AdamW, of matrices", kind="float", minimum=0, default=0.1),
     "grad_clip": Axis("largest norm of the gradients; 0: not clipped", kind="float", minimum=0, default=1.0),
-    "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
+    "layers": Axis("blocks of the model that are built; 0: all", minimum=0, default=0),
     "checkpointing": Axis("of activations", CHECKPOINTING),
     "experts": Axis(
         "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True

@@ -99,7 +99,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         return qa, qb, scaled_mm(qa, qb, torch.float64, backend="reference")
 
     resolved: dict[str, object] = {
-        "timed": "both casts and the emulated product: says nothing about FP8's speed",
+        "timed": "both casts and the emulated product: no evidence of FP8's speed",
         "recipe": arm,
         "a_cast": str(casts[0]),
         "b_cast": str(casts[1]),

@@ -166,7 +166,7 @@ class TimedArm:
         measured = ("peak_memory_bytes", "reserved_memory_bytes")
         if torch.device(self.device).type != "cuda":
             why = (
-                f"no peak is kept by the allocator of a {self.device}; predicted_memory_bytes is what is due"
+                f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
             )
             return Numerics(figures, skipped=dict.fromkeys(measured, why))
         with peak_memory() as peak, self.resident():

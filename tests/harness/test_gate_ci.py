@@ -101,7 +101,7 @@ def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
     ]
     found = judge(*sides, policy, machine_free=True)
     assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
-    assert "REGRESSED, told only" in terminal(found)
+    assert "REGRESSED, only reported" in terminal(found)
     assert terminal(found).splitlines()[-1].startswith("OK, 1 slower (exit 0): 1 REGRESSED")
 
 

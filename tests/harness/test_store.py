@@ -486,7 +486,7 @@ def test_run_json_says_what_was_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        (pa.table({"a": [1]}), "holds no rows of this store"),
+        (pa.table({"a": [1]}), "has no rows of this store"),
         (pa.table({"schema_version": [1], "rounds": ["not a list"]}), "rounds|list|cast|convert"),
         (pa.table({"schema_version": [1]}).replace_schema_metadata({"harness.replaces": "{"}), "Expecting"),
     ],

@@ -41,7 +41,7 @@ def in_fake_group(world: int) -> Iterator[None]:
         RuntimeError: this process is in a group already.
     """
     if dist.is_initialized():
-        raise RuntimeError("this process has a process group already; count in a process of its own")
+        raise RuntimeError("this process already has a process group; count in a separate process")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)

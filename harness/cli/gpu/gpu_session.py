@@ -323,9 +323,9 @@ def main(argv: Sequence[str]) -> int:
     for path in files:
         out.write(f"{path}  {path.stat().st_size / 2**20:.2f} MiB\n")
     if told_to_end:
-        out.write("told to end; run the same command again to go on\n")
+        out.write("interrupted; run the same command again to continue\n")
     elif left:
-        out.write(f"left: {', '.join(left)}; run the same command again to go on\n")
+        out.write(f"left: {', '.join(left)}; run the same command again to continue\n")
     for line in session.summary():
         out.write(line + "\n")
     if device == "cpu":

@@ -166,7 +166,7 @@ STAGES = (
         ("sweep=smoke", "workers=1"), ("parts.kernels.axes.M=[32]",), file="smoke", last_start_s=3),
     _steps("eager", 80, f"{_8B}bf16, tensorwise, torchao, eager", *_BLOCKS,
         "arms=[bf16_eager,tensorwise_eager,torchao_tensorwise_eager]"),
-    Stage("casts", 60, "bf16 to e4m3, 16384 x 4096 and 14336: fused, fused both, torchao; a copy and a read beside them",
+    Stage("casts", 60, "bf16 to e4m3, 16384 x 4096 and 14336: fused, fused both, torchao; a copy and a read for comparison",
         ("sweep=cast", *_CASTS, "axes.K=[4096,14336]", "arms=[fused,fused_both,torchao_compile,copy,read]", *_FEW_ROUNDS),
         ("arms=[eager,copy,read]", "axes.M=[256]", "axes.K=[1024]"), rounds=12, file="kernels", last_start_s=15,
         needs=_NEEDS),

@@ -72,7 +72,7 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
             "check the scale of these layers: fp8core.verify(step_fn, model)",
         ),
         "underflow": (
-            "values that are small beside the largest one under the same scale round to zero",
+            "values much smaller than the largest one under the same scale round to zero",
             "a recipe with finer scales (rowwise, blockwise) for these layers",
         ),
         "SQNR": (

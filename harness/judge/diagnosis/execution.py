@@ -47,7 +47,7 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
                 few(reasons),
                 "the filter or the sizes left no layer to convert: it computes in high precision under FP8's name"
                 if arm in unconverted
-                else "GEMMs that should be FP8 were not seen as such; the rows do not say which layers they are of",
+                else "GEMMs that should be FP8 were not observed as FP8; the rows do not show their layers",
                 "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
             )
 

@@ -36,7 +36,7 @@ CAUSES: Mapping[str, str] = {
 SAME = 1.02  # a difference below this is none, whatever the controls say
 POLICY = (
     "policy of diff: a time has changed where the 95 % interval of the ratio excludes 1 and the ratio exceeds "
-    f"{SAME - 1:.0%} and the noise floors of both runs; nothing is tolerated"
+    f"{SAME - 1:.0%} and the noise floors of both runs; there is no tolerance"
 )
 _CYCLES = 1.02  # cycles that agree within this are the same
 # Of `resolved`: results of the run, not how it was set up

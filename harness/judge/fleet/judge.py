@@ -187,7 +187,7 @@ def _cause(card: Card, alike: Sequence[Card], place: tuple[str, str]) -> str:
     if said:
         return ", ".join(said)
     if not shares:
-        return "no clock was read, so the cause can't be told"
+        return "no clock was read, so the cause is unknown"
     return "at the others' clock and power limit: memory, cooling of the memory, or a fault"
 
 

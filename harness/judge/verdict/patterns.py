@@ -35,7 +35,7 @@ def prefix(candidate: Mapping[int, Run], twin: Mapping[int, Run], named: str) ->
     for seed in shared:
         run, other = candidate[seed], twin[seed]
         if run.switch_step is None:
-            return GateResult("prefix", "INCONCLUSIVE", f"seed {seed} does not say at which step it switched")
+            return GateResult("prefix", "INCONCLUSIVE", f"seed {seed} does not record at which step it switched")
         for mine, theirs in ((run.loss, other.loss), (run.grad_norm, other.grad_norm)):
             if mine is None or theirs is None:
                 continue
@@ -50,7 +50,7 @@ def prefix(candidate: Mapping[int, Run], twin: Mapping[int, Run], named: str) ->
                 differing.append(f"seed {seed} at step {int(mine.steps[a][unequal][0])}")
                 worst = max(worst, float(np.abs(mine.values[a] - theirs.values[b])[unequal].max()))
     if not compared:
-        return GateResult("prefix", "INCONCLUSIVE", "the first phase holds no logged step")
+        return GateResult("prefix", "INCONCLUSIVE", "the first phase has no logged step")
     if differing:
         said = f"differs from {named} before the switch: {', '.join(differing)}; by up to {worst:.3g}"
         return GateResult("prefix", "FAIL", said, effect=worst, seeds=len(shared), margin=0.0)
