@@ -85,7 +85,7 @@ def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> lis
 
 
 def lines(arms: Sequence[AdvisedArm]) -> list[str]:
-    """A line for each arm that has a ratio, then what they come to; none without arms.
+    """A line for each arm that has a ratio, then the summary; no lines without arms.
 
     Args:
         arms: of `advised_arms`.

@@ -217,7 +217,7 @@ def _model(question: Question) -> Model:
 
 
 def _without_batch(own: dict[str, Any], tokens: int) -> Model:
-    """A module that nobody has told how to call: its layers alone."""
+    """A module without `model.batch`, which cannot be called: its layers alone."""
     target = own.pop(TARGET, None)
     if not isinstance(target, str) or "." not in target:
         raise UsageError(f"model.{TARGET}={target!r}: expected the dotted name of what builds the model")

@@ -142,7 +142,7 @@ def _model(name: str, seq: int) -> Model:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """Markdown: a row a case, then what they come to."""
+    """Markdown: a row for each case, then the summary."""
     lines = [
         "| case | measured | predicted | 95 % interval | off by | anchored | | source |",
         "|---|---|---|---|---|---|---|---|",
@@ -163,7 +163,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def summary(found: Sequence[Outcome]) -> list[str]:
-    """What the outcomes come to, a sentence a line."""
+    """Summary of the outcomes, one sentence per line."""
     signs = Counter(o.sign for o in found)
     lines = [f"Signs: {signs['right']} right, {signs['wrong']} wrong, {signs['flat']} flat, of {len(found)}."]
     steps = [o for o in found if o.case.known and o.is_step]

@@ -117,7 +117,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name:
 
 
 def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
-    """What can be said of a module that nobody has told how to call: its Linear layers, each on all tokens."""
+    """Facts of a module without `model.batch`, which cannot be called: its Linear layers, each on all tokens."""
     barred = _barred(module)
     linears = [(fqn, m) for fqn, m in module.named_modules() if isinstance(m, nn.Linear)]
     nothing = Traffic(0.0, 0.0, 0, 0)

@@ -34,7 +34,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
     """The cases of a plan in which an arm can be bisected.
 
     Raises:
-        UsageError: another sweep, an arm that can't be bisected, or a run to go on with.
+        UsageError: another sweep, an arm that can't be bisected, or resume=.
     """
     cases = [c.case for c in plan.cases if c.suite is divergence]
     if not cases:
@@ -63,7 +63,7 @@ def find(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iter
         plan: of sweep=divergence; its seeds are trained together.
         arm: one with FP8 from the first step to the last.
         device: "cpu" or "cuda".
-        tell: told of each set of runs as it is judged.
+        tell: called with each set of runs as it is judged.
 
     Raises:
         UsageError: as `check`.

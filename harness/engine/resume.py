@@ -26,7 +26,7 @@ def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -
 
     Args:
         folder: of the run.
-        conditions: (env_id, environment) of every device that would go on with it.
+        conditions: (env_id, environment) of every device that would continue the run.
     """
     rows, _ = store.read_quietly(folder)
     ids, (_, now) = {env_id for env_id, _ in conditions}, conditions[0]

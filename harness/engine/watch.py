@@ -65,7 +65,7 @@ class Part:
     statuses: Mapping[str, int] = field(default_factory=dict)
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until it ends if it goes on as it has; None where that can't be said."""
+        """Seconds until the end at the present speed; None where that is unknown."""
         if self.state in ENDED:
             return 0.0
         if self.state != "running" or self.share <= 0:
@@ -74,7 +74,7 @@ class Part:
 
 
 def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]:
-    """The parts of a run: its shards in order, those that have not begun included; else the run itself.
+    """Parts of a run: its shards in order, also those that have not started; else the run itself.
 
     A run that was resumed without shards has both, and the newer note stands for the run.
 

@@ -35,7 +35,7 @@ MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change s
 
 
 class Verdict(StrEnum):
-    """What the gate says about one unit."""
+    """Verdict of the gate on one unit."""
 
     REGRESSED = "REGRESSED"
     OK = "OK"

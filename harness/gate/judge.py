@@ -107,7 +107,7 @@ class Judgement:
 
     @property
     def to_confirm(self) -> tuple[str, ...]:
-        """Ids of the cases that must be measured again before anyone is told about them."""
+        """Ids of the cases that must be measured again before they are reported."""
         return tuple(sorted({i for f in self.findings if f.flagged for i in f.unit.cases}))
 
 

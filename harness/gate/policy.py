@@ -57,7 +57,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A regression that is known, and until when it is put up with."""
+    """A known regression, tolerated until `until`."""
 
     match: Match
     until: datetime.date

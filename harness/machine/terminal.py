@@ -1,4 +1,4 @@
-"""Tables and lines on a terminal. Whatever is shown may hold anything: nothing is read as markup, nothing moves the cursor."""
+"""Tables and lines on a terminal. Text from outside is never read as markup and never moves the cursor."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _stored_bound(resolved: str) -> Any:
 
 
 def numerics_table(machine: Machine) -> Table:
-    """Worst figures by arm; columns that nobody fills are left out."""
+    """Worst figures by arm, without empty columns."""
     titles = [f"{name} (dB)" for name in SQNR.values()]
     titles += ["bound (dB)", "worst row (dB)", "accumulation (dB)", "underflow", "codes that differ"]
     columns = (Column("suite"), Column("arm"), *(Column(t, numeric=True) for t in ("cases", *titles)))

@@ -27,7 +27,7 @@ NO_GPU = (
 
 
 def mfu_table(machine: Machine) -> Table:
-    """One row a (case, arm, rule of counting) of the suite train; columns that nobody can fill say N/A."""
+    """One row a (case, arm, rule of counting) of the suite train; columns without a value say N/A."""
     records: list[Record] = []
     for r in arm_records(machine, SUITE):
         records += [{**r, "used": u} for u in mfu.of_row(r, machine.device, machine.achieved)]

@@ -154,7 +154,7 @@ def work(case: Case) -> float:
 
 
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
-    """Trains one arm; what its loss becomes is a result, whatever it is."""
+    """Train one arm; every loss is a result."""
     job = job_of(case, arm, device)
     result = train(job, device, workspace, on_step)
     resolved: dict[str, object] = {

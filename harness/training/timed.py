@@ -266,7 +266,7 @@ def _drawn_on(setup: Setup, device: str) -> str:
 
 
 def note_of_layers(setup: Setup) -> str:
-    """Whether the model is whole; "" where nobody can tell."""
+    """Depth of the model, all or truncated; "" where that is unknown."""
     spec = resolve(setup.model)
     if not isinstance(spec, ModelSpec):
         return ""

@@ -203,7 +203,7 @@ def memory(job: Job) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=256)
 def _activations(job: Job) -> dict[str, int]:
-    """What a forward and backward pass keeps and works in: the same whatever the number of GPUs."""
+    """What a forward and backward pass keeps and works in: the same for every number of GPUs."""
     one, two = (
         on_paper.memory(replace(_setup(job), compute="bf16", layers=layers), "cpu") for layers in (1, 2)
     )

@@ -34,7 +34,7 @@ def run_words(words: Sequence[str], timeout_s: float) -> tuple[int, str]:
     What ends it is the interrupt that ends any sweep: finished rounds are stored.
 
     Raises:
-        KeyboardInterrupt: this process was told to end meanwhile.
+        KeyboardInterrupt: this process got a signal to end.
     """
     over, lock, cut = False, threading.Lock(), False
 
@@ -74,7 +74,7 @@ def run_words(words: Sequence[str], timeout_s: float) -> tuple[int, str]:
 def run_command(command: Sequence[str], timeout_s: float) -> tuple[int, str]:
     """Runs a command, shows its output as it comes, and returns exit code and output; `CUT` when it ran too long.
 
-    It ends when this process is told to end or is killed; KeyboardInterrupt is raised again once it has.
+    It ends when this process gets a signal to end or is killed; KeyboardInterrupt is raised again after that.
     """
     lines: list[str] = []
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""When which part of a GPU session is begun, as a pure function of the parts and of what has become of each.
+"""Order of the parts of a GPU session: a pure function of the parts and their states.
 
 A slot goes through the parts in order. One that is done, skipped or cut off `TRIES` times is not run, and one that the
 slot has no time for makes room for the next. What was cut off comes up again in the next slot, at its place in the order.
@@ -20,7 +20,7 @@ State = Mapping[str, Mapping[str, Any]]  # name of a part -> done, seconds, trie
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A part that is begun now, and the seconds after which it is cut off."""
+    """A part that starts now, and the seconds after which it is cut off."""
 
     stage: Stage
     seconds: float
@@ -51,7 +51,7 @@ def next_turn(
     Args:
         state: of the session.
         left_s: of the slot.
-        had: names of the parts that this slot has begun.
+        had: names of the parts that this slot has started.
         skipped: of those that cannot be had here.
         device: "cuda", or "cpu" for a rehearsal, in which every part is small.
     """

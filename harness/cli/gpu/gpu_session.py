@@ -3,7 +3,7 @@
 A lent or pre-empted GPU gives minutes, not hours. One call is one slot: it works through the parts (`harness.cli.gpu.gpu_stages`)
 until its minutes are spent, packs what there is into at most eight files, and the next call continues where it stopped
 (`harness.cli.gpu.gpu_schedule`). Each part has the id of its run before it starts, and each finished round is stored, so that
-nothing but the round under way is lost, whatever ends a slot.
+only the current round is lost, however a slot ends.
 
 With device=cpu it is a rehearsal: the same session in tiny sizes, in results of its own, to prove the command itself.
 """
@@ -91,7 +91,7 @@ class Session:
         """Works for at most `minutes`; returns the names of the parts that another slot would continue.
 
         Raises:
-            KeyboardInterrupt: it was told to end; what is done is stored and packed.
+            KeyboardInterrupt: it was interrupted; finished work is stored and packed.
         """
         ends, had = self._clock() + minutes * 60, list[str]()
         passed_over = {stage.name for stage in STAGES if self.passed_over(stage)}
@@ -122,7 +122,7 @@ class Session:
         )
 
     def told(self, stage: Stage) -> str:
-        """What has become of a part."""
+        """State of a part."""
         entry = self.state.get(stage.name, {})
         left_out = ", ".join(f"{arm} left out ({why})" for arm, why in entry.get("left_out", {}).items())
         if entry.get("done"):
@@ -247,7 +247,7 @@ class Session:
 
 
 def _unmeasured(frame: pd.DataFrame) -> bool:
-    """Whether a case was cut off, or never begun."""
+    """Return whether a case was cut off or never started."""
     return bool(((frame["cause"] == Cause.BUDGET) | (frame["status"] == "partial")).any())
 
 
@@ -263,7 +263,7 @@ def predicted_layers(frame: pd.DataFrame) -> list[Check]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one slot; exit 0 when the tests passed so far and no case failed, 2 when it was told to end, else 1.
+    """Run one slot; exit 0 when the tests passed so far and no case failed, 2 when it was interrupted, else 1.
 
     Raises:
         UsageError: no GPU, another text than nanoGPT's, or an unknown key.

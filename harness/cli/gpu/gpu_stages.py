@@ -75,7 +75,7 @@ class Stage:
 
     @property
     def least_s(self) -> float:
-        """It is begun only in a slot that has so much left: what its first rounds take."""
+        """It starts only in a slot that has this much time left: the duration of its first rounds."""
         return max(20.0, 0.95 * self.seconds)
 
     @property
@@ -89,7 +89,7 @@ class Stage:
 
         Args:
             device: "cuda" or "cpu".
-            tries: slots in which it was begun before: its rounds are halved each time.
+            tries: earlier slots in which it was started: its rounds are halved each time.
             without: arms that are left out.
         """
         words = {"sweep": f"sweep={self.sweep}"} | _by_key(self.words)

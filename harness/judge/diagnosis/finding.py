@@ -76,7 +76,7 @@ class Material:
 
 
 def few(told: Sequence[str], most: int = 3) -> tuple[str, ...]:
-    """The first few of what is told, each once, and how many more there are."""
+    """The first few items, each once, and how many more there are."""
     told = list(dict.fromkeys(told))
     more = len(told) - most
     return (*told[:most], *([f"and {more} more"] if more > 0 else []))

@@ -102,7 +102,7 @@ def judge(alike: Sequence[Card], tolerance: float) -> Group:
 
     Args:
         alike: at least one card.
-        tolerance: deviation that is nobody's fault, 0.05 for 5 %.
+        tolerance: deviation that is no fault, 0.05 for 5 %.
     """
     shared = {
         key for key in set().union(*(c.times for c in alike)) if sum(key in c.times for c in alike) >= ENOUGH
@@ -252,7 +252,7 @@ def _corrupt(alike: Sequence[Card]) -> list[Outlier]:
 
 
 def _majority(given: Collection[set[str]]) -> tuple[set[str], str]:
-    """The one right value, none where it can't be told, and how many cards gave it.
+    """The right value, or none where it is unknown, and how many cards gave it.
 
     Args:
         given: the values of each card; more than one where a card contradicts itself.

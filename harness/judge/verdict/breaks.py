@@ -25,7 +25,7 @@ FISHER_SEEDS = 8
 
 
 def finite(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> GateResult:
-    """L1: no NaN or infinity in a loss or gradient. Where the control breaks in the same seed, nobody can tell."""
+    """L1: no NaN or infinity in a loss or gradient. Where the control breaks in the same seed, the gate is INCONCLUSIVE."""
     broken = {seed: run.broke_at for seed, run in candidate.items() if run.broke_at is not None}
     base = sorted(seed for seed, run in control.items() if run.broke_at is not None)
     if not broken:

@@ -99,7 +99,7 @@ def predict(
 
 
 def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[str, int]:
-    """The first three of `PARTS`: bytes that training takes whatever the batch. Nothing runs.
+    """The first three of `PARTS`: bytes that training takes for every batch size. Nothing runs.
 
     Args:
         model: on "meta" will do; what is converted to FP8 has the same parameters.
