@@ -196,9 +196,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     found = []
     if chosen.converted and chosen.step.low < 1 < chosen.step.high:
-        found.append(
-            "the interval contains 1, so this is undecided: measure with sweep=train on that GPU"
-        )
+        found.append("the interval contains 1, so this is undecided: measure with sweep=train on that GPU")
     guessed = [
         name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
     ]

@@ -147,8 +147,10 @@ def _steps(
         tokens = tokens / int(axes.get("accumulation") or 1)
         if tokens:
             size = machine.break_even(tokens)
-            told = f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
-            evidence.append(f"with {tokens:.0f} tokens a pass {told}, even with fused casts")
+            verdict = (
+                f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
+            )
+            evidence.append(f"with {tokens:.0f} tokens a pass {verdict}, even with fused casts")
         yield (
             f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})",
             tuple(evidence),

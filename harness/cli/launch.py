@@ -96,7 +96,9 @@ def main(argv: Sequence[str]) -> int:
     asked = [word for word in argv if word.startswith("shard=")]
     words = [word for word in argv if word not in to_hydra and word not in asked]
     if len(asked) != 1:
-        raise UsageError("-m spreads one sweep over several jobs: add shard=0/4,1/4,2/4,3/4 (or fewer of the four)")
+        raise UsageError(
+            "-m spreads one sweep over several jobs: add shard=0/4,1/4,2/4,3/4 (or fewer of the four)"
+        )
     chosen = shards.of_command(asked[0].partition("=")[2])
     name = _chosen_launcher(to_hydra)
     launcher = LAUNCHERS[name]

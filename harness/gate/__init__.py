@@ -198,7 +198,9 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
             if path is not None:
                 path.write_text(form(judgement), encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {path} ({error.strerror}); the verdict is printed above") from error
+            raise UsageError(
+                f"cannot write {path} ({error.strerror}); the verdict is printed above"
+            ) from error
     return judgement.code
 
 

@@ -81,9 +81,9 @@ def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Outco
         if outcome == "PASS" and was == "FAIL":
             word = Verdict.IMPROVED
         ought = ""
-    told = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
+    parts = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
     why = (*worst.verdict.reasons, *worst.verdict.notes)[:1] if outcome != "PASS" else ()
-    reason = "; ".join(filter(None, [*told, *(text[:SAID] for text in why)]))
+    reason = "; ".join(filter(None, [*parts, *(text[:SAID] for text in why)]))
     return Outcome(_unit(worst.axes, worst.arm, Rule("numerics")), word, reason)
 
 

@@ -204,8 +204,8 @@ def _conditions(j: Judgement) -> list[str]:
 
 def _tally(j: Judgement) -> str:
     counted = ", ".join(f"{j.counted[str(v)]} {v}" for v in ORDER if j.counted[str(v)])
-    told = sum(f.verdict is Verdict.REGRESSED and not f.counts for f in j.findings)
-    return counted + (f" ({told} of the regressions are allowed or only reported)" if told else "")
+    reported = sum(f.verdict is Verdict.REGRESSED and not f.counts for f in j.findings)
+    return counted + (f" ({reported} of the regressions are allowed or only reported)" if reported else "")
 
 
 def _last_line(j: Judgement) -> str:

@@ -32,7 +32,9 @@ INTRO = (
     "same bit for bit, or within the bound that is named. The bound is 4 x what rounding alone does to one process's "
     "losses; it is 0 where ranks make the same sums in the same order."
 )
-DETAILS = "[Compiled blocks and bytes sent](compatibility-details.md) has losses, graphs and bytes of each cell."
+DETAILS = (
+    "[Compiled blocks and bytes sent](compatibility-details.md) has losses, graphs and bytes of each cell."
+)
 
 
 def matrix(machine: Machine) -> Table:
@@ -53,12 +55,12 @@ def matrix(machine: Machine) -> Table:
 
 def reasons(machine: Machine) -> Table:
     """Why what does not run does not, and what runs otherwise than asked."""
-    said: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
+    by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
     for (way, recipe), record in _newest(machine).items():
         for what, reason in _notes(record):
-            said.setdefault((what, reason), {}).setdefault(way, []).append(recipe)
+            by_reason.setdefault((what, reason), {}).setdefault(way, []).append(recipe)
     rows = []
-    for (what, reason), ways in sorted(said.items()):
+    for (what, reason), ways in sorted(by_reason.items()):
         alike: dict[str, list[str]] = {}  # recipes -> the ways in which it is they
         for way, recipes in ways.items():
             alike.setdefault(", ".join(recipes), []).append(way)
@@ -203,13 +205,19 @@ def page(machines: Sequence[Machine], *, details: bool = False) -> str:
         raise UsageError(f"no rows of suite {SUITE}: run python -m harness sweep=parallel first")
     command, name = ("--details ", "-details") if details else ("", "")
     lines = [
-        "# Parallel training: compiled blocks and bytes sent" if details else "# What runs in parallel with what",
+        "# Parallel training: compiled blocks and bytes sent"
+        if details
+        else "# What runs in parallel with what",
         "",
         f"Written from results: `python -m harness.report.compatibility {command}results/published > "
         f"docs/compatibility{name}.md`, after",
         "`python -m harness sweep=parallel`, which runs every cell. Do not edit: a test compares this page with the results.",
         "",
-        *(["[Which ways run with which recipes](compatibility.md) has the cells."] if details else [INTRO, "", DETAILS]),
+        *(
+            ["[Which ways run with which recipes](compatibility.md) has the cells."]
+            if details
+            else [INTRO, "", DETAILS]
+        ),
     ]
     for machine in measured:
         lines += ["", f"## {machine.name}", "", described(machine)]

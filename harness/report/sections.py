@@ -227,8 +227,8 @@ def _suites(machine: Machine) -> list[Section]:
     ) -> Section:
         """`numeric`: a suite whose figures mean the same on a CPU, and which therefore is not folded there."""
         found = [tables.suite_table(machine, name)] if name in machine.suites else []
-        said, folded = (title, False) if numeric else (label + title, cpu)
-        return Section(f"{name}-{key}", said, intro, first, figures, grids, found, folded)
+        heading, folded = (title, False) if numeric else (label + title, cpu)
+        return Section(f"{name}-{key}", heading, intro, first, figures, grids, found, folded)
 
     return [
         suite("linear", "Layers", "All arms of the layer cases."),

@@ -48,7 +48,7 @@ def trains_the_same(machine: Machine) -> Answer:
     count = Counter(v.verdict.outcome for v in candidates)
     if not candidates:
         return Answer(question, "can't tell", "No FP8 arm was trained in these runs.")
-    told = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
+    outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     verdict: Verdict = "partly"
     if count["FAIL"] and not count["PASS"]:
         verdict = "no"
@@ -62,7 +62,7 @@ def trains_the_same(machine: Machine) -> Answer:
         gap = f", late gap {percent(late.effect)}" if late is not None and math.isfinite(late.effect) else ""
         evidence.append(f"{label(machine, v)}: {v.verdict.outcome}{gap}")
     evidence += list(dict.fromkeys(v.verdict.limits for v in candidates))
-    sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}: {told}."
+    sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}: {outcomes}."
     return Answer(question, verdict, sentence, tuple(evidence[:8]))
 
 

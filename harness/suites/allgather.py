@@ -55,7 +55,9 @@ ARMS: Mapping[str, ArmInfo] = {
     "fp8": ArmInfo("tensorwise, weights gathered in FP8", BASE, "tensorwise"),
     "fp8_precomputed": ArmInfo("the same, with scales computed right after each step", BASE, "tensorwise"),
     "torchao": ArmInfo("torchao's tensorwise, weights gathered in FP8", BASE, "tensorwise"),
-    "torchao_precomputed": ArmInfo("the same, with scales computed right after each step", BASE, "tensorwise"),
+    "torchao_precomputed": ArmInfo(
+        "the same, with scales computed right after each step", BASE, "tensorwise"
+    ),
 }
 
 

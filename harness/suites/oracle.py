@@ -47,7 +47,9 @@ def rounded_bound(device: str) -> tuple[float, str]:
     return (ROUNDED_DB, ROUNDED) if torch.device(device).type == "cpu" else (BF16_MATMUL_DB, BF16_MATMUL)
 
 
-FAST_ACCUM = "against the exact product of the codes; short accumulator, docs/numerics-gemm.md, section 5: a model"
+FAST_ACCUM = (
+    "against the exact product of the codes; short accumulator, docs/numerics-gemm.md, section 5: a model"
+)
 
 
 def fast_accum_bound(K: int, positive: bool = False) -> tuple[float, str]:
@@ -339,7 +341,13 @@ class Judgement:
         expected = -10 * math.log10(10 ** (-table / 10) + 10 ** (-accumulation_db / 10))
         margin = gaussian_margin_db(*size)
         self.bounds[metric] = round(expected - margin, 2)
-        self.near(metric, self.values[metric], expected, margin, f"{first} x {second}, docs/numerics-gemm.md, section 4")
+        self.near(
+            metric,
+            self.values[metric],
+            expected,
+            margin,
+            f"{first} x {second}, docs/numerics-gemm.md, section 4",
+        )
 
     def verdict(self) -> Numerics:
         """All figures; ok where nothing was found."""

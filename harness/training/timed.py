@@ -165,9 +165,7 @@ class TimedArm:
         figures = {"predicted_memory_bytes": float(on_paper.total(on_paper.memory(self.setup, self.device)))}
         measured = ("peak_memory_bytes", "reserved_memory_bytes")
         if torch.device(self.device).type != "cuda":
-            why = (
-                f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
-            )
+            why = f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
             return Numerics(figures, skipped=dict.fromkeys(measured, why))
         with peak_memory() as peak, self.resident():
             for _ in range(_WATCHED):

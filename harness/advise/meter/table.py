@@ -70,8 +70,8 @@ def measured(triton: Path, cache: Path, defaults: bool) -> list[Row]:
     rows: list[Row] = []
     for folder in (triton, None):
         for launch, answer in zip(wanted, meter_all(wanted, folder, cache), strict=True):
-            said = {"error": answer} if isinstance(answer, str) else {"facts": answer.to_json()}
-            rows.append({"launch": launch.to_json(), **said})
+            result = {"error": answer} if isinstance(answer, str) else {"facts": answer.to_json()}
+            rows.append({"launch": launch.to_json(), **result})
     return rows
 
 
@@ -114,7 +114,15 @@ def all_rows(data: dict[str, list[Row]]) -> str:
     writer.writerow(
         (
             *("operator", "kernel", "triton", "source", "tile, warps", "registers", "spill_bytes", "CTA/SM"),
-            *("instr/element", "conv/element", "load_bits", "store_bits", "matrix_instruction", "H100", "H200"),
+            *(
+                "instr/element",
+                "conv/element",
+                "load_bits",
+                "store_bits",
+                "matrix_instruction",
+                "H100",
+                "H200",
+            ),
         )
     )
     writer.writerows(_full_row(launch, facts) for launch, facts in _facts(data.get("now", [])))
