@@ -137,8 +137,8 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
     def claim(what: str, cell: Cell, rows: Rows) -> Cell:
         if not cell.text or not rows:
             return cell
-        claim = f"{what} {cell.text}" + (f" ({cell.note})" if cell.note else "")
-        key = ledger.add(machine, conditions, standing.arm, claim, rows)
+        entry = f"{what} {cell.text}" + (f" ({cell.note})" if cell.note else "")
+        key = ledger.add(machine, conditions, standing.arm, entry, rows)
         return Cell(cell.text, cell.order, cell.style, cell.note, href=f"#{key}")
 
     titles = _titles(machine, standing)

@@ -263,7 +263,7 @@ def _suites(machine: Machine) -> list[Section]:
             f"scale-{key}",
             "Beyond this machine",
             "Predicted, not measured: bytes from the shapes of the parameters, time by published or measured rates "
-            "(docs/scale.md says how far they are off where others published theirs).",
+            "(docs/scale-accuracy.md compares it with published throughputs).",
             tables=[scaling.scale_table(machine)] if "scale" in machine.suites else [],
         ),
         *(suite(name, name.capitalize(), "") for name in machine.suites if name not in PLACED),
