@@ -43,7 +43,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
         )
     if resume:
         raise UsageError(
-            f"bisect={arm}: nothing of a bisection is stored, so resume={resume} has nothing to go on with"
+            f"bisect={arm}: a bisection stores nothing, so resume={resume} cannot continue it"
         )
     if arm not in divergence.ARMS:
         raise unknown("arm", arm, divergence.ARMS)

@@ -103,7 +103,7 @@ def about_mfu(material: Material) -> tuple[Section, ...]:
         Section(
             "mfu-examples",
             "Published figures, read again",
-            "Each is formed anew from its published inputs. One number cannot be read alone: the same step reads as a "
+            "Each is recomputed from its published inputs. One number alone misleads: the same step reads as a "
             "slowdown against the FP8 peak and as a record against the bf16 peak.",
             first=[utilization.examples_table()],
         ),
@@ -116,7 +116,7 @@ def _judgement(machine: Machine) -> list[Section]:
         Section(
             f"findings-{key}",
             "Findings",
-            "What these rows show to be wrong, with the likely cause and a way out.",
+            "Faults that these rows show, with the likely cause and a remedy.",
             first=[training.findings_table(machine)],
         ),
         Section(
@@ -162,7 +162,7 @@ def _speed(machine: Machine) -> list[Section]:
         Section(
             f"bars-{key}",
             "What a training step is asked for",
-            "Held against the largest model that was timed: two arms of one run, in the same rounds.",
+            "Judged on the largest timed model: two arms of one run, in the same rounds.",
             first=[bars.bars_table(machine)],
         ),
         Section(
@@ -178,7 +178,7 @@ def _speed(machine: Machine) -> list[Section]:
         Section(
             f"league-{key}",
             f"{label}League of implementations",
-            "Other implementations and fp8core on the same operands, scales and rounds, arm by arm that do the same.",
+            "Other implementations and fp8core on the same operands, scales and rounds; arms that compute the same are paired.",
             first=[league.league_table(machine)],
             folded=cpu,
         ),
@@ -193,7 +193,7 @@ def _speed(machine: Machine) -> list[Section]:
         Section(
             f"numerics-{key}",
             "Numerical quality",
-            "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
+            "Every arm is checked against a high-precision reference before timing; a wrong one is not timed.",
             charts=charts.soundness(machine),
             tables=[numerics.numerics_table(machine)],
         ),
@@ -242,7 +242,7 @@ def _suites(machine: Machine) -> list[Section]:
         ),
         suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
         suite(
-            "ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."
+            "ceilings", "Ceilings", "The best rates of this device, for comparison with the other tables."
         ),
         suite(
             "recipes",
@@ -254,7 +254,7 @@ def _suites(machine: Machine) -> list[Section]:
         suite(
             "outliers",
             "Where each recipe breaks",
-            "Casts alone, products summed in float64. The whole result's SQNR is the outliers'; the bulk is the rest. "
+            "Casts alone, products summed in float64. Outliers dominate the SQNR of the whole result; the bulk is the rest. "
             "Times are the emulation's.",
             tradeoff.outliers(machine),
             numeric=True,
@@ -279,7 +279,7 @@ def _rest(machine: Machine) -> list[Section]:
         Section(
             f"compile-{key}",
             "Compile time",
-            "First call of each compiled arm. It is in no other time of this report.",
+            "First call of each compiled arm. No other time of this report includes it.",
             charts=[] if cpu else paying.break_even(machine),
             tables=[tables.compile_times(machine)],
             folded=cpu,
