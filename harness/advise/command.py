@@ -43,7 +43,7 @@ usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
 does FP8 pay: layer by layer and as a step, with the filter to use; no model is run
 
 model=NAME, or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
-gpu=NAME                            a GPU of the peak table; default: that of runs=, else this machine's
+gpu=NAME                            a GPU of the peak table; default: of runs=, else this machine's
 tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
 checkpointing=none|selective|full accumulation=N weights=fp32|bf16
