@@ -42,9 +42,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
             f"bisect={arm}: what is bisected is a verdict on training runs, which only sweep=divergence has"
         )
     if resume:
-        raise UsageError(
-            f"bisect={arm}: a bisection stores nothing, so resume={resume} cannot continue it"
-        )
+        raise UsageError(f"bisect={arm}: a bisection stores nothing, so resume={resume} cannot continue it")
     if arm not in divergence.ARMS:
         raise unknown("arm", arm, divergence.ARMS)
     if (

@@ -241,9 +241,7 @@ def _suites(machine: Machine) -> list[Section]:
             first=[libraries.chosen_table(machine)],
         ),
         suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
-        suite(
-            "ceilings", "Ceilings", "The best rates of this device, for comparison with the other tables."
-        ),
+        suite("ceilings", "Ceilings", "The best rates of this device, for comparison with the other tables."),
         suite(
             "recipes",
             "Recipes",
