@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
        python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
-       python -m harness watch RUN                     how far a running sweep is, from another terminal
+       python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
-       python -m harness gate-selftest                 how often the gate is wrong: false alarms, detection
-       python -m harness import FILE.json              a pytest-benchmark file into the store
-       python -m harness doctor [device=cpu|cuda]      what this machine can do, and why not where it can't
+       python -m harness gate-selftest                 error rates of the gate: false alarms, detection
+       python -m harness import FILE.json              store the results of a pytest-benchmark file
+       python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
-       python -m harness kernel FILE.py:NAME ...       what a Triton kernel becomes on a GPU, without one (kernel --help)
+       python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
        python -m harness diff RUN RUN                  what changed between two runs, and where the time went
        python -m harness gpu [minutes=8.5] [dry_run=true]  sweep=gpu in slots; dry_run=true: its timetable, device=cpu: rehearsal
-       python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on curves of known truth
+       python -m harness verdict-selftest [--draws N]  error rates of the loss verdict on simulated curves
 
 sweeps
 {sweeps}

@@ -55,4 +55,3 @@ class Ranks:
             self.answer(f"ended this call without rank {missing}; all ranks must call verify equally often")
             found.append(f"rank {missing} did not answer within {timeout_s:g} s")
         return found
-

@@ -196,9 +196,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     found = []
     if chosen.converted and chosen.step.low < 1 < chosen.step.high:
-        found.append(
-            "the interval holds 1, so that this can't be told: measure, with sweep=train on that GPU"
-        )
+        found.append("the interval contains 1, so this is undecided: measure with sweep=train on that GPU")
     guessed = [
         name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
     ]
@@ -215,6 +213,6 @@ def _warnings(
         )
     if not model.whole:
         found.append(
-            "nobody said how to call the model (model.batch=...): attention and all else are left out"
+            "model.batch= is missing, so the model cannot be called: attention and everything else are left out"
         )
     return tuple(found)

@@ -85,7 +85,7 @@ def advised_arms(frame: pd.DataFrame, ratios: pd.DataFrame | None = None) -> lis
 
 
 def lines(arms: Sequence[AdvisedArm]) -> list[str]:
-    """A line for each arm that has a ratio, then what they come to; none without arms.
+    """A line for each arm that has a ratio, then the summary; no lines without arms.
 
     Args:
         arms: of `advised_arms`.
@@ -106,7 +106,7 @@ def verdict(arms: Sequence[AdvisedArm]) -> str:
     below = [a.name for a in arms if a.outcome == "below"]
     said = f"advised filter: {count['below']} of {measured} arms below {FLOOR:g} of bf16 beyond noise"
     said += f" ({'; '.join(below)})" if below else ""
-    said += f", {count['unclear']} can't be told" if count["unclear"] else ""
+    said += f", {count['unclear']} undecided" if count["unclear"] else ""
     return said + (f", {count['missing']} not measured" if count["missing"] else "")
 
 

@@ -53,7 +53,7 @@ def one_layout_bytes(cast: Cast) -> float:
 
 
 def _bytes(cast: Cast, both: bool) -> float:
-    """Of an element: reads, codes of one or both layouts, and their scales."""
+    """Bytes for an element: reads, codes of one or both layouts, and their scales."""
     first = cast.scaling == "dynamic" and (
         cast.granularity == "tensorwise" or (cast.granularity == "rowwise" and both)
     )

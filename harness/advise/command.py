@@ -43,13 +43,13 @@ usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
 does FP8 pay: layer by layer and as a step, with the filter to use; no model is run
 
 model=NAME, or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
-gpu=NAME                            of the peak table; default the one of runs=, else the one here
-tokens=N batch=N seq=N              of one forward pass of one GPU
+gpu=NAME                            a GPU of the peak table; default: of runs=, else this machine's
+tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
 checkpointing=none|selective|full accumulation=N weights=fp32|bf16
 dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
-runs=RUN,RUN                        stored runs of that GPU: measured rates instead of guessed ones
-json=true|FILE                      plain values
+runs=RUN,RUN                        stored runs of that GPU: measured rates instead of assumed ones
+json=true|FILE                      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")
@@ -188,7 +188,7 @@ def plan_of(question: Question) -> Plan:
 
 
 def _step_seconds(question: Question, model: Model) -> float | None:
-    """Of the measured bf16 step, from the tokens/s of one GPU."""
+    """Seconds of the measured bf16 step, from the tokens/s of one GPU."""
     if question.bf16_tokens_per_s is None:
         return None
     return model.tokens * question.accumulation / (question.tp * question.bf16_tokens_per_s)
@@ -217,7 +217,7 @@ def _model(question: Question) -> Model:
 
 
 def _without_batch(own: dict[str, Any], tokens: int) -> Model:
-    """A module that nobody has told how to call: its layers alone."""
+    """A module without `model.batch`, which cannot be called: its layers alone."""
     target = own.pop(TARGET, None)
     if not isinstance(target, str) or "." not in target:
         raise UsageError(f"model.{TARGET}={target!r}: expected the dotted name of what builds the model")

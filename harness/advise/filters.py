@@ -11,7 +11,7 @@ _SPECIAL = frozenset("*?[],@:'\"\\ ")  # of schedules, patterns and shells
 
 
 def as_code(recipe: str, left_out: Mapping[str, Sequence[str]]) -> str:
-    """Python that converts a model `model` with fp8core; names are quoted, whatever is in them.
+    """Python that converts a model `model` with fp8core; all names are quoted.
 
     >>> print(as_code("tensorwise", {"words": ["k"], "names": []}))
     from fp8core import convert_to_float8_training

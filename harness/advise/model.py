@@ -33,7 +33,7 @@ class Linear:
 
     @property
     def flops(self) -> float:
-        """Of the three GEMMs."""
+        """FLOPs of the three GEMMs."""
         return 6.0 * self.tokens * self.K * self.N
 
 

@@ -146,8 +146,10 @@ def _steps(
         tokens = tokens / int(axes.get("accumulation") or 1)
         if tokens:
             size = machine.break_even(tokens)
-            told = f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
-            evidence.append(f"with {tokens:.0f} tokens a pass {told}, even with fused casts")
+            verdict = (
+                f"only layers wider than about {size:.0f} win" if math.isfinite(size) else "no width wins"
+            )
+            evidence.append(f"with {tokens:.0f} tokens a pass {verdict}, even with fused casts")
         yield (
             f"{pair['arm']} is slower than {pair['baseline']} ({axes.get('model', 'model unknown')})",
             tuple(evidence),
@@ -162,6 +164,6 @@ def _why(saved_ms: float, casts_ms: float | None) -> str:
     if casts_ms >= saved_ms:
         return f"its casts take {casts_ms:.3g} ms, and its FP8 GEMMs can save at most {saved_ms:.3g} ms"
     return (
-        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; what takes the "
-        "rest, the rows do not say"
+        f"not its casts: they take {casts_ms:.3g} ms of the {saved_ms:.3g} ms that its FP8 GEMMs can save; the rows "
+        "do not show what takes the rest"
     )

@@ -39,7 +39,7 @@ class Watch:
 
     @property
     def innermost(self) -> str:
-        """The layer that was running last and has not come to its end."""
+        """Innermost layer that is still running."""
         return next((name for name in reversed(self._running) if name), "")
 
     @property

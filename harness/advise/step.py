@@ -127,7 +127,7 @@ class Parts:
 
     @property
     def total(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 
@@ -175,7 +175,7 @@ def gemm_sizes(layer: Linear) -> dict[str, tuple[int, int, int]]:
 
 
 def layer_cost(layer: Linear, recipe: Recipe | None, rates: Rates) -> LayerCost:
-    """Of one layer; a GEMM that the recipe leaves alone costs the same in both, without a recipe all of them."""
+    """Cost of one layer; a GEMM that the recipe does not convert costs the same in both."""
     bf16, fp8 = {}, {}
     for role, size in gemm_sizes(layer).items():
         bf16[role] = product_seconds(rates, BF16, role, *size)

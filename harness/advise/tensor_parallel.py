@@ -55,7 +55,7 @@ def _split(layer: Linear, tp: int, name: str) -> Linear:
     word = _word(layer)
     if word not in COLUMNS | ROWS:
         raise UsageError(
-            f"tp={tp}: {name} has a layer {layer.fqn!r}, of which nobody knows how it is split; tensor parallelism is "
+            f"tp={tp}: {name} has a layer {layer.fqn!r}, whose split is not known; tensor parallelism is "
             f"known for layers called {', '.join(sorted(COLUMNS | ROWS))}"
         )
     size = layer.N if word in COLUMNS else layer.K

@@ -117,7 +117,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name:
 
 
 def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
-    """What can be said of a module that nobody has told how to call: its Linear layers, each on all tokens."""
+    """Facts of a module without `model.batch`, which cannot be called: its Linear layers, each on all tokens."""
     barred = _barred(module)
     linears = [(fqn, m) for fqn, m in module.named_modules() if isinstance(m, nn.Linear)]
     nothing = Traffic(0.0, 0.0, 0, 0)
@@ -198,5 +198,5 @@ def _one_kernel_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """Of the same shape and dtype, on a CPU that is not there."""
+    """Fake CPU tensor of the same shape and dtype."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

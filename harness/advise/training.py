@@ -96,9 +96,7 @@ def machine_here(device: str, run: str) -> Machine | str:
             )
     rates = rates_of(known, reached)
     if not rates.has_fp8:
-        return (
-            f"convert=advised: {known.key} has no FP8 matrix units, so that no layer pays; take the bf16 arms"
-        )
+        return f"convert=advised: {known.key} has no FP8 matrix units, so no layer pays; use the bf16 arms"
     return Machine(rates, known.capability, sha256)
 
 
@@ -159,7 +157,7 @@ def advised(setup: Setup, machine: Machine) -> Advised:
         "ceilings_sha256": machine.sha256,
     }
     if off:
-        facts["runs_as"] = "its control: nothing is converted"
+        facts["runs_as"] = "its control: no layer is converted"
         setup = replace(setup, recipe=None, peer="", compiled_linears=False)
     else:
         setup = replace(setup, left_out=left)
@@ -167,18 +165,18 @@ def advised(setup: Setup, machine: Machine) -> Advised:
 
 
 def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
-    """Of each layer, why it would stay in bf16, with its predicted ratio."""
-    said = dict.fromkeys(every, "not used in the forward pass")
+    """Reason for each layer that stays in bf16, with its predicted ratio."""
+    reasons = dict.fromkeys(every, "not used in the forward pass")
     whole = found.unavailable or f"the step as a whole is predicted to gain {found.step.value - 1:.1%}"
     if found.too_uncertain:
         whole += f", too uncertain ({found.step.low:.2f} to {found.step.high:.2f}): measure the rates by sweep=ceilings"
     for one in found.layers:
         ratio = one.ratio
         why = whole if one.converted else one.reason
-        said[one.layer.fqn] = (
+        reasons[one.layer.fqn] = (
             f"{ratio.value:.2f}x predicted ({ratio.low:.2f} to {ratio.high:.2f}), {why.removeprefix('no: ')}"
         )
-    return said
+    return reasons
 
 
 @functools.lru_cache(maxsize=16)  # arms of a case ask for the same one

@@ -218,7 +218,7 @@ _EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", 
 
 
 def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
-    """What Hydra or OmegaConf refused, without their vocabulary: the word at fault and what is expected of it."""
+    """Message for what Hydra or OmegaConf refused: the word at fault and what is expected."""
     cause: BaseException = error
     while not isinstance(cause, OmegaConfBaseException) and (below := cause.__cause__ or cause.__context__):
         cause = below

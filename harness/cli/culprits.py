@@ -34,7 +34,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
     """The cases of a plan in which an arm can be bisected.
 
     Raises:
-        UsageError: another sweep, an arm that can't be bisected, or a run to go on with.
+        UsageError: another sweep, an arm that can't be bisected, or resume=.
     """
     cases = [c.case for c in plan.cases if c.suite is divergence]
     if not cases:
@@ -42,9 +42,7 @@ def check(plan: Plan, arm: str, resume: str | None = None) -> list[Case]:
             f"bisect={arm}: what is bisected is a verdict on training runs, which only sweep=divergence has"
         )
     if resume:
-        raise UsageError(
-            f"bisect={arm}: nothing of a bisection is stored, so resume={resume} has nothing to go on with"
-        )
+        raise UsageError(f"bisect={arm}: a bisection stores nothing, so resume={resume} cannot continue it")
     if arm not in divergence.ARMS:
         raise unknown("arm", arm, divergence.ARMS)
     if (
@@ -63,7 +61,7 @@ def find(plan: Plan, arm: str, device: str, tell: Callable[[str], None]) -> Iter
         plan: of sweep=divergence; its seeds are trained together.
         arm: one with FP8 from the first step to the last.
         device: "cpu" or "cuda".
-        tell: told of each set of runs as it is judged.
+        tell: called with each set of runs as it is judged.
 
     Raises:
         UsageError: as `check`.

@@ -95,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path} is no pytest-benchmark file (no list `benchmarks`); write one with pytest --benchmark-json=FILE"
         )
     if not document["benchmarks"]:
-        raise UsageError(f"{path} holds no benchmark; did pytest run any test with the benchmark fixture?")
+        raise UsageError(f"{path} contains no benchmark; did pytest run any test with the benchmark fixture?")
     return document
 
 

@@ -96,7 +96,9 @@ def main(argv: Sequence[str]) -> int:
     asked = [word for word in argv if word.startswith("shard=")]
     words = [word for word in argv if word not in to_hydra and word not in asked]
     if len(asked) != 1:
-        raise UsageError("-m spreads one sweep: say how, by shard=0/4,1/4,2/4,3/4 (or fewer of the four)")
+        raise UsageError(
+            "-m spreads one sweep over several jobs: add shard=0/4,1/4,2/4,3/4 (or fewer of the four)"
+        )
     chosen = shards.of_command(asked[0].partition("=")[2])
     name = _chosen_launcher(to_hydra)
     launcher = LAUNCHERS[name]
@@ -171,17 +173,17 @@ def _with_dollars(text: str) -> str:
 
 
 def run_shard(config: DictConfig) -> int:
-    """The job of one shard, in whatever process the launcher started; its exit code."""
+    """Run the job of one shard in a process of the launcher; return its exit code."""
     folder = Path(_with_dollars(config.folder))
     if folder.is_dir():  # else this is another machine, and paths are absolute where they matter
         os.chdir(folder)
     shard = shards.parse(config.shard)
     if config.lead:
-        side_by_side.follow(config.lead)
+        side_by_side.exit_with(config.lead)
     try:
         with (
             interruptible() as interrupts,
-            side_by_side.at_work(config.lead) if config.lead else nullcontext(True) as wanted,
+            side_by_side.shard_turn(config.lead) if config.lead else nullcontext(True) as wanted,
         ):
             if interrupts.heard or not wanted:  # an earlier shard was stopped, and the sweep with it
                 return 2
@@ -304,7 +306,7 @@ def _finish(
 ) -> int:
     """Reads what came of the shards, writes the report of what there is, and says what is missing.
 
-    A shard that ended no later than `before` says was refused this time, or never begun.
+    A shard that did not end after `before` was refused this time, or never started.
     """
     from harness.report import write_report
 

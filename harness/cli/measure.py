@@ -111,7 +111,7 @@ def _run_owned(request: Request, plan: Plan, work: _Work, shard: Shard | None, c
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a command line comes to on this machine.
+    """A request resolved for this machine.
 
     Attributes:
         run_id: of the run.
@@ -267,7 +267,7 @@ def _finish_shard(outcome: Outcome, shard: Shard, folder: Path, seconds: float) 
 
 
 def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
-    """What this device or these shapes left out: arms by reason."""
+    """Arms that this device or these shapes leave out, by reason."""
     arms: dict[str, dict[str, None]] = {}
     for planned in plan.cases:
         for arm, why in ((a, w) for a, w in planned.unsupported.items() if w.status == "skipped"):

@@ -108,8 +108,8 @@ class Bench:
         Args:
             planned: the case.
             sustained: under sustained load as well.
-            on_stage: told of each stage that begins.
-            on_arm: told which arm is under way, before each of its timed blocks too; "" for none.
+            on_stage: called at the start of each stage.
+            on_arm: called with the name of the current arm, also before each of its timed blocks; "" for none.
             on_rows: given all rows so far between two rounds, those of times as `partial`.
 
         Raises:

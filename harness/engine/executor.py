@@ -90,9 +90,9 @@ class Executor:
         places: where cases are timed, one at a time each; none: everything is done in this process.
         lanes: runs of trial suites at once, over all places.
         case_timeout_s: a worker may be silent for so long; by default `TIMEOUT_S` and what the timing may take.
-        case_wall_s: a worker may have a task for so long, whatever signs of life it gives; None: without limit.
-        on_case: told of each case that is timed before it starts.
-        on_step: told of each run of a trial suite how many steps are done, and of how many; 0 of 0 when it starts.
+        case_wall_s: a worker may have a task for so long, even with heartbeats; None: without limit.
+        on_case: called with each timed case before it starts.
+        on_step: called for each run of a trial suite with the steps done and their total; 0 of 0 when it starts.
         clock: seconds; injectable for tests.
     """
 

@@ -299,7 +299,7 @@ def _axis_values(axis: str, values: object, known: Mapping[str, Axis]) -> list[S
             raise UsageError(f"axes.{axis}={value!r}: expected {_expectation(spec)} ({spec.doc})")
     if axis in LOCAL and len(given) > 1:
         raise UsageError(
-            f"axes.{axis} has {len(given)} values; cases are not told apart by it, so give one and make a run each"
+            f"axes.{axis} has {len(given)} values; it does not distinguish cases, so give one value and start a run for each"
         )
     is_float = known[axis].kind == "float"
     return [float(value) if is_float and value not in known[axis].words else value for value in given]

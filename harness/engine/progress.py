@@ -28,7 +28,7 @@ LOG_S = 30.0  # between two lines about runs under way
 
 
 class Progress:
-    """Told of cases and steps; counts and shows.
+    """Count and show cases and steps.
 
     Args:
         total: units in all.
@@ -50,7 +50,7 @@ class Progress:
         Args:
             console: where it is shown.
             total: units in all.
-            note: told the same as the console, always.
+            note: always gets what the console shows.
             quiet: show nothing.
         """
 

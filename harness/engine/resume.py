@@ -26,7 +26,7 @@ def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -
 
     Args:
         folder: of the run.
-        conditions: (env_id, environment) of every device that would go on with it.
+        conditions: (env_id, environment) of every device that would continue the run.
     """
     rows, _ = store.read_quietly(folder)
     ids, (_, now) = {env_id for env_id, _ in conditions}, conditions[0]
@@ -64,7 +64,7 @@ def refuse(run_id: str, changed: Sequence[str]) -> None:
     if changed:
         raise UsageError(
             f"{run_id} was measured under other conditions: {'; '.join(changed)}; start a new run (leave resume= out), or "
-            "add resume_anyway=true: the new rows then say what they were made with"
+            "add resume_anyway=true: the new rows then record what they were made with"
         )
 
 
@@ -104,7 +104,7 @@ def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
 
 
 def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
-    """Of an advised filter `ceilings` says where its rates lie, the sha256 in the rows which ones they were."""
+    """Refuse other rates for an advised filter: the rows hold the sha256 of those that they used."""
     advised = rows[rows["resolved"].str.contains('"ceilings_sha256"', regex=False, na=False)]
     of_case = advised.groupby("case_id")["resolved"].agg(set)
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):

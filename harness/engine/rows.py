@@ -107,7 +107,7 @@ def trial_rows(planned: PlannedCase, arm: str, trial: Trial, trace: str = "") ->
 def unfinished_rows(
     planned: PlannedCase, arm: str, reason: str, printed: str, cause: Cause
 ) -> list[Measurement]:
-    """A failed row for each arm of a task that came to no end, and a skipped one for those that can't run here.
+    """A failed row for each arm of an unfinished task, and a skipped one for those that can't run here.
 
     Args:
         planned: the case.

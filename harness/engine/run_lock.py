@@ -98,7 +98,7 @@ def _locked(path: Path) -> int:
 
 
 def _owner(file: int) -> dict[str, Any]:
-    """What a writer noted about itself; empty where it has not yet, or nobody has."""
+    """Note of a writer about itself; empty where there is none yet."""
     try:
         owner = json.loads(os.pread(file, 4096, 0))
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ class TellingWriter(RunWriter):
     def append(
         self, measurements: Iterable[Measurement], env: tuple[str, Mapping[str, object]] | None = None
     ) -> None:
-        """As `RunWriter.append`; told once the rows are durable."""
+        """Append rows like `RunWriter.append`; report them once they are durable."""
         rows = list(measurements)
         super().append(rows, env)
         self.statuses.update(row.status for row in rows)

@@ -1,6 +1,6 @@
 """Shards: the cases of one sweep divided among several processes or machines, each of which knows its share alone.
 
-`shard=0/4` is the first of four. Nobody hands out cases: every shard makes the same plan, deals all of its cases by
+`shard=0/4` is the first of four. No process distributes cases: every shard makes the same plan, deals all of its cases by
 predicted cost in the same way and keeps its own, so shards need no contact, and one that is run again has the same
 cases. Their rows lie in `results/<sweep>/<run_id>/shard-0-of-4/`, and merging the shards of several machines is
 copying these folders; a case that two of them measured counts once, as the later attempt has it.
@@ -71,7 +71,7 @@ def of_command(text: str) -> list[Shard]:
         )
     twice = next((shard for shard in found if found.count(shard) > 1), None)
     if twice is not None:
-        raise UsageError(f"shard={text}: {twice} stands there twice")
+        raise UsageError(f"shard={text}: {twice} is listed twice")
     return found
 
 

@@ -31,8 +31,8 @@ _OVER = b"over"  # in that file: the command lives, and waits for its shards to 
 _busy = threading.Lock()  # held while this process works on a shard
 
 
-class Lead:
-    """The command's end; `folder` is what its shards are told of."""
+class Coordinator:
+    """The command's side; its shards get `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,17 +40,17 @@ class Lead:
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def end(self) -> None:
-        """Interrupts the shards at work, and has those to come do nothing."""
-        with suppress(OSError):  # a full disk: they end as if this command had died
+        """Interrupt the running shards; later ones do nothing."""
+        with suppress(OSError):  # a full disk: the shards end as if this command had died
             os.write(self._file, _OVER)
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 @contextmanager
-def lead() -> Iterator[Lead]:
-    """The lead over shards on this machine, which ends with the block or with this process."""
+def lead() -> Iterator[Coordinator]:
+    """Coordinate the shards on this machine until the block or this process ends."""
     with tempfile.TemporaryDirectory(prefix="fp8-harness-", ignore_cleanup_errors=True) as folder:
-        own = Lead(Path(folder))
+        own = Coordinator(Path(folder))
         try:
             yield own
         finally:
@@ -58,28 +58,28 @@ def lead() -> Iterator[Lead]:
 
 
 @cache
-def follow(folder: str) -> None:
-    """From now on this process ends with the command, to which a terminal's Ctrl-C is left.
+def exit_with(folder: str) -> None:
+    """End this process with the command, which alone handles Ctrl-C of a terminal.
 
-    When the command ends, this process sends itself SIGTERM, and exits after its shard if the command has died. Between
-    two shards it ignores SIGTERM and its like, which a scheduler sends to all processes: joblib would take its end for a crash.
+    When the command ends, this process sends itself SIGTERM; if the command died, it exits after its shard. Between two
+    shards it ignores the ending signals, which a scheduler sends to all processes: joblib would report its end as a crash.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in ENDING_SIGNALS[1:]:
         signal.signal(number, lambda *_: None)
-    threading.Thread(target=_follow, args=(Path(folder),), daemon=True).start()
+    threading.Thread(target=_watch_command, args=(Path(folder),), daemon=True).start()
 
 
 @contextmanager
-def at_work(folder: str) -> Iterator[bool]:
-    """Around the work on a shard, within `interruptible`: whether the command still wants it."""
+def shard_turn(folder: str) -> Iterator[bool]:
+    """Hold the turn for one shard, within `interruptible`; False if the command has ended."""
     with _busy:
         yield not _is_over(Path(folder))
 
 
 @cache
 def place(folder: str, count: int) -> int:
-    """The place of this process, below `count` and its own until it ends; waits while all are taken."""
+    """Index of this process's place, below `count` and reserved until it ends; wait while all are taken."""
     files = [
         os.open(Path(folder) / f"place-{index}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         for index in range(count)
@@ -92,15 +92,15 @@ def place(folder: str, count: int) -> int:
         time.sleep(LOOK_S)
 
 
-def _follow(folder: Path) -> None:
+def _watch_command(folder: Path) -> None:
     try:
         file = os.open(folder / _COMMAND, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # it has ended and put its folder away
+    except FileNotFoundError:  # it has ended and removed its folder
         return
     fcntl.flock(file, fcntl.LOCK_SH)
     died = os.read(file, len(_OVER)) != _OVER
     os.kill(os.getpid(), signal.SIGTERM)
-    if died:  # nobody is left to end this process
+    if died:  # no other process would end this one
         with _busy:
             os._exit(1)
 

@@ -95,13 +95,13 @@ def run_task(
     on_arm: Callable[[str], None] = lambda arm: None,
     on_rows: Callable[[list[Measurement]], None] | None = None,
 ) -> list[Measurement]:
-    """The rows of a task, without those of `Task.failed`; whatever its suite raises is among them.
+    """The rows of a task, without those of `Task.failed`; an exception of its suite becomes rows too.
 
     Args:
         task: what to do.
         bench: measures in this process.
-        tell: told of steps done, of how many, and in words.
-        on_arm: told which arm of a case that is timed is under way; "" for none.
+        tell: called with steps done, their total, and a text.
+        on_arm: called with the current arm of a timed case; "" for none.
         on_rows: given the rows of a case that is timed between two rounds, as `Bench.measure` says.
 
     Raises:

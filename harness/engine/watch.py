@@ -65,7 +65,7 @@ class Part:
     statuses: Mapping[str, int] = field(default_factory=dict)
 
     def left_s(self, now: float) -> float | None:
-        """Seconds until it ends if it goes on as it has; None where that can't be said."""
+        """Seconds until the end at the present speed; None where that is unknown."""
         if self.state in ENDED:
             return 0.0
         if self.state != "running" or self.share <= 0:
@@ -74,7 +74,7 @@ class Part:
 
 
 def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]:
-    """The parts of a run: its shards in order, those that have not begun included; else the run itself.
+    """Parts of a run: its shards in order, also those that have not started; else the run itself.
 
     A run that was resumed without shards has both, and the newer note stands for the run.
 
@@ -127,7 +127,7 @@ def summary(parts: Sequence[Part], now: float) -> str:
     Shards run side by side, so the time left is that of the slowest; where one can't say, it is a lower bound.
     """
     if not parts:
-        return "nothing has begun"
+        return "nothing has started"
     known = [part.total for part in parts if part.state != "waiting"]
     usual = sum(known) / len(known) if known else 0.0
     totals = [usual if part.state == "waiting" else part.total for part in parts]
@@ -202,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--every {options.every:g}: expected seconds from 0.1 to 3600")
     folder = find_run(options.run, options.results_dir)
     if not look(folder):
-        raise UsageError(f"{folder} holds no {PROGRESS}: no sweep of this harness has begun in it")
+        raise UsageError(f"{folder} holds no {PROGRESS}: no sweep of this harness has started in it")
     follow(folder, options.every, once=options.once)
     return 0
 

@@ -43,7 +43,7 @@ class Tell(Protocol):
     """What a job tells of itself."""
 
     def __call__(self, done: int, total: int, what: str) -> None:
-        """A sign of life: steps done, of how many, and what it has done or begun last."""
+        """Heartbeat: steps done, their total, and the last thing that it did or started."""
         ...
 
     def at(self, arm: str) -> None:

@@ -63,7 +63,7 @@ OnPartial = Callable[[Any, int, Any], None]
 
 
 class _UnreadableError(Exception):
-    """What came from a worker is no message."""
+    """A worker sent something that is no message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Ended:
 
 
 def start_server(suites: Iterable[object] = ()) -> None:
-    """Start the server that workers are forked from; it imports what they need while this process goes on.
+    """Start the server that workers are forked from; it imports what they need while this process continues.
 
     Workers are forked whether or not this was called; the first is there the sooner.
 
@@ -114,8 +114,8 @@ class Pool:
 
     Args:
         conditions: a worker each.
-        timeout_s: a job may go on for so long without a sign of life.
-        wall_s: and a worker may have it for so long, whatever signs it gives.
+        timeout_s: a job may run for so long without a heartbeat.
+        wall_s: a worker may have it for so long, even with heartbeats.
     """
 
     def __init__(self, conditions: Sequence[Conditions], timeout_s: float, wall_s: float = math.inf) -> None:
@@ -144,7 +144,7 @@ class Pool:
 
         Args:
             jobs: asked for one only when a worker is free.
-            on_sign: told of every sign of life.
+            on_sign: called with every heartbeat.
             on_partial: given job, index of the worker and its result so far; the worker waits until it returns.
         """
         waiting = iter(jobs)
@@ -329,7 +329,7 @@ class _Worker:
         return f"{f' in arm {arm}' if arm else ''} {preposition} {self._what}"
 
     def _failed(self, fault: str, arm: str = "", cause: Cause = Cause.ERROR) -> Ended | None:
-        """The end of the job; None where the fault is that of one arm, and the job goes on without it."""
+        """The end of the job; None where one arm is at fault and the job continues without it."""
         printed = self._last_lines()
         self.end()
         job, self.job = self.job, None
@@ -358,7 +358,7 @@ class _Worker:
         return self._printed.decode(errors="replace").strip()
 
     def end(self) -> None:
-        """Ends the process, and whatever it has started."""
+        """End the process and all processes that it started."""
         if self._process is None:
             return
         if self._process.pid is not None:

@@ -74,7 +74,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write them as markdown")
-    parser.add_argument("--all", action="store_true", help="show every unit, those that are OK too")
+    parser.add_argument("--all", action="store_true", help="show every unit, also those that are OK")
     parser.add_argument("--history", nargs="+", metavar="RUN", help="draw the trend over stored runs instead")
     parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
@@ -82,7 +82,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     ways = [w for w in ("candidate", "against", "measure", "history") if getattr(options, w)]
     if len(ways) != 1:
         parser.error(
-            "say how: --baseline RUN --candidate RUN, --against GIT_REV, --measure [--baseline RUN], or --history RUN..."
+            "choose one: --baseline RUN --candidate RUN, --against GIT_REV, --measure [--baseline RUN], or --history RUN..."
         )
     if options.candidate and not options.baseline:
         parser.error("--candidate needs --baseline RUN")
@@ -198,7 +198,9 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
             if path is not None:
                 path.write_text(form(judgement), encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"cannot write {path} ({error.strerror}); the verdict stands above") from error
+            raise UsageError(
+                f"cannot write {path} ({error.strerror}); the verdict is printed above"
+            ) from error
     return judgement.code
 
 

@@ -1,7 +1,7 @@
 """Against: the work tree of another commit, for as long as it is measured.
 
 A gate that is killed outright leaves its tree behind. The folder of each holds a locked file, and the lock ends with the
-process: the next gate removes whatever is not locked. (The workers of a killed gate end by themselves: their input does.)
+process: the next gate removes everything that is not locked. (The workers of a killed gate end by themselves: their input does.)
 """
 
 from __future__ import annotations

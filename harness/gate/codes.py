@@ -8,7 +8,7 @@ from harness.store.errors import UsageError
 
 
 class Exit(IntEnum):
-    """What the process says to whoever started it."""
+    """Exit codes of the gate."""
 
     OK = 0
     REGRESSED = 1

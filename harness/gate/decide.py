@@ -35,7 +35,7 @@ MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change s
 
 
 class Verdict(StrEnum):
-    """What the gate says about one unit."""
+    """Verdict of the gate on one unit."""
 
     REGRESSED = "REGRESSED"
     OK = "OK"
@@ -57,22 +57,22 @@ class Decision:
 
     @property
     def mean(self) -> float:
-        """Of the effect."""
+        """Mean log ratio of the effect."""
         return self.effect.log
 
     @property
     def low(self) -> float:
-        """Of the effect's interval."""
+        """Lower end of the effect's interval."""
         return self.effect.log_low
 
     @property
     def high(self) -> float:
-        """Of the effect's interval."""
+        """Upper end of the effect's interval."""
         return self.effect.log_high
 
     @property
     def rounds(self) -> int:
-        """Of the effect."""
+        """Number of rounds of the effect."""
         return self.effect.rounds
 
 

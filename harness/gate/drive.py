@@ -51,7 +51,7 @@ class Request:
 
 
 def measure_and_judge(request: Request, tell: Tell) -> Judgement:
-    """Both stages. What the first one flags is measured again, in new processes, before anyone is told.
+    """Run both stages: units that the first one flags are measured again in new processes.
 
     Raises:
         GateError: the time allowed did not hold one round.

@@ -107,7 +107,7 @@ class Judgement:
 
     @property
     def to_confirm(self) -> tuple[str, ...]:
-        """Ids of the cases that must be measured again before anyone is told about them."""
+        """Ids of the cases that must be measured again before they are reported."""
         return tuple(sorted({i for f in self.findings if f.flagged for i in f.unit.cases}))
 
 
@@ -136,7 +136,7 @@ def judge(
     matched = match(baseline, candidate, mode, policy)
     notes = list(matched.notes)
     if not matched.control.size and mode == "stored":
-        notes.append("no control case in both runs: a slow machine cannot be told from slow code")
+        notes.append("no control case in both runs: a slow machine cannot be distinguished from slow code")
     control = _judge_control(matched.control, policy)
     timed = [u for u in matched.units if u.rule.rule == "timed" and not u.trouble]
     timed += _group_units(timed, policy)
@@ -181,9 +181,7 @@ def judge(
 
 def _judge_control(logs: Vector, policy: Policy) -> Control:
     if not np.isfinite(logs).all():
-        return Control(
-            True, "the control case holds a time that is none, so no time is judged; measure again"
-        )
+        return Control(True, "the control case has an invalid time, so no time is judged; measure again")
     if logs.size < MIN_ROUNDS:
         return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=int(logs.size))
     mean, (low, high) = float(logs.mean()), stats.t_interval(logs, CONTROL_CONFIDENCE)
@@ -267,7 +265,7 @@ def _why(d: Decision, limit: float) -> str:
     if d.flagged and not math.isnan(d.p_confirm):
         again = f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
     if d.more is None:
-        return f"change and tolerance lie closer than the noise: over {MOST_ROUNDS} rounds{again}"
+        return f"the difference between change and tolerance is below the noise: over {MOST_ROUNDS} rounds{again}"
     return f"about {d.more} more rounds would settle it{again}"
 
 

@@ -5,7 +5,7 @@ baseline only tells what was there before:
 
 | the candidate's arm | finding |
 |---|---|
-| FAIL | REGRESSED, exit 4, whatever the baseline's was: what does not train is no pass because it never did |
+| FAIL | REGRESSED, exit 4, also where the baseline failed: an arm that never trained does not pass |
 | INCONCLUSIVE | INCONCLUSIVE |
 | PASS | OK; IMPROVED where the baseline's FAILed |
 | runs that the baseline has are absent, or crashed | REGRESSED, exit 1 |
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def outcomes(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Outcome]:
-    """What has become of every arm that was trained on either side; empty where none was, or the policy ignores it."""
+    """Verdict on every arm that was trained on either side; empty where none was, or the policy ignores it."""
     mine, theirs = (frame[frame["suite"] == SUITE] for frame in (before, after))
     if mine.empty and theirs.empty:
         return []
@@ -81,9 +81,9 @@ def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Outco
         if outcome == "PASS" and was == "FAIL":
             word = Verdict.IMPROVED
         ought = ""
-    told = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
+    parts = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
     why = (*worst.verdict.reasons, *worst.verdict.notes)[:1] if outcome != "PASS" else ()
-    reason = "; ".join(filter(None, [*told, *(text[:SAID] for text in why)]))
+    reason = "; ".join(filter(None, [*parts, *(text[:SAID] for text in why)]))
     return Outcome(_unit(worst.axes, worst.arm, Rule("numerics")), word, reason)
 
 

@@ -57,7 +57,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A regression that is known, and until when it is put up with."""
+    """A known regression, tolerated until `until`."""
 
     match: Match
     until: datetime.date
@@ -175,7 +175,7 @@ def _better(name: object, value: Any) -> Better:
         return "lower"
     if value == "higher":
         return "higher"
-    raise UsageError(f"{name}: {value!r} must be lower or higher, whichever is better")
+    raise UsageError(f"{name}: {value!r} must be lower or higher: the direction that is better")
 
 
 def _rule(name: object, value: Any) -> Rule:
@@ -200,12 +200,12 @@ def _allowance(value: Any) -> Allowance:
     entries = _keys(value, ("match", "until", "reason"))
     until, reason = entries.get("until"), entries.get("reason")
     if not isinstance(until, datetime.date) or isinstance(until, datetime.datetime):
-        raise UsageError(f"until={until!r} must be a date such as 2027-01-31; what is allowed needs an end")
+        raise UsageError(f"until={until!r} must be a date such as 2027-01-31; an allowance needs an end date")
     if not isinstance(reason, str) or not reason.strip():
         raise UsageError(f"an allowance until {until} needs a reason")
     match = _match(entries.get("match"))
     if not match.globs:
-        raise UsageError(f"the allowance until {until} matches everything; say what it is for with match")
+        raise UsageError(f"the allowance until {until} matches everything; restrict it with match")
     return Allowance(match, until, reason.strip())
 
 

@@ -204,8 +204,8 @@ def _conditions(j: Judgement) -> list[str]:
 
 def _tally(j: Judgement) -> str:
     counted = ", ".join(f"{j.counted[str(v)]} {v}" for v in ORDER if j.counted[str(v)])
-    told = sum(f.verdict is Verdict.REGRESSED and not f.counts for f in j.findings)
-    return counted + (f" ({told} of the regressions are allowed or told only)" if told else "")
+    reported = sum(f.verdict is Verdict.REGRESSED and not f.counts for f in j.findings)
+    return counted + (f" ({reported} of the regressions are allowed or only reported)" if reported else "")
 
 
 def _last_line(j: Judgement) -> str:
@@ -215,7 +215,7 @@ def _last_line(j: Judgement) -> str:
 def _word(f: Finding) -> str:
     if f.counts or f.verdict is not Verdict.REGRESSED:
         return str(f.verdict)
-    return f"{f.verdict}, {'told only' if f.told_only else 'allowed'}"
+    return f"{f.verdict}, {'only reported' if f.told_only else 'allowed'}"
 
 
 def _case(f: Finding) -> str:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_intermixed_args(list(argv))
     if options.trials < 100:
-        parser.error(f"--trials {options.trials}: fewer than 100 say nothing about rates of 1 %")
+        parser.error(f"--trials {options.trials}: fewer than 100 trials cannot measure rates of 1 %")
     policy = load_policy(options.policy)
     folders = list(options.sessions or [])
     if options.real:

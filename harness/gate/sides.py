@@ -153,7 +153,7 @@ def _refuse_unsound(frame: pd.DataFrame, role: str) -> None:
     sizes, rounds = (sound[name].map(_length) for name in ("samples", "rounds"))
     for wrong, what in (
         (sizes <= 0, "holds no samples"),
-        ((rounds != 0) & (rounds != sizes), "does not say to which round its samples belong"),
+        ((rounds != 0) & (rounds != sizes), "does not record the rounds of its samples"),
     ):
         if wrong.any():
             raise _unsound(sound[wrong].iloc[0], role, what)

@@ -119,8 +119,8 @@ def planted_lines(sittings: Sequence[Sitting]) -> list[str]:
     lines = [
         "",
         "Slowdowns as they were measured, by unit: median over the sittings, and range. The verdict uses the medians of "
-        "the rounds; beside them stands the ratio of the fastest tenth (10 % quantiles of the first stage's rounds), "
-        "which hardly any interruption reaches.",
+        "the rounds; the ratio of the fastest tenth (10 % quantiles of the first stage's rounds) "
+        "is shown for comparison, because interruptions hardly affect it.",
         "",
         "| put in | unit | ratio of the medians | range | ratio of the fastest tenth | range |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Worker: one process of one side. It measures what its own work tree holds, one block at a time, as it is told.
+"""Worker: one process of one side. It measures the code of its own work tree, one block for each command.
 
 Started as `python -P worker.py TREE [PAD]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
 sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
@@ -314,7 +314,7 @@ def _operator_calls(run: Callable[[], object]) -> int:
 
 
 def serve(worker: Worker, answers: TextIO) -> None:
-    """Answers commands until told to quit or the input ends."""
+    """Answer commands until `quit` or the end of the input."""
     while line := sys.stdin.readline():
         command = json.loads(line)
         if command["do"] == "quit":

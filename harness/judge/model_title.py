@@ -38,12 +38,12 @@ def model_title(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
         name = f"{cut[1]} of {cut[2]} {name} blocks"
     elif axes.get("layers"):
         name = f"{axes['layers']} {name} blocks"
-    said = [name]
+    parts = [name]
     if resolved.get("vocab_size"):
-        said.append(f"vocabulary {resolved['vocab_size']}")
+        parts.append(f"vocabulary {resolved['vocab_size']}")
     if resolved.get("parameters"):
-        said.append(f"{_count(resolved['parameters'])} parameters")
-    return ", ".join(said)
+        parts.append(f"{_count(resolved['parameters'])} parameters")
+    return ", ".join(parts)
 
 
 def title_of(row: Mapping[str, Any]) -> str:

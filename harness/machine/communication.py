@@ -53,7 +53,7 @@ class Group:
 
     @classmethod
     def of(cls, size: int, stride: int, node: int) -> Group:
-        """Of every `stride`-th GPU, counted along nodes of `node` GPUs.
+        """Group of every `stride`-th GPU, counted along nodes of `node` GPUs.
 
         >>> Group.of(32, 8, 8)  # data-parallel GPUs beside tensor parallelism that fills a node
         Group(size=32, nodes=32)

@@ -23,8 +23,8 @@ COLLECTIVE, OTHER = "collective", "other"
 
 CLASSES: dict[str, str] = {
     FP8_GEMM: "matrix products of FP8 operands",
-    BF16_GEMM: "all other matrix products, in bfloat16 or whatever the set-up computes in",
-    CAST: "amax, scaling and rounding to FP8, with what is fused to them",
+    BF16_GEMM: "all other matrix products, in bfloat16 or the dtype of the set-up",
+    CAST: "amax, scaling and rounding to FP8, with operators fused to them",
     ATTENTION: "scaled dot-product attention, its two products included",
     OPTIMIZER: "the optimizer's update",
     COLLECTIVE: "communication between devices",

@@ -95,7 +95,7 @@ def this_host() -> str:
 
 
 def end_with_parent() -> None:
-    """From now on this process, and whatever it has started, ends when its parent has.
+    """End this process, and all that it starts, when its parent has ended.
 
     Also where the parent was killed, had no time to say so, and this process computes and listens to nobody.
     """

@@ -40,7 +40,7 @@ class RanksError(RuntimeError):
     """A rank raised, died or did not end in time; the message names it.
 
     Attributes:
-        rank: the one at fault; None where it cannot be told.
+        rank: the one at fault; None where it is unknown.
         out_of_step: ranks may have been in different collectives; to compare them would tell.
         differ: they were, and the message says which rank was in which.
     """

@@ -1,4 +1,4 @@
-"""Tables and lines on a terminal. Whatever is shown may hold anything: nothing is read as markup, nothing moves the cursor."""
+"""Tables and lines on a terminal. Text from outside is never read as markup and never moves the cursor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 100
 
 
 def console() -> Console:
-    """As wide as the terminal, at most `WIDTH`; `WIDTH` where there is no terminal to fit."""
+    """Console as wide as the terminal, at most `WIDTH`; `WIDTH` without a terminal."""
     here = Console(highlight=False)
     return Console(width=min(WIDTH, here.width) if here.is_terminal else WIDTH, highlight=False)
 

@@ -44,7 +44,7 @@ def missing(device: str) -> str | None:
 
 
 def version() -> str:
-    """Of the installed package, which is called amd-aiter, and in earlier releases aiter."""
+    """Version of the installed package, amd-aiter; aiter in earlier releases."""
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("amd-aiter")
     return importlib.metadata.version("aiter")

@@ -49,7 +49,7 @@ def missing(device: str) -> str | None:
 
 
 def version() -> str:
-    """Of the installed package."""
+    """Version of the installed package."""
     return importlib.metadata.version("deep_gemm")
 
 

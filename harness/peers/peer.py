@@ -100,5 +100,5 @@ def nvidia_capability(device: str) -> tuple[int, int]:
 
 
 def torch_version() -> str:
-    """Of peers that consist of torch alone."""
+    """Version of peers that consist of torch alone."""
     return str(torch.__version__)

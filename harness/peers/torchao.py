@@ -37,7 +37,7 @@ def missing(device: str) -> str | None:
 
 
 def version() -> str:
-    """Of the installed wheel."""
+    """Version of the installed wheel."""
     return importlib.metadata.version("torchao")
 
 

@@ -129,7 +129,7 @@ def unfit(recipe: str, device: str) -> str | None:
 
 
 def version() -> str:
-    """Of the installed wheel."""
+    """Version of the installed wheel."""
     return importlib.metadata.version("transformer_engine")
 
 

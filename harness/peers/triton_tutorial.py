@@ -96,7 +96,7 @@ def missing(device: str) -> str | None:
 
 
 def version() -> str:
-    """Of Triton, which compiles it."""
+    """Version of Triton, which compiles it."""
     return importlib.metadata.version("triton")
 
 

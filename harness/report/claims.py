@@ -99,9 +99,9 @@ def _table(place: int, conditions: str, claims: Sequence[tuple[int, Claim]]) -> 
                 Cell("\n".join(claim.commands), style="command"),
             )
         )
-    said = f"{conditions}." + (f" Run {next(iter(runs))}." if len(runs) == 1 else "")
+    caption = f"{conditions}." + (f" Run {next(iter(runs))}." if len(runs) == 1 else "")
     columns = tuple(map(Column, ("", "claim", "value", "cases", "measure it again")))
-    return Table(f"claims-{place}", columns, tuple(rows), said, sortable=False)
+    return Table(f"claims-{place}", columns, tuple(rows), caption, sortable=False)
 
 
 def again(run: Run, cases: Iterable[str]) -> str:

@@ -33,7 +33,7 @@ MOST_ROWS = 28
 
 
 def names(machines: Sequence[Machine]) -> list[str]:
-    """A name for each machine; those of one name are told apart by what else differs between them."""
+    """A name for each machine; equal names get what else differs between the machines."""
     told = []
     for m in machines:
         twins = [o for o in machines if o.name == m.name]

@@ -1,6 +1,7 @@
 """Compatibility: which ways of training in parallel run with which recipes, as rows of the suite `parallel` say.
 
     python -m harness.report.compatibility RUN... > docs/compatibility.md
+    python -m harness.report.compatibility --details RUN... > docs/compatibility-details.md
 
 Nothing here is asserted: a cell without a row is empty. Where several runs have the same cell, the newest one counts.
 """
@@ -31,6 +32,9 @@ INTRO = (
     "same bit for bit, or within the bound that is named. The bound is 4 x what rounding alone does to one process's "
     "losses; it is 0 where ranks make the same sums in the same order."
 )
+DETAILS = (
+    "[Compiled blocks and bytes sent](compatibility-details.md) has losses, graphs and bytes of each cell."
+)
 
 
 def matrix(machine: Machine) -> Table:
@@ -51,12 +55,12 @@ def matrix(machine: Machine) -> Table:
 
 def reasons(machine: Machine) -> Table:
     """Why what does not run does not, and what runs otherwise than asked."""
-    said: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
+    by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}  # (what, reason) -> way -> recipes
     for (way, recipe), record in _newest(machine).items():
         for what, reason in _notes(record):
-            said.setdefault((what, reason), {}).setdefault(way, []).append(recipe)
+            by_reason.setdefault((what, reason), {}).setdefault(way, []).append(recipe)
     rows = []
-    for (what, reason), ways in sorted(said.items()):
+    for (what, reason), ways in sorted(by_reason.items()):
         alike: dict[str, list[str]] = {}  # recipes -> the ways in which it is they
         for way, recipes in ways.items():
             alike.setdefault(", ".join(recipes), []).append(way)
@@ -178,8 +182,18 @@ def _cell(record: Record | None) -> Cell:
     return Cell("runs", "runs", note=f"{text.number(apart, 2)}, bound {text.number(bound, 2)}")
 
 
-def page(machines: Sequence[Machine]) -> str:
-    """`docs/compatibility.md`.
+def _listed(table: Table) -> Table:
+    """The table of bytes with one column in place of one for each kind of collective, most of which are empty."""
+    kinds = [column.title for column in table.columns[2:]]
+    rows = []
+    for way, recipes, *cells in table.rows:
+        shown = (f"{kind} {cell.text}" for kind, cell in zip(kinds, cells, strict=True) if cell.text)
+        rows.append((way, recipes, Cell("; ".join(shown))))
+    return Table(table.key, (*table.columns[:2], Column("bytes")), tuple(rows), table.caption, sortable=False)
+
+
+def page(machines: Sequence[Machine], *, details: bool = False) -> str:
+    """`docs/compatibility.md`, or `docs/compatibility-details.md`.
 
     Raises:
         UsageError: no machine has run the suite.
@@ -189,22 +203,30 @@ def page(machines: Sequence[Machine]) -> str:
     measured = [m for m in machines if SUITE in m.suites]
     if not measured:
         raise UsageError(f"no rows of suite {SUITE}: run python -m harness sweep=parallel first")
+    command, name = ("--details ", "-details") if details else ("", "")
     lines = [
-        "# What runs in parallel with what",
+        "# Parallel training: compiled blocks and bytes sent"
+        if details
+        else "# What runs in parallel with what",
         "",
-        "Written from results: `python -m harness.report.compatibility results/published > docs/compatibility.md`, after",
+        f"Written from results: `python -m harness.report.compatibility {command}results/published > "
+        f"docs/compatibility{name}.md`, after",
         "`python -m harness sweep=parallel`, which runs every cell. Do not edit: a test compares this page with the results.",
         "",
-        INTRO,
+        *(
+            ["[Which ways run with which recipes](compatibility.md) has the cells."]
+            if details
+            else [INTRO, "", DETAILS]
+        ),
     ]
     for machine in measured:
         lines += ["", f"## {machine.name}", "", described(machine)]
-        for title, table in (
-            ("", matrix(machine)),
-            ("Reasons", reasons(machine)),
-            ("Compiled", compiled(machine)),
-            ("On the wire", sent(machine)),
-        ):
+        sections = (
+            (("Compiled", compiled(machine)), ("On the wire", _listed(sent(machine))))
+            if details
+            else (("", matrix(machine)), ("Reasons", reasons(machine)))
+        )
+        for title, table in sections:
             if not table.rows:
                 continue
             lines += [
@@ -219,11 +241,12 @@ def page(machines: Sequence[Machine]) -> str:
 
 
 def main(runs: Sequence[str]) -> int:
-    """Prints the page of some runs."""
+    """Prints the page of some runs; with `--details` the second page."""
     from harness.report.runs import load
 
+    folders = [Path(run) for run in runs if run != "--details"] or [Path("results/published")]
     try:
-        sys.stdout.write(page(load([Path(run) for run in runs or ["results/published"]], Path()).machines))
+        sys.stdout.write(page(load(folders, Path()).machines, details="--details" in runs))
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

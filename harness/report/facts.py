@@ -111,7 +111,7 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
         out.append(("SM clock while timed", f"median {middle} MHz, {low} to {high} MHz"))
     for key, name in (
         ("throttled", "rows timed while throttled"),
-        ("contended", "rows timed beside another process"),
+        ("contended", "rows timed while another process ran"),
     ):
         if timings:
             known = [t[key] for t in timings if t.get(key) is not None]

@@ -110,21 +110,21 @@ def summary_of(steps: Sequence[FirstStep]) -> str:
 def evidence_of(steps: Sequence[FirstStep]) -> list[str]:
     """What the sentence rests on: the worst gaps, how the precision was proved, and every warning once."""
     far = max(steps, key=lambda s: s.loss_gap)
-    said = [f"{SUITE}: largest gap of a first loss {text.number(far.loss_gap, 2)} nats ({far.arm})"]
+    sentences = [f"{SUITE}: largest gap of a first loss {text.number(far.loss_gap, 2)} nats ({far.arm})"]
     ratios = [s for s in steps if not math.isnan(s.norm_ratio)]
     if ratios:
         worst = max(ratios, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
-        said[0] += (
+        sentences[0] += (
             f"; norm of the first gradients at worst {text.number(worst.norm_ratio, 4)} of the control's"
         )
-        said[0] += f" ({worst.arm})"
+        sentences[0] += f" ({worst.arm})"
     proved = [s for s in steps if s.proof]
     if proved:
-        said.append(
+        sentences.append(
             f"{SUITE}: fp8core.verify proves {text.plural(len(proved), 'arm')}, each layer by its output"
         )
     warned: dict[str, list[str]] = {}
     for step in steps:
         for warning in step.warnings:
             warned.setdefault(warning, []).append(step.arm)
-    return said + [f"warning: {w} ({', '.join(dict.fromkeys(arms))})" for w, arms in warned.items()]
+    return sentences + [f"warning: {w} ({', '.join(dict.fromkeys(arms))})" for w, arms in warned.items()]

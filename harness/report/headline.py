@@ -79,8 +79,8 @@ def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[Hea
 def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     """The rows of one machine as a table; None where no FP8 arm was measured."""
     left = len(_standings(machine)) - len(rows)
-    said = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
-    return _table(f"headline-{machine.env_id}", COLUMNS, rows, said) if rows else None
+    caption = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
+    return _table(f"headline-{machine.env_id}", COLUMNS, rows, caption) if rows else None
 
 
 def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
@@ -90,15 +90,15 @@ def overview(rows: Mapping[Machine, Sequence[HeadlineRow]]) -> Table | None:
         for arm, *numbers in own[:MOST_OF_EACH]:
             whole.append((Cell(arm.text, arm.order, note=name, href=f"#m-{machine.env_id}"), *numbers))
     cut = any(len(own) > MOST_OF_EACH for own in rows.values())
-    said = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
-    return _table("headline", COLUMNS, whole, said) if whole else None
+    caption = f"The best {MOST_OF_EACH} arms of each machine." if cut else ""
+    return _table("headline", COLUMNS, whole, caption) if whole else None
 
 
-def _table(key: str, columns: Sequence[Column], rows: Sequence[HeadlineRow], said: str) -> Table:
+def _table(key: str, columns: Sequence[Column], rows: Sequence[HeadlineRow], caption: str) -> Table:
     """Without the columns that no row fills."""
     kept = [i for i in range(len(columns)) if any(row[i].text for row in rows)]
     cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(key, tuple(columns[i] for i in kept), cells, said, sortable=False)
+    return Table(key, tuple(columns[i] for i in kept), cells, caption, sortable=False)
 
 
 @once
@@ -137,8 +137,8 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
     def claim(what: str, cell: Cell, rows: Rows) -> Cell:
         if not cell.text or not rows:
             return cell
-        said = f"{what} {cell.text}" + (f" ({cell.note})" if cell.note else "")
-        key = ledger.add(machine, conditions, standing.arm, said, rows)
+        entry = f"{what} {cell.text}" + (f" ({cell.note})" if cell.note else "")
+        key = ledger.add(machine, conditions, standing.arm, entry, rows)
         return Cell(cell.text, cell.order, cell.style, cell.note, href=f"#{key}")
 
     titles = _titles(machine, standing)
@@ -202,7 +202,7 @@ def _worst(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
 
 
 def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
-    """Of training steps; the causal count where there is one, since it counts what runs."""
+    """Mixed MFU of training steps, by the causal count where there is one, since it counts what runs."""
     if standing.suite != "train":
         return Cell("", None), []
     shares: list[float] = []
@@ -254,9 +254,9 @@ def _loss(machine: Machine, computed: Arm) -> tuple[Cell, Rows]:
     own = [v for v in machine.verdicts if v.fields == computed]
     if not own:
         return Cell("", None), []
-    told = Counter(v.verdict.outcome for v in own)
-    outcome = next(iter(told)) if len(told) == 1 else ""
-    words = outcome or ", ".join(f"{count} {word}" for word, count in told.items())
+    outcomes = Counter(v.verdict.outcome for v in own)
+    outcome = next(iter(outcomes)) if len(outcomes) == 1 else ""
+    words = outcome or ", ".join(f"{count} {word}" for word, count in outcomes.items())
     runs = {v.run_id for v in own}
     rows = [
         r for r in machine.rows if r["run_id"] in runs and arm_of(r) == computed and r["metric"] == "loss"

@@ -60,7 +60,7 @@ class Choice:
 
 
 def choices(machine: Machine) -> list[Choice]:
-    """Of each case and product the newest run in which all three arms have a time, isolated regime."""
+    """Newest run, for each case and product, in which all three arms have a time in the isolated regime."""
     cases: dict[tuple[str, str], dict[str, Record]] = {}
     for r in arm_records(machine, "gemm"):
         if r["status"] == "ok" and r["regime"] in ("isolated", ""):

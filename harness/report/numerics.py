@@ -105,7 +105,7 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
 def _nearest_to_bound(
     group: pd.DataFrame,
 ) -> tuple[dict[str, float], dict[str, float], dict[str, tuple[str, str]]]:
-    """Of each SQNR, the figure, bound and case with the least margin; the lowest figure without bounds.
+    """Figure, bound and case with the smallest margin, for each SQNR; the lowest figure where there is no bound.
 
     Every case has a bound of its own (`resolved.sqnr_bound_db`: a number for `sqnr_db`, or a mapping from metric to
     dB): that of e4m3 x e5m2 lies 4 dB below that of e4m3 x e4m3.
@@ -131,7 +131,7 @@ def _stored_bound(resolved: str) -> Any:
 
 
 def numerics_table(machine: Machine) -> Table:
-    """Worst figures by arm; columns that nobody fills are left out."""
+    """Worst figures by arm, without empty columns."""
     titles = [f"{name} (dB)" for name in SQNR.values()]
     titles += ["bound (dB)", "worst row (dB)", "accumulation (dB)", "underflow", "codes that differ"]
     columns = (Column("suite"), Column("arm"), *(Column(t, numeric=True) for t in ("cases", *titles)))

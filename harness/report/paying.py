@@ -101,12 +101,12 @@ def break_even(machine: Machine) -> list[Chart]:
     axes.set_axisbelow(True)
     axes.set_xlabel("calls until compiling has paid (training steps in the suite train)")
     legend(figure, axes)
-    told = "Compile time / what one call gains over the same arm in eager mode."
+    caption = "Compile time / what one call gains over the same arm in eager mode."
     if len(shown) < len(paying):
-        told += f" The {len(shown)} of {len(paying)} arms that pay soonest."
+        caption += f" The {len(shown)} of {len(paying)} arms that pay soonest."
     if len(paying) < len(found):
-        told += (
+        caption += (
             f" Compiling never pays in {len(found) - len(paying)} of {len(found)} arms: they gain nothing."
         )
     key = f"pays-{machine.env_id}"
-    return [Chart(key, "When compiling pays", svg(figure, key), told)]
+    return [Chart(key, "When compiling pays", svg(figure, key), caption)]

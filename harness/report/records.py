@@ -58,7 +58,7 @@ def arm_records(machine: Machine, suite: str) -> list[dict[str, Any]]:
 
 
 def newest(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each case, arm and regime the record of the newest run, one that has a time before one that has none."""
+    """Record of the newest run for each case, arm and regime; prefer records with a time."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for r in records:
         key = (r["suite"], r["case_id"], r["arm"], r["regime"], r["metric"])

@@ -98,19 +98,19 @@ def _roofs(axes: Axes, rates: Mapping[str, float], low: float, high: float, styl
 
 
 def _said(machine: Machine, measured: Mapping[str, float], nominal: Mapping[str, float], count: int) -> str:
-    told = ["A mark a GEMM and arm, isolated regime; bytes are operands and result, moved once."]
-    told.append("Full lines: the best matmul rates and copy bandwidth measured on this device.")
+    sentences = ["A mark a GEMM and arm, isolated regime; bytes are operands and result, moved once."]
+    sentences.append("Full lines: the best matmul rates and copy bandwidth measured on this device.")
     if "copy" not in measured:
-        told.append("Its bandwidth was not measured in these runs (sweep=ceilings).")
+        sentences.append("Its bandwidth was not measured in these runs (sweep=ceilings).")
     if nominal:
-        told.append("Broken lines: published dense peaks.")
+        sentences.append("Broken lines: published dense peaks.")
     else:
-        told.append(
+        sentences.append(
             "Published peak: N/A" + (", this device is not in the table of peaks." if machine.is_gpu else ".")
         )
     if count > MOST_POINTS * len(KINDS):
-        told.append(f"Drawn are {MOST_POINTS} of each kind, spread by intensity; the table has all.")
-    return " ".join(told)
+        sentences.append(f"Drawn are {MOST_POINTS} of each kind, spread by intensity; the table has all.")
+    return " ".join(sentences)
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

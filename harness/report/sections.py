@@ -103,7 +103,7 @@ def about_mfu(material: Material) -> tuple[Section, ...]:
         Section(
             "mfu-examples",
             "Published figures, read again",
-            "Each is formed anew from its published inputs. One number cannot be read alone: the same step reads as a "
+            "Each is recomputed from its published inputs. One number alone misleads: the same step reads as a "
             "slowdown against the FP8 peak and as a record against the bf16 peak.",
             first=[utilization.examples_table()],
         ),
@@ -116,14 +116,14 @@ def _judgement(machine: Machine) -> list[Section]:
         Section(
             f"findings-{key}",
             "Findings",
-            "What these rows show to be wrong, with the likely cause and a way out.",
+            "Faults that these rows show, with the likely cause and a remedy.",
             first=[training.findings_table(machine)],
         ),
         Section(
             f"divergence-{key}",
             "Does it train the same",
             "Runs of a seed share weights and batches, so gaps are paired. PASS: every gate passed. FAIL: some gate "
-            "failed. Anything else cannot be told from these runs. A CPU's losses count: they are numerics, not times.",
+            "failed. Anything else is undecided by these runs. A CPU's losses count: they are numerics, not times.",
             first=[training.verdict_table(machine)] if machine.verdicts else [],
             charts=training_charts.losses(machine),
             tables=[training.reach_table(machine), training.layers_table(machine)]
@@ -162,7 +162,7 @@ def _speed(machine: Machine) -> list[Section]:
         Section(
             f"bars-{key}",
             "What a training step is asked for",
-            "Held against the largest model that was timed: two arms of one run, in the same rounds.",
+            "Judged on the largest timed model: two arms of one run, in the same rounds.",
             first=[bars.bars_table(machine)],
         ),
         Section(
@@ -178,7 +178,7 @@ def _speed(machine: Machine) -> list[Section]:
         Section(
             f"league-{key}",
             f"{label}League of implementations",
-            "Other implementations and fp8core on the same operands, scales and rounds, arm by arm that do the same.",
+            "Other implementations and fp8core on the same operands, scales and rounds; arms that compute the same are paired.",
             first=[league.league_table(machine)],
             folded=cpu,
         ),
@@ -193,7 +193,7 @@ def _speed(machine: Machine) -> list[Section]:
         Section(
             f"numerics-{key}",
             "Numerical quality",
-            "Every arm is checked against a high-precision reference before it is timed; a wrong one gets no time.",
+            "Every arm is checked against a high-precision reference before timing; a wrong one is not timed.",
             charts=charts.soundness(machine),
             tables=[numerics.numerics_table(machine)],
         ),
@@ -227,8 +227,8 @@ def _suites(machine: Machine) -> list[Section]:
     ) -> Section:
         """`numeric`: a suite whose figures mean the same on a CPU, and which therefore is not folded there."""
         found = [tables.suite_table(machine, name)] if name in machine.suites else []
-        said, folded = (title, False) if numeric else (label + title, cpu)
-        return Section(f"{name}-{key}", said, intro, first, figures, grids, found, folded)
+        heading, folded = (title, False) if numeric else (label + title, cpu)
+        return Section(f"{name}-{key}", heading, intro, first, figures, grids, found, folded)
 
     return [
         suite("linear", "Layers", "All arms of the layer cases."),
@@ -241,9 +241,7 @@ def _suites(machine: Machine) -> list[Section]:
             first=[libraries.chosen_table(machine)],
         ),
         suite("cast", "Casts", "From high precision to FP8, scales included.", charts.casts(machine)),
-        suite(
-            "ceilings", "Ceilings", "What this device reaches at best; the other tables are read against it."
-        ),
+        suite("ceilings", "Ceilings", "The best rates of this device, for comparison with the other tables."),
         suite(
             "recipes",
             "Recipes",
@@ -254,7 +252,7 @@ def _suites(machine: Machine) -> list[Section]:
         suite(
             "outliers",
             "Where each recipe breaks",
-            "Casts alone, products summed in float64. The whole result's SQNR is the outliers'; the bulk is the rest. "
+            "Casts alone, products summed in float64. Outliers dominate the SQNR of the whole result; the bulk is the rest. "
             "Times are the emulation's.",
             tradeoff.outliers(machine),
             numeric=True,
@@ -263,7 +261,7 @@ def _suites(machine: Machine) -> list[Section]:
             f"scale-{key}",
             "Beyond this machine",
             "Predicted, not measured: bytes from the shapes of the parameters, time by published or measured rates "
-            "(docs/scale.md says how far they are off where others published theirs).",
+            "(docs/scale-accuracy.md compares it with published throughputs).",
             tables=[scaling.scale_table(machine)] if "scale" in machine.suites else [],
         ),
         *(suite(name, name.capitalize(), "") for name in machine.suites if name not in PLACED),
@@ -279,7 +277,7 @@ def _rest(machine: Machine) -> list[Section]:
         Section(
             f"compile-{key}",
             "Compile time",
-            "First call of each compiled arm. It is in no other time of this report.",
+            "First call of each compiled arm. No other time of this report includes it.",
             charts=[] if cpu else paying.break_even(machine),
             tables=[tables.compile_times(machine)],
             folded=cpu,

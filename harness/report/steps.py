@@ -78,7 +78,7 @@ def steps_tables(machine: Machine) -> list[Table]:
             said = (
                 ((f"All rows: {fixed}." if fixed else "") + ran).strip()
                 if kind == "speed"
-                else "What the same steps cost beside time."
+                else "Other costs of the same steps."
             )
             lead = [
                 *run_column(records),

@@ -54,8 +54,8 @@ def suite_table(machine: Machine, suite: str) -> Table:
     specs += [s for s in _SUITE_COLUMNS if not s.needs or any(given(r.get(s.needs)) for r in records)]
     if len({r["regime"] for r in records} - {""}) > 1:
         specs.insert(at, Spec("regime", lambda r: Cell(r["regime"], r["regime"]), numeric=False))
-    said = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
-    return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {said}." if said else "")
+    caption = text.axes_said(axes[0] if axes else {}, (n for n in names if n in constant))
+    return make_table(f"{suite}-{machine.env_id}", specs, records, f"All rows: {caption}." if caption else "")
 
 
 def run_column(records: Sequence[Record]) -> list[Spec]:
@@ -159,8 +159,8 @@ def every_row(machine: Machine) -> Table:
     ]
     whole = [r for r in machine.rows if not r["part"]]
     named = (f"{r['suite']}: {text.case_label(text.axes_of(r['axes']))}." for r in rows_of(cases))
-    said = "" if several else " ".join(named)
-    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *specs], whole, said)
+    caption = "" if several else " ".join(named)
+    return make_table(f"rows-{machine.env_id}", [*run_column(whole), *specs], whole, caption)
 
 
 def _spread(record: Record, q: float) -> float | None:
@@ -215,8 +215,8 @@ def _square_cell(record: Record, mode: str) -> Cell:
     if not known(speedup):
         return Cell(text.number(time, 4), time)
     low, high = record[f"{mode}_low"], record[f"{mode}_high"]
-    said = text.ratio(speedup) + (f" ({text.interval(low, high)})" if known(low) else "") + f" {verdict}"
-    return Cell(text.number(time, 4), time, verdict, said)
+    note = text.ratio(speedup) + (f" ({text.interval(low, high)})" if known(low) else "") + f" {verdict}"
+    return Cell(text.number(time, 4), time, verdict, note)
 
 
 def _figure_spec(metric: str, title: str) -> Spec:

@@ -48,7 +48,7 @@ def trains_the_same(machine: Machine) -> Answer:
     count = Counter(v.verdict.outcome for v in candidates)
     if not candidates:
         return Answer(question, "can't tell", "No FP8 arm was trained in these runs.")
-    told = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
+    outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     verdict: Verdict = "partly"
     if count["FAIL"] and not count["PASS"]:
         verdict = "no"
@@ -62,7 +62,7 @@ def trains_the_same(machine: Machine) -> Answer:
         gap = f", late gap {percent(late.effect)}" if late is not None and math.isfinite(late.effect) else ""
         evidence.append(f"{label(machine, v)}: {v.verdict.outcome}{gap}")
     evidence += list(dict.fromkeys(v.verdict.limits for v in candidates))
-    sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}: {told}."
+    sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}: {outcomes}."
     return Answer(question, verdict, sentence, tuple(evidence[:8]))
 
 
@@ -152,7 +152,7 @@ def reach_table(machine: Machine) -> Table:
     caption = (
         f"Time to loss, by the {by}: medians over seeds; ratios are control / arm, paired by seed, with 95 % intervals. "
         f"The loss lies {100 * MARGIN:g} % above the lowest that every run of the control reaches."
-        + ("" if machine.is_gpu else " Seconds are left out: a CPU's say nothing about a GPU.")
+        + ("" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU.")
     )
     return Table(f"reach-{machine.env_id}", columns, tuple(rows), caption, sortable=False)
 

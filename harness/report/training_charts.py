@@ -55,7 +55,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
     steps, base = _smoothed(setup, CONTROL)
     _, other = _smoothed(setup, f"{CONTROL}_other")
     centre = base.mean(axis=0)
-    told = "A line an arm: the mean over seeds of the smoothed training loss."
+    caption = "A line an arm: the mean over seeds of the smoothed training loss."
     if other.shape[0] > 1 and other.shape[1] == steps.size:
         half = stats.t_quantile(0.975, other.shape[0] - 1) * other.std(axis=0, ddof=1)
         at = _thin(steps.size)
@@ -67,7 +67,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
             linewidth=0,
             label="other seeds, 95 %",
         )
-        told += f" Band: control +/- t sd of {other.shape[0]} runs of other seeds."
+        caption += f" Band: control +/- t sd of {other.shape[0]} runs of other seeds."
     shown = [CONTROL, *(a for a in setup.arms if a == NEGATIVE or is_candidate(setup.records[a]))]
     ends = [centre.min(), centre[centre.size // 20]]
     for i, arm in enumerate(shown):
@@ -88,7 +88,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     legend(figure, axes)
-    return Chart(key, f"Loss: {setup_label(machine, setup.axes)}", svg(figure, key), told)
+    return Chart(key, f"Loss: {setup_label(machine, setup.axes)}", svg(figure, key), caption)
 
 
 @mpl.rc_context(STYLE)
@@ -105,12 +105,12 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     inside = [np.abs(mean).max() for _, mean in found.values() if np.abs(mean).max() <= 12 * limit]
     top = max([1.25 * limit, *(1.1 * v for v in inside)])
     noise = _gap(setup, f"{CONTROL}_eps", spread=True)
-    told = "Candidate minus control of the same seed, smoothed, mean over seeds."
+    caption = "Candidate minus control of the same seed, smoothed, mean over seeds."
     if noise is not None:
         x, three = noise
         at = _thin(x.size)
         axes.fill_between(x[at], -three[at], three[at], color=BAND, linewidth=0, label=f"{CONTROL}_eps, 3 sd")
-        told += " Band: 3 sd between seeds of the perturbed control."
+        caption += " Band: 3 sd between seeds of the perturbed control."
     axes.axhline(0, color=MUTED, linewidth=0.6)
     for side in (limit, -limit):
         axes.axhline(side, color=INK, linewidth=0.9, linestyle="--", label="margin" if side > 0 else None)
@@ -125,9 +125,9 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
         switch = next((r.switch_step for r in setup.arms[arm].values() if r.switch_step), None)
         if switch is not None:
             axes.axvline(switch, color=SERIES[i % 8], linewidth=0.8, linestyle=":")
-            told += f" {arm} switches at step {switch}."
+            caption += f" {arm} switches at step {switch}."
     if beyond:
-        told += f" Beyond the scale: {', '.join(beyond)}."
+        caption += f" Beyond the scale: {', '.join(beyond)}."
     axes.set_ylim(-top, top)
     axes.set_xlim(x[0], x[-1])
     axes.set_xlabel("step")
@@ -135,7 +135,7 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     legend(figure, axes)
-    return [Chart(key, f"Paired gap: {setup_label(machine, setup.axes)}", svg(figure, key), told)]
+    return [Chart(key, f"Paired gap: {setup_label(machine, setup.axes)}", svg(figure, key), caption)]
 
 
 def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 SUITE = "train"
 NO_GPU = (
     "No training step has been measured on a GPU in these runs, so there is no MFU here. A CPU has no entry in the table "
-    "of peaks and none is put in its place: what stands below was measured on a CPU and shows numerics and mechanisms."
+    "of peaks and none is substituted: the results below were measured on a CPU and show numerics and mechanisms."
 )
 
 
 def mfu_table(machine: Machine) -> Table:
-    """One row a (case, arm, rule of counting) of the suite train; columns that nobody can fill say N/A."""
+    """One row a (case, arm, rule of counting) of the suite train; columns without a value say N/A."""
     records: list[Record] = []
     for r in arm_records(machine, SUITE):
         records += [{**r, "used": u} for u in mfu.of_row(r, machine.device, machine.achieved)]
@@ -40,7 +40,7 @@ def mfu_table(machine: Machine) -> Table:
         *(Spec(c.title, _maker(c), c.meaning, numeric=c.name != "formula") for c in mfu.COLUMNS),
         Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
     ]
-    said = "; ".join(
+    sentence = "; ".join(
         f"{name}: {mfu.FORMULAS[name]}" for name in dict.fromkeys(r["used"].formula for r in records)
     )
     unknown = (
@@ -51,7 +51,10 @@ def mfu_table(machine: Machine) -> Table:
     flags = dict.fromkeys(f for r in records for f in r["used"].flags)
     notes = "".join(f" {flag.replace('_', ' ').capitalize()}: {mfu.FLAGS[flag]}." for flag in flags)
     return make_table(
-        f"mfu-{machine.env_id}", specs, records, f"FLOPs by rule: {said}.{unknown}{notes}" if records else ""
+        f"mfu-{machine.env_id}",
+        specs,
+        records,
+        f"FLOPs by rule: {sentence}.{unknown}{notes}" if records else "",
     )
 
 
@@ -104,8 +107,8 @@ def examples_table() -> Table:
 
 def definitions() -> list[tuple[str, str]]:
     """What each column means, then how FLOPs are counted."""
-    told = [(c.title, c.meaning) for c in mfu.COLUMNS if c.name != "formula"]
-    return told + [(f"FLOPs, {name}", meaning) for name, meaning in mfu.FORMULAS.items()]
+    meanings = [(c.title, c.meaning) for c in mfu.COLUMNS if c.name != "formula"]
+    return meanings + [(f"FLOPs, {name}", meaning) for name, meaning in mfu.FORMULAS.items()]
 
 
 def _maker(column: mfu.Column) -> Any:

@@ -29,7 +29,7 @@ Verdict = Literal["yes", "partly", "no", "can't tell"]
 
 CPU_NOTICE = (
     "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
-    "CPU timings say nothing about a GPU: read no speed claim into them."
+    "CPU timings are no evidence about a GPU's speed."
 )
 WHAT = {
     "train": "training steps (forward, backward, update)",
@@ -61,7 +61,7 @@ def is_faster(machine: Machine) -> Answer:
         return Answer(
             question,
             "can't tell",
-            "This machine cannot tell: CPU timings say nothing about a GPU.",
+            "Undecided on this machine: CPU timings are no evidence about a GPU.",
             ("Run the same sweep on the GPU in question; the report then answers here.",),
         )
     pairs = fp8_pairs(machine)
@@ -71,7 +71,7 @@ def is_faster(machine: Machine) -> Answer:
     evidence = [_spread(*part, machine.constant_axes(part[0])) for part in parts]
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
-        evidence.append(f"{text.plural(missing, 'pair')} could not be formed; see Failed and skipped.")
+        evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
     return Answer(question, _speed_verdict(parts[0][2]), _speed_sentence(*parts[0]), tuple(evidence))
 
 
@@ -108,17 +108,17 @@ def is_sound(machine: Machine) -> Answer:
     exact = sum(w.checked_codes for w in worst)
     if not fp8 and not exact and not trained:
         return Answer(question, "can't tell", "No FP8 result was checked in these runs.", _reasons(machine))
-    said = []
+    sentences = []
     if fp8:
         low = min(fp8, key=lambda w: w.worst[1])
-        said.append(
+        sentences.append(
             f"Every FP8 result passed its check; the worst SQNR is {text.number(low.worst[1])} dB ({low.arm})."
         )
     if exact:
-        said.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
+        sentences.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
     if trained:
-        said.append(summary_of(trained))
-    return Answer(question, "yes", " ".join(said), tuple(evidence))
+        sentences.append(summary_of(trained))
+    return Answer(question, "yes", " ".join(sentences), tuple(evidence))
 
 
 def did_fp8_run(machine: Machine) -> Answer:
@@ -167,14 +167,14 @@ def did_fp8_run(machine: Machine) -> Answer:
             "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
         )
         return Answer(question, "can't tell", sentence, tuple(evidence))
-    said = []
+    sentences = []
     if total["arms"]:
-        said.append(f"The profiler saw {total['counted']} of {total['expected']} expected FP8 GEMMs.")
+        sentences.append(f"The profiler saw {total['counted']} of {total['expected']} expected FP8 GEMMs.")
     if total["direct"]:
-        said.append(
+        sentences.append(
             f"{text.plural(total['direct'], 'measured arm')} passed float8 operands to the GEMM directly."
         )
-    return Answer(question, "yes", " ".join(said), tuple(evidence))
+    return Answer(question, "yes", " ".join(sentences), tuple(evidence))
 
 
 def gains(machine: Machine) -> Table:
@@ -219,7 +219,7 @@ def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
     parts = []
     for (suite, how, regime), group in pairs.groupby([pairs["suite"], mode, pairs["regime"]]):
         if group["speedup"].notna().any():
-            said = [
+            sentences = [
                 *([f"{how} against {how}"] if how else []),
                 *(["sustained load"] if regime == "sustained" else []),
             ]
@@ -228,7 +228,7 @@ def _by_part(pairs: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
                 regime == "sustained",
                 how != "compile",
             )
-            parts.append((rank, str(suite), ", ".join(said), group))
+            parts.append((rank, str(suite), ", ".join(sentences), group))
     return [(suite, how, group) for _, suite, how, group in sorted(parts, key=lambda part: part[:3])]
 
 

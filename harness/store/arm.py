@@ -169,7 +169,7 @@ def arms_of(frame: pd.DataFrame) -> list[Arm]:
 
 
 def controls(frame: pd.DataFrame) -> NDArray[np.bool_]:
-    """Of each row of a frame, whether it is of an A/A control: a mask."""
+    """Mask of the rows of a frame that belong to an A/A control."""
     import numpy as np
 
     return np.fromiter((arm.control for arm in arms_of(frame)), np.bool_, len(frame))

@@ -1,4 +1,4 @@
-"""Compare: what one arm gained over its baseline, and whether that can be told from noise.
+"""Compare an arm with its baseline, and the difference with the noise.
 
 Only arms of the same case, run and regime are compared, round by round: the arms of a case were measured
 interleaved, so a drift of the machine hits both sides of a round and cancels in the ratio. A *speedup* is

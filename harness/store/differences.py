@@ -66,6 +66,6 @@ def comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tu
 
 def in_words(found: Mapping[str, tuple[Any, ...]], sign: str = " != ", most: int | None = None) -> str:
     """Differences in one line: "driver: 570.1 != 575.3, torch: 2.12 != 2.13 and 3 more"; "" where there are none."""
-    said = [f"{name}: {sign.join(map(str, values))}" for name, values in found.items()]
-    shown = said if most is None else said[:most]
-    return ", ".join(shown) + (f" and {len(said) - len(shown)} more" if len(said) > len(shown) else "")
+    lines = [f"{name}: {sign.join(map(str, values))}" for name, values in found.items()]
+    shown = lines if most is None else lines[:most]
+    return ", ".join(shown) + (f" and {len(lines) - len(shown)} more" if len(lines) > len(shown) else "")

@@ -1,4 +1,4 @@
-"""What ends a command in one clear line and exit code 2."""
+"""Errors that end a command with one clear line and exit code 2."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ METRICS = filed(
             "saved_bytes_per_elem",
             "byte",
             "lower",
-            "bytes that a layer keeps for its backward pass beside the weight itself, per element of its input",
+            "bytes that a layer keeps for its backward pass, without the weight, per element of its input",
         ),
         Metric(
             "peak_memory_bytes",

@@ -286,9 +286,9 @@ def _read_part(path: Path) -> _Part:
     with pq.ParquetFile(path) as file:
         table = file.read()
     if "schema_version" not in table.column_names:
-        raise ValueError(f"holds no rows of this store (columns: {', '.join(table.column_names[:5])})")
+        raise ValueError(f"has no rows of this store (columns:  {', '.join(table.column_names[:5])})")
     if table["schema_version"].null_count:
-        raise ValueError("holds rows without a schema_version")
+        raise ValueError("has rows without a schema_version")
     replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
     rows, problems = sound_json(conform(table), is_object)
     return _Part(path, rows, tuple(map(str, replaces)), tuple(problems))

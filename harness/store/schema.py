@@ -164,7 +164,7 @@ def sound_json(table: pa.Table, is_object: Callable[[str], bool]) -> tuple[pa.Ta
         begins = str(values[hit[0]])[:40]
         problems.append(
             f"column {name!r} of {len(hit)} of {len(values)} rows is no JSON object (it begins with {begins!r}); "
-            "they are read as if it said nothing"
+            "they are read as empty"
         )
         whole = pa.array(["{}" if text in bad else text for text in values], pa.string())
         table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), whole)

@@ -53,9 +53,11 @@ _WAYS = {
 ARMS: Mapping[str, ArmInfo] = {
     BASE: ArmInfo("no FP8; weights gathered in param_dtype"),
     "fp8": ArmInfo("tensorwise, weights gathered in FP8", BASE, "tensorwise"),
-    "fp8_precomputed": ArmInfo("likewise, scales found right after each step", BASE, "tensorwise"),
+    "fp8_precomputed": ArmInfo("the same, with scales computed right after each step", BASE, "tensorwise"),
     "torchao": ArmInfo("torchao's tensorwise, weights gathered in FP8", BASE, "tensorwise"),
-    "torchao_precomputed": ArmInfo("likewise, scales found right after each step", BASE, "tensorwise"),
+    "torchao_precomputed": ArmInfo(
+        "the same, with scales computed right after each step", BASE, "tensorwise"
+    ),
 }
 
 
@@ -96,7 +98,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "recipe": "tensorwise" if gather.implementation else "none",
         "world": world,
         "weights": dict(weights_in(gather)),
-        "timed": "training steps of all ranks, each of the ways in turn, in the same rounds",
+        "timed": "training steps of all ranks, the ways alternating, in the same rounds",
         "version": TORCHAO.version() if peer else None,
     }
     try:

@@ -58,7 +58,7 @@ def points(
 
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
-    """As the suite gemm says for a product; anything else runs anywhere."""
+    """Answer of the suite gemm for a product; everything else runs on any device."""
     what = str(case["what"])
     return gemm.unsupported(_gemm_case(case), MATMULS[what], device) if what in MATMULS else None
 

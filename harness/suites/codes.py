@@ -6,7 +6,7 @@ wrong. The axis `inputs` takes them apart, since casts differ by kind: rounding 
 values beyond the largest. The reference looks codes up among the decoded ones (`harness.suites.oracle`), saturates as
 docs/numerics.md, section 2, defines, and takes NaN as one class.
 
-    plain               x.to(dtype), whatever this version of torch makes of it: recorded and not judged
+    plain               x.to(dtype), the result of this version of torch: recorded and not judged
     saturating          fp8core.cast.cast_saturating: 0 mismatches, or the arm fails
     saturating_compile  the same under torch.compile
     kernels             fp8core's fused operators, by an amax that makes the scale 1

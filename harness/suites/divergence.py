@@ -63,7 +63,7 @@ AXES: Mapping[str, Axis] = {
     "beta2": Axis("of AdamW", kind="float", minimum=0, default=0.95),
     "weight_decay": Axis("of AdamW, of matrices", kind="float", minimum=0, default=0.1),
     "grad_clip": Axis("largest norm of the gradients; 0: not clipped", kind="float", minimum=0, default=1.0),
-    "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
+    "layers": Axis("blocks of the model that are built; 0: all", minimum=0, default=0),
     "checkpointing": Axis("of activations", CHECKPOINTING),
     "experts": Axis(
         "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
@@ -154,7 +154,7 @@ def work(case: Case) -> float:
 
 
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
-    """Trains one arm; what its loss becomes is a result, whatever it is."""
+    """Train one arm; every loss is a result."""
     job = job_of(case, arm, device)
     result = train(job, device, workspace, on_step)
     resolved: dict[str, object] = {
@@ -188,7 +188,7 @@ def recipe_of(arm: str) -> Recipe | None:
 
 
 def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
-    """Of the precision of an arm's layers."""
+    """Precision schedule of an arm's layers."""
     variant = ARMS[arm].arm.variant
     if variant in (WARMUP, COOLDOWN):
         return PrecisionSchedule.parse(f"{variant}_bf16:{PHASE}")

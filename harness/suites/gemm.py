@@ -243,7 +243,7 @@ def _fast(arm: str) -> bool:
 
 
 def _backend(arm: str) -> str:
-    """Of `fp8core.gemm.BACKENDS`; peers obey the rules of the library's, and those that multiply blocks of our kernel."""
+    """Name in `fp8core.gemm.BACKENDS` whose shape rules an arm follows; peers for blocks follow "triton"."""
     record = ARMS[arm].arm
     if record.peer:
         return "triton" if record.recipe in BLOCKS else "torch"

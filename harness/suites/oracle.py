@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 AMAX_FLOOR = 1e-12  # the documented floor of fp8core.scaling
 
-# SQNR in dB of a GEMM of independent Gaussian operands whose casts round to nearest, whatever K is; docs/numerics.md,
-# section 4.2. Measured cells lie within 0.1 of these for tensorwise and rowwise, fp32 and power-of-two scales.
+# SQNR in dB of a GEMM of independent Gaussian operands whose casts round to nearest, whatever K is; docs/numerics-gemm.md,
+# section 4. Measured cells lie within 0.1 of these for tensorwise and rowwise, fp32 and power-of-two scales.
 GAUSSIAN_SQNR_DB = {("e4m3", "e4m3"): 28.50, ("e4m3", "e5m2"): 24.57, ("e5m2", "e5m2"): 22.53}
 GAUSSIAN_MARGIN_DB = 0.2
 
@@ -47,13 +47,15 @@ def rounded_bound(device: str) -> tuple[float, str]:
     return (ROUNDED_DB, ROUNDED) if torch.device(device).type == "cpu" else (BF16_MATMUL_DB, BF16_MATMUL)
 
 
-FAST_ACCUM = "against the exact product of the codes; short accumulator, docs/numerics.md 5: a model"
+FAST_ACCUM = (
+    "against the exact product of the codes; short accumulator, docs/numerics-gemm.md, section 5: a model"
+)
 
 
 def fast_accum_bound(K: int, positive: bool = False) -> tuple[float, str]:
     """The same bound for a GEMM whose accumulator may be short (Hopper's 14 bits).
 
-    In the model of docs/numerics.md, section 5, zero-mean data keep 53 dB at K = 8192 and lose 5 to 8 a doubling;
+    In the model of docs/numerics-gemm.md, section 5, zero-mean data keep 53 dB at K = 8192 and lose 5 to 8 a doubling;
     a sum of equal signs is biased by truncation and keeps 17, losing 6. Ten dB of room, since it is a model.
     """
     doublings = max(0.0, math.log2(K / 8192))
@@ -339,7 +341,13 @@ class Judgement:
         expected = -10 * math.log10(10 ** (-table / 10) + 10 ** (-accumulation_db / 10))
         margin = gaussian_margin_db(*size)
         self.bounds[metric] = round(expected - margin, 2)
-        self.near(metric, self.values[metric], expected, margin, f"{first} x {second}, docs/numerics.md 4.2")
+        self.near(
+            metric,
+            self.values[metric],
+            expected,
+            margin,
+            f"{first} x {second}, docs/numerics-gemm.md, section 4",
+        )
 
     def verdict(self) -> Numerics:
         """All figures; ok where nothing was found."""

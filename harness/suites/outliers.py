@@ -2,7 +2,7 @@
 
 D [M, N] = A [M, K] @ B [K, N], both operands cast as the recipe casts them for one GEMM, A with outliers, B
 Gaussian. Products are summed in float64, so that what is seen is the casts alone and is the same on every device.
-The SQNR of the whole result is dominated by the outliers and hides what becomes of the rest, hence `bulk_sqnr_db`:
+The SQNR of the whole result is dominated by the outliers and hides the other elements, so there is `bulk_sqnr_db`:
 the product of the elements of A that are no outliers, cast beside those that are. Underflow and saturation are A's.
 """
 
@@ -99,7 +99,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         return qa, qb, scaled_mm(qa, qb, torch.float64, backend="reference")
 
     resolved: dict[str, object] = {
-        "timed": "both casts and the emulated product: says nothing about FP8's speed",
+        "timed": "both casts and the emulated product: no evidence of FP8's speed",
         "recipe": arm,
         "a_cast": str(casts[0]),
         "b_cast": str(casts[1]),

@@ -143,7 +143,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
 
 
 def _rates(case: Case) -> Rates:
-    """Of the case's GPU: measured where runs of it are named, else published."""
+    """Rates of the case's GPU: measured where its runs are named, else published."""
     runs = [run for run in case.text("runs").split("+") if run]
     gpu, frame = gpu_and_rows(case.text("gpu"), runs)
     reached = ceilings(frame) if frame is not None else None

@@ -95,7 +95,7 @@ def arguments(name: str, case: Case, dtype: torch.dtype, device: str) -> tuple[A
     """A call of an operator at the sizes of the case, by the names and types of its schema.
 
     Raises:
-        KeyError: an argument that nobody here knows the meaning of; add it below.
+        KeyError: an argument of unknown meaning; add it below.
     """
     M, K = case.integer("M"), case.integer("K")
     random = generator(device, case.seed, 0)

@@ -71,7 +71,7 @@ AXES: Mapping[str, Axis] = {
     "model": Axis("a name of harness.training.models, or a model of your own", kind="str", default="nano"),
     "data": Axis("a name of harness.training.data", kind="str", default="stdlib"),
     "data_path": Axis('file or folder of the data; "" for those that need none', kind="str", default=""),
-    "layers": Axis("blocks that are kept of the model; 0: all", minimum=0, default=0),
+    "layers": Axis("blocks of the model that are built; 0: all", minimum=0, default=0),
     "batch": Axis("sequences of a forward pass", words=(MAX,), default=8),
     "seq": Axis("tokens of a sequence", default=64),
     "accumulation": Axis("forward passes of a step", default=1),
@@ -179,7 +179,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     if why is not None:
         return why
     if case["batch"] == MAX and torch.device(device).type != "cuda":
-        return Unsupported("device", f"batch={MAX} is found out on a GPU; give a number")
+        return Unsupported("device", f"batch={MAX} is determined on a GPU; give a number")
     if setup.recipe is not None and _advised(case):
         why = _no_advice(case, setup, device)
         if why is not None:

@@ -67,7 +67,7 @@ class HostReleased:
         synchronize: waits for the device.
 
     Raises:
-        Exception: whatever building or launching the kernel raises; it is tried here, before a sample depends on it.
+        Exception: building or launching the kernel failed; it is tried here, before a sample depends on it.
     """
 
     name = "kernel released by the host"

@@ -64,7 +64,7 @@ class Timer(Protocol):
     Attributes:
         method: how time is read; ratios of two methods mean nothing.
         l2: state in which `block` leaves the last-level cache before each sample; "none": not controlled.
-        resolution_ms: smallest duration that can be told from zero.
+        resolution_ms: smallest duration that can be distinguished from zero.
         late: samples of the last `block` that may hold launch gaps.
         hold: what keeps the device from work that is not queued yet; "" where nothing does.
     """

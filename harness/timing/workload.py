@@ -47,7 +47,7 @@ class Unsupported:
 
     @property
     def status(self) -> Literal["skipped", "failed"]:
-        """Of the arm's row."""
+        """Status of the arm's row."""
         return "failed" if self.kind == "fault" else "skipped"
 
 
@@ -144,7 +144,7 @@ def arm_table(arms: Mapping[Arm, ArmInfo]) -> dict[str, ArmInfo]:
     """Arms by name, each with its record.
 
     Raises:
-        ValueError: two records have one name. Files keep names, so their rows could not be told apart.
+        ValueError: two records have one name. Files keep names, so their rows could not be distinguished.
     """
     table: dict[str, ArmInfo] = {}
     for arm, info in arms.items():
@@ -238,6 +238,6 @@ class TrialSuite(Plannable, Protocol):
             device: "cpu" or "cuda".
             workspace: a folder for this (case, arm) alone. What is left in it is found again when a run that was cut
                 off is resumed; it is removed once the rows are stored.
-            on_step: to be told after each step how many are done, and of how many.
+            on_step: called after each step with the steps done and their total.
         """
         ...

@@ -83,7 +83,7 @@ def _check_function(model: str, batch: int) -> None:
     first, again = (digest(spec.batch(0, 0, batch, "cpu")) for _ in range(2))
     if first != again:
         raise UsageError(
-            f"{spec.batch_target} returned two different batches for the same step=0 and seed=0, so that arms would not read "
+            f"{spec.batch_target} returned two different batches for the same step=0 and seed=0, so arms would not read "
             "the same data; draw them from a generator seeded by step and seed"
         )
 

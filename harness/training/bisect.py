@@ -38,7 +38,7 @@ class Finding:
     def __str__(self) -> str:
         if not self.culprits:
             return f"nothing to find: with every unit in FP8 the run passes ({self.runs} run)"
-        said = [
+        sentences = [
             f"{units[0]} fails by itself"
             if len(units) == 1
             else f"{' and '.join(units)} fail together and not one without the other"
@@ -47,7 +47,7 @@ class Finding:
         rest = (
             "everything else in FP8 passes" if self.rest_passes else "what is left fails too: there are more"
         )
-        return f"{'; '.join(said)}; {rest} ({self.runs} runs)"
+        return f"{'; '.join(sentences)}; {rest} ({self.runs} runs)"
 
 
 def bisect(units: Sequence[str], fails: Fails, most: int = 3) -> Finding:

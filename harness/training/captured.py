@@ -1,6 +1,6 @@
 """One optimizer step recorded as a CUDA graph and replayed: the kernels of eager mode without the host's part.
 
-A small model's step is bound by its launches: each costs the host microseconds, whatever it computes. A graph is
+A small model's step is bound by its launches: each costs the host microseconds. A graph is
 launched as one. What the host decided while it was recorded - addresses, shapes, which branch - is fixed, so:
 
     inputs     lie in tensors of their own, into which the batch of each step is copied
@@ -135,7 +135,7 @@ def recorded(
     """Takes the steps of `warm_up`, records the one after them, and yields what takes it, and each further one.
 
     Args:
-        trainee: in the state to go on from; its memory must stay where it is inside of the context.
+        trainee: in the state to continue from; its memory must stay where it is inside of the context.
         warm_up: batches of at least one step.
         tape: a fresh one.
 

@@ -37,7 +37,7 @@ class Checkpoints:
         self.problems: list[str] = []
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Writes a checkpoint from which the run goes on with `step`; older ones but one are removed."""
+        """Write a checkpoint from which the run continues with `step`; older ones but one are removed."""
         temporary = self._folder / f"writing-{os.getpid()}.tmp"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

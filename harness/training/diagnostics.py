@@ -1,4 +1,4 @@
-"""What the casts of each layer do to its tensors at one step: `../docs/numerics.md` says what is healthy.
+"""What the casts of each layer do to its tensors at one step; `harness/judge/diagnosis/casts.py` has the limits.
 
 A diagnosis runs the model once more, eagerly, on the step's batch, with hooks that come and go with it, and casts what
 they saw as the layer's recipe does. Nothing of it reaches the training: see `untouched`.
@@ -66,7 +66,7 @@ def diagnose(model: nn.Module, setup: Setup, batch: tuple[Tensor, ...], device: 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Whatever the block does with the model, training goes on as if it had not been.
+    """The block may change the model; training continues as if it had not run.
 
     Put back are the gradients, the modes of the modules, all buffers (what delayed scaling has seen and uses among
     them), and the state of the random number generators. Weights and optimizer are the block's own affair.

@@ -176,7 +176,7 @@ def train(
         job: what to train; its schedule is used up.
         device: "cpu" or "cuda".
         workspace: a folder of this run's own for checkpoints; None: none are written.
-        on_step: told after each step how many are done, and of how many.
+        on_step: called after each step with the steps done and their total.
 
     Raises:
         UsageError, ValueError, TypeError: a model or batch that can't be trained, see `prepare` and `Trainee.step`.

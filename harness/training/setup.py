@@ -152,7 +152,7 @@ class Setup:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """Of weights, gradients and the optimizer's state."""
+        """Dtype of weights, gradients and the optimizer's state."""
         return torch.bfloat16 if self.compute == "bf16" else torch.float32
 
     def converts(self, module: nn.Module, fqn: str) -> bool:
@@ -168,12 +168,12 @@ class Setup:
 
     @property
     def sequences(self) -> int:
-        """Of one optimizer step."""
+        """Sequences of one optimizer step."""
         return self.batch * self.accumulation
 
     @property
     def tokens_per_step(self) -> int:
-        """Of one optimizer step."""
+        """Tokens of one optimizer step."""
         return self.sequences * self.seq
 
 

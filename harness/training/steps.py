@@ -72,7 +72,7 @@ class FirstStep:
         return cls(float(loss), float(trainee.grad_norm), samples)
 
     def cosines(self, base: FirstStep) -> dict[str, float]:
-        """Of the gradients here and there, by weight; those that the baseline has no gradient for are left out."""
+        """Cosine between the gradients of both steps, by weight; weights without a gradient in the baseline are left out."""
         return {
             name: float(functional.cosine_similarity(self.gradients[name], theirs, dim=0, eps=1e-30))
             for name, theirs in base.gradients.items()

@@ -104,7 +104,7 @@ class TimedArm:
 
     @property
     def tokens(self) -> int:
-        """Of one step: elements of the first tensor of its batches, if these are ids; else its sequences."""
+        """Tokens of one step: elements of the first tensor of its batches if these are ids; else its sequences."""
         first = [batch[0] for batch in self.batches[0]]
         if first[0].is_floating_point():
             return self.setup.sequences
@@ -167,9 +167,7 @@ class TimedArm:
         figures = {"predicted_memory_bytes": float(on_paper.total(on_paper.memory(self.setup, self.device)))}
         measured = ("peak_memory_bytes", "reserved_memory_bytes")
         if torch.device(self.device).type != "cuda":
-            why = (
-                f"no peak is kept by the allocator of a {self.device}; predicted_memory_bytes is what is due"
-            )
+            why = f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
             return Numerics(figures, skipped=dict.fromkeys(measured, why))
         with peak_memory() as peak, self.resident():
             for _ in range(_WATCHED):
@@ -268,7 +266,7 @@ def _drawn_on(setup: Setup, device: str) -> str:
 
 
 def note_of_layers(setup: Setup) -> str:
-    """Whether the model is whole; "" where nobody can tell."""
+    """Depth of the model, all or truncated; "" where that is unknown."""
     spec = resolve(setup.model)
     if not isinstance(spec, ModelSpec):
         return ""

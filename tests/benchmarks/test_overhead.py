@@ -136,7 +136,7 @@ def test_ten_thousand_cases_take_no_more_memory_than_one_thousand(tmp_path: Path
 
 
 def test_a_hundred_thousand_rows_are_read_in_two_seconds(benchmark: Any, tmp_path: Path) -> None:
-    """As 200 runs of 500 rows left them, 20 samples a row."""
+    """Rows of 200 runs: 500 rows each, 20 samples a row."""
     samples = tuple(float(i) for i in range(20))
     for run in range(200):
         into = store.RunWriter(

@@ -50,7 +50,7 @@ class Took:
 
 
 def took(cores: list[int], run_id: str) -> Took:
-    """Of the slowest shard; that the others started a moment earlier or later is not counted."""
+    """Seconds of the slowest shard, from its own start."""
     words = ["sweep=bench", "device=cpu", f"run_id={run_id}", "quiet=true"]
     processes = []
     for index, core in enumerate(cores):

@@ -66,7 +66,7 @@ def exact_scales() -> None:
 
 
 def gemm_band() -> None:
-    """SQNR of a Gaussian GEMM inside 0.2 dB of its cell, for each scaling (docs/numerics.md, section 4)."""
+    """SQNR of a Gaussian GEMM inside 0.2 dB of its cell, for each scaling (docs/numerics-gemm.md, section 4)."""
     a, b = gaussian(256, 256), gaussian(256, 256, seed=1, scale=0.02).t()
     want = a.double() @ b.double()
     for kinds, pow2, expected in (

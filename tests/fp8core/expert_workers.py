@@ -111,7 +111,7 @@ def of_rank(together: Tensor, rank: int, world: int) -> Tensor:
 
 
 def parallel(cases: list[tuple[str, str, str, bool]]) -> list[dict[str, bool]]:
-    """Of one rank: which of output and gradients equal those of one process, bit for bit; a dict for each case."""
+    """Compare one rank's output and gradients with those of one process, bit for bit; a dict for each case."""
     rank, world = dist.get_rank(), dist.get_world_size()
     found = []
     for recipe, dispatch, gradient, by_rank in cases:
@@ -170,7 +170,7 @@ def sent_by(dispatch: str, gradient: str) -> list[tuple[str, int]]:
 
 
 def mixture_step(recipe: str) -> Facts:
-    """Of one rank: largest difference of loss and gradients from one process, relative to each one's largest element."""
+    """Largest difference of one rank's loss and gradients from one process, relative to each one's largest element."""
     rank, world = dist.get_rank(), dist.get_world_size()
 
     def model() -> Mixture:
@@ -217,7 +217,7 @@ class Others(nn.Module):
 
 
 def shares() -> Facts:
-    """Of one rank: shapes of what is left, and whether the gathered state is that of one process."""
+    """Shapes of one rank's parameters, and whether the gathered state is that of one process."""
     torch.manual_seed(0)
     model = Others()
     before = {name: p.detach().clone() for name, p in model.state_dict().items()}
@@ -232,7 +232,7 @@ def shares() -> Facts:
 
 
 def sharded_by_fsdp() -> dict[str, float]:
-    """Of one rank: largest relative difference of loss and full gradients under FSDP2 from the mean over ranks alone."""
+    """Largest relative difference of loss and full gradients under FSDP2 from the mean over ranks alone."""
     rank, world = dist.get_rank(), dist.get_world_size()
     data = torch.randn(world, 24, 32, generator=torch.Generator().manual_seed(7))
     torch.manual_seed(0)
@@ -254,7 +254,7 @@ def sharded_by_fsdp() -> dict[str, float]:
 
 
 def divided() -> dict[str, bool]:
-    """Of one rank: whether the experts' gradients are those of `mean_gradient`, whatever becomes of the weights."""
+    """Compare the experts' gradients with those of `mean_gradient`, independent of the weights."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("experts", "data"))
 
@@ -279,7 +279,7 @@ def divided() -> dict[str, bool]:
 
 
 def frozen() -> list[bool]:
-    """Of one rank: which experts' weights have gradients, where one of them is frozen."""
+    """List which experts' weights have gradients where one of them is frozen."""
     experts = made("")
     experts.gate.requires_grad_(False)
     parallel = parallelize_experts(experts, mean_gradient=True)
@@ -289,7 +289,7 @@ def frozen() -> list[bool]:
 
 
 def proven() -> str:
-    """Of one rank: what `verify` says of a step with parallel experts."""
+    """Line that `verify` reports for a step with parallel experts."""
     model = parallelize_experts(convert_experts_to_float8(Mixture(), config="rowwise"), dispatch="fp8")
     x = torch.randn(24, 32)
     return verify(lambda: model(x).square().mean().backward(), model, announce=False).line
@@ -315,7 +315,7 @@ def refusals() -> list[str]:
 
 
 def everything() -> Facts:
-    """Of one of two ranks: all that the tests below look at, in one launch."""
+    """Collect in one launch everything that the tests check on one of two ranks."""
     return {
         "sent": {pair: sent_by(*pair) for pair in itertools.product(PAYLOADS, PAYLOADS)},
         "steps": {recipe: mixture_step(recipe) for recipe in ("", "rowwise")},

@@ -70,7 +70,7 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Of every parameter, whole."""
+    """Full gradient of every parameter."""
     return {name: whole(p.grad) for name, p in model.named_parameters()}
 
 

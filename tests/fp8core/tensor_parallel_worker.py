@@ -208,7 +208,7 @@ def rowwise_scales(config: Config, spread: float) -> dict[str, dict[str, float]]
 
 
 def collectives(config: Config, dtype: torch.dtype) -> dict[str, Collectives]:
-    """Of one forward and backward pass, by style."""
+    """Collectives of one forward and backward pass, by style."""
     found = {}
     for style in ("torch", "float8", "torch sp", "float8 sp", "float8 sp shared"):
         try:

@@ -141,7 +141,7 @@ BLOCK = (("1x128", False, "rceil"), ("128x128", False, "rceil"))
 BLOCK_POW2 = (("1x128", True, "rceil"), ("128x128", True, "rceil"))
 MX = {mode: (("1x32", False, mode),) * 2 for mode in MX_MODES}
 PAIRS = ((E4M3FN, E4M3FN), (E4M3FN, E5M2), (E5M2, E5M2))
-# scaling -> (SQNR at K = 256, at K = 4096) of each pair, docs/numerics.md section 4
+# scaling -> (SQNR at K = 256, at K = 4096) of each pair, docs/numerics-gemm.md section 4
 EXPECTED_DB = {
     "block": (BLOCK, ((28.66, 28.64), (24.65, 24.63), (22.68, 22.65))),
     "block pow2": (BLOCK_POW2, ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),

@@ -58,7 +58,7 @@ def inputs() -> dict[str, torch.Tensor]:
 
 
 def to_numpy(x: torch.Tensor) -> np.ndarray:
-    """As float32, which holds each bf16 and fp16 value exactly."""
+    """Convert to float32, which holds each bf16 and fp16 value exactly."""
     return x.float().numpy()
 
 

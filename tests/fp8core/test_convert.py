@@ -135,7 +135,7 @@ def test_converting_nothing_is_an_error_that_explains_itself() -> None:
 
 
 def test_a_linear_as_root_is_returned_anew() -> None:
-    """As torchao does: there is no parent to change."""
+    """Oracle: torchao does the same, since there is no parent to change."""
     linear = nn.Linear(32, 16)
     converted = convert_to_float8_training(linear)
     assert isinstance(converted, Float8Linear)

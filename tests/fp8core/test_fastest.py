@@ -98,7 +98,7 @@ def test_it_is_measured_once_and_kept(times: dict[str, float], cache: Path) -> N
 def test_what_was_settled_does_not_hold_while_nothing_is_to_be_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Oracle: docs/numerics.md: with FP8CORE_TUNE=0, or under deterministic algorithms, "torch", whatever was found before."""
+    """Oracle: docs/numerics-gemm.md: with FP8CORE_TUNE=0, or under deterministic algorithms, "torch", whatever was found before."""
     clock = Clock(torch=2.0, triton=1.0)
     choosing, given = clock.choosing(), operands()
     assert choosing.choice(*given) == "triton"

@@ -1,6 +1,6 @@
 """gemm: error of each recipe and format pair inside a narrow band, and backends that agree.
 
-The band: docs/numerics.md, section 4. A right implementation stays within 0.1 dB of the cell, the negative
+The band: docs/numerics-gemm.md, section 4. A right implementation stays within 0.1 dB of the cell, the negative
 controls below fall out of 0.2 dB.
 """
 
@@ -69,7 +69,7 @@ def cast_both(
 def test_sqnr_is_inside_the_band(
     scaling: str, pair: str, index: int, sqnr_db: Measure, sqnr_rows_db: Callable[..., torch.Tensor]
 ) -> None:
-    """Oracle: the float64 GEMM of the inputs; the table above, whose theory is in docs/numerics.md.
+    """Oracle: the float64 GEMM of the inputs; the table above, whose theory is in docs/numerics-gemm.md.
 
     Per row, a sum of 256 outputs whose error and signal powers each scatter by 10/ln 10 * sqrt(2/256) =
     0.38 dB gives 0.54 dB; 5 standard deviations are 2.7 dB.

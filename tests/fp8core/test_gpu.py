@@ -127,7 +127,7 @@ def test_device_matmul_agrees_with_the_reference(
 ) -> None:
     """Oracle: the float64 reference on the same codes.
 
-    A bfloat16 result has 55 dB; Hopper's short accumulator, as modelled in docs/numerics.md section 5, leaves
+    A bfloat16 result has 55 dB; Hopper's short accumulator, as modelled in docs/numerics-gemm.md section 5, leaves
     58 dB at K = 4096 on Gaussian data. Together 53 dB; the bound leaves 8 dB for what the model does not know.
     """
     M, K, N = shape

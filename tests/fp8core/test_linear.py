@@ -86,7 +86,7 @@ def problem(
 def test_sqnr_of_all_three_gemms(
     name: str, shape: tuple[int, int, int], backend: str, sqnr_db: Measure
 ) -> None:
-    """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics.md, section 4."""
+    """Oracle: the float64 GEMMs of the same values, and the table of docs/numerics-gemm.md, section 4."""
     M, K, N = shape
     contracted = dict(zip(GEMMS, (K, N, M), strict=True))
     for seed in (0, 1, 2) if backend == on_cpu(name).backend else (0,):

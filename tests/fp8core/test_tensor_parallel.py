@@ -78,7 +78,7 @@ def found(request: pytest.FixtureRequest) -> list[Errors]:
 
 
 def errors_of(found: list[Errors], case: str) -> list[dict[str, float]]:
-    """Of each rank; fails where a rank refused the case."""
+    """Errors of each rank; fail where a rank refused the case."""
     got = []
     for rank in found:
         answer = rank[case]
@@ -205,7 +205,7 @@ def test_equals_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_never_asks_whether_a_dtensor_is_pinned() -> None:
-    """As on torch 2.11, where `aten.is_pinned` has no sharding strategy (reference: platform.md, section 4)."""
+    """Oracle: torch 2.11, where `aten.is_pinned` has no sharding strategy."""
     for rank in each(2, "pinned"):
         *losses, refused = rank
         assert all(map(math.isfinite, losses))

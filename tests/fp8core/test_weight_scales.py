@@ -69,7 +69,7 @@ def test_odd_orders() -> None:
 
 
 def test_nan_on_one_rank_is_nan_on_all() -> None:
-    """As in one process, where a weight with one NaN or Inf is NaN throughout."""
+    """Oracle: one process, where a weight with one NaN or Inf becomes NaN everywhere."""
     for found in each(2, "nan"):
         assert found == [True] * 12
 

@@ -340,7 +340,7 @@ class FakeGraphs:
 
     @contextmanager
     def graph(self, graph: FakeGraphs, stream: FakeStream) -> Iterator[None]:
-        """As torch's: where the end of a capture fails, the stream is not given back."""
+        """Behave like torch: where the end of a capture fails, the stream is not restored."""
         assert graph is self
         before, self.current = self.current, stream.name
         self.note("begin")

@@ -105,5 +105,5 @@ def judged(folder: Path, tolerance: float = 0.05) -> list[Group]:
 
 
 def names(count: int) -> list[str]:
-    """Of cards."""
+    """Names of cards."""
     return [f"{i:04x}" for i in range(count)]

@@ -42,7 +42,7 @@ READS = {Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__}
 
 
 class RefusedError(RuntimeError):
-    """As the driver's: operation not permitted when stream is capturing."""
+    """Stand for the driver's error: operation not permitted when stream is capturing."""
 
 
 class Call(NamedTuple):

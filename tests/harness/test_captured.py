@@ -55,7 +55,7 @@ def here(name: str) -> Recipe | None:
 
 
 def trainee(make: Callable[[], nn.Module] = Dropping, **changes: Any) -> Trainee:
-    """Of the same weights on every call."""
+    """Trainee with the same weights on every call."""
     torch.manual_seed(0)
     model = make()
     made = Setup(**({"model": "tiny", "batch": 4, "seq": 8, "compute": "fp32", "graph": True} | changes))

@@ -81,7 +81,7 @@ def test_an_error_of_training_or_of_the_verdict_is_no_finding(
         (["sweep=divergence", "bisect=base_to_tensorwise"], "expected an arm that runs FP8 from the first"),
         (
             ["sweep=divergence", "bisect=tensorwise", "resume=x"],
-            "nothing of a bisection is stored, so resume=x",
+            "a bisection stores nothing, so resume=x",
         ),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_control_without_a_time_invalidates_the_run(tmp_path: Path) -> None:
     rows = [[time_row(1, Times()()), control_row([t] * 10)] for t in (1.0, float("inf"))]
     judgement = run(tmp_path, *rows)
     assert judgement.code is Exit.INVALID
-    assert "holds a time that is none" in judgement.control.reason
+    assert "has an invalid time" in judgement.control.reason
 
 
 def test_different_power_limit_is_refused_by_name(tmp_path: Path) -> None:

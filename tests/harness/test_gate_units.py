@@ -127,7 +127,7 @@ def test_bytes_and_counts_that_a_row_states_are_judged(tmp_path: Path) -> None:
 
 
 def test_fewer_layers_in_fp8_is_a_regression(tmp_path: Path) -> None:
-    """Of some counts, less is worse: a layer that quietly stays in bf16 may even be faster."""
+    """Less is worse for some counts: a layer that silently stays in bf16 may even be faster."""
     times = Times()
     one, other = ([time_row(1, times(), resolved={"fp8_layers": n, "fp8_gemms": 3 * n})] for n in (9, 8))
     judgement = run(tmp_path, one, other)

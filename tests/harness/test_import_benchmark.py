@@ -105,7 +105,7 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
     [
         ("{", "cannot read"),
         ("[1]", "no pytest-benchmark file"),
-        ({"benchmarks": []}, "holds no benchmark"),
+        ({"benchmarks": []}, "contains no benchmark"),
         ({"benchmarks": [{"fullname": "t"}]}, "a benchmark without 'stats'"),
         ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
         ({"benchmarks": [3]}, "a benchmark without"),

@@ -317,7 +317,7 @@ def test_advised_arms_stand_first_with_their_bar(tmp_path):
 
 
 def test_a_prediction_of_memory_is_shown_where_nothing_else_is_known(tmp_path):
-    """As on a CPU, whose allocator keeps no peak."""
+    """A CPU's allocator keeps no peak."""
     case = Case.of("train", {"model": "nano"})
     rows = Invented().times(case, {"bf16_eager": {"ms": 1.0}})
     rows.append(figure(case, "bf16_eager", "predicted_memory_bytes", float(3 << 20)))

@@ -37,7 +37,7 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def held_bytes(made: Trainee, resident: Residency | None = None) -> int:
-    """Of weights, gradients, the optimizer's state and buffers, and what the residency keeps of these."""
+    """Bytes of weights, gradients, the optimizer's state and buffers, and of the copies that the residency keeps."""
     state = [v for s in made.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
     grads = [p.grad for p in made.model.parameters() if p.grad is not None]
     kept = [v for v in resident._buffers.values() if isinstance(v, Tensor)] if resident is not None else []

@@ -138,7 +138,7 @@ def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
 
 
 def test_two_attempts_at_one_shard_leave_each_case_once(toy: ToySuite, tmp_path: Path) -> None:
-    """As a scheduler that starts a job twice, on two machines whose folders are then copied together."""
+    """A scheduler may start a job twice, on two machines whose folders are then merged."""
     for place in ("a", "b"):
         assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1", f"results_dir={place}"]) == 0
     for file in (tmp_path / "b/toy/r1/shard-0-of-2").glob("*.parquet"):

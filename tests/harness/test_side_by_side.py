@@ -28,8 +28,8 @@ import sys, time
 from harness.engine import side_by_side
 from harness.machine.processes import interruptible
 
-side_by_side.follow(sys.argv[1])
-with interruptible(), side_by_side.at_work(sys.argv[1]) as wanted:
+side_by_side.exit_with(sys.argv[1])
+with interruptible(), side_by_side.shard_turn(sys.argv[1]) as wanted:
     print("wanted" if wanted else "unwanted", flush=True)
     try:
         if wanted:

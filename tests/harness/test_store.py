@@ -346,7 +346,7 @@ def test_a_compaction_that_is_cut_short_counts_no_row_twice(
 
 
 def test_two_compactions_of_the_same_parts_count_once(tmp_path: Path) -> None:
-    """As an earlier version left them, which gave the second file a name of its own."""
+    """An earlier version gave the second file another name and left both."""
     (whole,) = closed_run(tmp_path / "r1").glob("*.parquet")
     shutil.copy(whole, whole.with_name(f"rows-{time.time_ns():020d}-abcdef.parquet"))
     assert len(store.read(tmp_path, all_attempts=True)) == 2
@@ -486,7 +486,7 @@ def test_run_json_says_what_was_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        (pa.table({"a": [1]}), "holds no rows of this store"),
+        (pa.table({"a": [1]}), "has no rows of this store"),
         (pa.table({"schema_version": [1], "rounds": ["not a list"]}), "rounds|list|cast|convert"),
         (pa.table({"schema_version": [1]}).replace_schema_metadata({"harness.replaces": "{"}), "Expecting"),
     ],

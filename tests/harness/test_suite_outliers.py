@@ -99,7 +99,7 @@ def test_the_whole_hides_what_the_bulk_shows() -> None:
 
 @pytest.mark.parametrize("role", ["grad_input", "grad_weight"])
 def test_gradients_are_cast_as_the_recipe_casts_them(role: str) -> None:
-    """e5m2 x e4m3 has 24.57 dB (docs/numerics.md 4.2), and its range takes outliers of 1e5 in its stride."""
+    """e5m2 x e4m3 has 24.57 dB (docs/numerics-gemm.md, section 4), and its range takes outliers of 1e5 in its stride."""
     assert abs(figures("tensorwise", role=role)["sqnr_db"] - 24.57) < 0.5
     assert figures("tensorwise", role=role, data="outliers_1e5")["bulk_sqnr_db"] > 20
 

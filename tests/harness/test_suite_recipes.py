@@ -98,7 +98,7 @@ def test_bytes_of_casts_by_hand(name: str, expected: float) -> None:
 
 
 def test_bytes_kept_for_the_backward_pass() -> None:
-    """Of an nn.Linear its input, 2 bytes an element, however often it is saved; the weight itself is left out."""
+    """An nn.Linear keeps its input, 2 bytes an element, counted once; the weight is not counted."""
     layer = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
     x = torch.randn(16, 64, dtype=torch.bfloat16, requires_grad=True)
     assert saved_bytes(layer, x) == 16 * 64 * 2

@@ -385,7 +385,7 @@ def another_loss(trainee: Trainee) -> None:
 
 
 def flip_the_sign(trainee: Trainee) -> None:
-    """Of the gradient of every FP8 weight: loss and norm stay as they are."""
+    """Negate the gradient of every FP8 weight; loss and norm do not change."""
     for layer in trainee.model.modules():
         if isinstance(layer, Float8Linear):
             layer.weight.register_hook(lambda grad: -grad)
@@ -637,7 +637,7 @@ def test_not_even_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_largest_batch_is_skipped_on_a_cpu() -> None:
     why = train.unsupported(case(batch=train.MAX), "bf16_eager", "cpu")
     assert why is not None
-    assert why.reason == "batch=max is found out on a GPU; give a number"
+    assert why.reason == "batch=max is determined on a GPU; give a number"
 
 
 # Profile
@@ -822,7 +822,7 @@ def test_where_nothing_pays_an_advised_arm_is_its_control(monkeypatch: pytest.Mo
     assert (facts["fp8_gemms"], facts["fp8_gemms_expected"], facts["fp8_layers"]) == (0, 0, 0)
     assert facts["recipe"] == "bf16"
     assert facts["advice"]["decision"] == "off"
-    assert facts["advice"]["runs_as"] == "its control: nothing is converted"
+    assert facts["advice"]["runs_as"] == "its control: no layer is converted"
     assert facts["advice"]["recipe"] == train.ARMS[arm].recipe
     assert set(work.flops) == {"bf16"}
     if arm.endswith(train.FUSED):

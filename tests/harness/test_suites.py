@@ -63,7 +63,7 @@ def case(suite: str, axes: dict[str, Any], seed: int = 0, **changed: Any) -> Cas
 
 
 def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Workload, Numerics]:
-    """As the executor does it: build, first call, check."""
+    """Do what the executor does: build, first call, check."""
     assert suite.unsupported(which, arm, device) is None
     workload = suite.build(which, arm, device)
     workload.run()
@@ -71,7 +71,7 @@ def checked(suite: Any, which: Case, arm: str, device: str = "cpu") -> tuple[Wor
 
 
 def by_twins(suite: Any, which: Case, arm: str) -> tuple[Workload, Numerics]:
-    """As `checked`, of an arm of kernels that a CPU skips: its operators have plain twins there."""
+    """Do what `checked` does for an arm of kernels that a CPU skips: its operators have plain versions there."""
     why = suite.unsupported(which, arm, "cpu")
     assert why is not None
     assert why.kind == "device"
@@ -462,7 +462,7 @@ def test_a_product_that_ran_in_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_operand_cast_without_scaling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics.md 4.2)."""
+    """The product of its codes is right, so only the known SQNR of Gaussian data can tell (docs/numerics-gemm.md, section 4)."""
 
     def unscaled(x: Tensor, fmt: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return (x.float() / 64).to(fmt.dtype), torch.tensor(64.0)

@@ -62,7 +62,7 @@ def execute(
 
 
 def curves(frame: pd.DataFrame) -> dict[tuple[int, str], list[float]]:
-    """Of what went well: (seed, arm) -> loss."""
+    """Losses of successful runs: (seed, arm) -> loss."""
     good = frame[(frame["metric"] == "loss") & (frame["status"] == "ok")]
     return {
         (json.loads(row.axes)["seed"], row.arm): list(row.samples) for row in good.itertuples(index=False)

@@ -158,7 +158,7 @@ def test_one_more_spike_fails_with_eight_seeds_too_and_the_rates_are_told(hit):
 
 
 def test_many_spikes_in_every_run_fail_against_one_in_every_run():
-    """As many runs have spikes on both sides, so Fisher's test sees no difference at all (p = 1)."""
+    """The same number of runs has spikes on both sides, so Fisher's test sees no difference (p = 1)."""
     base = spiked(control(range(8)), range(8))
     result = gate(judge_pairs(spiked(shifted(control(range(8))), range(8), times=8), base), "L2")
     assert "(by seed 8/1, 8/1" in result.sentence

@@ -1,4 +1,4 @@
-"""`python tests/studies/kernel_table.py --triton DIR`: meters every specialisation with two Tritons and writes docs/kernels.md.
+"""`python tests/studies/kernel_table.py --triton DIR`: meters every specialisation with two Tritons and writes docs/kernels*.
 
 The figures are kept in docs/kernels.json: "before" stays as it is, "now" is measured again. `--before` makes the present
 ones the "before".
@@ -7,6 +7,8 @@ ones the "before".
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DATA, PAGE = ROOT / "docs" / "kernels.json", ROOT / "docs" / "kernels.md"
-ALL = ROOT / "docs" / "kernels-all.md"
+ALL, NEWEST = ROOT / "docs" / "kernels-all.csv", ROOT / "docs" / "kernels-newest.md"
 BEGIN, END = "<!-- made by make aot: begin -->", "<!-- made by make aot: end -->"
 Row = dict[str, Any]  # "launch", and "facts" or "error"
 
@@ -51,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(f"{before}{BEGIN}\n{page(data)}{END}{after}")
-    ALL.write_text(all_page(data))
+    ALL.write_text(all_rows(data))
+    NEWEST.write_text(newest_page(data))
     failed = [row for row in data.get("now", []) if "error" in row]
     for row in failed:
         sys.stderr.write(f"error: {row['launch']['operator']}: {row['error']}\n")
@@ -67,8 +70,8 @@ def measured(triton: Path, cache: Path, defaults: bool) -> list[Row]:
     rows: list[Row] = []
     for folder in (triton, None):
         for launch, answer in zip(wanted, meter_all(wanted, folder, cache), strict=True):
-            said = {"error": answer} if isinstance(answer, str) else {"facts": answer.to_json()}
-            rows.append({"launch": launch.to_json(), **said})
+            result = {"error": answer} if isinstance(answer, str) else {"facts": answer.to_json()}
+            rows.append({"launch": launch.to_json(), **result})
     return rows
 
 
@@ -104,26 +107,38 @@ def _largest(rows: Iterable[tuple[Launch, Facts]]) -> dict[tuple[str, str, str],
     return largest
 
 
-def all_page(data: dict[str, list[Row]]) -> str:
-    """docs/kernels-all.md: every specialisation as it is now."""
-    now = _facts(data.get("now", []))
+def all_rows(data: dict[str, list[Row]]) -> str:
+    """docs/kernels-all.csv: every specialisation as it is now."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        (
+            *("operator", "kernel", "triton", "source", "tile, warps", "registers", "spill_bytes", "CTA/SM"),
+            *(
+                "instr/element",
+                "conv/element",
+                "load_bits",
+                "store_bits",
+                "matrix_instruction",
+                "H100",
+                "H200",
+            ),
+        )
+    )
+    writer.writerows(_full_row(launch, facts) for launch, facts in _facts(data.get("now", [])))
+    return text.getvalue()
+
+
+def newest_page(data: dict[str, list[Row]]) -> str:
+    """docs/kernels-newest.md: the table of docs/kernels.md with each newer Triton."""
     lines = [
-        "# Every specialisation, in machine code",
+        "# Kernels in machine code, newest Triton",
         "",
-        "Made by `make aot`; docs/kernels.md says how to read it. No GPU has run any of it.",
+        "Made by `make aot`; [kernels](kernels.md) says how to read it. No GPU has run any of it.",
     ]
-    lines += ["", f"{len(now)} rows", ""]
-    if not now:
-        lines += ["Not measured yet: `make aot`."]
-    else:
-        lines += [
-            "| operator, kernel | Triton | source | tile, warps | registers | spill | CTA/SM | instr./element | conv./element | loads, stores (bits) | matrix instruction | H100 | H200 |"
-        ]
-        lines += ["|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
-        lines += [_full_row(launch, facts) for launch, facts in now]
     for table in _before_and_after(data)[1:]:
         lines += ["", *(line.replace("### ", "## ") for line in table)]
-    return "\n".join([*lines, ""]) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _facts(rows: Iterable[Row]) -> list[tuple[Launch, Facts]]:
@@ -175,24 +190,24 @@ def _cells(launch: Launch, facts: Facts) -> list[str]:
     ]
 
 
-def _full_row(launch: Launch, facts: Facts) -> str:
+def _full_row(launch: Launch, facts: Facts) -> tuple[str, ...]:
     widths = [" + ".join(str(8 * size) for size in moved) or "-" for moved in (facts.loads, facts.stores)]
     walked = not facts.matrix
-    cells = [
-        f"`{launch.operator}`, `{launch.kernel}`",
+    return (
+        launch.operator,
+        launch.kernel,
         facts.triton,
         next(iter(launch.signature.values())).replace("tensordesc", "").strip("*<>"),
         _tile(launch),
         str(facts.registers),
-        f"{facts.stack} B" if facts.stack else "0",
+        str(facts.stack),
         str(facts.ctas_per_sm),
         f"{facts.per_element:.1f}" if walked else "-",
         f"{facts.conversions:.2f}" if walked else "-",
-        f"{widths[0]}, {widths[1]}" if walked else "-",
+        *(widths if walked else ("-", "-")),
         facts.matrix or "-",
         *_share(facts),
-    ]
-    return f"| {' | '.join(cells)} |"
+    )
 
 
 if __name__ == "__main__":

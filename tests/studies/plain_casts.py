@@ -98,12 +98,12 @@ def _rows(found: Mapping[str, Mapping[Key, str]]) -> Iterator[tuple[str, ...]]:
         alike: dict[tuple[str, ...], list[str]] = {}
         for source in sources:
             if (arm, dtype, source) in keys:
-                said = tuple(
+                texts = tuple(
                     cells.get((arm, dtype, source, i), "") for cells in found.values() for i in INPUTS
                 )
-                alike.setdefault(said, []).append(source)
-        for said, of in alike.items():
-            yield (f"{ARMS[arm]} to {dtype} from {', '.join(of)}", *said)
+                alike.setdefault(texts, []).append(source)
+        for texts, of in alike.items():
+            yield (f"{ARMS[arm]} to {dtype} from {', '.join(of)}", *texts)
 
 
 def written(page: str, machines: Sequence[Machine]) -> str:

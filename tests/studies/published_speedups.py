@@ -1,4 +1,4 @@
-"""The prediction against what others published: `python tests/studies/published_speedups.py` prints the table of docs/advise.md."""
+"""The prediction against what others published: `python tests/studies/published_speedups.py` prints the tables of docs/advise-cases.md."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _model(name: str, seq: int) -> Model:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
-    """Markdown: a row a case, then what they come to."""
+    """Markdown: a row for each case, then the summary."""
     lines = [
         "| case | measured | predicted | 95 % interval | off by | anchored | | source |",
         "|---|---|---|---|---|---|---|---|",
@@ -164,7 +164,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def summary(found: Sequence[Outcome]) -> list[str]:
-    """What the outcomes come to, a sentence a line."""
+    """Summary of the outcomes, one sentence per line."""
     signs = Counter(o.sign for o in found)
     lines = [f"Signs: {signs['right']} right, {signs['wrong']} wrong, {signs['flat']} flat, of {len(found)}."]
     steps = [o for o in found if o.case.known and o.is_step]

@@ -1,7 +1,9 @@
-"""The prediction against published throughputs: `python tests/studies/published_throughputs.py` prints the tables of docs/scale.md."""
+"""The prediction against published throughputs: `python tests/studies/published_throughputs.py` prints the tables of docs/scale-accuracy.md."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
 import sys
@@ -56,29 +58,30 @@ def outcome(case: Published) -> Outcome:
 
 
 def table(found: Sequence[Outcome]) -> list[str]:
-    """Markdown: a row a published figure, then what they come to."""
-    lines = [
-        "| run | published | predicted | off by | memory, published | predicted | off by | source |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    """Lines of docs/scale-published.csv: a row for each published figure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        (
+            *("run", "assumed", "published_tokens_per_s", "predicted_tokens_per_s", "off_by_percent"),
+            *("published_memory_gb", "predicted_memory_gb", "memory_off_by_percent", "source"),
+        )
+    )
     for one in found:
         case = one.case
         off = one.memory_error
         sizes = (
-            (f"{case.memory_gb:.1f}", f"{one.memory_gb:.1f}", f"{100 * off:+.0f} %")
+            (f"{case.memory_gb:.1f}", f"{one.memory_gb:.1f}", f"{100 * off:+.0f}")
             if off is not None
             else ("",) * 3
         )
-        assumed = f" (assumed: {case.assumed})" if case.assumed else ""
-        lines.append(
-            f"| {case.key}{assumed} | {case.tokens_per_s:.0f} | {one.predicted:.0f} | {100 * one.error:+.0f} % | "
-            f"{' | '.join(sizes)} | {case.source} |"
-        )
-    return [*lines, "", *summary(found)]
+        speeds = (f"{case.tokens_per_s:.0f}", f"{one.predicted:.0f}", f"{100 * one.error:+.0f}")
+        writer.writerow((case.key, case.assumed, *speeds, *sizes, case.source))
+    return text.getvalue().splitlines()
 
 
 def summary(found: Sequence[Outcome]) -> list[str]:
-    """What the outcomes come to, by who published them."""
+    """Markdown: errors of the predictions by publisher."""
     groups: dict[str, list[Outcome]] = {"all": list(found)}
     for one in found:
         groups.setdefault(one.case.source.split(",")[0].split(" ")[0], []).append(one)
@@ -112,8 +115,9 @@ def left_out() -> list[str]:
 
 
 def main() -> int:
-    """Prints the tables."""
-    lines = [*table([outcome(case) for case in PUBLISHED]), "", *left_out()]
+    """Prints the tables of the page; with `--csv` the file."""
+    outcomes = [outcome(case) for case in PUBLISHED]
+    lines = table(outcomes) if "--csv" in sys.argv[1:] else [*summary(outcomes), "", *left_out()]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

@@ -37,7 +37,7 @@ def test_the_advice_never_loses_by_itself_and_seldom_where_its_rates_err(
 
 
 def test_without_margins_more_steps_lose_than_the_bar_allows() -> None:
-    """Of a small model, whose steps are near break-even: so the bar is one that can be missed."""
+    """The steps of a small model are near break-even, so the bar can be missed."""
     found = outcomes(functools.partial(named, "llama_125m"), False, NONE.layer_gain, 300)
     assert lost(on(found, NONE)) > 1 - margins.KEPT
 

@@ -82,7 +82,7 @@ def drawn() -> list[Mutation]:
 
 
 def test_the_draw_is_the_same_each_time_balanced_and_compiles() -> None:
-    """Of the project's own modules."""
+    """Mutations of the project's own modules."""
     mutations = drawn()
     assert mutations == drawn()
     counts = [(m.path.partition("/")[0], m.kind) for m in mutations]

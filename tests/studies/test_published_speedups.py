@@ -1,4 +1,4 @@
-"""The prediction against published speedups. Oracle: docs/advise.md, which says what it is worth, recomputed."""
+"""The prediction against published speedups. Oracle: the tables of docs/advise-cases.md, recomputed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speedups.held_out import HELD_OUT
 from harness.machine.hardware import DEVICES
 from harness.training.models import MODELS
 
-PAGE = Path(__file__).parents[2] / "docs" / "advise.md"
+PAGE = Path(__file__).parents[2] / "docs" / "advise-cases.md"
 ALL = (*CASES, *HELD_OUT)
 
 
@@ -45,6 +45,19 @@ def test_the_page_lists_every_case_with_its_prediction_and_every_miss(
             assert float(shown) == pytest.approx(
                 float(true), abs=0.011 if points and abs(float(true)) < 3 else 1.0
             )
+
+
+@pytest.mark.parametrize("name", ["cases", "held out"])
+def test_the_page_of_accuracy_repeats_the_summaries_of_the_tables(name: str) -> None:
+    """Oracle: the three lines of figures below each table, which the test above recomputes."""
+    page = (PAGE.parent / "advise-accuracy.md").read_text()
+    column = 1 if name == "cases" else 2
+    rows = [line.split("|")[1 + column] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)[2:7]]
+    shown = [int(n) for row in rows for n in re.findall(r"\d+", row.partition("(")[0].replace(".", ""))]
+    signs, steps, anchored = (re.findall(r"\d+(?:\.\d+)?", line) for line in documented(name)[-3:])
+    total, error = steps[1], steps[-1].replace(".", "")
+    due = [*signs, steps[0], total, steps[-2], total, error, *anchored[1:3]]  # after "bf16"
+    assert shown == [int(n) for n in due]
 
 
 def test_signs_and_points(outcomes: dict[str, Outcome]) -> None:

@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
     as_json = "--json" in words
     name, *rest = [word for word in words if word != "--json"]
     if os.environ.get("TRITON_INTERPRET") == "1":
-        raise UsageError("TRITON_INTERPRET=1 is set, under which nothing is compiled; unset it")
+        raise UsageError("TRITON_INTERPRET=1 is set, so Triton compiles nothing; unset it")
     from harness.advise.meter.build import BuildError
     from harness.advise.meter.request import launch_of_words, load_kernel
     from harness.advise.meter.sass import UnreadableCodeError
@@ -89,7 +89,7 @@ def describe(name: str, launch: Launch, facts: Facts, arch: int) -> list[str]:
         )
     if facts.matrix:
         lines.append(
-            f"  matrix             {facts.matrix}; what is executed is not counted where matrices are multiplied"
+            f"  matrix             {facts.matrix}; executed instructions are not counted in kernels that multiply matrices"
         )
         return lines + [f"  note               {doubt}" for doubt in facts.doubts]
     threads = 32 * warps

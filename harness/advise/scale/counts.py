@@ -86,12 +86,12 @@ class Collective:
 
 
 def gathered_bytes(weights: Sequence[Weight], job: Job) -> int:
-    """Of a group of parameters that FSDP gathers."""
+    """Bytes of a group of parameters that FSDP gathers."""
     return sum(w.padded(job.shard) * (FP8 if w.fp8 and job.gather_fp8 else BF16) for w in weights)
 
 
 def reduced_bytes(weights: Sequence[Weight], job: Job) -> int:
-    """Of a group of parameters' gradients that FSDP reduces."""
+    """Bytes of a group of gradients that FSDP reduces."""
     return sum(w.padded(job.shard) for w in weights) * BYTES[job.reduce]
 
 

@@ -84,7 +84,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Of one forward pass of one data-parallel GPU."""
+        """Tokens of one forward pass of one data-parallel GPU."""
         return self.batch * self.seq
 
     @property

@@ -1,6 +1,6 @@
 """What FSDP2 really hands to its collectives: counted while it runs, on fake tensors in a fake process group or for real.
 
-`observe` counts in whatever process group there is; `in_fake_group` makes one of any size in this process, which sends
+`observe` counts in the existing process group; `in_fake_group` makes one of any size in this process, which sends
 nothing. Both are the oracle of `harness.advise.scale.counts`, which works from shapes.
 """
 
@@ -41,7 +41,7 @@ def in_fake_group(world: int) -> Iterator[None]:
         RuntimeError: this process is in a group already.
     """
     if dist.is_initialized():
-        raise RuntimeError("this process has a process group already; count in a process of its own")
+        raise RuntimeError("this process already has a process group; count in a separate process")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -96,7 +96,7 @@ def observe(model: nn.Module, mesh: DeviceMesh, job: Job, batch: tuple[Tensor, .
 
 
 def seen_of(collectives: Collectives) -> Seen:
-    """Calls and bytes by kind, whatever the dtype."""
+    """Calls and bytes by kind, summed over dtypes."""
     found: Seen = {}
     for each in collectives.sent:
         calls, size = found.get(each.collective, (0, 0))

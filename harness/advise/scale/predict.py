@@ -54,7 +54,7 @@ _ADAMW_STATES = 2
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one job.
+    """Prediction for one job.
 
     Attributes:
         job: which.
@@ -74,7 +74,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one GPU."""
+        """Tokens/s of one GPU."""
         return tokens_per_s(self.job, self.parts)
 
 
@@ -161,7 +161,7 @@ def step_parts(job: Job, rates: Rates, recipe: Recipe | None = None) -> Parts:
 
 
 def tokens_per_s(job: Job, parts: Parts) -> float:
-    """Of one GPU."""
+    """Tokens/s of one GPU."""
     return job.tokens * job.accumulation / job.tp / parts.total
 
 
@@ -203,7 +203,7 @@ def memory(job: Job) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=256)
 def _activations(job: Job) -> dict[str, int]:
-    """What a forward and backward pass keeps and works in: the same whatever the number of GPUs."""
+    """What a forward and backward pass keeps and works in: the same for every number of GPUs."""
     one, two = (
         on_paper.memory(replace(_setup(job), compute="bf16", layers=layers), "cpu") for layers in (1, 2)
     )

@@ -66,5 +66,5 @@ def _splits(name: str, part: nn.Module) -> bool:
 
 
 def _dimension(name: str, part: nn.Module) -> int:
-    """Of a weight [out, in]: columns split what comes out, rows what goes in; an embedding is split by words."""
+    """Dimension along which a weight [out, in] is split: `in` for row-wise parallel layers, else `out`."""
     return 1 if isinstance(part, nn.Linear) and name.rsplit(".", 1)[-1] in ROWS else 0

@@ -38,10 +38,10 @@ def frozen_scales(material: Material) -> Iterator[Finding]:
             frozen.setdefault(arm, []).append(
                 f"{part}: scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
             )
-    for arm, told in frozen.items():
+    for arm, lines in frozen.items():
         yield Finding(
-            f"{arm}: {len(told)} delayed scale{' never moves' if len(told) == 1 else 's never move'}",
-            few(told),
+            f"{arm}: {len(lines)} delayed scale{' never moves' if len(lines) == 1 else 's never move'}",
+            few(lines),
             "the amax history is recorded and never turned into scales",
             "call fp8core.update_scales(model) once a step, after optimizer.step()",
         )
@@ -72,7 +72,7 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
             "check the scale of these layers: fp8core.verify(step_fn, model)",
         ),
         "underflow": (
-            "values that are small beside the largest one under the same scale round to zero",
+            "values much smaller than the largest one under the same scale round to zero",
             "a recipe with finer scales (rowwise, blockwise) for these layers",
         ),
         "SQNR": (
@@ -81,10 +81,10 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
         ),
     }
     for arm, alarms in worst.items():
-        for kind, told in alarms.items():
-            if told:
+        for kind, lines in alarms.items():
+            if lines:
                 worst_of: dict[str, str] = {}
-                for _, text in sorted(told):  # of all seeds, the worst first
+                for _, text in sorted(lines):  # of all seeds, the worst first
                     worst_of.setdefault(text.split()[0], text)
                 names = list(worst_of.values())
                 tensors = len(names)
@@ -98,7 +98,7 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
 def worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
     setting = json.dumps(dict(setup.axes), sort_keys=True)
-    told = []
+    lines = []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
         shares = [
             (float(np.max(r.samples)), r.part)
@@ -106,8 +106,8 @@ def worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
             if r.metric == metric and r.arm == arm and r.part and r.setting == setting and len(r.samples)
         ]
         if shares and max(shares)[0] > 0:
-            told.append(f"most {word}: {max(shares)[1]}, {100 * max(shares)[0]:.3g} %")
+            lines.append(f"most {word}: {max(shares)[1]}, {100 * max(shares)[0]:.3g} %")
     diagnosed = any(r.part and r.arm == arm and r.setting == setting for r in material.records)
-    return told or (
+    return lines or (
         ["no cast saturates or underflows"] if diagnosed else ["layers were not diagnosed in this run"]
     )

@@ -126,7 +126,7 @@ def loss_spikes(material: Material) -> Iterator[Finding]:
             yield Finding(
                 f"{v.arm} spikes more than {v.against}",
                 (gate.sentence, *worst_layers(material, setup, v.arm)),
-                f"not known: {v.against} saw the same batches, and the rows do not say which casts make the difference",
+                f"not known: {v.against} saw the same batches, and the rows do not show which casts make the difference",
                 "a recipe with finer scales (rowwise, blockwise), the worst layers in bf16, or gradient clipping",
             )
 

@@ -50,7 +50,7 @@ def fp8_did_not_run(material: Material) -> Iterator[Finding]:
                 few(reasons),
                 "the filter or the sizes left no layer to convert: it computes in high precision under FP8's name"
                 if arm in unconverted
-                else "GEMMs that should be FP8 were not seen as such; the rows do not say which layers they are of",
+                else "GEMMs that should be FP8 were not observed as FP8; the rows do not show their layers",
                 "fp8core.audit(model) names each skipped layer with its reason; fp8core.verify(step_fn, model) counts FP8 GEMMs",
             )
 
@@ -110,10 +110,10 @@ def out_of_memory(material: Material) -> Iterator[Finding]:
         done.add((r.setting, r.arm))
         memory = r.resolved.get("memory") or base.resolved.get("memory") or {}
         parts = _sizes(memory)
-        told = ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
+        shown = ", ".join(f"{k} {gib(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
         yield Finding(
             f"{r.suite} {r.arm} runs out of memory, {r.baseline} does not",
-            (r.reason, *([f"predicted by part: {told}"] if told and "remedies" not in r.resolved else [])),
+            (r.reason, *([f"predicted by part: {shown}"] if shown and "remedies" not in r.resolved else [])),
             _what_takes_more(r, base),
             _remedies(r, parts),
         )
@@ -135,8 +135,8 @@ def _what_takes_more(row: Record, base: Record) -> str:
     more = {k: v - theirs.get(k, 0.0) for k, v in mine.items() if v > theirs.get(k, 0.0)}
     if not more:
         return f"not known: by prediction no part of its memory exceeds that of {row.baseline}"
-    told = ", ".join(f"{k} {gib(v)}" for k, v in sorted(more.items(), key=lambda item: -item[1]))
-    return f"by prediction it holds more than {row.baseline}: {told}"
+    shown = ", ".join(f"{k} {gib(v)}" for k, v in sorted(more.items(), key=lambda item: -item[1]))
+    return f"by prediction it holds more than {row.baseline}: {shown}"
 
 
 def _remedies(row: Record, parts: Mapping[str, float]) -> str:
@@ -171,10 +171,10 @@ def advice_was_wrong(material: Material) -> Iterator[Finding]:
     """An arm that converted what was advised, and is slower than bf16 by more than an advice may cost."""
     for a in advised_arms(material.frame, material.ratios):
         if a.outcome == "below":
-            told = f"predicted {a.predicted:.2f}x" if a.converted else "nothing was converted"
+            shown = f"predicted {a.predicted:.2f}x" if a.converted else "nothing was converted"
             yield Finding(
                 f"{a.arm} of {a.model} is below {FLOOR:g} of {a.baseline}, with the layers that were advised",
-                (f"{a.speedup:.3f}x, 95 % interval {a.low:.3f} to {a.high:.3f}; {told}",),
+                (f"{a.speedup:.3f}x, 95 % interval {a.low:.3f} to {a.high:.3f}; {shown}",),
                 "a rate that the advice rests on is not this GPU's, or something runs that it does not count",
                 "python -m harness sweep=ceilings here, then ceilings=RUN with axes.convert=advised; until then bf16",
             )

@@ -75,11 +75,11 @@ class Material:
     ratios: pd.DataFrame | None = None  # of `harness.store.compare.paired_ratios`, where they are at hand
 
 
-def few(told: Sequence[str], most: int = 3) -> tuple[str, ...]:
-    """The first few of what is told, each once, and how many more there are."""
-    told = list(dict.fromkeys(told))
-    more = len(told) - most
-    return (*told[:most], *([f"and {more} more"] if more > 0 else []))
+def few(items: Sequence[str], most: int = 3) -> tuple[str, ...]:
+    """The first few items, each once, and how many more there are."""
+    items = list(dict.fromkeys(items))
+    more = len(items) - most
+    return (*items[:most], *([f"and {more} more"] if more > 0 else []))
 
 
 def gib(size: float) -> str:

@@ -91,9 +91,9 @@ def show(found: Changes, runs: Sequence[str], where: Console) -> None:
     for suite, case, arm, reason in found.broken[:_MOST]:
         say(where, f"had a time and has none: {suite}/{case}/{arm}: {reason}", "red")
     counts = Counter(t.verdict for t in found.times)
-    said = ", ".join(f"{counts[v]} {v}" for v in ("slower", "faster", "same", "unclear") if counts[v])
-    say(where, said or "no time in common", "bold")
-    if said:
+    summary = ", ".join(f"{counts[v]} {v}" for v in ("slower", "faster", "same", "unclear") if counts[v])
+    say(where, summary or "no time in common", "bold")
+    if summary:
         say(where, POLICY)
 
 

@@ -181,7 +181,7 @@ def _timed(one: Mapping[str, Any], other: Mapping[str, Any], floor: float) -> Ti
 
 
 def _round_medians(row: Mapping[str, Any]) -> list[float]:
-    """Of a row without rounds each sample is one."""
+    """Median of each round; each sample is a round where the row has none."""
     samples = row["samples"]
     rounds = row["rounds"] if len(row["rounds"]) else range(len(samples))
     return list(stats.round_medians(samples, rounds).values())

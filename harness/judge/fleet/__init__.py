@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: python -m harness fleet RUN... [tolerance=5] [json=true] [markdown=true] [results_dir=DIR]
-cards of one model side by side: their spread, those out of line, the slowest, corrupt results (docs/fleet.md)
-RUN  a folder of a run or of runs, or a run id    tolerance  percent that healthy cards may lie apart
-exit 0 no card is out of line; 1 one is; 2 the request could not be carried out
+compares cards of one model: spread, outliers, the slowest card, corrupt results (docs/fleet.md)
+RUN  a folder of a run or of runs, or a run id    tolerance  percent by which healthy cards may differ
+exit 0 no outlier; 1 an outlier; 2 the request could not be carried out
 """
 KEYS = ("tolerance", "json", "markdown", "results_dir")
 # A table: its title, the names of its columns and its rows
@@ -130,7 +130,7 @@ def _head(group: Group) -> str:
 
 def _lines(group: Group) -> Iterator[str]:
     if group.model.startswith("CPU"):
-        yield "Measured on CPUs: this compares machines and says nothing about a GPU."
+        yield "Measured on CPUs: this compares machines and is no evidence about a GPU."
     if group.why_not:
         yield f"Times are not judged: {group.why_not}."
     wrong = sum(outlier.kind == "corrupt" for outlier in group.outliers)

@@ -102,7 +102,7 @@ def judge(alike: Sequence[Card], tolerance: float) -> Group:
 
     Args:
         alike: at least one card.
-        tolerance: deviation that is nobody's fault, 0.05 for 5 %.
+        tolerance: deviation that is no fault, 0.05 for 5 %.
     """
     shared = {
         key for key in set().union(*(c.times for c in alike)) if sum(key in c.times for c in alike) >= ENOUGH
@@ -149,10 +149,10 @@ def _out_of_line(alike: Sequence[Card], off: dict[str, dict[Key, float]], tolera
             score = scores.get(card.name, middle) - middle
             if abs(score) > limit:
                 share = float(math.expm1(score))
-                said = (
+                notes = (
                     f"{abs(share):.1%} {'above' if share > 0 else 'below'} the middle of {len(scores)} cards"
                 )
-                why = f"{said}, limit {math.expm1(limit):.1%}; {_cause(card, alike, place)}"
+                why = f"{notes}, limit {math.expm1(limit):.1%}; {_cause(card, alike, place)}"
                 kind = "slow" if share > 0 else "fast"
                 found.append(Outlier(card.name, card.model, suite, regime, kind, share, why))
     return found
@@ -166,11 +166,11 @@ def _place(key: Key) -> tuple[str, str]:
 
 def _cause(card: Card, alike: Sequence[Card], place: tuple[str, str]) -> str:
     """What else is different about a card that is out of line."""
-    said = []
+    notes = []
     mine = [key for key in card.times if _place(key) == place]
     throttled = sum(key in card.throttled for key in mine)
     if throttled:
-        said.append(f"throttled in {throttled} of {len(mine)} measurements")
+        notes.append(f"throttled in {throttled} of {len(mine)} measurements")
     shares = [
         card.clock_mhz[key] / statistics.median(clocks)
         for key in mine
@@ -178,16 +178,16 @@ def _cause(card: Card, alike: Sequence[Card], place: tuple[str, str]) -> str:
         and (clocks := [c.clock_mhz[key] for c in alike if c is not card and key in c.clock_mhz])
     ]
     if shares and statistics.median(shares) < CLOCK_SHARE:
-        said.append(f"SM clock {statistics.median(shares):.0%} of the others'")
+        notes.append(f"SM clock {statistics.median(shares):.0%} of the others'")
     for name in ("power_limit_w", "driver"):
         own, others = card.env.get(name), Counter(str(c.env.get(name)) for c in alike if c is not card)
         usual = others.most_common(1)[0][0]
         if str(own) != usual:
-            said.append(f"{name} {own}, most others {usual}")
-    if said:
-        return ", ".join(said)
+            notes.append(f"{name} {own}, most others {usual}")
+    if notes:
+        return ", ".join(notes)
     if not shares:
-        return "no clock was read, so the cause can't be told"
+        return "no clock was read, so the cause is unknown"
     return "at the others' clock and power limit: memory, cooling of the memory, or a fault"
 
 
@@ -237,12 +237,13 @@ def _corrupt(alike: Sequence[Card]) -> list[Outlier]:
             found.setdefault(card.name, f"product {arm} of case {case}: {reason}")
     for case, arm in sorted(set().union(*(card.checksums for card in alike))):
         given = {card.name: values for card in alike if (values := card.checksums.get((case, arm)))}
-        right, said = _majority(given.values())
+        right, votes = _majority(given.values())
         for name, values in given.items():
             if values != right:
                 gave = " and ".join(sorted(values))
                 found.setdefault(
-                    name, f"product {arm} of case {case} has checksum {gave}, {said}: a card computes wrongly"
+                    name,
+                    f"product {arm} of case {case} has checksum {gave}, {votes}: a card computes wrongly",
                 )
     return [
         Outlier(card.name, card.model, CHECKSUM, "", "corrupt", 0.0, found[card.name])
@@ -252,7 +253,7 @@ def _corrupt(alike: Sequence[Card]) -> list[Outlier]:
 
 
 def _majority(given: Collection[set[str]]) -> tuple[set[str], str]:
-    """The one right value, none where it can't be told, and how many cards gave it.
+    """The right value, or none where it is unknown, and how many cards gave it.
 
     Args:
         given: the values of each card; more than one where a card contradicts itself.

@@ -36,7 +36,7 @@ def limits(
 
     Args:
         scores: [fleets, cards], logarithms.
-        tolerance: deviation that is nobody's fault, 0.05 for 5 %.
+        tolerance: deviation that is no fault, 0.05 for 5 %.
         of: scores that each card is judged by, this one among them.
     """
     middle, sd = _robust(scores)
@@ -60,6 +60,6 @@ def widening(cards: int, of: int) -> float:
 
 
 def _robust(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Median and standard deviation of each fleet, whatever a minority of its cards does."""
+    """Median and standard deviation of each fleet, robust to a minority of its cards."""
     middle = np.median(scores, axis=1)
     return middle, MAD_TO_SD * np.median(np.abs(scores - middle[:, None]), axis=1)

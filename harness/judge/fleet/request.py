@@ -38,12 +38,12 @@ def refuse_shares(config: Mapping[str, Any], places: int) -> None:
 
 
 def refuse_another_card(config: Mapping[str, Any], folder: Path, env: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run of such a sweep whose rows another card made.
+    """Refuse to continue a run of such a sweep whose rows another card made.
 
     Args:
         config: of the command line.
         folder: of the run.
-        env: of the card that would go on with it.
+        env: of the card that would continue it.
 
     Raises:
         UsageError: it is another one.

@@ -25,15 +25,15 @@ FISHER_SEEDS = 8
 
 
 def finite(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> GateResult:
-    """L1: no NaN or infinity in a loss or gradient. Where the control breaks in the same seed, nobody can tell."""
+    """L1: no NaN or infinity in a loss or gradient. Where the control breaks in the same seed, the gate is INCONCLUSIVE."""
     broken = {seed: run.broke_at for seed, run in candidate.items() if run.broke_at is not None}
     base = sorted(seed for seed, run in control.items() if run.broke_at is not None)
     if not broken:
         return GateResult("L1", "PASS", f"finite in all {len(candidate)} runs", seeds=len(candidate))
     where = ", ".join(f"seed {s} at step {step}" for s, step in sorted(broken.items()))
     if set(broken) <= set(base):
-        said = f"NaN or infinity in {where}; the control broke in the same seeds"
-        return GateResult("L1", "INCONCLUSIVE", said, seeds=len(candidate))
+        sentence = f"NaN or infinity in {where}; the control broke in the same seeds"
+        return GateResult("L1", "INCONCLUSIVE", sentence, seeds=len(candidate))
     return GateResult("L1", "FAIL", f"NaN or infinity in {where}", seeds=len(candidate))
 
 
@@ -46,19 +46,21 @@ def spikes(pairs: Pairs) -> GateResult:
     mine, theirs = _spike_counts(pairs)
     seeds = len(pairs.seeds)
     more = [s for s, a, b in zip(pairs.seeds, mine, theirs, strict=True) if a > b]
-    told = f"{mine.sum()} spike{'' if mine.sum() == 1 else 's'} against {theirs.sum()} of the control"
+    shown = f"{mine.sum()} spike{'' if mine.sum() == 1 else 's'} against {theirs.sum()} of the control"
     if seeds:
-        told += f" (by seed {', '.join(f'{a}/{b}' for a, b in zip(mine, theirs, strict=True))})"
+        shown += f" (by seed {', '.join(f'{a}/{b}' for a, b in zip(mine, theirs, strict=True))})"
     status: Status = "FAIL" if more else "PASS"
     if not seeds:
-        status, told = "INCONCLUSIVE", "no pair of runs to count spikes in"
+        status, shown = "INCONCLUSIVE", "no pair of runs to count spikes in"
     elif seeds >= FISHER_SEEDS:
         hit, base = int((mine > 0).sum()), int((theirs > 0).sum())
         p = stats.fisher_exact_p(hit, seeds - hit, base, seeds - base)
-        told += (
+        shown += (
             f"; for information: {hit} of {seeds} runs with spikes against {base}, Fisher's exact p = {p:.3f}"
         )
-    return GateResult("L2", status, told, effect=float(mine.sum() - theirs.sum()), seeds=seeds, unit="spikes")
+    return GateResult(
+        "L2", status, shown, effect=float(mine.sum() - theirs.sum()), seeds=seeds, unit="spikes"
+    )
 
 
 def _spike_counts(pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -110,7 +110,7 @@ def judge_pairs(
     if band is not None:
         notes += [problem for problem in band.problems if problem not in notes]
     if band is not None and len(band.seeds) < MIN_SEEDS:
-        notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed one stands in")
+        notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed band is used")
     return conclude(results, notes, limits({**control, **candidate}), whole=not pairs.problems)
 
 

@@ -29,13 +29,15 @@ def prefix(candidate: Mapping[int, Run], twin: Mapping[int, Run], named: str) ->
         return GateResult("prefix", "INCONCLUSIVE", f"no run of {named} to compare the first phase with")
     alone = sorted(candidate.keys() - twin.keys())
     if alone:
-        told = ", ".join(map(str, alone))
-        return GateResult("prefix", "INCONCLUSIVE", f"no run of {named} for seed {told}", seeds=len(shared))
+        shown = ", ".join(map(str, alone))
+        return GateResult("prefix", "INCONCLUSIVE", f"no run of {named} for seed {shown}", seeds=len(shared))
     worst, differing, compared = 0.0, [], 0
     for seed in shared:
         run, other = candidate[seed], twin[seed]
         if run.switch_step is None:
-            return GateResult("prefix", "INCONCLUSIVE", f"seed {seed} does not say at which step it switched")
+            return GateResult(
+                "prefix", "INCONCLUSIVE", f"seed {seed} does not record at which step it switched"
+            )
         for mine, theirs in ((run.loss, other.loss), (run.grad_norm, other.grad_norm)):
             if mine is None or theirs is None:
                 continue
@@ -50,12 +52,12 @@ def prefix(candidate: Mapping[int, Run], twin: Mapping[int, Run], named: str) ->
                 differing.append(f"seed {seed} at step {int(mine.steps[a][unequal][0])}")
                 worst = max(worst, float(np.abs(mine.values[a] - theirs.values[b])[unequal].max()))
     if not compared:
-        return GateResult("prefix", "INCONCLUSIVE", "the first phase holds no logged step")
+        return GateResult("prefix", "INCONCLUSIVE", "the first phase has no logged step")
     if differing:
-        said = f"differs from {named} before the switch: {', '.join(differing)}; by up to {worst:.3g}"
-        return GateResult("prefix", "FAIL", said, effect=worst, seeds=len(shared), margin=0.0)
-    said = f"bitwise equal to {named} in {compared} values before the switch"
-    return GateResult("prefix", "PASS", said, effect=0.0, seeds=len(shared), margin=0.0)
+        sentence = f"differs from {named} before the switch: {', '.join(differing)}; by up to {worst:.3g}"
+        return GateResult("prefix", "FAIL", sentence, effect=worst, seeds=len(shared), margin=0.0)
+    sentence = f"bitwise equal to {named} in {compared} values before the switch"
+    return GateResult("prefix", "PASS", sentence, effect=0.0, seeds=len(shared), margin=0.0)
 
 
 def seed_band(other: Mapping[int, Run], control: Mapping[int, Run]) -> GateResult:
@@ -69,8 +71,8 @@ def seed_band(other: Mapping[int, Run], control: Mapping[int, Run]) -> GateResul
         for name, runs in (("other", other), ("control", control))
     }
     if len(whole["control"]) < MIN_SEEDS or not whole["other"] or steps.size < MIN_POINTS:
-        said = f"{len(whole['control'])} control runs and {len(whole['other'])} others of {steps.size} steps are too few"
-        return GateResult("band", "INCONCLUSIVE", said, seeds=len(whole["other"]))
+        sentence = f"{len(whole['control'])} control runs and {len(whole['other'])} others of {steps.size} steps are too few"
+        return GateResult("band", "INCONCLUSIVE", sentence, seeds=len(whole["other"]))
     late = steps >= steps[-1] - LATE * (steps[-1] - steps[0])
     outside, parts, effect, margin = False, [], math.nan, math.nan
     for what, values in (

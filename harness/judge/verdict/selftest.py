@@ -123,9 +123,9 @@ def table(scenarios: Sequence[Scenario], draws: int, steps: int = 300) -> list[s
         count = Counter(v.outcome for v in verdicts)
         decided = Counter(f"{g.gate} {g.status}" for v in verdicts for g in v.gates if g.status != "PASS")
         rates = [f"{100 * count[o] / draws:.1f}" for o in ("PASS", "FAIL", "INCONCLUSIVE")]
-        told = ", ".join(f"{name} {100 * n / draws:.1f}" for name, n in decided.most_common(5))
+        shown = ", ".join(f"{name} {100 * n / draws:.1f}" for name, n in decided.most_common(5))
         lines.append(
-            f"| {scenario.name} | {scenario.sd:g} | {scenario.seeds} | {' | '.join(rates)} | {told} |"
+            f"| {scenario.name} | {scenario.sd:g} | {scenario.seeds} | {' | '.join(rates)} | {shown} |"
         )
     return lines
 
@@ -166,9 +166,9 @@ def bounds(no_gap: Sequence[Verdict], *at_margin: Sequence[Verdict]) -> tuple[st
     for half in HALVES:
         statuses = [[g.status for v in vs for g in v.gates if g.gate == half] for vs in at_margin]
         rates[half] = max(found.count("PASS") / len(found) for found in statuses)
-    told = ", ".join(f"{name} {100 * rate:.1f} %" for name, rate in rates.items())
+    shown = ", ".join(f"{name} {100 * rate:.1f} %" for name, rate in rates.items())
     return (
-        f"PASS at no gap {100 * zero:.1f} % (at least {100 * AT_ZERO:g}), at one margin on either side {told} "
+        f"PASS at no gap {100 * zero:.1f} % (at least {100 * AT_ZERO:g}), at one margin on either side {shown} "
         f"(at most {100 * AT_MARGIN:g} each)",
         zero >= AT_ZERO and max(rates.values()) <= AT_MARGIN,
     )

@@ -39,7 +39,7 @@ def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = N
     if path is None and name in ("bytes", "bin"):
         raise UsageError(f"data={name} needs a file: data_path=FILE")
     if path is not None and name == "stdlib":
-        raise UsageError(f"data=stdlib takes no path, got {path}; for a text of your own take data=bytes")
+        raise UsageError(f"data=stdlib takes no path, got {path}; use data=bytes for your own text")
     if name == "bin" and vocab_size is None:
         raise UsageError("data=bin needs the size of its vocabulary, 50257 for GPT-2's tokens")
     found = Path(path).expanduser().resolve() if path is not None else None

@@ -62,7 +62,7 @@ class ModelSpec:
         doc: one line.
         source: where its sizes are published; "no published model" otherwise.
         config: its sizes.
-        parameters: published number of parameters; None where no one published it.
+        parameters: published number of parameters; None where none is published.
         batch: None: its batches come from a corpus.
     """
 
@@ -75,7 +75,7 @@ class ModelSpec:
 
     @property
     def vocab_size(self) -> int:
-        """Of the published model; a corpus may bring its own."""
+        """Vocabulary of the published model; a corpus may bring its own."""
         return self.config.vocab_size
 
     @property
@@ -85,7 +85,7 @@ class ModelSpec:
 
     @property
     def width(self) -> int:
-        """Of the residual stream."""
+        """Width of the residual stream."""
         return self.config.width
 
     @property
@@ -252,7 +252,7 @@ def build(
         model: a spec, or what `resolve` takes.
         device: "meta" leaves the weights out.
         dtype: of all parameters; the values are those of float32, rounded.
-        seed: fixes every weight, whatever device and dtype.
+        seed: fixes every weight, on every device and in every dtype.
         layers: keep only that many blocks.
         vocab_size: instead of the spec's own.
         checkpointing: of activations, one of `CHECKPOINTING`.

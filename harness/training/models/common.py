@@ -109,7 +109,7 @@ def _of_one_recipe(layers: Sequence[nn.Module]) -> list[Float8Linear]:
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """-mean log softmax(logits)[target] in float32, whatever the logits' dtype.
+    """-mean log softmax(logits)[target] in float32, for logits of any dtype.
 
     Peak memory beyond the logits: their gradient in their own dtype, and 1024 rows in float32 two or three times. A
     plain float32 cross-entropy would hold the whole logits in float32 two to three times instead. Compiled, rows are

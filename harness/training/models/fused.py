@@ -39,7 +39,7 @@ def fuse(model: nn.Module) -> nn.Module:
 
 def _fused_norm(norm: nn.RMSNorm) -> RMSNorm:
     if norm.eps is None or len(norm.normalized_shape) != 1:
-        raise ValueError(f"{norm}: expected a norm over one dimension with an eps of its own")
+        raise ValueError(f"{norm}: expected a norm over one dimension with its own eps")
     fused = RMSNorm(norm.normalized_shape[0], norm.eps, device="meta")
     fused.weight = norm.weight
     return fused

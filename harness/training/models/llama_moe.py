@@ -36,7 +36,7 @@ class MoeConfig(LlamaConfig):
 
 
 class LlamaMoe(Llama):
-    """Llama with `Moe` in the place of SwiGLU; called likewise."""
+    """Llama with `Moe` in place of SwiGLU; same arguments."""
 
     config: MoeConfig
 
@@ -81,7 +81,7 @@ class Experts(nn.Module):
         return grouped_mm(hidden, down, ends)
 
     def _in_fp8(self, x: Tensor, ends: Tensor) -> Tensor:
-        """Likewise; weights are cast as they are, not through autocast's dtype."""
+        """The same; weights are cast as they are, not through autocast's dtype."""
         gate, up, down = (weight.transpose(1, 2) for weight in (self.gate, self.up, self.down))
         rows = self.multiply.pad(_compute_dtype(x), ends)
         hidden = functional.silu(self.multiply(rows.x, gate, rows.offsets))

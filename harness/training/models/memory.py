@@ -99,7 +99,7 @@ def predict(
 
 
 def of_weights(model: nn.Module, optimizer_states: int = ADAMW_STATES) -> dict[str, int]:
-    """The first three of `PARTS`: bytes that training takes whatever the batch. Nothing runs.
+    """The first three of `PARTS`: bytes that training takes for every batch size. Nothing runs.
 
     Args:
         model: on "meta" will do; what is converted to FP8 has the same parameters.
@@ -205,7 +205,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _blank(tensor: Tensor, kind: str) -> Tensor:
-    """Of the same shape and dtype; a tensor of "meta" can be no argument among fake ones."""
+    """Tensor of the same shape and dtype; fake tensors cannot be mixed with tensors on "meta"."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind)
 
 

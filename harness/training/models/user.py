@@ -163,7 +163,7 @@ def imported(target: str, key: str) -> Callable[..., Any]:
 
 
 def _called(function: Callable[..., Any], name: str, *args: Any, **keywords: Any) -> Any:
-    """Runs the user's code; whatever it raises becomes one clear line."""
+    """Run the user's code; an exception becomes one clear line."""
     try:
         return function(*args, **keywords)
     except (Exception, SystemExit) as error:  # the user's code may raise anything

@@ -7,7 +7,7 @@ Beside the way that is measured, three in all take turns, round by round, in an 
     alone     the same as own with all weights on each rank: nothing is on the wire, so what own takes longer is exposed
 
 A block is a norm and two linear layers without biases, one all-gather each time: what is not a weight of a linear layer
-(the gains of norms) is gathered in high precision whatever the way, and counted.
+(the gains of norms) is gathered in high precision in every way, and counted.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ EXPERTS: dict[str, Any] = {"experts": 4, "top_k": 2}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training run, whatever makes it.
+    """One training run.
 
     Attributes:
         recipe: of the linear layers; None: no FP8.
@@ -114,7 +114,7 @@ class Trainee:
         group: the ranks that share scales of delayed scaling; None: all.
         passes: forward and backward passes of one step in place of the usual ones; returns the loss of each microbatch
             of which this rank knows it.
-        before_pass: told whether the pass that follows is the last of its step.
+        before_pass: called with whether the next pass is the last of its step.
         facts: for `resolved`.
     """
 
@@ -245,7 +245,7 @@ class InShares(nn.Module):
         return torch.cat(weights)
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """As `Experts`."""
+        """Apply the shares of the experts; arguments and result are those of `Experts`."""
         results, start = [], 0
         for share, own in zip(self.shares, ends.chunk(len(self.shares)), strict=True):
             stop = int(own[-1])

@@ -213,7 +213,7 @@ def test_a_module_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert found["decision"] == "on"
     alone = plain(capsys, OWN + "mlp", "model.width=4096", "gpu=h200", "tokens=8192")
-    assert any("nobody said how to call" in warning for warning in alone["warnings"])
+    assert any("model.batch= is missing" in warning for warning in alone["warnings"])
     assert {layer["tokens"] for layer in alone["layers"]} == {8192}
 
 

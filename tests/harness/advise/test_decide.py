@@ -171,7 +171,7 @@ def test_the_recipe_to_take() -> None:
 
 
 def test_tokens_from_which_it_pays() -> None:
-    """Of one layer without anything else: where its ratio passes 1.03, found again by the formula."""
+    """Oracle: the formula of one layer alone, solved for a ratio of 1.03."""
     wide = model(("x", 2048, 2048))
     tokens = decide.pays_from(wide, RATES, PLAN, SIX)
     assert tokens is not None

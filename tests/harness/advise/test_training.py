@@ -73,7 +73,7 @@ def test_where_nothing_pays_the_set_up_is_that_of_its_control() -> None:
     found = advised(small, H200)
     facts: Any = found.facts["advice"]
     assert facts["decision"] == "off"
-    assert facts["runs_as"] == "its control: nothing is converted"
+    assert facts["runs_as"] == "its control: no layer is converted"
     assert not facts["converted"]
     assert found.setup == replace(small, recipe=None, peer="", compiled_linears=False)
 

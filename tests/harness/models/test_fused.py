@@ -106,5 +106,5 @@ def test_a_model_that_has_neither_is_refused() -> None:
 
 @pytest.mark.parametrize("norm", [nn.RMSNorm(8), nn.RMSNorm((4, 8), eps=1e-5)])
 def test_a_norm_that_fp8core_cannot_be_is_refused(norm: nn.RMSNorm) -> None:
-    with pytest.raises(ValueError, match="one dimension with an eps of its own"):
+    with pytest.raises(ValueError, match="one dimension with its own eps"):
         fuse(nn.Sequential(norm))

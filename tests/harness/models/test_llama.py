@@ -32,7 +32,7 @@ def made(config: LlamaConfig) -> Llama:
 
 
 def frequency(config: LlamaConfig, i: int) -> float:
-    """Of pair i, by wavelength, as meta-llama/llama-models words it."""
+    """Frequency of pair i by wavelength, as written in meta-llama/llama-models."""
     f = config.theta ** (-2 * i / config.head_dim)
     s = config.rope_scaling
     if s is None:

@@ -38,7 +38,7 @@ def meter_all(
         UsageError: that folder holds no Triton, or a process ended without answers.
     """
     if triton is not None and not (triton / "triton" / "__init__.py").is_file():
-        raise UsageError(f"{triton} holds no Triton; fill it by: make {triton}")
+        raise UsageError(f"{triton} contains no Triton; fill it with: make {triton}")
     count = max(1, min(workers or len(os.sched_getaffinity(0)), len(launches)))
     # The same kernel's launches stay together, so that what Triton parses of it is parsed once.
     shares = [list(range(i, len(launches), count)) for i in range(count)]

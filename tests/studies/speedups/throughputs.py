@@ -176,5 +176,5 @@ LEFT_OUT: dict[str, str] = {
     "torchtitan, nvfp4.md: 8B on 4 Blackwell GPUs": "NVFP4 and MXFP8 products have no published rate here, and batch "
     "and GPU are not published",
     "KempnerForge, configs/train/7b_16gpu_fp8.toml": "a configuration without a figure",
-    "nanochat, RFC of 2023, TransformerEngine": "ratios only, see docs/advise.md",
+    "nanochat, RFC of 2023, TransformerEngine": "ratios only, see docs/advise-cases.md",
 }
