@@ -249,7 +249,9 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
         bases = node.get("defaults", [])
         # Another form of Hydra's, such as {/sweep: NAME}, may mean any of them.
         plain = all(isinstance(base, str) and (base == "_self_" or base in known) for base in bases)
-        waiting += [base for base in (bases if plain else known) if base not in {"_self_", *registered, *waiting}]
+        waiting += [
+            base for base in (bases if plain else known) if base not in {"_self_", *registered, *waiting}
+        ]
         # The sweep's own values win over what it extends, so name and question are set here.
         node["name"] = name
         node["question"] = question(known[name])

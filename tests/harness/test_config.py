@@ -139,7 +139,7 @@ def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         load(["sweep=odd"], cpu)
 
 
-@pytest.mark.parametrize("base", ["toy", "/sweep/toy@_global_", "/sweep@_global_: toy"])  # as Hydra takes them
+@pytest.mark.parametrize("base", ["toy", "/sweep/toy@_global_", "/sweep@_global_: toy"])
 def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "more.yaml").write_text(f"# More?\ndefaults: [{base}, _self_]\naxes: {{n: [9]}}\n")
     (tmp_path / "sweeps" / "most.yaml").write_text("# Most?\ndefaults: [more, _self_]\n")

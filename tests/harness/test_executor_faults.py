@@ -21,7 +21,7 @@ import pandas as pd
 import psutil
 import pytest
 from toy import ToySuite
-from unruly import Unruly
+from unruly import Alone, Unruly
 
 from harness import store
 from harness.__main__ import main
@@ -241,12 +241,6 @@ def test_several_devices_work_side_by_side_and_rows_say_which() -> None:
     assert by_device[0].isdisjoint(by_device[1])
 
 
-class Alone(Unruly):
-    """Whole steps."""
-
-    ALONE = True
-
-
 def test_what_shares_the_power_of_a_machine_is_timed_on_one_device() -> None:
     here = Conditions.here()
     places = [Place(here, "e-a", {"gpu": "a"}), Place(here, "e-b", {"gpu": "b"})]
@@ -271,7 +265,7 @@ ENDLESS = """
 import sys
 from harness.cli import run
 from harness.__main__ import main
-from unruly import Unruly
+from unruly import Alone, Unruly
 run.SUITES["toy"] = Unruly(acts={2: "hang"} if "resume" not in sys.argv[-1] else {})
 sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
 """
