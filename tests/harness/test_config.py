@@ -128,9 +128,11 @@ def test_what_is_refused_is_one_line(words: list[str], message: str) -> None:
 def test_a_sweep_file_that_is_not_yaml_is_named(chosen: str, tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "bad.yaml").write_text("axes: [1, {")
     (tmp_path / "sweeps" / "extends.yaml").write_text("# Bad?\ndefaults: [toy, bad, _self_]\n")
+    (tmp_path / "sweeps" / "beside.yaml").write_text("# Good?\ndefaults: [toy, _self_]\n")
     with pytest.raises(UsageError, match=r"cannot read .*bad.yaml"):
         load([f"sweep={chosen}"], cpu)
-    assert load(["sweep=toy"], cpu).config["suite"] == "toy"  # the others are not read
+    for other in ("toy", "beside"):  # what they do not extend is not read
+        assert load([f"sweep={other}"], cpu).config["suite"] == "toy"
 
 
 def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
