@@ -31,7 +31,7 @@ quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients' $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients' --durations=25 $(PARALLEL) $(ARGS)
 
 test-all: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(PARALLEL) $(ARGS)

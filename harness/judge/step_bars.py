@@ -157,5 +157,5 @@ def _held(bar: Bar, rows: pd.DataFrame) -> Held:
 
 
 def cut_off(rounds: int) -> str:
-    """Of a pair of a case that came to no end, by the rounds in which both arms were timed."""
+    """Words for a pair whose case did not finish: the rounds in which both arms were timed."""
     return f"cut off after {plural(rounds, 'round')}"

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,7 +119,9 @@ def _dates(material: Material) -> str:
     return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
+@cache
 def _jinja() -> jinja2.Environment:
+    """The templates, compiled once a process."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),

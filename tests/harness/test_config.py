@@ -124,10 +124,15 @@ def test_what_is_refused_is_one_line(words: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_sweep_file_that_is_not_yaml_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", ["bad", "extends"])
+def test_a_sweep_file_that_is_not_yaml_is_named(chosen: str, tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "bad.yaml").write_text("axes: [1, {")
+    (tmp_path / "sweeps" / "extends.yaml").write_text("# Bad?\ndefaults: [toy, bad, _self_]\n")
+    (tmp_path / "sweeps" / "beside.yaml").write_text("# Good?\ndefaults: [toy, _self_]\n")
     with pytest.raises(UsageError, match=r"cannot read .*bad.yaml"):
-        load(["sweep=toy"], cpu)
+        load([f"sweep={chosen}"], cpu)
+    for other in ("toy", "beside"):  # what they do not extend is not read
+        assert load([f"sweep={other}"], cpu).config["suite"] == "toy"
 
 
 def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -136,11 +141,14 @@ def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         load(["sweep=odd"], cpu)
 
 
-def test_one_sweep_extends_another(tmp_path: Path) -> None:
-    (tmp_path / "sweeps" / "more.yaml").write_text("# More?\ndefaults: [toy, _self_]\naxes: {n: [9]}\n")
-    config = load(["sweep=more"], cpu).config
-    assert (config["name"], config["suite"], config["axes"]) == ("more", "toy", {"n": [9], "kind": "a"})
-    assert config["question"] == "More?"
+@pytest.mark.parametrize("base", ["toy", "/sweep/toy@_global_", "/sweep@_global_: toy"])
+def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "more.yaml").write_text(f"# More?\ndefaults: [{base}, _self_]\naxes: {{n: [9]}}\n")
+    (tmp_path / "sweeps" / "most.yaml").write_text("# Most?\ndefaults: [more, _self_]\n")
+    for name in ("more", "most"):
+        config = load([f"sweep={name}"], cpu).config
+        assert (config["name"], config["suite"], config["axes"]) == (name, "toy", {"n": [9], "kind": "a"})
+        assert config["question"] == f"{name.title()}?"
 
 
 def test_the_command_that_repeats_a_run_survives_a_shell() -> None:

@@ -1,17 +1,20 @@
-"""A suite without tensors, to drive the plan, the executor and the command line in milliseconds."""
+"""A suite without tensors, to drive the plan, the executor and the command line in milliseconds.
+
+Each worker imports this anew: pytest and the command line, half a second, are left to those who ask for them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from harness.cli import run
 from harness.store.case import Case, Scalar
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def nothing() -> None:
@@ -78,6 +81,8 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
 
 def offered(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
     """A toy that `sweep=toy` measures in this process, over these sizes; the folder becomes the current one."""
+    from harness.cli import run
+
     (folder / "sweeps").mkdir()
     (folder / "sweeps" / "toy.yaml").write_text(SWEEP % list(sizes))
     monkeypatch.chdir(folder)

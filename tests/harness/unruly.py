@@ -188,3 +188,9 @@ class Unruly(ToySuite):
             given |= ACTS[act](case) or {}
         resolved = {"process": os.getpid(), **given.pop("resolved", {})}
         return Workload(**given, resolved=resolved)
+
+
+class Alone(Unruly):
+    """Whole steps."""
+
+    ALONE = True

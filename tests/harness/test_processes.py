@@ -1,0 +1,67 @@
+"""What ends a command. Oracle: signals that this process sends to itself; whole commands: `test_command_line`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from harness.machine.processes import interruptible
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def nobody(number: int, frame: object) -> None:
+    """Stands in for what would end the tests."""
+
+
+@pytest.fixture(autouse=True)
+def heeded() -> Iterator[None]:
+    """A shell's "&" hands SIGINT down as ignored, `nohup` SIGHUP."""
+    before = [(number, signal.signal(number, nobody)) for number in ENDING]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_each_of_these_signals_ends_what_is_within_once_and_nothing_outside(number: signal.Signals) -> None:
+    with interruptible() as interrupts:
+        assert not interrupts.heard
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert interrupts.heard
+    signal.raise_signal(number)
+    assert signal.getsignal(number) is nobody
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_signals_that_follow_one_another_closely_count_as_one(number: signal.Signals) -> None:
+    with interruptible() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        for other in ENDING:
+            signal.raise_signal(other)
+    assert interrupts.heard
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_a_shell_had_this_process_ignore_stays_ignored(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    with interruptible() as interrupts:
+        signal.raise_signal(number)
+    assert not interrupts.heard
+
+
+def test_the_first_signal_can_be_told_to_do_something_else() -> None:
+    heard: list[str] = []
+    with interruptible(lambda: heard.append("first")) as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+    assert heard == ["first"]
+    assert interrupts.heard
+
+
+def test_one_within_another_is_the_outer_one() -> None:
+    with interruptible() as outer, interruptible(lambda: pytest.fail("it is the outer one's")) as inner:
+        assert inner is outer
