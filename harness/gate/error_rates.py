@@ -1,0 +1,180 @@
+"""Error rates: whole judgements of many units under the noises of `simulate`, by the gate's rule and by those of others.
+
+Three ways in which rounds come about:
+
+    paired     each round is a fresh pair of processes that take turns; what is flagged gets a confirmation
+    stored     each side is one run, in one process, on its own: what that process is stuck with is in all of its rounds
+    imported   each side is several files, each of a process of its own, one side after the other
+
+Units share nothing but the control case, which takes part in the sitting of a judgement: the hardest case for a family.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from harness.gate import peer_rules
+from harness.gate.decide import Verdict, decide
+from harness.gate.simulate import NOISES, TOLERANCE, Noise, times_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.gate.policy import Policy
+    from harness.gate.simulate import Array
+
+Mode = Literal["stored", "paired", "imported"]
+MODES: tuple[Mode, ...] = ("stored", "paired", "imported")
+UNITS, ROUNDS = 50, 8
+PLANTED = 0.10  # of one unit in ten
+RULES = ("t test", "sign flip", "pytest-benchmark", "asv", "perfgate-paired", "stackgate")
+ALARM_BAR, POWER_BAR = 0.01, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one rule said under one noise."""
+
+    mode: Mode
+    noise: str
+    rule: str
+    judgements: int
+    alarmed: int  # judgements of equal code in which any unit was called slower
+    alarms: int  # units of equal code that were called slower
+    found: float  # share of the units 10 % slower that were called so, where one in ten is
+    undecided: float = math.nan  # share of the units of equal code
+
+
+def rates(
+    policy: Policy,
+    judgements: int,
+    seed: int = 0,
+    noises: Sequence[Noise] = NOISES,
+    modes: Sequence[Mode] = MODES,
+) -> list[Rate]:
+    """Every rule under every noise in every mode."""
+    out = []
+    for mode in modes:
+        for place, noise in enumerate(noises):
+            out += _cell(
+                policy, mode, noise, judgements, np.random.default_rng([seed, MODES.index(mode), place])
+            )
+    return out
+
+
+def _cell(
+    policy: Policy, mode: Mode, noise: Noise, judgements: int, random: np.random.Generator
+) -> list[Rate]:
+    spread = 0.0 if mode == "paired" else policy.session_spread
+    limit = math.log1p(TOLERANCE) + math.log1p(spread)
+    slow = np.arange(UNITS) % 10 == 0
+    factor = np.where(slow, 1 + PLANTED, 1.0)
+    counts = {rule: [0, 0, 0] for rule in RULES}
+    undecided = 0
+    for _ in range(judgements):
+        equal = sample(mode, noise, UNITS, ROUNDS, random)
+        again = sample(mode, noise, UNITS, policy.confirm_pairs, random) if mode == "paired" else None
+        planted = equal * np.stack((np.ones(UNITS), factor), axis=-1)[:, None, :, None]
+        planted_again = None
+        if again is not None:
+            planted_again = again * np.stack((np.ones(UNITS), factor), axis=-1)[:, None, :, None]
+        for is_planted, times, fresh in ((False, equal, again), (True, planted, planted_again)):
+            for rule in RULES:
+                flags, open_units = _flags(rule, policy, times, fresh, limit, mode, random)
+                if is_planted:
+                    counts[rule][2] += int(flags[slow].sum())
+                else:
+                    counts[rule][0] += bool(flags.any())
+                    counts[rule][1] += int(flags.sum())
+                    undecided += open_units
+    return [
+        Rate(
+            mode,
+            noise.name,
+            rule,
+            judgements,
+            alarmed,
+            alarms,
+            found / (judgements * int(slow.sum())),
+            undecided / (judgements * UNITS) if rule == RULES[0] else math.nan,
+        )
+        for rule, (alarmed, alarms, found) in counts.items()
+    ]
+
+
+def sample(mode: Mode, noise: Noise, units: int, rounds: int, random: np.random.Generator) -> Array:
+    """Times [unit, round, side, sample] of equal sides."""
+    if mode == "paired":
+        return times_of(replace(noise, session=0.0), rounds, units, random)
+    one_process = mode == "stored"
+    calm = replace(noise, session=0.0)
+    if one_process:  # what a process is born with is drawn once a side, below
+        calm = replace(calm, process=0.0, clock=0.0, outlier=0.0, process_tail=0.0)
+    sides = [times_of(calm, rounds, units, random)[:, :, side] for side in (0, 1)]
+    times = np.stack(sides, axis=2)
+    offset = noise.session * random.standard_normal((1, 1, 2, 1))
+    if one_process:
+        born = replace(noise, sample=0.0, drift=0.0, step=0.0, burst=0.0, trend=0.0, period=0.0, tick=0.0)
+        born = replace(born, second=0.0, session=0.0)
+        offset = offset + np.log(times_of(born, 1, units, random)[..., :1])
+    return np.asarray(times * np.exp(offset))
+
+
+def log_ratios(times: Array) -> Array:
+    """Log ratios [unit, round] of the medians."""
+    medians = np.median(times, axis=-1)
+    return np.asarray(np.log(medians[..., 1] / medians[..., 0]))
+
+
+def _flags(
+    rule: str,
+    policy: Policy,
+    times: Array,
+    again: Array | None,
+    limit: float,
+    mode: Mode,
+    random: np.random.Generator,
+) -> tuple[peer_rules.Flags, int]:
+    """Which units a rule calls slower, and how many it leaves open (of the gate's own rule)."""
+    if rule == "pytest-benchmark":
+        return peer_rules.pytest_benchmark(times), 0
+    if rule == "asv":
+        return peer_rules.asv(times), 0
+    if rule == "perfgate-paired":
+        return peer_rules.perfgate_paired(times), 0
+    if rule == "stackgate":
+        return peer_rules.stackgate(times, random), 0
+    first = log_ratios(times)
+    second = log_ratios(again) if again is not None else np.empty((UNITS, 0))
+    if rule == "sign flip":
+        return peer_rules.sign_flip(first, second, limit), 0
+    empty = np.empty(0)
+    scatter = 0.0 if mode == "paired" else policy.scatter
+    found = decide(
+        list(first), [empty] * UNITS, [limit] * UNITS, policy.alpha, policy.alpha_confirm, scatter=scatter
+    )
+    if again is not None and any(d.flagged for d in found):
+        fresh = [s if d.flagged else empty for s, d in zip(second, found, strict=True)]
+        found = decide(
+            list(first), fresh, [limit] * UNITS, policy.alpha, policy.alpha_confirm, scatter=scatter
+        )
+    elif again is not None:  # nothing to confirm, so nothing is claimed
+        pass
+    flags = np.array([d.verdict is Verdict.REGRESSED for d in found])
+    return flags, sum(d.verdict is Verdict.INCONCLUSIVE for d in found)
+
+
+def quiet_power(judgements: int, seed: int = 0, spread: float = 0.01, limit: float | None = None) -> float:
+    """Share of the units found where all of 50 are 10 % slower in 8 rounds of this spread, as stored runs."""
+    random = np.random.default_rng(seed)
+    bar = math.log1p(TOLERANCE) + math.log1p(0.02) if limit is None else limit
+    hits = 0
+    for _ in range(judgements):
+        rounds = random.normal(math.log1p(PLANTED), spread, (UNITS, ROUNDS))
+        found = decide(list(rounds), [np.empty(0)] * UNITS, [bar] * UNITS)
+        hits += sum(d.verdict is Verdict.REGRESSED for d in found)
+    return hits / (judgements * UNITS)
