@@ -17,7 +17,7 @@ An exact sign-flip test cannot give less than 2**-rounds, so that Holm over many
 however quiet the machine. A t test can, and pays with assumptions; three guards stand in for them:
 
     spread      no unit is quieter than `spread_floor`, which the units and the control of the run set together
-    sign        three quarters of the rounds lie beyond the limit, and so the median does
+    sign        two thirds of the rounds lie beyond the limit, and so the median does
     scatter     runs that were not measured together: a process differs from the next by more than its own rounds show;
                 how far the units scatter around their median says by how much (`scatter_of`)
 """
@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,6 +102,7 @@ def decide(
     floors: Sequence[float] = (),
     control: Vector | None = None,
     scatter: float = 0.0,
+    groups: int = 0,
 ) -> list[Decision]:
     """The verdict on each unit.
 
@@ -115,10 +117,12 @@ def decide(
         control: log ratios of the control case by round.
         scatter: most that two processes of the same code are believed to differ by (standard deviation of a log ratio);
             0 where each round has processes of its own.
+        groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
+            nor they to the units.
     """
-    quiet = spread_floor(first if one_run else [], control)
-    means = [float(np.mean(r)) for r in first if len(r) >= FEWEST_TO_FLAG]
-    apart = min(scatter, scatter_of(means, first)) if one_run and scatter else 0.0
+    members = first[: len(first) - groups] if one_run else []
+    quiet = [spread_floor(members, control)] * (len(first) - groups) + [LEAST_SPREAD] * groups
+    apart = min(scatter, scatter_of(members)) if scatter else 0.0
     directions, p_values = _one_sided(first, limits, quiet, apart)
     flagged = p_values <= alpha
     confirming = bool(any(len(s) for s in second))
@@ -128,7 +132,7 @@ def decide(
     ]
     adjusted = np.full(len(first), np.nan)
     raw = [
-        _p(directions[i] * second[i] - limits[i], quiet, apart) if confirming else float(p_values[i])
+        _p(directions[i] * second[i] - limits[i], quiet[i], apart) if confirming else float(p_values[i])
         for i in candidates
     ]
     adjusted[candidates] = stats.holm(raw) if one_run else raw
@@ -168,22 +172,24 @@ def spread_floor(units: Sequence[Vector], control: Vector | None = None) -> floa
     return max(LEAST_SPREAD, float(np.quantile(spreads, 0.25))) if spreads else LEAST_SPREAD
 
 
-def scatter_of(means: Sequence[float], rounds: Sequence[Vector]) -> float:
+def scatter_of(units: Sequence[Vector]) -> float:
     """Standard deviation by which units of equal code differ beyond what their own rounds show; 0 of few units.
 
     From the tenth to the median, on the narrower side: what a change made slower, or faster, widens the other one. What
     the rounds themselves explain is taken off.
     """
-    if len(means) < FEWEST_TO_CLAIM:
+    rows = [r for r in units if len(r) >= FEWEST_TO_FLAG]
+    if len(rows) < FEWEST_TO_CLAIM:
         return 0.0
+    means = [float(r.mean()) for r in rows]
     low, middle, high = np.quantile(means, (TENTH, 0.5, 1 - TENTH))
     apart = min(middle - low, high - middle) / TENTH_Z
-    own = [float(np.var(r, ddof=1)) / len(r) for r in rounds if len(r) >= FEWEST_TO_FLAG]
+    own = [float(np.var(r, ddof=1)) / len(r) for r in rows]
     return math.sqrt(max(0.0, apart**2 - float(np.median(own))))
 
 
 def _one_sided(
-    rounds: Sequence[Vector], limits: Sequence[float], quiet: float, apart: float
+    rounds: Sequence[Vector], limits: Sequence[float], quiet: Sequence[float], apart: float
 ) -> tuple[Vector, Vector]:
     """Direction in which each unit leans, and the p-value of leaning further than the limit."""
     directions, p_values = np.ones(len(rounds)), np.ones(len(rounds))
@@ -194,7 +200,7 @@ def _one_sided(
         directions[i] = -1.0 if mean < 0 else 1.0
         # Within the limit the p-value is above one half, whatever it is; it need not be counted.
         if abs(mean) > limits[i]:
-            p_values[i] = _p(directions[i] * logs - limits[i], quiet, apart)
+            p_values[i] = _p(directions[i] * logs - limits[i], quiet[i], apart)
     return directions, p_values
 
 
@@ -202,7 +208,7 @@ def _p(excess: Vector, quiet: float, apart: float) -> float:
     """One-sided p-value of "the mean is above 0", 1 where a guard speaks against it."""
     rounds = len(excess)
     against = int(np.count_nonzero(excess <= 0))
-    if rounds < FEWEST_TO_FLAG or against > rounds // 4:
+    if rounds < FEWEST_TO_FLAG or against > rounds // 3:
         return 1.0
     own, processes = max(float(excess.std(ddof=1)), quiet) ** 2 / rounds, apart**2
     # Degrees of freedom of the sum by Welch and Satterthwaite.
@@ -223,12 +229,13 @@ def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> i
         At least `FEWEST_TO_CLAIM`; None beyond `MOST_ROUNDS`.
 
     >>> rounds_for(1, 0.01, 0.03), rounds_for(50, 0.01, 0.03), rounds_for(50, 0.05, 0.03)
-    (8, 8, 80)
+    (8, 9, 82)
     """
-    spread = max(spread, LEAST_SPREAD)
+    spread, sure = max(spread, LEAST_SPREAD), NormalDist().inv_cdf(POWER)
     for rounds in range(FEWEST_TO_CLAIM, MOST_ROUNDS + 1):
-        needed = stats.t_quantile(1 - alpha / units, rounds - 1) + stats.t_quantile(POWER, rounds - 1)
-        if needed * spread <= away * math.sqrt(rounds):
+        t = stats.t_quantile(1 - alpha / units, rounds - 1)
+        # Noncentral t by its normal approximation: the spread that is measured differs too (Johnson and Welch 1940).
+        if away * math.sqrt(rounds) >= spread * (t + sure * math.sqrt(1 + t * t / (2 * (rounds - 1)))):
             return rounds
     return None
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.gate import peer_rules
 from harness.gate.decide import Verdict, decide
-from harness.gate.simulate import NOISES, TOLERANCE, Noise, times_of
+from harness.gate.simulate import NOISES, TOLERANCE, Bar, Noise, times_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,7 @@ Mode = Literal["stored", "paired", "imported"]
 MODES: tuple[Mode, ...] = ("stored", "paired", "imported")
 UNITS, ROUNDS = 50, 8
 PLANTED = 0.10  # of one unit in ten
+QUIET = 0.01  # standard deviation of a round's log ratio
 RULES = ("t test", "sign flip", "pytest-benchmark", "asv", "perfgate-paired", "stackgate")
 ALARM_BAR, POWER_BAR = 0.01, 0.95
 
@@ -162,19 +163,56 @@ def _flags(
         found = decide(
             list(first), fresh, [limit] * UNITS, policy.alpha, policy.alpha_confirm, scatter=scatter
         )
-    elif again is not None:  # nothing to confirm, so nothing is claimed
-        pass
     flags = np.array([d.verdict is Verdict.REGRESSED for d in found])
     return flags, sum(d.verdict is Verdict.INCONCLUSIVE for d in found)
 
 
-def quiet_power(judgements: int, seed: int = 0, spread: float = 0.01, limit: float | None = None) -> float:
-    """Share of the units found where all of 50 are 10 % slower in 8 rounds of this spread, as stored runs."""
+def quiet_power(policy: Policy, judgements: int, seed: int = 0) -> float:
+    """Share of the units found where all of 50 are 10 % slower in 8 rounds that differ by 1 %, as stored runs."""
     random = np.random.default_rng(seed)
-    bar = math.log1p(TOLERANCE) + math.log1p(0.02) if limit is None else limit
+    limit = math.log1p(TOLERANCE) + math.log1p(policy.session_spread)
     hits = 0
     for _ in range(judgements):
-        rounds = random.normal(math.log1p(PLANTED), spread, (UNITS, ROUNDS))
-        found = decide(list(rounds), [np.empty(0)] * UNITS, [bar] * UNITS)
+        rounds = random.normal(math.log1p(PLANTED), QUIET, (UNITS, ROUNDS))
+        found = decide(list(rounds), [np.empty(0)] * UNITS, [limit] * UNITS, scatter=policy.scatter)
         hits += sum(d.verdict is Verdict.REGRESSED for d in found)
     return hits / (judgements * UNITS)
+
+
+def rate_bars(found: Sequence[Rate], power: float) -> list[Bar]:
+    """What is promised of whole judgements."""
+    bars = [
+        Bar(
+            f"{UNITS} stored units 10% slower, {ROUNDS} rounds of 1%: found", power, POWER_BAR, True, "stored"
+        )
+    ]
+    for mode in dict.fromkeys(r.mode for r in found):
+        ours = [r for r in found if r.mode == mode and r.rule == RULES[0]]
+        share = sum(r.alarmed for r in ours) / sum(r.judgements for r in ours)
+        worst = max(ours, key=lambda r: r.alarmed)
+        text = f"{mode} judgements of equal code that call a unit slower, {len(ours)} noises"
+        where = f"worst: {worst.noise}, {worst.alarmed} of {worst.judgements}"
+        bars.append(Bar(text, share, ALARM_BAR, False, where))
+    return bars
+
+
+def rate_lines(found: Sequence[Rate], judgements: int) -> list[str]:
+    """A table a mode: false alarms and detection of each rule under each noise."""
+    lines = [
+        "",
+        f"Whole judgements: {UNITS} units, {ROUNDS} rounds, {judgements} judgements a cell, by the rule of this gate (t "
+        "test), the one it had before (sign flip) and those of other gates, as documented. A cell: judgements of equal code "
+        f"in which any unit was called slower, in %, / units {PLANTED:.0%} slower (one in ten) that were found, in %.",
+    ]
+    for mode in dict.fromkeys(r.mode for r in found):
+        table = {(r.noise, r.rule): r for r in found if r.mode == mode}
+        lines += [
+            "",
+            f"| {mode} | " + " | ".join(RULES) + " | undecided, equal code |",
+            "|---|" + "---|" * (len(RULES) + 1),
+        ]
+        for noise in dict.fromkeys(r.noise for r in found):
+            row = [table[noise, rule] for rule in RULES]
+            cells = [f"{100 * r.alarmed / r.judgements:.1f} / {100 * r.found:.0f}" for r in row]
+            lines.append(f"| {noise} | {' | '.join(cells)} | {row[0].undecided:.0%} |")
+    return lines

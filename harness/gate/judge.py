@@ -159,7 +159,8 @@ def judge(
         notes.append("no control case in both runs: a slow machine cannot be told from slow code")
     control = _judge_control(matched.control, policy)
     timed = [u for u in matched.units if u.rule.rule == "timed" and not u.trouble]
-    timed += _group_units(timed, policy)
+    groups = _group_units(timed, policy)
+    timed += groups
     spread = 0.0 if mode == "paired" else policy.session_spread
     limits = [math.log1p(u.rule.tolerance) + math.log1p(spread) for u in timed]
     floors = [noise_floors(side.first) for side in (baseline, candidate)]
@@ -171,6 +172,7 @@ def judge(
         policy.alpha_confirm,
         control=matched.control if np.isfinite(matched.control).all() else None,
         scatter=0.0 if mode == "paired" else policy.scatter,
+        groups=len(groups),
         floors=[max((f[u.case_id] for f in floors if u.case_id in f), default=math.nan) for u in timed],
     )
     findings = [

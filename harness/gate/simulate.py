@@ -5,7 +5,7 @@ out of a round is the ratio of the two medians. The noise has four layers, all o
 of a process (drawn once for its life), of the machine (drift or a step, shared by blocks that follow one another), and
 of a clock that has two states. The verdicts come from `decide`, the function that judges real runs.
 
-Levels are chosen, not measured. `common_rules` puts the two rules that others use to the same noise.
+Levels are chosen, not measured. `error_rates` puts whole judgements, and the rules of other gates, to the same noise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +78,7 @@ NOISES = (
     Noise("second is slower", second=0.01),
     Noise("sessions", session=0.01),
 )
+GRID = NOISES[:8]  # in the table by rounds and effects; all of them in `error_rates`
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +131,6 @@ def times_of(noise: Noise, rounds: int, trials: int, random: np.random.Generator
     return np.maximum(np.round(times / noise.tick), 1) * noise.tick if noise.tick else times
 
 
-def common_rules(noise: Noise, trials: int, seed: int = 0) -> tuple[float, float]:
-    """How often two rules that others use call a side slower that is not, on BAR_ROUNDS rounds of paired times.
-
-    Returns:
-        Share of alarms of "the mean of one new run is more than the tolerance above the mean of one saved run" (a run
-        is a process: the last one of the one side, the first one of the other), and of a one-sided rank test (Mann and
-        Whitney 1947, its normal approximation) at 5 % on the samples of all rounds, pooled.
-    """
-    times = times_of(noise, BAR_ROUNDS, trials, np.random.default_rng([seed, BAR_ROUNDS]))
-    saved, new = times[:, 0, 0].mean(axis=-1), times[:, -1, 1].mean(axis=-1)
-    sides = np.moveaxis(times, 2, 1).reshape(trials, 2, -1)
-    count = sides.shape[-1]
-    ranks = sides.reshape(trials, -1).argsort(axis=-1).argsort(axis=-1) + 1
-    excess = ranks[:, count:].sum(axis=-1) - count * (2 * count + 1) / 2
-    z = excess / math.sqrt(count * count * (2 * count + 1) / 12)
-    return float(np.mean(new > (1 + TOLERANCE) * saved)), float(np.mean(z > NormalDist().inv_cdf(0.95)))
-
-
 def _of_the_machine(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
     """What both sides share, by place in time: [trials, rounds, side, block], the sides taking turns."""
     slots = rounds * BLOCKS * 2
@@ -172,7 +154,7 @@ def grid(
     policy: Policy,
     trials: int,
     seed: int = 0,
-    noises: Sequence[Noise] = NOISES,
+    noises: Sequence[Noise] = GRID,
     rounds: Sequence[int] = ROUNDS,
 ) -> list[Cell]:
     """Every cell: noise x rounds x effect, both stages. One draw of noise serves all effects of a cell."""

@@ -102,7 +102,7 @@ def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
     found = judge(*sides, policy, machine_free=True)
     assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
     assert "REGRESSED, told only" in terminal(found)
-    assert terminal(found).splitlines()[-1].startswith("OK, 1 slower (exit 0): 1 REGRESSED")
+    assert terminal(found).splitlines()[-1].startswith("OK, no time judged, 1 slower (exit 0): 1 REGRESSED")
 
 
 def test_the_documentation_shows_the_table_that_the_command_stored() -> None:
