@@ -204,6 +204,14 @@ def rate_lines(found: Sequence[Rate], judgements: int) -> list[str]:
         "test), the one it had before (sign flip) and those of other gates, as documented. A cell: judgements of equal code "
         f"in which any unit was called slower, in %, / units {PLANTED:.0%} slower (one in ten) that were found, in %.",
     ]
+    lines += ["", "| all noises | " + " | ".join(RULES) + " |", "|---|" + "---|" * len(RULES)]
+    for mode in dict.fromkeys(r.mode for r in found):
+        cells = []
+        for rule in RULES:
+            these = [r for r in found if (r.mode, r.rule) == (mode, rule)]
+            alarmed = sum(r.alarmed for r in these) / sum(r.judgements for r in these)
+            cells.append(f"{100 * alarmed:.1f} / {100 * sum(r.found for r in these) / len(these):.0f}")
+        lines.append(f"| {mode} | {' | '.join(cells)} |")
     for mode in dict.fromkeys(r.mode for r in found):
         table = {(r.noise, r.rule): r for r in found if r.mode == mode}
         lines += [
