@@ -188,6 +188,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
     """Measures as asked; None where there was nothing to judge."""
     from harness.gate import against
     from harness.gate.drive import Request, measure_and_judge, open_session, print_plan
+    from harness.gate.session import SideError
     from harness.gate.sides import load_side
 
     root = Path(__file__).resolve().parent.parent.parent if options.measure else against.project_root()
@@ -209,7 +210,10 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         )
         if not options.baseline:
             session = open_session(request, tell)
-            session.stage(1, policy.pairs)
+            try:
+                session.stage(1, policy.pairs)
+            except SideError as error:
+                raise GateError(Exit.USAGE, str(error)) from error
             sys.stdout.write(
                 f"measured, with no baseline to judge by\nresults  {session.folder / 'candidate'}\n"
             )

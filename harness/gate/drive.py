@@ -76,21 +76,20 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     decides = request.judges_times and policy.pairs >= FEWEST_TO_FLAG
     least, reserve = (FEWEST_TO_FLAG, FEWEST_TO_CLAIM) if decides else (1, 0)
     try:
-        done = session.stage(1, policy.pairs, ends=ends, least=least, reserve=reserve)
+        if not session.stage(1, policy.pairs, ends=ends, least=least, reserve=reserve):
+            raise GateError(
+                Exit.USAGE,
+                f"not one round was measured in the {policy.budget_s:g} s allowed; give more with --budget-s, or measure less",
+            )
+        judgement = judge_session(request, session)
+        if judgement.to_confirm and not judgement.control.moved:
+            tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {confirming} rounds")
+            if session.stage(2, confirming, judgement.to_confirm, ends=ends):
+                judgement = judge_session(request, session)
     except TooSlowError as error:
         raise _too_slow(request, error.seconds, least + reserve) from error
     except SideError as error:
         return judge_broken(request.trees, request.words, error.side, error.reason)
-    if not done:
-        raise GateError(
-            Exit.USAGE,
-            f"not one round was measured in the {policy.budget_s:g} s allowed; give more with --budget-s, or measure less",
-        )
-    judgement = judge_session(request, session)
-    if judgement.to_confirm and not judgement.control.moved:
-        tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {confirming} rounds")
-        if session.stage(2, confirming, judgement.to_confirm, ends=ends):
-            judgement = judge_session(request, session)
     return judgement
 
 

@@ -304,6 +304,21 @@ def test_time_for_no_round_at_all_is_refused(tmp_path: Path, monkeypatch: pytest
     assert not list((tmp_path / "r").rglob("*"))
 
 
+def test_a_dry_run_says_how_many_rounds_a_decision_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fifty units: docs/gate-statistics.md has the same figures."""
+    plan = PLAN | {"cases": [PLANNED | {"arms": {f"a{n}": "" for n in range(50)}}]}
+    sitting = scripted(tmp_path, monkeypatch, candidate={"plan": plan})
+    drive.print_plan(sitting.trees["candidate"], ["sweep=x"], load_policy())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "50 timed units: 5 rounds to flag, 8 to confirm; planned: 10 and 10 in 300 s"
+    assert lines[1].startswith("rounds that differ by 1.0%: 9 find a unit 3% beyond its tolerance")
+    assert lines[2].startswith("rounds that differ by 5.0%: 82 find a unit")
+    page = (ROOT / "docs" / "gate-statistics.md").read_text()
+    assert "| 50 | 9 | 19 | 82 |" in page
+
+
 class Rounds:
     """A clock that only rounds move: each takes `seconds`."""
 
@@ -336,7 +351,7 @@ def slow_sitting(tmp: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> 
     return Request(sitting.trees, ["sweep=x"], policy, tmp / "r", command=command), clock
 
 
-@pytest.mark.parametrize(("seconds", "first", "second"), [(14.0, 10, 10), (20.0, 6, 8), (22.0, 5, 8)])
+@pytest.mark.parametrize(("seconds", "first", "second"), [(20.0, 6, 8), (22.0, 5, 8)])
 def test_the_budget_keeps_time_for_the_confirmation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, first: int, second: int
 ) -> None:
