@@ -174,7 +174,14 @@ def quiet_power(policy: Policy, judgements: int, seed: int = 0) -> float:
     hits = 0
     for _ in range(judgements):
         rounds = random.normal(math.log1p(PLANTED), QUIET, (UNITS, ROUNDS))
-        found = decide(list(rounds), [np.empty(0)] * UNITS, [limit] * UNITS, scatter=policy.scatter)
+        found = decide(
+            list(rounds),
+            [np.empty(0)] * UNITS,
+            [limit] * UNITS,
+            policy.alpha,
+            policy.alpha_confirm,
+            scatter=policy.scatter,
+        )
         hits += sum(d.verdict is Verdict.REGRESSED for d in found)
     return hits / (judgements * UNITS)
 

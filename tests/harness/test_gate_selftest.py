@@ -132,13 +132,16 @@ def test_the_command_prints_and_stores_the_table(
 
 
 def test_a_missed_bar_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that confirms at random would alarm: here, one whose alphas are as loose as they go."""
-    loose = tmp_path / "p.yaml"
-    loose.write_text("alpha: 0.499\nalpha_confirm: 0.499\n")
-    cells = grid(load_policy(loose), 200, 0, NOISES[:1], (10,))
+    """A policy whose level no eight rounds reach is blind, which is a broken promise too."""
+    blind = tmp_path / "p.yaml"
+    blind.write_text("alpha_confirm: 1.0e-12\n")
+    cells = grid(POLICY, 100, 0, NOISES[:1], (10,))
+    few = error_rates.rates(POLICY, 1, 0, NOISES[:1])
     monkeypatch.setattr(selftest, "grid", lambda *_: cells)
-    monkeypatch.setattr(selftest, "rates", lambda *_: error_rates.rates(POLICY, 1, 0, NOISES[:1]))
-    assert main(["gate-selftest", "--results-dir", str(tmp_path)]) == 1
+    monkeypatch.setattr(selftest, "rates", lambda *_: few)
+    words = ["gate-selftest", "--judgements", "20", "--results-dir", str(tmp_path)]
+    assert main(words) == 0
+    assert main([*words, "--policy", str(blind)]) == 1
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
