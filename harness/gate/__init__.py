@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import math
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -19,23 +20,30 @@ from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal
 
     from harness.gate.judge import Judgement
     from harness.gate.policy import Policy
+    from harness.gate.sides import Side
 
 SWEEP = "sweep=gate"
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
-OF_TWO_TREES = ("alone", "even_if_equal")  # likewise, where two sides are measured
+OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run")  # likewise, where two sides are measured
 
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns the exit code of `codes.Exit`."""
     try:
-        return int(_gate(_parse(argv)))
+        return int(_gate(_parse(argv), argv))
     except GateError as error:
         sys.stderr.write(f"error: {error}\n")
         _summarise(f"### Gate: no verdict (exit {int(error.code)})\n\n{' '.join(str(error).split())}\n")
         return int(error.code)
+    except UsageError:
+        raise
+    except Exception as error:
+        _summarise(f"### Gate: internal error (exit {int(Exit.INTERNAL)})\n\n{type(error).__name__}\n")
+        raise  # becomes that exit code
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -43,12 +51,27 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m harness gate",
         description="Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
         epilog="exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
-        "missing, 6 inconclusive where the policy says so, 7 internal error",
+        "missing, 6 could not judge: too little of the times was decided, 7 internal error",
     )
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=f"what to measure (default: {SWEEP})")
-    parser.add_argument("--baseline", metavar="RUN", help="a stored run: folder, Parquet file or run id")
-    parser.add_argument("--candidate", metavar="RUN", help="a stored run to be judged")
-    parser.add_argument("--against", metavar="GIT_REV", help="measure that commit and this work tree, paired")
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        metavar="RUN",
+        help="a stored run (folder, Parquet file or run id), or pytest-benchmark files of as many processes",
+    )
+    parser.add_argument(
+        "--candidate", nargs="+", metavar="RUN", help="a stored run, or as many files, to be judged"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="GIT_REV",
+        help="measure this work tree and the commit where it left that one (their merge base), paired",
+    )
+    parser.add_argument("--tip", action="store_true", help="compare with GIT_REV itself, not the merge base")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print how many rounds a decision takes; measure nothing"
+    )
     parser.add_argument(
         "--measure", action="store_true", help="measure this work tree alone; judge by --baseline"
     )
@@ -79,6 +102,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
     options = parser.parse_intermixed_args(list(argv))
+    for name in ("baseline", "candidate"):  # what to measure may follow a run
+        given = getattr(options, name) or []
+        words = [w for w in given[1:] if "=" in w and not Path(w).exists()]
+        options.words += words
+        names = [w for w in given if w not in words]
+        if len(names) > 1 and not is_file_list(names):
+            parser.error(f"--{name} {' '.join(names)}: name one run, or pytest-benchmark files (.json)")
+        setattr(options, name, names)
     ways = [w for w in ("candidate", "against", "measure", "history") if getattr(options, w)]
     if len(ways) != 1:
         parser.error(
@@ -88,6 +119,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--candidate needs --baseline RUN")
     if options.baseline and options.against:
         parser.error("--against measures its own baseline; leave --baseline out")
+    if is_file_list(options.baseline) != is_file_list(options.candidate) and options.candidate:
+        parser.error("--baseline and --candidate: name runs on both sides, or pytest-benchmark files on both")
     if options.words and not (options.against or options.measure):
         parser.error(f"{options.words[0]!r}: only --against and --measure take what to measure")
     for name in (*MEASURING, *OF_TWO_TREES):
@@ -105,10 +138,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _gate(options: argparse.Namespace) -> Exit:
+def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     from harness.gate.judge import judge
     from harness.gate.policy import load_policy
-    from harness.gate.sides import load_side
 
     if options.history:
         from harness.gate.trend import write_trend
@@ -124,20 +156,39 @@ def _gate(options: argparse.Namespace) -> Exit:
     _writable(options)
     if options.candidate:
         judgement: Judgement | None = judge(
-            load_side(options.baseline, "baseline", options.results_dir),
-            load_side(options.candidate, "candidate", options.results_dir),
+            _side(options.baseline, "baseline", options.results_dir),
+            _side(options.candidate, "candidate", options.results_dir),
             policy,
             machine_free=options.machine_free,
         )
     else:
-        judgement = _measure(options, policy)
+        judgement = _measure(options, policy, _without_budget(argv))
     return Exit.OK if judgement is None else _tell(judgement, options)
 
 
-def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
+def _side(names: Sequence[str], role: Literal["baseline", "candidate"], results_dir: Path) -> Side:
+    from harness.gate.benchmark_files import side_of_files
+    from harness.gate.sides import load_side
+
+    if is_file_list(names):
+        return side_of_files([Path(name) for name in names], role)
+    return load_side(names[0], role, results_dir)
+
+
+def _without_budget(argv: Sequence[str]) -> str:
+    """The command as it was typed, without its budget, for advice that can be copied."""
+    words = list(argv)
+    if "--budget-s" in words:
+        del words[words.index("--budget-s") : words.index("--budget-s") + 2]
+    words = [word for word in words if not word.startswith("--budget-s=")]
+    return f"python -m harness gate {shlex.join(words)}"
+
+
+def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judgement | None:
     """Measures as asked; None where there was nothing to judge."""
     from harness.gate import against
-    from harness.gate.drive import Request, measure_and_judge, open_session
+    from harness.gate.drive import Request, measure_and_judge, open_session, print_plan
+    from harness.gate.session import SideError
     from harness.gate.sides import load_side
 
     root = Path(__file__).resolve().parent.parent.parent if options.measure else against.project_root()
@@ -153,19 +204,28 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
             words,
             policy,
             options.results_dir,
-            options.baseline,
+            options.baseline[0] if options.baseline else None,
             options.machine_free,
+            command=command,
         )
         if not options.baseline:
             session = open_session(request, tell)
-            session.stage(1, policy.pairs)
+            try:
+                session.stage(1, policy.pairs)
+            except SideError as error:
+                raise GateError(Exit.USAGE, str(error)) from error
             sys.stdout.write(
                 f"measured, with no baseline to judge by\nresults  {session.folder / 'candidate'}\n"
             )
             return None
-        load_side(options.baseline, "baseline", options.results_dir)  # refused before minutes are spent
+        load_side(options.baseline[0], "baseline", options.results_dir)  # refused before minutes are spent
         return measure_and_judge(request, tell)
     commit = against.resolve(root, options.against)
+    if not options.tip:
+        commit = against.merge_base(root, commit)
+    if options.dry_run:
+        print_plan(root, words, policy)
+        return None
     if against.same_code(root, commit) and not options.even_if_equal:
         same = (
             f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here, so nothing was measured "
@@ -183,6 +243,7 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Judgement | None:
             options.results_dir,
             machine_free=options.machine_free,
             alone=options.alone,
+            command=command,
         )
         return measure_and_judge(request, tell)
 
@@ -214,6 +275,11 @@ def _summarise(markdown: str) -> None:
             file.write(markdown + "\n")
     except OSError as error:  # no verdict is worth less because a page could not show it
         sys.stderr.write(f"warning: cannot write the step summary {summary} ({error.strerror})\n")
+
+
+def is_file_list(names: Sequence[str]) -> bool:
+    """Whether a side is named by pytest-benchmark files and not by a run."""
+    return bool(names) and all(name.endswith(".json") for name in names)
 
 
 def _writable(options: argparse.Namespace) -> None:

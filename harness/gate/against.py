@@ -53,6 +53,22 @@ def resolve(root: Path, revision: str) -> str:
     raise GateError(Exit.NO_BASELINE, f"no commit {revision!r} in {root.name}{hint}")
 
 
+def merge_base(root: Path, commit: str) -> str:
+    """The commit from which this work tree and a commit have gone apart.
+
+    What the other branch has added since is not this change's doing.
+
+    Raises:
+        GateError: they share no history (exit 5); a shallow clone is named as such.
+    """
+    done = _git(root, "merge-base", "HEAD", commit)
+    if done.returncode == 0:
+        return done.stdout.strip()
+    shallow = _git(root, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+    hint = "this clone is shallow: git fetch --unshallow" if shallow else "--tip compares with it as it is"
+    raise GateError(Exit.NO_BASELINE, f"{commit[:10]} and this work tree have no common ancestor; {hint}")
+
+
 def same_code(root: Path, commit: str) -> bool:
     """Whether nothing that is measured differs between a commit and the work tree as it lies there."""
     tracked = _git(root, "diff", "--quiet", commit, "--", *MEASURED).returncode == 0

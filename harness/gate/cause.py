@@ -7,6 +7,7 @@
 | compile | the metric is a compile time, or more graphs, graph breaks or recompiles than before |
 | host | more operators are called, or more samples waited for the host than before |
 | kernel | none of these: the same calls take more cycles |
+| (none given) | neither calls nor cycles were counted |
 
 Only a GPU row carries a clock; on a CPU a slow clock shows in the control case alone.
 """
@@ -44,7 +45,7 @@ class Cause:
 
 
 def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
-    """Why a timed unit became slower; None where neither side has a row to look at.
+    """Why a timed unit became slower; None where no row says anything about it.
 
     Args:
         unit: a unit with its rows.
@@ -74,6 +75,8 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
     if late > LATE_SHARE:
         return Cause("host", f"{late:.0%} more samples waited for the host{counted}")
     known = CALLS in old and CALLS in new
+    if not known and cycles is None:
+        return None  # nothing was counted, so nothing speaks for the kernel
     same = "the same operators were called" if known else "calls were not counted"
     kernels = ""
     if old.get("kernels") != new.get("kernels"):

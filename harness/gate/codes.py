@@ -16,7 +16,7 @@ class Exit(IntEnum):
     INVALID = 3  # the environment differs, or the control case moved
     NUMERICS = 4
     NO_BASELINE = 5
-    INCONCLUSIVE = 6  # only where the policy says on_inconclusive: fail
+    INCONCLUSIVE = 6  # too little of the times was decided, or anything open where on_inconclusive: fail
     INTERNAL = 7  # see harness.cli.internal_error
 
 

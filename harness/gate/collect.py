@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.gate.policy import CONDITIONS
 from harness.gate.sides import CONTROL_SUITE
 from harness.store.arm import from_json, stored_fields
 from harness.store.case import Case
@@ -52,9 +53,14 @@ class Row:
         self.rounds += later.rounds
         self.clocks += later.clocks
         self.late += later.late
-        self.timing = later.timing or self.timing
+        self.time_by(later.timing)
         self.fail(later.failure, later.cause)
         self.timed |= later.timed
+
+    def time_by(self, timing: Mapping[str, Any]) -> None:
+        """Takes over how a block was timed; what struck one block, struck the row."""
+        struck = {name: True for name in CONDITIONS if self.timing.get(name) or timing.get(name)}
+        self.timing = {**(timing or self.timing), **struck}
 
     def fail(self, why: str, cause: Cause) -> None:
         """Notes why there is no number; the first reason stands."""
@@ -142,7 +148,7 @@ class Collected:
             else:
                 row = self._sure_row(case_id, name)
             row.add(number, samples, block["clocks"][name], block["late"][name])
-            row.timing = block["timing"][name]
+            row.time_by(block["timing"][name])
         for name, fault in block["faults"].items():
             if name != CONTROL:
                 row = self._sure_row(case_id, name)

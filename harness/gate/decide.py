@@ -3,15 +3,23 @@
 A positive log ratio is worse. `limit` is log(1 + tolerance). With r the rounds of the first stage and s those of the
 confirmation, for the direction d in which r leans:
 
-    flagged     exact one-sided sign-flip test of d * r - limit gives p <= alpha
-    confirmed   the same test of d * s - limit on fresh data, Holm over all that was flagged, gives p <= alpha_confirm
+    flagged     one-sided t test of d * r - limit over at least 5 rounds gives p <= alpha
+    confirmed   the same test of d * s - limit on at least 8 fresh rounds, Holm over all that was flagged, p <= alpha_confirm
     REGRESSED   confirmed with d > 0;  IMPROVED   confirmed with d < 0
     OK          neither, and the upper end of the 95 % t interval over all rounds lies below the limit
     INCONCLUSIVE   anything else
 
 The test is against the limit and not against zero, so a slowdown of exactly the tolerance is a false alarm, and its
-rate is what alpha bounds. Where nothing was measured again, the first stage has to pass alpha_confirm itself, with
-Holm over every unit: it then stands alone.
+rate is what alpha bounds. Where nothing was measured again, the first stage has to pass alpha_confirm itself, over 8
+rounds and with Holm over every unit: it then stands alone.
+
+An exact sign-flip test cannot give less than 2**-rounds, so that Holm over many units can never be passed in few rounds,
+however quiet the machine. A t test can, and pays with assumptions; three guards stand in for them:
+
+    spread      no unit is quieter than `spread_floor`, which the units and the control of the run set together
+    sign        two thirds of the rounds lie beyond the limit, and so the median does
+    scatter     runs that were not measured together: a process differs from the next by more than its own rounds show;
+                how far the units scatter around their median says by how much (`scatter_of`)
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +40,12 @@ if TYPE_CHECKING:
 
     from harness.store.stats import Vector
 
+FEWEST_TO_FLAG, FEWEST_TO_CLAIM = 5, 8  # rounds
+# Standard deviation of a round's log ratio that no machine undercuts: eight lucky rounds are no evidence of less.
+LEAST_SPREAD = 0.002
+TENTH, TENTH_Z = 0.1, 1.2816  # a quantile of the normal distribution
+SCATTER_DEGREES = 5  # of freedom: processes have heavier tails than a normal distribution
+POWER = 0.95  # with which `rounds_for` finds a slowdown
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
 
@@ -85,6 +100,9 @@ def decide(
     *,
     one_run: bool = True,
     floors: Sequence[float] = (),
+    control: Vector | None = None,
+    scatter: float = 0.0,
+    groups: int = 0,
 ) -> list[Decision]:
     """The verdict on each unit.
 
@@ -96,8 +114,16 @@ def decide(
         alpha_confirm: of the confirmation.
         floors: noise floor of each unit as a ratio, NaN where it is not known; it decides nothing here.
         one_run: the units are those of one run, so Holm runs over them; False: each is a run of its own.
+        control: log ratios of the control case by round.
+        scatter: most that two processes of the same code are believed to differ by (standard deviation of a log ratio);
+            0 where each round has processes of its own.
+        groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
+            nor they to the units.
     """
-    directions, p_values = _one_sided(first, limits)
+    members = first[: len(first) - groups] if one_run else []
+    quiet = [spread_floor(members, control)] * (len(first) - groups) + [LEAST_SPREAD] * groups
+    apart = min(scatter, scatter_of(members)) if scatter else 0.0
+    directions, p_values = _one_sided(first, limits, quiet, apart)
     flagged = p_values <= alpha
     confirming = bool(any(len(s) for s in second))
     # With a confirmation, the family is what was flagged; without one, it is everything that was tested.
@@ -106,7 +132,8 @@ def decide(
     ]
     adjusted = np.full(len(first), np.nan)
     raw = [
-        _p(directions[i] * second[i] - limits[i]) if confirming else float(p_values[i]) for i in candidates
+        _p(directions[i] * second[i] - limits[i], quiet[i], apart) if confirming else float(p_values[i])
+        for i in candidates
     ]
     adjusted[candidates] = stats.holm(raw) if one_run else raw
     pooled = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
@@ -114,7 +141,8 @@ def decide(
     out = []
     for i, rounds in enumerate(map(len, pooled)):
         verdict = Verdict.INCONCLUSIVE
-        if flagged[i] and adjusted[i] <= alpha_confirm:
+        enough = len(second[i] if confirming else first[i]) >= FEWEST_TO_CLAIM
+        if flagged[i] and enough and adjusted[i] <= alpha_confirm:
             verdict = Verdict.REGRESSED if directions[i] > 0 else Verdict.IMPROVED
         elif rounds >= MIN_ROUNDS and effects[i].log_high < limits[i]:
             verdict = Verdict.OK
@@ -133,7 +161,36 @@ def decide(
     return out
 
 
-def _one_sided(rounds: Sequence[Vector], limits: Sequence[float]) -> tuple[Vector, Vector]:
+def spread_floor(units: Sequence[Vector], control: Vector | None = None) -> float:
+    """The least standard deviation of a round's log ratio that is believed of any unit of a run.
+
+    It is the lower quartile over the units and the control: the few that look quietest by luck are raised to it, and
+    those that are noisy by nature do not raise it.
+    """
+    rows = [*units, *([control] if control is not None else [])]
+    spreads = [float(np.std(r, ddof=1)) for r in rows if len(r) >= FEWEST_TO_FLAG]
+    return max(LEAST_SPREAD, float(np.quantile(spreads, 0.25))) if spreads else LEAST_SPREAD
+
+
+def scatter_of(units: Sequence[Vector]) -> float:
+    """Standard deviation by which units of equal code differ beyond what their own rounds show; 0 of few units.
+
+    From the tenth to the median, on the narrower side: what a change made slower, or faster, widens the other one. What
+    the rounds themselves explain is taken off.
+    """
+    rows = [r for r in units if len(r) >= FEWEST_TO_FLAG]
+    if len(rows) < FEWEST_TO_CLAIM:
+        return 0.0
+    means = [float(r.mean()) for r in rows]
+    low, middle, high = np.quantile(means, (TENTH, 0.5, 1 - TENTH))
+    apart = min(middle - low, high - middle) / TENTH_Z
+    own = [float(np.var(r, ddof=1)) / len(r) for r in rows]
+    return math.sqrt(max(0.0, apart**2 - float(np.median(own))))
+
+
+def _one_sided(
+    rounds: Sequence[Vector], limits: Sequence[float], quiet: Sequence[float], apart: float
+) -> tuple[Vector, Vector]:
     """Direction in which each unit leans, and the p-value of leaning further than the limit."""
     directions, p_values = np.ones(len(rounds)), np.ones(len(rounds))
     for i, logs in enumerate(rounds):
@@ -143,29 +200,51 @@ def _one_sided(rounds: Sequence[Vector], limits: Sequence[float]) -> tuple[Vecto
         directions[i] = -1.0 if mean < 0 else 1.0
         # Within the limit the p-value is above one half, whatever it is; it need not be counted.
         if abs(mean) > limits[i]:
-            p_values[i] = _p(directions[i] * logs - limits[i])
+            p_values[i] = _p(directions[i] * logs - limits[i], quiet[i], apart)
     return directions, p_values
 
 
-def _p(differences: Vector) -> float:
-    return stats.sign_flip_p(differences)
+def _p(excess: Vector, quiet: float, apart: float) -> float:
+    """One-sided p-value of "the mean is above 0", 1 where a guard speaks against it."""
+    rounds = len(excess)
+    against = int(np.count_nonzero(excess <= 0))
+    if rounds < FEWEST_TO_FLAG or against > rounds // 3:
+        return 1.0
+    own, processes = max(float(excess.std(ddof=1)), quiet) ** 2 / rounds, apart**2
+    # Degrees of freedom of the sum by Welch and Satterthwaite.
+    degrees = (own + processes) ** 2 / (own**2 / (rounds - 1) + processes**2 / SCATTER_DEGREES)
+    return stats.t_upper_tail(float(excess.mean()) / math.sqrt(own + processes), math.floor(degrees + 1e-9))
 
 
-def fewest_rounds(family: int, alpha: float) -> int:
-    """Rounds below which not even a unit that is worse in all of them passes Holm: the smallest p is 2**-rounds.
+def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> int | None:
+    """Rounds in which one of so many units that is slower than the limit by `away` is found with 95 % probability.
 
-    >>> fewest_rounds(1, 0.01), fewest_rounds(200, 0.01)
-    (7, 15)
+    Args:
+        units: over which Holm runs.
+        spread: standard deviation of a round's log ratio.
+        away: how far beyond the limit the change lies, as a logarithm.
+        alpha: that Holm has to keep.
+
+    Returns:
+        At least `FEWEST_TO_CLAIM`; None beyond `MOST_ROUNDS`.
+
+    >>> rounds_for(1, 0.01, 0.03), rounds_for(50, 0.01, 0.03), rounds_for(50, 0.05, 0.03)
+    (8, 9, 82)
     """
-    return math.ceil(math.log2(family / alpha))
+    spread, sure = max(spread, LEAST_SPREAD), NormalDist().inv_cdf(POWER)
+    for rounds in range(FEWEST_TO_CLAIM, MOST_ROUNDS + 1):
+        t = stats.t_quantile(1 - alpha / units, rounds - 1)
+        # Noncentral t by its normal approximation: the spread that is measured differs too (Johnson and Welch 1940).
+        if away * math.sqrt(rounds) >= spread * (t + sure * math.sqrt(1 + t * t / (2 * (rounds - 1)))):
+            return rounds
+    return None
 
 
 def _more(logs: Vector, limit: float, alpha: float, family: int) -> int | None:
     """Rounds to add until either the interval or the test decides, if mean and spread stay as they are."""
     rounds = len(logs)
-    floor = fewest_rounds(family, alpha)
     if rounds < MIN_ROUNDS:
-        return max(floor, 2 * MIN_ROUNDS) - rounds
+        return FEWEST_TO_CLAIM - rounds
     away = abs(float(logs.mean()) - limit)
     spread = float(logs.std(ddof=1))
     # By then there are many rounds, so not the quantile of those at hand, which for three is six times as large.
@@ -173,4 +252,4 @@ def _more(logs: Vector, limit: float, alpha: float, family: int) -> int | None:
     if away * math.sqrt(MOST_ROUNDS) <= quantile * spread:
         return None
     needed = math.ceil((quantile * spread / away) ** 2)
-    return max(needed, floor, rounds + 1) - rounds
+    return max(needed, FEWEST_TO_CLAIM, rounds + 1) - rounds

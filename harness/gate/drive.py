@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.gate.broken import judge_broken
 from harness.gate.codes import Exit, GateError
-from harness.gate.decide import fewest_rounds
+from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
 from harness.gate.judge import Judgement, judge
-from harness.gate.session import Session, new_session
+from harness.gate.process import Process, WorkerError
+from harness.gate.session import START_S, Session, SideError, TooSlowError, new_session
 from harness.gate.sides import load_side
 
 if TYPE_CHECKING:
@@ -19,9 +22,10 @@ if TYPE_CHECKING:
     from harness.gate.policy import Policy
     from harness.gate.session import Tell
 
-# Of the time allowed. The confirmation needs more rounds: at its level, and by Holm over all that was flagged.
-FIRST_SHARE = 0.45
 JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
+PLANNED_SPREADS = (0.01, 0.05)  # a quiet machine, a shared one
+PLANNED_AWAY = math.log1p(0.03)
+MARGIN = 1.2  # of the budget that is advised: rounds differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Request:
         machine_free: see `judge`.
         alone: one process at a time (see `Session`).
         pads: share by which a side is slowed, for experiments.
+        command: what was typed, without its budget, for advice that can be copied.
     """
 
     trees: Mapping[str, Path]
@@ -48,32 +53,85 @@ class Request:
     alone: bool = False
     pads: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    command: str = "python -m harness gate"
+
+    @property
+    def judges_times(self) -> bool:
+        """Whether a time may decide the exit code."""
+        return not self.machine_free and self.policy.on_slower == "fail"
 
 
 def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     """Run both stages: units that the first one flags are measured again in new processes.
 
     Raises:
-        GateError: the time allowed did not hold one round.
+        GateError: the time allowed cannot hold the rounds that a decision needs, which is known after one of them.
     """
     session = open_session(request, tell)
     policy = request.policy
-    began, allowed = session.clock(), (policy.budget_s or math.inf) - JUDGING_S
-    if not session.stage(1, policy.pairs, ends=began + FIRST_SHARE * allowed):
-        raise GateError(
-            Exit.USAGE,
-            f"not one round was measured in the {FIRST_SHARE:.0%} of {policy.budget_s:g} s that the first stage may "
-            "take; give more with --budget-s, or measure less",
-        )
-    judgement = judge_session(request, session)
-    if judgement.to_confirm and not judgement.control.moved:
-        flagged = sum(f.flagged for f in judgement.findings)
-        # Holm over many units needs more rounds than over few, or no number of regressions could be confirmed.
-        pairs = max(policy.confirm_pairs, fewest_rounds(flagged, policy.alpha_confirm) + 1)
-        tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {pairs} rounds")
-        if session.stage(2, pairs, judgement.to_confirm, ends=began + allowed):
-            judgement = judge_session(request, session)
+    allowed = (policy.budget_s or math.inf) - JUDGING_S
+    ends = session.clock() + allowed
+    confirming = max(policy.confirm_pairs, FEWEST_TO_CLAIM)
+    # Who asks for fewer pairs than can flag anything has asked for no decision, and gets none.
+    decides = request.judges_times and policy.pairs >= FEWEST_TO_FLAG
+    least, reserve = (FEWEST_TO_FLAG, FEWEST_TO_CLAIM) if decides else (1, 0)
+    try:
+        if not session.stage(1, policy.pairs, ends=ends, least=least, reserve=reserve):
+            raise GateError(
+                Exit.USAGE,
+                f"not one round was measured in the {policy.budget_s:g} s allowed; give more with --budget-s, or measure less",
+            )
+        judgement = judge_session(request, session)
+        if judgement.to_confirm and not judgement.control.moved:
+            tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {confirming} rounds")
+            if session.stage(2, confirming, judgement.to_confirm, ends=ends):
+                judgement = judge_session(request, session)
+    except TooSlowError as error:
+        raise _too_slow(request, error.seconds, least + reserve) from error
+    except SideError as error:
+        return judge_broken(request.trees, request.words, error.side, error.reason)
     return judgement
+
+
+def _too_slow(request: Request, seconds: float, rounds: int) -> GateError:
+    needed = 10 * math.ceil((MARGIN * rounds * seconds + JUDGING_S) / 10)
+    return GateError(
+        Exit.USAGE,
+        f"a round takes {seconds:.0f} s, and a decision needs {FEWEST_TO_FLAG} rounds and {FEWEST_TO_CLAIM} to confirm, "
+        f"which {request.policy.budget_s:g} s cannot hold: {request.command} --budget-s {needed}",
+    )
+
+
+def plan_lines(units: int, policy: Policy) -> list[str]:
+    """What a decision on so many timed units takes, said before anything is measured."""
+    lines = [
+        f"{units} timed units: {FEWEST_TO_FLAG} rounds to flag, {FEWEST_TO_CLAIM} to confirm; planned: "
+        f"{policy.pairs} and {max(policy.confirm_pairs, FEWEST_TO_CLAIM)} in {policy.budget_s:g} s"
+    ]
+    for spread in PLANNED_SPREADS:
+        rounds = rounds_for(max(units, 1), spread, PLANNED_AWAY, policy.alpha_confirm)
+        lines.append(
+            f"rounds that differ by {spread:.1%}: {rounds or 'over 1000'} find a unit {math.expm1(PLANNED_AWAY):.0%} "
+            "beyond its tolerance, 95 times of 100, whichever of them it is"
+        )
+    return lines
+
+
+def print_plan(tree: Path, words: Sequence[str], policy: Policy) -> None:
+    """Plans the sweep in a worker and prints what a decision on it takes.
+
+    Raises:
+        GateError: it cannot be planned.
+    """
+    worker = Process(tree)
+    try:
+        plan = worker.ask({"do": "plan", "words": list(words)}, START_S)
+    except WorkerError as error:
+        raise GateError(Exit.USAGE, str(error)) from error
+    finally:
+        worker.close()
+    units = sum(len(case["arms"]) for case in plan["cases"])
+    sys.stdout.write("\n".join(plan_lines(units, policy)) + "\n")
 
 
 def open_session(request: Request, tell: Tell) -> Session:

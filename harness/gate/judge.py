@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.gate.cause import Cause, cause_of
 from harness.gate.codes import Exit, GateError
-from harness.gate.decide import MOST_ROUNDS, Verdict, decide
+from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
 from harness.gate.loss import outcomes
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
@@ -65,8 +65,13 @@ class Finding:
             return ""
         return (
             f"policy of the gate: changes up to {self.limit:.1%} are tolerated (tolerance and, of stored runs, the spread "
-            "between sessions), beyond that a sign-flip test decides"
+            "between sessions), beyond that a t test over the rounds decides"
         )
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the verdict is one on a time that both sides measured."""
+        return self.effect is not None
 
     @property
     def counts(self) -> bool:
@@ -99,6 +104,9 @@ class Judgement:
     notes: tuple[str, ...]
     code: Exit
     date: datetime.date
+    could_not_judge: bool = (
+        False  # of the times, none was decided, or more stayed open than the policy puts up with
+    )
 
     @property
     def counted(self) -> Counter[str]:
@@ -109,6 +117,18 @@ class Judgement:
     def to_confirm(self) -> tuple[str, ...]:
         """Ids of the cases that must be measured again before they are reported."""
         return tuple(sorted({i for f in self.findings if f.flagged for i in f.unit.cases}))
+
+    @property
+    def times(self) -> tuple[Finding, ...]:
+        """Findings about times that speak through the exit code; none where only exact rules are judged."""
+        if self.mode == "machine-free":
+            return ()
+        return tuple(f for f in self.findings if f.is_time and not f.told_only)
+
+    @property
+    def undecided(self) -> tuple[Finding, ...]:
+        """Those of `times` that are INCONCLUSIVE."""
+        return tuple(f for f in self.times if f.verdict is Verdict.INCONCLUSIVE)
 
 
 def judge(
@@ -139,7 +159,8 @@ def judge(
         notes.append("no control case in both runs: a slow machine cannot be distinguished from slow code")
     control = _judge_control(matched.control, policy)
     timed = [u for u in matched.units if u.rule.rule == "timed" and not u.trouble]
-    timed += _group_units(timed, policy)
+    groups = _group_units(timed, policy)
+    timed += groups
     spread = 0.0 if mode == "paired" else policy.session_spread
     limits = [math.log1p(u.rule.tolerance) + math.log1p(spread) for u in timed]
     floors = [noise_floors(side.first) for side in (baseline, candidate)]
@@ -149,6 +170,9 @@ def judge(
         limits,
         policy.alpha,
         policy.alpha_confirm,
+        control=matched.control if np.isfinite(matched.control).all() else None,
+        scatter=0.0 if mode == "paired" else policy.scatter,
+        groups=len(groups),
         floors=[max((f[u.case_id] for f in floors if u.case_id in f), default=math.nan) for u in timed],
     )
     findings = [
@@ -175,8 +199,9 @@ def judge(
         for f in findings
         if f.expired and f.allowed is not None
     ]
-    code = _code(findings, control, policy)
-    return Judgement(baseline, candidate, mode, tuple(findings), control, tuple(notes), code, date)
+    found = Judgement(baseline, candidate, mode, tuple(findings), control, tuple(notes), Exit.OK, date)
+    found = replace(found, could_not_judge=_could_not_judge(found, policy))
+    return replace(found, code=_code(found, policy))
 
 
 def _judge_control(logs: Vector, policy: Policy) -> Control:
@@ -227,6 +252,10 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
     verdict = decision.verdict
     reason = _why(decision, limit)
     cause = None
+    if unit.excluded:
+        verdict, reason = Verdict.INCONCLUSIVE, unit.excluded
+    if unit.strayed:
+        reason += f"; {unit.strayed} samples were taken at another clock than their round"
     if control.moved:
         verdict, reason = Verdict.INCONCLUSIVE, "the control case moved"
     if verdict is Verdict.REGRESSED or (control.moved and decision.verdict is Verdict.REGRESSED):
@@ -242,7 +271,7 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
         rounds=decision.rounds,
         p=decision.p,
         p_confirm=decision.p_confirm,
-        flagged=decision.flagged,
+        flagged=decision.flagged and not unit.excluded,
         more=decision.more,
         cause=cause,
         effect=decision.effect,
@@ -253,6 +282,10 @@ def _why(d: Decision, limit: float) -> str:
     bar = f"{math.expm1(limit):.1%}"
     if d.rounds < MIN_ROUNDS:
         return f"{d.rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
+    if d.verdict is Verdict.INCONCLUSIVE and d.effect.log_low > limit and d.rounds < FEWEST_TO_CLAIM:
+        return (
+            f"slower by more than {bar} in {d.rounds} rounds; to call it a regression takes {FEWEST_TO_CLAIM}"
+        )
     if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
         test = f"p {d.p:.3g}" + (
             "" if math.isnan(d.p_confirm) else f", confirmed on fresh data p {d.p_confirm:.2g}"
@@ -306,19 +339,27 @@ def _with_allowance(finding: Finding, policy: Policy, date: datetime.date) -> Fi
     return replace(finding, allowed=allowed, expired=allowed.until < date)
 
 
-def _code(findings: Sequence[Finding], control: Control, policy: Policy) -> Exit:
+def _could_not_judge(found: Judgement, policy: Policy) -> bool:
+    """Whether silence about the times would read as approval: exact rules alone leave nothing open."""
+    open_times, times = len(found.undecided), len(found.times)
+    return bool(times) and (open_times == times or open_times > policy.undecided_share * times)
+
+
+def _code(found: Judgement, policy: Policy) -> Exit:
     """What is certain speaks first: numerics, then what was counted, then the machine, then the clock."""
-    regressed = [f for f in findings if f.counts]
+    regressed = [f for f in found.findings if f.counts]
     if any(_is_numerics(f) for f in regressed):
         return Exit.NUMERICS
     if any(f.unit.rule.rule == "exact" or f.unit.trouble for f in regressed):
         return Exit.REGRESSED
-    if control.moved:
+    if found.control.moved:
         return Exit.INVALID
     if regressed:
         return Exit.REGRESSED
-    undecided = any(f.verdict is Verdict.INCONCLUSIVE for f in findings)
-    return Exit.INCONCLUSIVE if undecided and policy.on_inconclusive == "fail" else Exit.OK
+    undecided = any(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
+    if undecided and policy.on_inconclusive == "fail":
+        return Exit.INCONCLUSIVE
+    return Exit.INCONCLUSIVE if found.could_not_judge and policy.on_inconclusive == "share" else Exit.OK
 
 
 def _is_numerics(finding: Finding) -> bool:

@@ -22,6 +22,7 @@ Better = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
 RULES: tuple[RuleName, ...] = ("timed", "exact", "numerics", "ignore")
 MATCH_FIELDS = ("suite", "arm", "metric", "regime", "part", "case")
+CONDITIONS = ("contended", "throttled")  # under which a row may have been measured
 DEFAULT = Path(__file__).with_name("policy.yaml")
 
 
@@ -77,7 +78,11 @@ class Policy:
     alpha_confirm: float = 0.01
     control: float = 0.015
     session_spread: float = 0.02
-    on_inconclusive: Literal["warn", "fail"] = "warn"
+    scatter: float = 0.04
+    on_inconclusive: Literal["warn", "share", "fail"] = "share"
+    undecided_share: float = 0.2
+    clock_stray: float = 0.05
+    exclude: tuple[str, ...] = ("contended", "throttled")
     on_slower: Literal["warn", "fail"] = "fail"
     pairs: int = 10
     blocks: int = 12
@@ -155,9 +160,15 @@ def _value(policy: Policy, key: str, value: Any) -> Any:
     if key == "allow":
         return tuple(_allowance(entry) for entry in _list(value))
     if key in ("on_inconclusive", "on_slower"):
-        if value not in ("warn", "fail"):
-            raise UsageError(f"{value!r} must be warn or fail")
+        words = ("warn", "share", "fail") if key == "on_inconclusive" else ("warn", "fail")
+        if value not in words:
+            raise UsageError(f"{value!r} must be {', '.join(words[:-1])} or {words[-1]}")
         return value
+    if key == "exclude":
+        for name in (names := [str(name) for name in _list(value)]):
+            if name not in CONDITIONS:
+                raise unknown("condition", name, CONDITIONS)
+        return tuple(names)
     if key in ("pairs", "blocks", "confirm_pairs"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{value!r} must be a whole number of at least 1")

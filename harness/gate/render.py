@@ -34,18 +34,18 @@ MODES = {
 
 
 def headline(judgement: Judgement) -> str:
-    """The whole answer in a few words."""
-    undecided = judgement.counted[str(Verdict.INCONCLUSIVE)]
+    """The whole answer in a few words; OK only of what was judged."""
     slower = sum(f.told_only and f.verdict is Verdict.REGRESSED for f in judgement.findings)
-    if judgement.code is Exit.OK:
-        return ", ".join(
-            [
-                "OK",
-                *([f"{slower} slower"] if slower else []),
-                *([f"{undecided} undecided"] if undecided else []),
-            ]
-        )
-    return HEADLINE[judgement.code]
+    undecided = judgement.counted[str(Verdict.INCONCLUSIVE)]
+    if judgement.could_not_judge and judgement.code in (Exit.OK, Exit.INCONCLUSIVE):
+        return f"COULD NOT JUDGE {len(judgement.undecided)} of {len(judgement.times)}"
+    if judgement.code is not Exit.OK:
+        return HEADLINE[judgement.code]
+    words = ["OK"]
+    words += [] if judgement.times else ["no time judged"]
+    words += [f"{slower} slower"] if slower else []
+    words += [f"{undecided} undecided"] if undecided else []
+    return ", ".join(words)
 
 
 def terminal(judgement: Judgement, *, everything: bool = False) -> str:
@@ -143,6 +143,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "cause": None if f.cause is None else {"name": f.cause.name, "evidence": f.cause.evidence},
         "allowed_until": None if f.allowed is None else f.allowed.until.isoformat(),
         "counts": f.counts,
+        "stray_clock_samples": f.unit.strayed,
     }
 
 

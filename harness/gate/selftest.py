@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from harness.gate import SWEEP, Parser
 from harness.gate.decide import Verdict
+from harness.gate.error_rates import quiet_power, rate_bars, rate_lines, rates
 from harness.gate.policy import load_policy
 from harness.gate.simulate import (
-    BAR_ROUNDS,
     EFFECTS,
     NOISES,
     ROUNDS,
     TOLERANCE,
     bars,
-    common_rules,
     grid,
 )
 from harness.gate.sittings import Sitting, about_sittings, read_sittings
@@ -39,14 +38,21 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from harness.gate.error_rates import Rate
     from harness.gate.policy import Policy
-    from harness.gate.simulate import Cell
+    from harness.gate.simulate import Bar, Cell
 
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0 where every bar of the simulation holds, else 1."""
     parser = Parser(prog="python -m harness gate-selftest", description="The gate's own error rates.")
     parser.add_argument("--trials", type=int, default=2000, help="of each cell of the grid (default 2000)")
+    parser.add_argument(
+        "--judgements",
+        type=int,
+        default=100,
+        help="whole judgements a noise, beside other gates (default 100)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policy", type=Path, metavar="FILE")
     parser.add_argument(
@@ -67,26 +73,32 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(list(argv))
     if options.trials < 100:
         parser.error(f"--trials {options.trials}: fewer than 100 trials cannot measure rates of 1 %")
+    if options.judgements < 1:
+        parser.error(f"--judgements {options.judgements} must be at least 1")
     policy = load_policy(options.policy)
     folders = list(options.sessions or [])
     if options.real:
         folders.append(_measure(options, policy))
     cells = grid(policy, options.trials, options.seed)
+    beside = rates(policy, options.judgements, options.seed)
+    promises = [*bars(cells), *rate_bars(beside, quiet_power(policy, options.judgements, options.seed))]
     sittings = [s for folder in folders for s in read_sittings(folder, policy)]
     text = "\n".join(
         [
-            *simulation_lines(cells, options.trials, policy),
-            *common_lines(options.trials, options.seed),
+            *simulation_lines(cells, promises, options.trials, policy),
+            *rate_lines(beside, options.judgements),
             *(about_sittings(sittings, policy) if sittings else []),
         ]
     )
     target = options.results_dir / "gate-selftest" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    _store(target, text, cells, sittings)
+    _store(target, text, cells, beside, promises, sittings)
     sys.stdout.write(f"{text}\nstored   {target}\n")
-    return 0 if all(bar.holds for bar in bars(cells)) else 1
+    return 0 if all(bar.holds for bar in promises) else 1
 
 
-def simulation_lines(cells: Sequence[Cell], trials: int, policy: Policy) -> list[str]:
+def simulation_lines(
+    cells: Sequence[Cell], promises: Sequence[Bar], trials: int, policy: Policy
+) -> list[str]:
     """The bars, and a table of REGRESSED / OK in percent for every noise, number of rounds and effect."""
     lines = [
         f"Simulated: {trials} trials a cell, tolerance {TOLERANCE:.0%}, alpha {policy.alpha:g}, confirmation by "
@@ -95,7 +107,7 @@ def simulation_lines(cells: Sequence[Cell], trials: int, policy: Policy) -> list
         "| promise | worst cell | bar | holds |",
         "|---|---|---|---|",
     ]
-    for bar in bars(cells):
+    for bar in promises:
         sign = "at least" if bar.at_least else "at most"
         lines.append(
             f"| {bar.text} | {bar.worst:.1%} ({bar.where}) | {sign} {bar.bound:.0%} | {'yes' if bar.holds else 'NO'} |"
@@ -113,19 +125,6 @@ def simulation_lines(cells: Sequence[Cell], trials: int, policy: Policy) -> list
         shares = [f"{100 * c.share(Verdict.REGRESSED):.1f} / {100 * c.share(Verdict.OK):.1f}" for c in row]
         lines.append(f"| {noise} | {rounds} | {' | '.join(shares)} | {row[0].covered / row[0].trials:.1%} |")
     return lines
-
-
-def common_lines(trials: int, seed: int) -> list[str]:
-    """How often the rules of other gates call unchanged code slower, under the same noise."""
-    found = [(noise.name, common_rules(noise, trials, seed)) for noise in NOISES]
-    return [
-        "",
-        f"Two common rules on the same noise, {BAR_ROUNDS} rounds, no change: alarms in % of {trials} trials.",
-        "",
-        f"| noise | one new run {TOLERANCE:.0%} above one saved run | rank test at 5 % on pooled samples |",
-        "|---|---|---|",
-        *(f"| {name} | {saved:.1%} | {ranks:.1%} |" for name, (saved, ranks) in found),
-    ]
 
 
 def _measure(options: argparse.Namespace, policy: Policy) -> Path:
@@ -161,11 +160,19 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Path:
     return folder
 
 
-def _store(target: Path, text: str, cells: Sequence[Cell], sittings: Sequence[Sitting]) -> None:
+def _store(
+    target: Path,
+    text: str,
+    cells: Sequence[Cell],
+    beside: Sequence[Rate],
+    promises: Sequence[Bar],
+    sittings: Sequence[Sitting],
+) -> None:
     document: dict[str, Any] = {
         "grid": {"noises": [dataclasses.asdict(n) for n in NOISES], "rounds": ROUNDS, "effects": EFFECTS},
         "cells": [dataclasses.asdict(c) for c in cells],
-        "bars": [dataclasses.asdict(b) | {"holds": b.holds} for b in bars(cells)],
+        "rates": [dataclasses.asdict(r) for r in beside],
+        "bars": [dataclasses.asdict(b) | {"holds": b.holds} for b in promises],
         "sittings": [
             {
                 "name": s.name,

@@ -26,7 +26,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.gate.codes import Exit, GateError
 from harness.gate.collect import Collected
 from harness.gate.process import Process, WorkerError
 
@@ -40,6 +39,22 @@ Tell = Callable[[str], None]
 
 class OutOfTimeError(Exception):
     """The round under way would end after the time that was allowed."""
+
+
+class TooSlowError(Exception):
+    """The time allowed cannot hold the rounds that a decision needs; carries how long the first one took."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"a round takes {seconds:.0f} s")
+        self.seconds = seconds
+
+
+class SideError(Exception):
+    """A side could not even make its plan."""
+
+    def __init__(self, side: str, reason: str) -> None:
+        super().__init__(f"{side}: {reason}")
+        self.side, self.reason = side, reason
 
 
 def new_session() -> str:
@@ -74,7 +89,15 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     _ends: float = math.inf
 
-    def stage(self, number: int, pairs: int, only: Sequence[str] = (), ends: float = math.inf) -> int:
+    def stage(
+        self,
+        number: int,
+        pairs: int,
+        only: Sequence[str] = (),
+        ends: float = math.inf,
+        least: int = 1,
+        reserve: int = 0,
+    ) -> int:
         """Measures one stage and stores it.
 
         Args:
@@ -83,12 +106,15 @@ class Session:
             only: ids of the cases to measure; all where empty.
             ends: by the clock, when it has to be over. No round is begun that would last longer, and one that does is
                 broken off and forgotten: how many rounds there are depends on the machine and never on what they gave.
+            least: rounds without which nothing can be decided.
+            reserve: rounds of a later stage for which time is kept, once there are `least`.
 
         Returns:
             The rounds that were measured. Without any, nothing is stored.
 
         Raises:
-            GateError: a side could not even make its plan.
+            SideError: a side could not even make its plan.
+            TooSlowError: after the first round, `least` and `reserve` rounds cannot fit; nothing is stored.
         """
         order = random.Random(self.seed * 1000 + number)
         collected = {side: Collected() for side in self.trees}
@@ -96,7 +122,7 @@ class Session:
         self._ends = ends
         for index in range(pairs):
             begun = self.clock()
-            if begun + longest > ends:
+            if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
                 break
             sides = order.sample(sorted(self.trees), len(self.trees))
             this = {side: Collected() for side in sides}
@@ -108,6 +134,8 @@ class Session:
             for side, rows in this.items():
                 collected[side].merge(rows)
             done += 1
+            if done == 1 and self.clock() - begun > (ends - started) / (least + reserve):
+                raise TooSlowError(self.clock() - begun)
             spent, longest = self.clock() - started, max(longest, self.clock() - begun)
             left = min(spent / done * (pairs - done), ends - self.clock())
             self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {left:.0f} s left")
@@ -138,7 +166,7 @@ class Session:
                     plan = worker.answer(self._patience(START_S))
                 except WorkerError as error:
                     self._in_time()
-                    raise GateError(Exit.USAGE, f"{side} ({self.trees[side]}): {error}") from error
+                    raise SideError(side, str(error)) from error
                 collected[side].env, collected[side].env_id = plan["env"], plan["env_id"]
                 cases[side] = {case["case_id"]: case for case in plan["cases"]}
             for case in {i: c for known in cases.values() for i, c in known.items()}.values():

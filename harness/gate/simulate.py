@@ -5,7 +5,7 @@ out of a round is the ratio of the two medians. The noise has four layers, all o
 of a process (drawn once for its life), of the machine (drift or a step, shared by blocks that follow one another), and
 of a clock that has two states. The verdicts come from `decide`, the function that judges real runs.
 
-Levels are chosen, not measured. `common_rules` puts the two rules that others use to the same noise.
+Levels are chosen, not measured. `error_rates` puts whole judgements, and the rules of other gates, to the same noise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +49,13 @@ class Noise:
     low_clock: float = 0.3  # how often
     tail: float = 0.0  # degrees of freedom of Student's t for the samples; 0: Gaussian
     outlier: float = 0.0  # how often a process is slow as a whole, by 5 % times |normal|
+    process_tail: float = 0.0  # degrees of freedom of Student's t for the processes; 0: Gaussian
+    burst: float = 0.0  # share of the samples that are interrupted, each 1 to 5 times as long
+    trend: float = 0.0  # the machine slows steadily by this over the sitting
+    period: float = 0.0  # amplitude of a slow wave, eight turns long
+    tick: float = 0.0  # a clock of this resolution, as a share of the time
+    second: float = 0.0  # whoever goes second in a turn is this much slower
+    session: float = 0.0  # of a whole sitting; cancels where both sides are measured together
 
 
 NOISES = (
@@ -61,7 +67,18 @@ NOISES = (
     Noise("per process", process=0.02),
     Noise("boost clocks", process=0.01, drift=0.01),
     Noise("noisy runner", sample=0.03, process=0.05, drift=0.05, outlier=0.1),
+    Noise("quiet", sample=0.001, process=0.0003),
+    Noise("interrupted", burst=0.2),
+    Noise("half interrupted", burst=0.45),
+    Noise("heavy-tailed processes", process=0.005, process_tail=3.0),
+    Noise("two layouts", clock=0.1, low_clock=0.5),
+    Noise("warming up", trend=0.05),
+    Noise("slow wave", period=0.03),
+    Noise("coarse clock", tick=0.01),
+    Noise("second is slower", second=0.01),
+    Noise("sessions", session=0.01),
 )
+GRID = NOISES[:8]  # in the table by rounds and effects; all of them in `error_rates`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +100,11 @@ class Cell:
 
 def draw(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
     """Log ratios [trials, rounds] of two sides that are equal, as a session would measure them."""
-    medians = np.median(_times(noise, rounds, trials, random), axis=-1)
+    medians = np.median(times_of(noise, rounds, trials, random), axis=-1)
     return np.log(medians[..., 1] / medians[..., 0])
 
 
-def _times(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
+def times_of(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
     """Times [trials, rounds, side, sample] of two sides that are equal."""
     shape = (trials, rounds, 2)  # the last axis: baseline, candidate
     each = (*shape, BLOCKS, SAMPLES)
@@ -95,33 +112,23 @@ def _times(noise: Noise, rounds: int, trials: int, random: np.random.Generator) 
         logs = noise.sample * random.standard_t(noise.tail, each)
     else:
         logs = noise.sample * random.standard_normal(each)
-    process = noise.process * random.standard_normal(shape)
+    if noise.burst:
+        logs += np.log(np.where(random.random(each) < noise.burst, 1 + 4 * random.random(each), 1.0))
+    if noise.process_tail:
+        process = noise.process * random.standard_t(noise.process_tail, shape)
+    else:
+        process = noise.process * random.standard_normal(shape)
     process -= noise.clock * (random.random(shape) < 1 - noise.low_clock)
     if noise.outlier:
         slow = random.random(shape) < noise.outlier
         process += slow * 0.05 * np.abs(random.standard_normal(shape))
     logs += process[..., None, None]
-    if noise.drift or noise.step:
+    if noise.session:
+        logs += noise.session * random.standard_normal((trials, 1, 1, 1, 1))
+    if noise.drift or noise.step or noise.trend or noise.period or noise.second:
         logs += _of_the_machine(noise, rounds, trials, random)[..., None]
-    return np.exp(logs).reshape(*shape, BLOCKS * SAMPLES)
-
-
-def common_rules(noise: Noise, trials: int, seed: int = 0) -> tuple[float, float]:
-    """How often two rules that others use call a side slower that is not, on BAR_ROUNDS rounds of paired times.
-
-    Returns:
-        Share of alarms of "the mean of one new run is more than the tolerance above the mean of one saved run" (a run
-        is a process: the last one of the one side, the first one of the other), and of a one-sided rank test (Mann and
-        Whitney 1947, its normal approximation) at 5 % on the samples of all rounds, pooled.
-    """
-    times = _times(noise, BAR_ROUNDS, trials, np.random.default_rng([seed, BAR_ROUNDS]))
-    saved, new = times[:, 0, 0].mean(axis=-1), times[:, -1, 1].mean(axis=-1)
-    sides = np.moveaxis(times, 2, 1).reshape(trials, 2, -1)
-    count = sides.shape[-1]
-    ranks = sides.reshape(trials, -1).argsort(axis=-1).argsort(axis=-1) + 1
-    excess = ranks[:, count:].sum(axis=-1) - count * (2 * count + 1) / 2
-    z = excess / math.sqrt(count * count * (2 * count + 1) / 12)
-    return float(np.mean(new > (1 + TOLERANCE) * saved)), float(np.mean(z > NormalDist().inv_cdf(0.95)))
+    times = np.exp(logs).reshape(*shape, BLOCKS * SAMPLES)
+    return np.maximum(np.round(times / noise.tick), 1) * noise.tick if noise.tick else times
 
 
 def _of_the_machine(noise: Noise, rounds: int, trials: int, random: np.random.Generator) -> Array:
@@ -134,7 +141,10 @@ def _of_the_machine(noise: Noise, rounds: int, trials: int, random: np.random.Ge
         level[:, slot] = noise.memory * level[:, slot - 1] + fresh * random.standard_normal(trials)
     if noise.step:
         level += noise.step * (np.arange(slots) >= random.integers(0, slots, size=(trials, 1)))
-    turns = level.reshape(trials, rounds, BLOCKS, 2)
+    place = np.arange(slots)
+    phase = random.random((trials, 1))
+    level += noise.trend * place / slots + noise.period * np.sin(2 * np.pi * (place / 16 + phase))
+    turns = level.reshape(trials, rounds, BLOCKS, 2) + noise.second * np.arange(2)
     swap = random.random((trials, rounds, BLOCKS)) < 0.5  # which side goes first is drawn for each turn
     turns = np.where(swap[..., None], turns[..., ::-1], turns)
     return np.moveaxis(turns, -1, -2)
@@ -144,7 +154,7 @@ def grid(
     policy: Policy,
     trials: int,
     seed: int = 0,
-    noises: Sequence[Noise] = NOISES,
+    noises: Sequence[Noise] = GRID,
     rounds: Sequence[int] = ROUNDS,
 ) -> list[Cell]:
     """Every cell: noise x rounds x effect, both stages. One draw of noise serves all effects of a cell."""

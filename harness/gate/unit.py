@@ -33,6 +33,8 @@ class Unit:
         before, after: the two values, in `unit`.
         trouble: why there is nothing to compare, which is no pass; "" where there is.
         undecided: why there is nothing to compare, and the code need not be why.
+        excluded: why the policy lets these times decide nothing, though there are some.
+        strayed: samples at a clock that is not their round's.
         rows: the stored rows (baseline's, candidate's), for whoever looks for the cause.
     """
 
@@ -53,6 +55,8 @@ class Unit:
     trouble: str = ""
     wrong: bool = False  # the candidate's check failed: its result is wrong, and not only absent
     undecided: str = ""
+    excluded: str = ""
+    strayed: int = 0
     rows: tuple[Any, Any] = (None, None)
     members: tuple[str, ...] = ()  # of a group: the ids of its cases
 

@@ -16,6 +16,7 @@ from harness.gate.align import (
     rows_by_key,
 )
 from harness.gate.codes import Exit, GateError
+from harness.gate.conditions import mark_conditions
 from harness.gate.policy import Rule
 from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
 from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, facts_of
@@ -65,9 +66,6 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
         )
     if new := set(after["case_id"]) - set(before["case_id"]) - _control_ids(after):
         notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
-    for side in (baseline, candidate):
-        if throttled := side.first["timing"].str.contains('"throttled":true', regex=False).sum():
-            notes.append(f"{throttled} rows of {side.name} were measured under throttling")
     facts = dict(policy.facts)
     if OPERATORS in facts and _release(baseline) != _release(candidate):
         del facts[OPERATORS]
@@ -82,6 +80,7 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
         if timed and not ratios:
             notes.append(f"{len(timed)} times were not judged: ratios need one kind of device on both sides")
     else:
+        notes += mark_conditions(timed, policy)
         fill_rounds(timed, FIRST, by_number=mode == "paired")
         fill_confirmation(confirmation(baseline, candidate), timed, by_number=mode == "paired")
     return Matched(tuple(units), control_rounds(before, after, mode), tuple(notes))

@@ -222,6 +222,7 @@ class Worker:
                 "method": timing.method,
                 "l2": timing.l2,
                 "throttled": timing.throttled,
+                "contended": bool(getattr(timing, "contended", False)),
             }
         return out
 

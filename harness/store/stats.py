@@ -273,14 +273,14 @@ def t_quantile(probability: float, degrees: int) -> float:
         return 0.0
     tail = min(probability, 1 - probability)
     high = 1.0
-    while _t_upper_tail(high, degrees) > tail:
+    while t_upper_tail(high, degrees) > tail:
         high *= 2
     low = 0.0
     while True:
         middle = (low + high) / 2
         if middle in (low, high):  # adjacent floating-point numbers
             return math.copysign(middle, probability - 0.5)
-        if _t_upper_tail(middle, degrees) > tail:
+        if t_upper_tail(middle, degrees) > tail:
             low = middle
         else:
             high = middle
@@ -295,8 +295,14 @@ def _beta_quantile(probability: float, a: float, b: float) -> float:
     return (low + high) / 2
 
 
-def _t_upper_tail(t: float, degrees: int) -> float:
-    """P(T > t) for t >= 0: half of I_x(degrees / 2, 1 / 2) with x = degrees / (degrees + t^2) (DLMF 8.17)."""
+def t_upper_tail(t: float, degrees: int) -> float:
+    """P(T > t) of Student's t: for t >= 0 half of I_x(degrees / 2, 1 / 2), x = degrees / (degrees + t^2) (DLMF 8.17).
+
+    >>> round(t_upper_tail(2.364624, 7), 6), t_upper_tail(0.0, 7)
+    (0.025, 0.5)
+    """
+    if t < 0:
+        return 1 - t_upper_tail(-t, degrees)
     return 0.5 * _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5)
 
 

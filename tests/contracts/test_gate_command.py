@@ -114,9 +114,6 @@ def test_what_is_undecided_is_exit_6_where_the_policy_says_so(tmp_path: Path) ->
     assert judged(tmp_path, *runs, "--policy", "policy.yaml")[0].code == 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="by default an undecided timed comparison is exit 0, with the undecided named"
-)
 def test_where_no_time_was_decided_the_default_is_exit_6(tmp_path: Path) -> None:
     assert (
         judged(tmp_path, imported(tmp_path / "a", count=2), imported(tmp_path / "b", 1.3, count=2))[0].code

@@ -25,8 +25,10 @@ from gate_fixtures import (
     write,
 )
 
+from harness.gate import render
 from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
+from harness.gate.judge import Judgement
 from harness.gate.policy import Allowance, Group, Match, Policy
 
 
@@ -68,12 +70,12 @@ def test_what_fresh_data_do_not_confirm_is_not_regressed(tmp_path: Path) -> None
 def test_a_noisy_machine_is_inconclusive_and_says_how_many_rounds_would_settle_it(tmp_path: Path) -> None:
     judgement = run(tmp_path, *slowed(1.0, spread=0.08))
     assert verdict(judgement) == "INCONCLUSIVE"
-    assert judgement.code is Exit.OK
+    assert judgement.code is Exit.INCONCLUSIVE
     more = judgement.findings[0].more
     assert more is not None
     assert f"about {more} more rounds" in judgement.findings[0].reason
-    strict = dataclasses.replace(POLICY, on_inconclusive="fail")
-    assert run(tmp_path / "strict", *slowed(1.0, spread=0.08), policy=strict).code is Exit.INCONCLUSIVE
+    warn = dataclasses.replace(POLICY, on_inconclusive="warn")
+    assert run(tmp_path / "warn", *slowed(1.0, spread=0.08), policy=warn).code is Exit.OK
 
 
 def test_that_many_more_rounds_do_settle_it(tmp_path: Path) -> None:
@@ -86,15 +88,14 @@ def test_that_many_more_rounds_do_settle_it(tmp_path: Path) -> None:
     assert verdict(run(tmp_path / "2", *rows)) == "OK"
 
 
-def test_without_a_confirmation_holm_runs_over_all_units(tmp_path: Path) -> None:
-    """One of 40 units that is slower in all of 10 rounds: 40 / 1024 is above 0.01, so nobody is told it regressed."""
+def test_one_slower_unit_of_forty_is_found_without_a_confirmation(tmp_path: Path) -> None:
+    """A sign-flip test of 10 rounds ends at 40 / 1024 by Holm, above 0.01, and found nothing however slow it was."""
     times = Times()
     before = [time_row(n, times()) for n in range(40)]
     after = [time_row(n, times(1.2 if n == 7 else 1.0)) for n in range(40)]
     judgement = run(tmp_path, before, after)
-    assert judgement.counted["REGRESSED"] == 0
+    assert judgement.counted["REGRESSED"] == 1
     assert judgement.to_confirm == (case(7).case_id,)
-    assert verdict(run(tmp_path / "alone", *slowed(1.2))) == "REGRESSED"  # 1 / 1024 alone is enough
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
@@ -267,3 +268,49 @@ def test_judging_is_pure_and_needs_no_torch(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == state
+
+
+def open_units(tmp: Path, noisy: int, quiet: int, **policy: object) -> Judgement:
+    """Equal sides; so many units are too noisy to be decided."""
+    times, back_and_forth = Times(), ([1.0, 2.0] * 5, [2.0, 1.0] * 5)
+    sides = [
+        [time_row(n, wild if n < noisy else times()) for n in range(noisy + quiet)] for wild in back_and_forth
+    ]
+    return run(tmp, *sides, policy=dataclasses.replace(POLICY, **policy))
+
+
+@pytest.mark.parametrize(
+    ("noisy", "quiet", "code"), [(12, 38, Exit.INCONCLUSIVE), (8, 0, Exit.INCONCLUSIVE), (2, 38, Exit.OK)]
+)
+def test_silence_about_the_times_is_no_ok(tmp_path: Path, noisy: int, quiet: int, code: Exit) -> None:
+    """The issue's cases: 12 of 50 undecided, and all of 8."""
+    found = open_units(tmp_path, noisy, quiet)
+    assert found.code is code
+    said = render.headline(found)
+    assert said == (
+        f"OK, {noisy} undecided" if code is Exit.OK else f"COULD NOT JUDGE {noisy} of {noisy + quiet}"
+    )
+
+
+def test_a_policy_may_tell_only_and_the_headline_still_says_so(tmp_path: Path) -> None:
+    found = open_units(tmp_path, 8, 0, on_inconclusive="warn")
+    assert (found.code, render.headline(found)) == (Exit.OK, "COULD NOT JUDGE 8 of 8")
+    assert open_units(tmp_path / "2", 20, 30, undecided_share=0.5).code is Exit.OK
+    assert open_units(tmp_path / "3", 1, 39, on_inconclusive="fail").code is Exit.INCONCLUSIVE
+
+
+def test_exact_rules_alone_say_that_no_time_was_judged(tmp_path: Path) -> None:
+    rows = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5)]
+    found = run(tmp_path, rows, rows, machine_free=True)
+    assert (found.code, render.headline(found)) == (Exit.OK, "OK, no time judged")
+
+
+@pytest.mark.parametrize("rounds", [8, 12])
+def test_fifty_stored_units_ten_times_slower_are_regressed(tmp_path: Path, rounds: int) -> None:
+    """The issue's case, through the store: with a sign-flip test it was OK and exit 0."""
+    times = Times(0.01, rounds=rounds)
+    before, after = ([time_row(n, times(f)) for n in range(50)] for f in (1.0, 10.0))
+    found = run(tmp_path, before, after, session="")
+    assert (found.counted["REGRESSED"], found.code) == (50, Exit.REGRESSED)
+    twin = run(tmp_path / "equal", before, [time_row(n, times()) for n in range(50)], session="")
+    assert (twin.counted["REGRESSED"], twin.code) == (0, Exit.OK)

@@ -71,7 +71,7 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("alpha: 0.7", "0.7 must lie between 0 and 0.5"),
         ("alpha: true", "True must be a number"),
         ("session_spread: .nan", "nan must be a number"),
-        ("on_inconclusive: maybe", "'maybe' must be warn or fail"),
+        ("on_inconclusive: maybe", "'maybe' must be warn, share or fail"),
         ("on_slower: never", "'never' must be warn or fail"),
         ("units: {msec: {rule: exact}}", "unknown unit 'msec' (nearest: "),
         ("facts: {fp8_layers: more}", "fp8_layers: 'more' must be lower or higher"),

@@ -38,7 +38,7 @@ def test_the_terminal_shows_the_worst_first_and_ends_with_the_verdict(judgement:
     assert [line.split()[0] for line in lines[1:4]] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
     assert "+20." in lines[1]
     assert "confirmed on fresh data" in lines[1]
-    assert "cause: kernel" in lines[1]
+    assert "cause:" not in lines[1]  # neither calls nor cycles were counted
     assert lines[-1].startswith("REGRESSED (exit 1): 1 REGRESSED, 1 INCONCLUSIVE, 1 IMPROVED, 1 OK")
     assert any("NVIDIA H200 at 700 W, torch 2.13.0+cu128" in line for line in lines)
 
@@ -134,10 +134,12 @@ def test_a_summary_that_cannot_be_written_costs_no_verdict(
     assert err.startswith("warning: cannot write the step summary")
 
 
-def test_an_undecided_ok_says_so(tmp_path: Path) -> None:
+def test_what_was_not_decided_is_not_called_ok(tmp_path: Path) -> None:
     noisy = Times(0.1, seed=2)
     folders = [write(tmp_path / name, [time_row(1, noisy())]) for name in "ab"]
     found = judge(
         load_side(folders[0], "baseline", ""), load_side(folders[1], "candidate", ""), load_policy()
     )
-    assert render.headline(found) == "OK, 1 undecided"
+    assert render.headline(found) == "COULD NOT JUDGE 1 of 1"
+    assert render.terminal(found).splitlines()[-1].startswith("COULD NOT JUDGE 1 of 1 (exit 6): ")
+    assert render.markdown(found).startswith("### Gate: COULD NOT JUDGE 1 of 1")

@@ -10,7 +10,7 @@ import pytest
 from gate_fixtures import Times, control_row, time_row, write
 
 from harness.__main__ import main
-from harness.gate import selftest
+from harness.gate import error_rates, selftest, simulate
 from harness.gate import sittings as sittings_of
 from harness.gate.policy import load_policy
 from harness.gate.simulate import NOISES, grid
@@ -105,15 +105,10 @@ def test_sittings_set_against_one_another_are_stored_runs(sittings: Path) -> Non
 
 def test_the_table_holds_every_cell() -> None:
     cells = grid(POLICY, 100, 0, NOISES[:2], (6, 10))
-    lines = selftest.simulation_lines(cells, 100, POLICY)
+    lines = selftest.simulation_lines(cells, simulate.bars(cells), 100, POLICY)
     assert [line.split(" | ")[:2] for line in lines if line.startswith(("| Gaussian", "| heavy"))] == [
         [f"| {name}", rounds] for name in ("Gaussian", "heavy tail") for rounds in ("6", "10")
     ]
-
-
-def test_the_table_of_common_rules_holds_every_noise() -> None:
-    lines = selftest.common_lines(100, 0)
-    assert [line.split(" | ")[0] for line in lines if line.endswith("% |")] == [f"| {n.name}" for n in NOISES]
 
 
 def test_the_command_prints_and_stores_the_table(
@@ -121,6 +116,8 @@ def test_the_command_prints_and_stores_the_table(
 ) -> None:
     small = grid(POLICY, 100, 0, NOISES[:1], (10,))
     monkeypatch.setattr(selftest, "grid", lambda *_: small)
+    few = error_rates.rates(POLICY, 2, 0, NOISES[:1])
+    monkeypatch.setattr(selftest, "rates", lambda *_: few)
     words = ["gate-selftest", "--sessions", str(sittings), "--results-dir", str(tmp_path / "r")]
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -128,16 +125,23 @@ def test_the_command_prints_and_stores_the_table(
     assert out.startswith((stored / "selftest.md").read_text().rstrip("\n"))
     document = json.loads((stored / "selftest.json").read_text())
     assert len(document["cells"]) == len(small)
+    assert {(r["mode"], r["rule"]) for r in document["rates"]} == {
+        (mode, rule) for mode in error_rates.MODES for rule in error_rates.RULES
+    }
     assert [s["pad"] for s in document["sittings"]] == [0.0, 0.0, 0.0, 0.1, 0.1]
 
 
 def test_a_missed_bar_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that confirms at random would alarm: here, one whose alphas are as loose as they go."""
-    loose = tmp_path / "p.yaml"
-    loose.write_text("alpha: 0.499\nalpha_confirm: 0.499\n")
-    cells = grid(load_policy(loose), 200, 0, NOISES[:1], (10,))
+    """A policy whose level no eight rounds reach is blind, which is a broken promise too."""
+    blind = tmp_path / "p.yaml"
+    blind.write_text("alpha_confirm: 1.0e-12\n")
+    cells = grid(POLICY, 100, 0, NOISES[:1], (10,))
+    few = error_rates.rates(POLICY, 1, 0, NOISES[:1])
     monkeypatch.setattr(selftest, "grid", lambda *_: cells)
-    assert main(["gate-selftest", "--results-dir", str(tmp_path)]) == 1
+    monkeypatch.setattr(selftest, "rates", lambda *_: few)
+    words = ["gate-selftest", "--judgements", "20", "--results-dir", str(tmp_path)]
+    assert main(words) == 0
+    assert main([*words, "--policy", str(blind)]) == 1
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

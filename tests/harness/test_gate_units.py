@@ -154,13 +154,49 @@ def test_what_the_candidate_no_longer_states_is_undecided(tmp_path: Path) -> Non
     assert found == {"time_ms": "OK", "bytes_moved": "INCONCLUSIVE", "operator_calls": "INCONCLUSIVE"}
 
 
-def test_throttled_rows_are_noted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("struck", "condition", "decides"),
+    [
+        ("candidate", "throttled", False),
+        ("baseline", "throttled", False),
+        ("both", "throttled", True),  # limited by power, the one as the other
+        ("candidate", "contended", False),
+        ("both", "contended", False),
+    ],
+)
+def test_the_conditions_of_a_measurement_decide(
+    tmp_path: Path, struck: str, condition: str, decides: bool
+) -> None:
+    """20 % slower, and the rows say that the device was throttled or shared."""
     times = Times()
-    hot = dataclasses.replace(time_row(1, times()), timing={"method": "cuda_events", "throttled": True})
-    judgement = run(tmp_path, [time_row(1, times())], [hot])
-    assert [n for n in judgement.notes if "throttling" in n] == [
-        f"1 rows of {tmp_path / 'candidate'} were measured under throttling"
-    ]
+    rows = []
+    for side, factor in (("baseline", 1.0), ("candidate", 1.2)):
+        timing = {"method": "cuda_events", condition: struck in (side, "both")}
+        rows.append([dataclasses.replace(time_row(1, times(factor)), timing=timing)])
+    found = run(tmp_path, *rows)
+    (finding,) = found.findings
+    expected = ("REGRESSED", True) if decides else ("INCONCLUSIVE", False)
+    assert (str(finding.verdict), finding.flagged) == expected
+    assert int(found.code) == (1 if decides else 6)
+    assert finding.change == pytest.approx(1.2, abs=0.02)  # kept, and shown
+    assert any(n.startswith("1 times were measured ") for n in found.notes)
+    policy = dataclasses.replace(POLICY, exclude=())
+    assert int(run(tmp_path / "all", *rows, policy=policy).code) == 1
+
+
+def test_samples_at_a_stray_clock_are_kept_and_counted(tmp_path: Path) -> None:
+    """Ten rounds of five samples, one of them at half the clock of its round; the clock of the rounds wanders freely."""
+    wander = [1500.0 + 30.0 * (i // 5) for i in range(50)]
+    numbers = tuple(i // 5 for i in range(50))
+    same = dataclasses.replace(
+        time_row(1, [1.0 + 0.001 * (i % 3) for i in range(50)], clocks=wander), rounds=numbers
+    )
+    odd = dataclasses.replace(same, sample_clock_mhz=(750.0, *wander[1:]))
+    found = run(tmp_path, [same], [odd])
+    assert found.findings[0].unit.strayed == 1
+    assert "1 samples were taken at another clock than their round" in found.findings[0].reason
+    assert any("1 samples were taken at a clock more than 5% from" in n for n in found.notes)
+    assert run(tmp_path / "calm", [same], [same]).findings[0].unit.strayed == 0
 
 
 def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Benchmark files: pytest-benchmark JSON as rows of the store, and several files of one side as its rounds.
+
+A test runs in one process, and what one process measures is no independent evidence of the next. Of a single file that is
+imported, the times are cut, in the order taken, into at most `ROUNDS` blocks of equal length. Where several files are
+named for a side, each is a round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
+from harness.gate.sides import load_side
+from harness.machine.environment import env_id
+from harness.store.arm import Arm
+from harness.store.case import Case
+from harness.store.errors import UsageError
+from harness.store.measurement import Measurement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+    from harness.gate.sides import Side
+
+SUITE = "pytest-benchmark"
+ARM = "test"
+ROUNDS = 20  # few enough that neighbours share a block
+PLANNED_SPREAD, PLANNED_AWAY = 0.02, math.log1p(0.05)  # of a process's median; beyond the tolerance
+
+
+def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"]) -> Side:
+    """One side of the gate from files of as many processes, each a round.
+
+    Raises:
+        UsageError: a file can't be read or is not of pytest-benchmark, or the files are of several machines.
+    """
+    documents = [read_document(path) for path in paths]
+    envs = [environment_of(document) for document in documents]
+    for path, env in zip(paths, envs, strict=True):
+        if env_id(env) != env_id(envs[0]):
+            raise UsageError(
+                f"{path} was measured elsewhere than {paths[0]}; name the files of one machine a side"
+            )
+    tests: dict[str, list[Measurement]] = {}
+    for path, document in zip(paths, documents, strict=True):
+        for row in (row_of(test, path) for test in document["benchmarks"]):
+            tests.setdefault(row.case_id, []).append(row)
+    rows = [_together(parts) for parts in tests.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        writer = store.RunWriter(
+            Path(folder), run_id=role, sweep=SUITE, env_id=env_id(envs[0]), env=envs[0], about={}
+        )
+        writer.append(rows)
+        writer.close("finished")
+        side = load_side(folder, role, "")
+    enough = rounds_for(len(rows), PLANNED_SPREAD, PLANNED_AWAY) or FEWEST_TO_CLAIM
+    notes = list(side.notes)
+    if len(paths) < FEWEST_TO_CLAIM:
+        notes.append(
+            f"{role}: {len(paths)} file{'s' if len(paths) > 1 else ''}, and a file is one round, as its times come from "
+            f"one process; {enough} files a side would decide {len(rows)} tests"
+        )
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    return replace(side, name=name, notes=tuple(notes))
+
+
+def _together(parts: Sequence[Measurement]) -> Measurement:
+    samples = tuple(x for part in parts for x in part.samples)
+    rounds = tuple(number for number, part in enumerate(parts) for _ in part.samples)
+    return replace(parts[0], samples=samples, rounds=rounds)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A file's content.
+
+    Raises:
+        UsageError: it can't be read, is not of pytest-benchmark, or holds no test.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):
+        raise UsageError(
+            f"{path} is no pytest-benchmark file (no list `benchmarks`); write one with pytest --benchmark-json=FILE"
+        )
+    if not document["benchmarks"]:
+        raise UsageError(f"{path} contains no benchmark; did pytest run any test with the benchmark fixture?")
+    return document
+
+
+def row_of(test: Any, path: Path) -> Measurement:
+    """One test's times in blocks.
+
+    Raises:
+        UsageError: it lacks a name or times, or holds a time that is none.
+    """
+    try:
+        name, stats = str(test["fullname"]), dict(test["stats"])
+        seconds = [float(x) for x in stats.get("data") or [stats["median"]]]
+    except (TypeError, KeyError, ValueError) as error:
+        raise UsageError(
+            f"{path}: a benchmark without {error}; expected fullname and stats of pytest-benchmark"
+        ) from error
+    if not all(math.isfinite(s) and s > 0 for s in seconds):
+        raise UsageError(
+            f"{path}: {name} holds a time that is not a positive number: {min(seconds):g} s among {len(seconds)}"
+        )
+    raw = bool(stats.get("data"))
+    case = Case.of(SUITE, {"test": name, "group": str(test.get("group") or "")})
+    count = len(seconds)
+    blocks = min(ROUNDS, count)
+    return Measurement(
+        suite=SUITE,
+        case_id=case.case_id,
+        arm=ARM,
+        arm_fields=Arm(variant=ARM),
+        axes=case.axes_json,
+        metric="time_ms",
+        status="ok",
+        regime="isolated",
+        resolved={"timed": "one call of the test's function, by pytest-benchmark", **_extra(test)},
+        samples=tuple(1e3 * s for s in seconds),
+        rounds=tuple(index * blocks // count for index in range(count)),
+        timing={"method": "pytest-benchmark", "raw": raw, "iterations": stats.get("iterations")},
+    )
+
+
+def _extra(test: Any) -> dict[str, Any]:
+    extra = test.get("extra_info")
+    return {"extra_info": extra} if extra else {}
+
+
+def environment_of(document: dict[str, Any]) -> dict[str, Any]:
+    """The fingerprint as far as the file knows it; names of machines are hashed, as everywhere."""
+    machine = document.get("machine_info") or {}
+    cpu = machine.get("cpu") or {}
+    commit = document.get("commit_info") or {}
+    node = machine.get("node")
+    return {
+        "device": "cpu",
+        "cpu": cpu.get("brand_raw") or machine.get("processor") or machine.get("machine"),
+        "cpu_threads": cpu.get("count"),
+        "python": machine.get("python_version"),
+        "os": f"{machine.get('system')} {machine.get('release')}",
+        "host_hash": hashlib.sha256(str(node).encode()).hexdigest()[:12] if node else None,
+        "git_commit": commit.get("id"),
+        "git_dirty": commit.get("dirty"),
+        "imported_from": SUITE,
+    }

@@ -1,0 +1,98 @@
+"""Broken: a side that cannot even make its plan. A candidate that does not import is a finding of its own, not a crash.
+
+A change that mends a broken baseline has nothing to fall behind, so it passes if it can be planned itself. A side that
+works and only lacks the sweep or its layout is a refusal: nothing about the change was learned.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from harness.gate.cause import Cause
+from harness.gate.codes import Exit, GateError
+from harness.gate.decide import Verdict
+from harness.gate.judge import Control, Finding, Judgement
+from harness.gate.policy import Rule
+from harness.gate.process import Process, WorkerError
+from harness.gate.sides import Side
+from harness.gate.unit import Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+PROBE_S = 180.0
+REFUSED = 2  # exit code of a tree that works and cannot do what was asked
+
+
+def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, reason: str) -> Judgement:
+    """The judgement where one side could not be planned.
+
+    Raises:
+        GateError: the side works and refuses the request (exit 2), so no code is to blame.
+    """
+    if not _is_broken(trees[side], words):
+        raise GateError(Exit.USAGE, f"{side} ({trees[side]}): {reason}")
+    candidate_reason = reason if side == "candidate" else _plan_fault(trees["candidate"], words)
+    unit = Unit(
+        *("import", "", "harness and fp8core", "", "imports", "", ""),
+        unit="",
+        better="higher",
+        rule=Rule("exact"),
+        before=float(side != "baseline"),
+        after=float(not candidate_reason),
+    )
+    if candidate_reason:
+        unit.trouble = candidate_reason
+        what = f"the candidate does not import or plan: {candidate_reason}"
+        finding = Finding(unit, Verdict.REGRESSED, what, cause=Cause("import", ""))
+        code = Exit.REGRESSED
+    else:
+        finding = Finding(unit, Verdict.IMPROVED, "the baseline did not import, and the candidate does")
+        code = Exit.OK
+    notes = (f"the {side} does not import or plan: {reason}; nothing was measured",)
+    return Judgement(
+        *(_side("baseline", trees), _side("candidate", trees)),
+        "paired",
+        (finding,),
+        Control(False, "no control case was measured"),
+        notes,
+        code,
+        datetime.datetime.now(datetime.UTC).date(),
+    )
+
+
+def _is_broken(tree: Path, words: Sequence[str]) -> bool:
+    """Whether the tree's own command crashes on the request, by the code that it has for that."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "harness", *words, "dry_run=true"],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree)},
+            capture_output=True,
+            timeout=PROBE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode not in (0, REFUSED)
+
+
+def _plan_fault(tree: Path, words: Sequence[str]) -> str:
+    """Why a tree cannot be planned; "" where it can."""
+    worker = Process(tree)
+    try:
+        worker.ask({"do": "plan", "words": list(words)}, PROBE_S)
+    except WorkerError as error:
+        return str(error)
+    finally:
+        worker.close()
+    return ""
+
+
+def _side(name: str, trees: Mapping[str, Path]) -> Side:
+    return Side(name=str(trees.get(name, name)), stages={}, env={}, env_id="")

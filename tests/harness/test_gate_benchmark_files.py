@@ -1,0 +1,109 @@
+"""Oracle: pytest-benchmark files made with a known change, a process each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.__main__ import main
+
+MACHINE: dict[str, Any] = {
+    "node": "n",
+    "system": "Linux",
+    "release": "6.1",
+    "python_version": "3.11.7",
+    "cpu": {"brand_raw": "AMD EPYC 7B13", "count": 8},
+}
+
+
+def files(
+    tmp: Path, side: str, count: int, factor: float = 1.0, tests: int = 3, cpu: str = "AMD EPYC 7B13"
+) -> list[str]:
+    """As many processes; each has a speed of its own, by 0.5 %, and its samples lie close together."""
+    random = np.random.default_rng([ord(side[0]), count])
+    names = []
+    for number in range(count):
+        benchmarks = [
+            {
+                "fullname": f"t.py::test_{n}",
+                "group": None,
+                "stats": {
+                    "median": 1.0,
+                    "data": list(
+                        0.001 * factor * np.exp(random.normal(0, 0.005)) * np.exp(random.normal(0, 0.001, 40))
+                    ),
+                },
+            }
+            for n in range(tests)
+        ]
+        machine = MACHINE | {"cpu": {"brand_raw": cpu, "count": 8}}
+        file = tmp / f"{side}{number}.json"
+        file.write_text(
+            json.dumps({"machine_info": machine, "commit_info": {"id": side}, "benchmarks": benchmarks})
+        )
+        names.append(str(file))
+    return names
+
+
+def gated(tmp: Path, a: list[str], b: list[str]) -> tuple[int, dict[str, Any]]:
+    code = main(["gate", "--baseline", *a, "--candidate", *b, "--json", str(tmp / "v.json")])
+    return code, json.loads((tmp / "v.json").read_text())
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.2, 1), (0.8, 0)])
+def test_files_are_the_rounds(tmp_path: Path, factor: float, code: int) -> None:
+    found, document = gated(tmp_path, files(tmp_path, "a", 8), files(tmp_path, "b", 8, factor))
+    assert found == code
+    assert {f["rounds"] for f in document["findings"]} == {8}
+    assert {f["verdict"] for f in document["findings"]} == {
+        {1.0: "OK", 1.2: "REGRESSED", 0.8: "IMPROVED"}[factor]
+    }
+    assert {str(f["cause"]) for f in document["findings"]} == {"None"}  # nothing was counted
+
+
+def test_one_file_a_side_decides_nothing_and_says_how_many_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 samples of one process are one round, however far apart the sides are."""
+    found, document = gated(tmp_path, files(tmp_path, "a", 1), files(tmp_path, "b", 1, 2.0))
+    assert (found, document["verdict"]) == (6, "COULD NOT JUDGE 3 of 3")
+    out = capsys.readouterr().out
+    assert "a file is one round" in out
+    assert "8 files a side would decide 3 tests" in out
+
+
+def test_a_process_that_was_born_slow_is_no_regression(tmp_path: Path) -> None:
+    """One file of eight is 30 % slower; its 40 samples agree to a thousandth."""
+    b = [*files(tmp_path, "b", 7), *files(tmp_path, "slow", 1, 1.3)]
+    found, document = gated(tmp_path, files(tmp_path, "a", 8), b)
+    assert "REGRESSED" not in {f["verdict"] for f in document["findings"]}
+    assert found in (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["--baseline", "a0.json", "--candidate", "run"], "pytest-benchmark files on both"),
+        (["--baseline", "run", "run2", "--candidate", "run"], "name one run"),
+        (["--baseline", "a0.json", "other0.json", "--candidate", "a0.json"], "was measured elsewhere"),
+        (["--baseline", "none.json", "--candidate", "a0.json"], "cannot read none.json"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    names: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files(tmp_path, "a", 1)
+    files(tmp_path, "other", 1, cpu="Another CPU")
+    assert main(["gate", *names]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
