@@ -128,7 +128,9 @@ sys.exit(main(t.words_for(sys.argv[1])))
 
 
 def start(code: str, *words: str) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(Path(run.__file__).parents[2]), str(Path(__file__).parent)])
+    path = os.pathsep.join(
+        [str(Path(run.__file__).parents[2]), os.pathsep.join(map(str, Path(__file__).parents[:2]))]
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env=os.environ | {"PYTHONPATH": path},

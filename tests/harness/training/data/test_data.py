@@ -17,7 +17,7 @@ from harness.__main__ import main
 from harness.store.errors import UsageError
 from harness.training.data import CORPORA, bin, corpus, extent, shakespeare, stdlib
 
-COPY = Path(__file__).parents[4] / "shared" / "data" / "tinyshakespeare.txt"
+COPY = Path(__file__).parents[5] / "shared" / "data" / "tinyshakespeare.txt"
 needs_copy = pytest.mark.skipif(not COPY.is_file(), reason=f"no copy of tiny Shakespeare at {COPY}")
 
 

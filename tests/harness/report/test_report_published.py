@@ -11,7 +11,7 @@ import pytest
 from harness import store
 from harness.__main__ import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "reports" / "published"
 
 

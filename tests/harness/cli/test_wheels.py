@@ -16,7 +16,7 @@ import pytest
 
 from harness.cli.gpu import NEEDED
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # What a box made for torch has beside it, by distribution; jinja2 and numpy's like come with these.
 BOX = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "jinja2", "rich", "pyyaml", "psutil",
        "nvidia-ml-py", "pytest", "pytest-benchmark", "packaging", "typing_extensions")  # fmt: skip

@@ -27,7 +27,7 @@ from harness.store.compare import rows_of
 
 H200 = named("h200")
 WITH_FP8 = [device for device in DEVICES if "fp8" in device.tflops]
-PUBLISHED = Path(__file__).parents[2] / "results" / "published"
+PUBLISHED = Path(__file__).parents[3] / "results" / "published"
 amounts = st.floats(1e6, 1e18)
 
 
@@ -298,7 +298,7 @@ def page_lines() -> list[str]:
 
 
 def test_the_page_shows_the_examples_and_every_column() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "mfu.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "mfu.md").read_text()
     assert "\n".join(page_lines()) in page
     for column in COLUMNS:
         assert column.title in page or column.name in ("fp8_share", "formula")

@@ -33,7 +33,7 @@ from harness.training.loop import PERTURBATION, Job, Regime, Result, perturb, tr
 from harness.training.setup import Setup
 
 STEPS = 12
-KILLED = Path(__file__).parent / "killed_run.py"
+KILLED = Path(__file__).parents[1] / "killed_run.py"
 
 
 class Dropping(TinyLM):

@@ -11,7 +11,7 @@ from harness.engine.plan import Plan, make_plan
 from harness.suites import SUITES
 from harness.suites.train import MODEL_PEERS
 
-FOLDER = Path(__file__).parents[2] / "sweeps"
+FOLDER = Path(__file__).parents[3] / "sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
 PLANS = [path for path in FILES if path.stem != "gpu"]  # which is made of other sweeps: test_gpu_sweep.py
 

@@ -19,7 +19,7 @@ from harness.store.cause import Cause
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOC = ROOT / "docs" / "compatibility.md"
 TWO = {"doc": "a way", "world": 2}
 

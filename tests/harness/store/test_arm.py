@@ -35,7 +35,7 @@ from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
 from harness.timing.workload import ArmInfo, arm_table
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DECLARED = [(suite, name) for suite, module in SUITES.items() for name in module.ARMS]
 
 

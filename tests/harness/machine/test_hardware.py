@@ -64,7 +64,7 @@ def test_what_was_reached_lies_below_the_highest_clock_s_rate(device: Device) ->
 
 
 def test_the_changelog_counts_the_table() -> None:
-    text = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
+    text = (Path(__file__).parents[3] / "CHANGELOG.md").read_text()
     assert re.findall(r"peaks of (\d+) GPUs", text) == [str(len(DEVICES))]
 
 
@@ -258,7 +258,7 @@ def page_lines() -> list[str]:
 
 
 def test_the_page_lists_every_gpu_and_every_conflict() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text()
     assert "\n".join(page_lines()) in page
 
 

@@ -244,7 +244,7 @@ def test_shards_in_turn_end_with_the_one_that_is_interrupted(
 ) -> None:
     offered([1, 2, 3, 4], tmp_path, monkeypatch)
     words = ["sweep=toy", "device=cpu"]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parents[1]}"}
     command = [
         sys.executable,
         "-c",

@@ -16,7 +16,7 @@ from harness.suites import SUITES
 from harness.timing.session import METERED_S
 
 FIRST_SLOT_S, SLOT_S = 400, 510
-TEXT = Path(__file__).parents[2] / "docs" / "numerics.md"
+TEXT = Path(__file__).parents[3] / "docs" / "numerics.md"
 READ = ("train", "nanogpt_char")  # sweeps that train, and nothing else
 PARTS = {
     device: parts_of(load(["sweep=gpu"], lambda asked, d=device: d).config, NEEDS)

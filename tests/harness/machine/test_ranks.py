@@ -158,7 +158,7 @@ def wait_for_ever(note: str) -> None:
 def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     note = tmp_path / "rank"
     script = "import sys; from harness.machine import ranks; import test_ranks as t; ranks.run(t.wait_for_ever, 2, sys.argv[1])"
-    path = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
+    path = os.pathsep.join([os.pathsep.join(map(str, HERE.parents[:2])), str(HERE.parents[3])])
     parent = subprocess.Popen(
         [sys.executable, "-c", script, str(note)], env={**os.environ, "PYTHONPATH": path}
     )
@@ -180,7 +180,7 @@ def test_an_error_of_a_connection_is_a_victims_and_the_first_other_one_guilty() 
 
 
 def torchrun(words: list[str], tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
+    path = os.pathsep.join([os.pathsep.join(map(str, HERE.parents[:2])), str(HERE.parents[3])])
     return subprocess.run(
         [sys.executable, *words],
         capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, **env},

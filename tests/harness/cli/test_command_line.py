@@ -282,7 +282,9 @@ sys.exit(main(["sweep=toy", "device=cpu", *sys.argv[1:]]))
 def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
     how: signal.Signals, isolate: str, times: int, tmp_path: Path
 ) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(
+        [os.pathsep.join(map(str, Path(__file__).parents[:2])), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS, f"isolate={isolate}"], cwd=tmp_path, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
@@ -318,7 +320,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         "import sys; from harness.cli import run; from harness.__main__ import main; from toy import ToySuite\n"
         "run.SUITES['toy'] = ToySuite(); sys.exit(main(['sweep=toy', 'device=cpu']))"
     )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2]))}
     both = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env) for _ in range(2)]
     try:
         assert [process.wait(HUNG_S) for process in both] == [0, 0]
