@@ -56,7 +56,7 @@ bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	$(PY) tests/studies/kernel_table.py --triton $(TRITON_36) $(ARGS)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_table.py --triton $(TRITON_36) $(ARGS)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'
@@ -84,7 +84,7 @@ published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
 	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
-	$(PY) tests/studies/plain_casts.py results/published docs/numerics.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md
 
 setup: $(READY)
 
