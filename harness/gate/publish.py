@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from harness.gate.codes import Exit
+from harness.gate.codes import LOUD, Exit
 from harness.gate.decide import Verdict
 from harness.gate.render import headline, markdown
 
@@ -59,9 +59,6 @@ def annotations(judgement: Judgement) -> str:
         words = f"{len(judgement.undecided)} of {len(judgement.times)} times are undecided"
         lines.append(_command("warning", "Gate", words))
     return "".join(line + "\n" for line in lines)
-
-
-LOUD = ("NOT JUDGED", "JUDGE CHANGED")  # how a note begins that must not be overlooked
 
 
 def annotation_of(code: Exit, text: str) -> str:
