@@ -33,16 +33,18 @@ OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run")  # likewise, where t
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns the exit code of `codes.Exit`."""
+    options = _parse(argv)
     try:
-        return int(_gate(_parse(argv), argv))
+        return int(_gate(options, argv))
     except GateError as error:
         sys.stderr.write(f"error: {error}\n")
-        _summarise(f"### Gate: no verdict (exit {int(error.code)})\n\n{' '.join(str(error).split())}\n")
+        _without_units(error.code, f"no verdict (exit {int(error.code)})", str(error), options)
         return int(error.code)
     except UsageError:
         raise
     except Exception as error:
-        _summarise(f"### Gate: internal error (exit {int(Exit.INTERNAL)})\n\n{type(error).__name__}\n")
+        head = f"internal error (exit {int(Exit.INTERNAL)})"
+        _without_units(Exit.INTERNAL, head, type(error).__name__, options)
         raise  # becomes that exit code
 
 
@@ -97,6 +99,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write them as markdown")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write them as JUnit XML")
+    parser.add_argument(
+        "--comment", type=Path, metavar="FILE", help="write the body of a comment on a pull request"
+    )
+    parser.add_argument(
+        "--annotations", action="store_true", help="print GitHub's ::error and ::warning lines too"
+    )
     parser.add_argument("--all", action="store_true", help="show every unit, also those that are OK")
     parser.add_argument("--history", nargs="+", metavar="RUN", help="draw the trend over stored runs instead")
     parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
@@ -232,7 +241,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
             "(--even-if-equal measures)"
         )
         sys.stdout.write(f"OK (exit 0): {same}\n")
-        _summarise(f"### Gate: OK\n\n{same}\n")
+        _without_units(Exit.OK, "OK", same, options)
         return None
     with against.work_tree(root, commit) as tree:
         trees = {"baseline": tree, "candidate": root}
@@ -249,20 +258,47 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
 
 
 def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
-    from harness.gate import render
+    from harness.gate import publish, render
 
+    if options.annotations:
+        sys.stdout.write(publish.annotations(judgement))
     sys.stdout.write(render.terminal(judgement, everything=options.all))
     sys.stdout.flush()
     _summarise(render.markdown(judgement))
-    for path, form in ((options.json, render.as_json), (options.markdown, render.markdown)):
+    for path, form in (
+        (options.json, render.as_json),
+        (options.markdown, render.markdown),
+        (options.junit, publish.junit),
+        (options.comment, publish.comment),
+    ):
+        if path is not None:
+            _write(path, form(judgement))
+    return judgement.code
+
+
+def _without_units(code: Exit, head: str, text: str, options: argparse.Namespace) -> None:
+    """Tells a gate that judged no unit where it is published; a file of an earlier one would be taken for its."""
+    from harness.gate import publish
+
+    _summarise(f"### Gate: {head}\n\n{' '.join(text.split())}\n")
+    if options.annotations and code is not Exit.OK:
+        sys.stdout.write(publish.annotation_of(code, text))
+    for path, form in (
+        (options.junit, publish.junit_of(code, f"{head}: {text}")),
+        (options.comment, publish.comment_of(head, text)),
+    ):
         try:
             if path is not None:
-                path.write_text(form(judgement), encoding="utf-8")
+                path.write_text(form, encoding="utf-8")
         except OSError as error:
-            raise UsageError(
-                f"cannot write {path} ({error.strerror}); the verdict is printed above"
-            ) from error
-    return judgement.code
+            sys.stderr.write(f"warning: cannot write {path} ({error.strerror})\n")
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}); the verdict is printed above") from error
 
 
 def _summarise(markdown: str) -> None:
@@ -284,7 +320,7 @@ def is_file_list(names: Sequence[str]) -> bool:
 
 def _writable(options: argparse.Namespace) -> None:
     """Refuses an output that can't be written before anything is measured."""
-    for path in (options.json, options.markdown):
+    for path in (options.json, options.markdown, options.junit, options.comment):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: {path.parent} is no folder")
         if path is not None and path.is_dir():
