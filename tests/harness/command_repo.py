@@ -61,13 +61,19 @@ def commit(root: Path, files: dict[str, str]) -> None:
 
 
 def fake_repository(root: Path) -> Path:
-    files = {"bench/program.py": PROGRAM, "src/pkg/__init__.py": package(a=0.01, b=0.02), ".gitignore": "results\n"}
+    files = {
+        "bench/program.py": PROGRAM,
+        "src/pkg/__init__.py": package(a=0.01, b=0.02),
+        ".gitignore": "results\n",
+    }
     return make_repository(root, files)
 
 
 def verdicts(document: dict[str, Any]) -> dict[str, str]:
     """Verdict by benchmark."""
-    return {finding["case"].removeprefix("bench.py::"): finding["verdict"] for finding in document["findings"]}
+    return {
+        finding["case"].removeprefix("bench.py::"): finding["verdict"] for finding in document["findings"]
+    }
 
 
 def gate(root: Path, *words: str, **env: str) -> tuple[int, str, dict[str, Any]]:

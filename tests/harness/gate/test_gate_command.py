@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_repo import FAKE, FEW, PROGRAM, commit, fake_repository, gate, git, make_repository, package, verdicts
-
-from harness.__main__ import main
-from harness.gate import command_session
-from harness.gate.codes import Exit
+from command_repo import (
+    FAKE,
+    FEW,
+    PROGRAM,
+    commit,
+    fake_repository,
+    gate,
+    git,
+    make_repository,
+    package,
+    verdicts,
+)
 
 SLOWER = {"src/pkg/__init__.py": package(a=0.012, b=0.02)}
 BROKEN = {"src/pkg/__init__.py": "def times(:\n"}
@@ -36,7 +42,9 @@ def test_a_change_of_the_documentation_is_ok(root: Path) -> None:
     assert verdicts(document) == {"a": "OK", "b": "OK"}
     assert document["baseline"]["commit"] == git(root, "rev-parse", "main")
     assert document["candidate"]["commit"] == git(root, "rev-parse", "change")
-    assert any(note.startswith("each side imported modules of its own work tree") for note in document["notes"])
+    assert any(
+        note.startswith("each side imported modules of its own work tree") for note in document["notes"]
+    )
     assert "### Gate: OK" in (root / "v.md").read_text()
     assert "a CPU, Python 3.11" in said
     assert len(list(root.glob("results/gate/*/*/stage1/run.json"))) == 2
@@ -57,11 +65,17 @@ def test_what_is_not_committed_is_measured_as_it_is(root: Path) -> None:
     commit(root, {"bench/old.py": ""})
     (root / "bench" / "old.py").unlink()
     (root / "src" / "pkg" / "new.py").write_text("A = 0.012\n")  # untracked, and imported
-    (root / "src" / "pkg" / "__init__.py").write_text("from pkg.new import A\n\n" + package(b=0.02).replace("{", "{'bench.py::a': A, "))
+    (root / "src" / "pkg" / "__init__.py").write_text(
+        "from pkg.new import A\n\n" + package(b=0.02).replace("{", "{'bench.py::a': A, ")
+    )
     code, said, document = run(root)
     assert (code, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said
     assert f"candidate {git(root, 'rev-parse', 'HEAD')[:10]}+" in said
-    assert git(root, "status", "--porcelain").splitlines() == ["D bench/old.py", " M src/pkg/__init__.py", "?? src/pkg/new.py"]
+    assert git(root, "status", "--porcelain").splitlines() == [
+        "D bench/old.py",
+        " M src/pkg/__init__.py",
+        "?? src/pkg/new.py",
+    ]
 
 
 def test_the_merge_base_is_the_baseline_and_tip_is_the_other(root: Path) -> None:
@@ -92,7 +106,9 @@ def test_a_change_that_mends_a_broken_baseline_passes(tmp_path: Path) -> None:
     code, said, document = run(root)
     assert (code, document["verdict"]) == (0, "OK, no time judged"), said
     assert document["findings"][0]["verdict"] == "IMPROVED"
-    assert run(root, command="PYTHONPATH=src " + FAKE.partition(" ")[2])[0] == 6  # mends, as far as can be proven
+    assert (
+        run(root, command="PYTHONPATH=src " + FAKE.partition(" ")[2])[0] == 6
+    )  # mends, as far as can be proven
 
 
 def test_a_command_that_works_on_neither_side_is_refused(tmp_path: Path) -> None:
@@ -143,7 +159,9 @@ def test_a_new_benchmark_is_not_judged(root: Path) -> None:
 
 
 def test_a_command_that_writes_other_benchmarks_each_time_is_not_judged(root: Path) -> None:
-    source = "import secrets\n" + package(a=0.01, b=0.02).replace("{", "{'bench.py::' + secrets.token_hex(3): 0.01, ")
+    source = "import secrets\n" + package(a=0.01, b=0.02).replace(
+        "{", "{'bench.py::' + secrets.token_hex(3): 0.01, "
+    )
     commit(root, {"src/pkg/__init__.py": source})
     code, said, _ = run(root)
     assert code == 6
