@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep=gate"
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
-OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run")  # likewise, where two sides are measured
+OF_TWO_TREES = (
+    "alone",
+    "even_if_equal",
+    "tip",
+    "dry_run",
+    "command",
+)  # likewise, where two sides are measured
+OF_A_COMMAND = ("setup", "unproven_tree")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -71,6 +78,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="measure this work tree and the commit where it left that one (their merge base), paired",
     )
     parser.add_argument("--tip", action="store_true", help="compare with GIT_REV itself, not the merge base")
+    parser.add_argument(
+        "--command",
+        metavar="CMD",
+        help="with --against, in any repository: a shell line that writes pytest-benchmark JSON to {out}, or, without {out}, "
+        "whose wall time is judged",
+    )
+    parser.add_argument("--setup", metavar="CMD", help="with --command: run once in each work tree before")
+    parser.add_argument(
+        "--unproven-tree",
+        choices=("refuse", "ok"),
+        help="with --command, where no Python process imports a file of its work tree (default: refuse)",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print how many rounds a decision takes; measure nothing"
     )
@@ -139,12 +158,33 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and given is not False and not takes:  # 0 is an answer too
             parser.error(f"--{name.replace('_', '-')} is about measuring: only {who} it")
+    _check_command(parser, options)
     for name in ("pairs", "confirm_pairs", "blocks"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
     if options.budget_s is not None and not 0 <= options.budget_s < math.inf:
         parser.error(f"--budget-s {options.budget_s} must be a number of seconds, 0 for no limit")
     return options
+
+
+def _check_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses what does not go with --command, or not without it."""
+    if options.command is None:
+        for name in OF_A_COMMAND:
+            if getattr(options, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} goes with --command")
+        return
+    if not options.command.strip():
+        parser.error("--command '': give the command to measure")
+    if options.words:
+        parser.error(f"{options.words[0]!r}: a sweep is measured, or --command, not both")
+    for name in ("alone", "blocks", "dry_run", "machine_free"):
+        if getattr(options, name):
+            why = {
+                "dry_run": "how many benchmarks a command writes is known only when it ran",
+                "machine_free": "a command has times alone",
+            }.get(name, "a command always runs alone, once a side and round")
+            parser.error(f"--{name.replace('_', '-')} does not go with --command: {why}")
 
 
 def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
@@ -200,13 +240,14 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
     from harness.gate.session import SideError
     from harness.gate.sides import load_side
 
+    if options.command is not None:
+        from harness.gate.commanded import measure_command
+
+        return measure_command(options, policy, command, _tell_progress)
     root = Path(__file__).resolve().parent.parent.parent if options.measure else against.project_root()
     words = options.words or [SWEEP]
     words = words if any(w.startswith("sweep=") for w in words) else [SWEEP, *words]
-
-    def tell(line: str) -> None:
-        sys.stderr.write(line + "\n")
-
+    tell = _tell_progress
     if options.measure:
         request = Request(
             {"candidate": root},
@@ -236,12 +277,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         print_plan(root, words, policy)
         return None
     if against.same_code(root, commit) and not options.even_if_equal:
-        same = (
-            f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here, so nothing was measured "
-            "(--even-if-equal measures)"
-        )
-        sys.stdout.write(f"OK (exit 0): {same}\n")
-        _without_units(Exit.OK, "OK", same, options)
+        tell_equal(f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here", options)
         return None
     with against.work_tree(root, commit) as tree:
         trees = {"baseline": tree, "candidate": root}
@@ -255,6 +291,17 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
             command=command,
         )
         return measure_and_judge(request, tell)
+
+
+def _tell_progress(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def tell_equal(what: str, options: argparse.Namespace) -> None:
+    """Says OK where nothing that could be measured differs."""
+    same = f"{what}, so nothing was measured (--even-if-equal measures)"
+    sys.stdout.write(f"OK (exit 0): {same}\n")
+    _without_units(Exit.OK, "OK", same, options)
 
 
 def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:

@@ -192,9 +192,11 @@ def _conditions(j: Judgement) -> list[str]:
     env = j.candidate.env
     device = env.get("gpu") or env.get("cpu") or env.get("device") or "unknown device"
     power = f" at {env['power_limit_w']:g} W" if env.get("power_limit_w") else ""
+    has_torch = env.get("torch") or not env.get("python")
+    software = f"torch {env.get('torch')}" if has_torch else f"Python {env['python']}"
     lines = [
         f"baseline {j.baseline.commit}, candidate {j.candidate.commit}: {MODES[j.mode]}",
-        f"{device}{power}, torch {env.get('torch')}, {j.date.isoformat()}",
+        f"{device}{power}, {software}, {j.date.isoformat()}",
     ]
     if j.mode != "machine-free":
         lines.append(j.control.reason)
