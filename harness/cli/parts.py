@@ -100,7 +100,9 @@ class Whole:
     def lost(self) -> list[str]:
         """Names of the parts that were given up."""
         return [
-            p.name for p in self.parts if not (m := self.state[p.name]).done and not m.open and not self.barred(p)
+            p.name
+            for p in self.parts
+            if not (m := self.state[p.name]).done and not m.open and not self.barred(p)
         ]
 
     def _one(self, part: Part, mine: Progress, seconds: float) -> None:
@@ -172,7 +174,9 @@ class Whole:
         elif mine.exit not in (0, 1):
             mine.cause, mine.reason = Cause.ERROR, "it ended early; see what it printed"
         elif left.any():
-            first = frame[left].sort_values("status", kind="stable").iloc[0]  # a failed one before a skipped one
+            first = (
+                frame[left].sort_values("status", kind="stable").iloc[0]
+            )  # a failed one before a skipped one
             mine.cause, mine.reason = Cause(first["cause"] or Cause.BUDGET), str(first["reason"])
         elif len(bad):
             mine.cause, mine.reason = Cause(bad["cause"].iloc[0] or Cause.ERROR), str(bad["reason"].iloc[0])

@@ -67,7 +67,9 @@ class Part:
         if isinstance(rounds := chosen.get("rounds"), int):
             chosen["rounds"] = max(min(LEAST_ROUNDS, rounds), rounds >> tries)
         chosen |= self.small if rehearsed else {}
-        chosen |= {"without": sorted(without)} if without else {}  # `arms` stay those that the run was made with
+        chosen |= (
+            {"without": sorted(without)} if without else {}
+        )  # `arms` stay those that the run was made with
         return [f"{key}={_word(value)}" for key, value in chosen.items()]
 
 

@@ -102,7 +102,9 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         if len(c) and c[0].tag != "skipped"
     ]
     failure = f"{bad} of {of['tests']} tests failed, first {named[0] if named else 'unknown'}" if bad else ""
-    cause = Cause.RUN if of["failures"] else Cause.BUILD  # of a test itself, or before one: its import, its fixtures
+    cause = (
+        Cause.RUN if of["failures"] else Cause.BUILD
+    )  # of a test itself, or before one: its import, its fixtures
     return Trial((Series(METRIC, (float(bad),), (0,)),), resolved, failure, cause=cause)
 
 

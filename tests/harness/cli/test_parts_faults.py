@@ -24,8 +24,8 @@ from harness.engine import places, run_folder, watch
 from harness.engine.parts import CUT, TRIES
 from harness.engine.plan import make_plan
 from harness.engine.resume import refuse
-from harness.machine import device_lock, environment
 from harness.judge.smoke import LAYERS
+from harness.machine import device_lock, environment
 from harness.store.cause import Cause
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
@@ -45,7 +45,7 @@ def said(words: Sequence[str], key: str) -> str:
 
 def timed(arm: str, status: Any = "ok", cause: Cause = Cause.NONE) -> Measurement:
     return Measurement(
-        "train", "c1", arm, '{"model": "nano"}', "time_ms", status, reason=str(cause), regime="isolated", cause=cause,
+        "train", "c1", arm, '{"model": "nano"}', "time_ms", status, reason="" if status == "ok" else f"is {status} {cause}", regime="isolated", cause=cause,
         samples=(1.0,) if status in ("ok", "partial") else (), rounds=(0,) if status in ("ok", "partial") else (),
     )  # fmt: skip
 
@@ -311,9 +311,7 @@ def test_advice_to_start_anew_can_be_followed() -> None:
 def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
     """Oracle: an interpreter of its own."""
     root = Path(importlib.util.find_spec("harness").origin).parents[1]  # type: ignore[union-attr, arg-type]
-    program = (
-        "import sys; from harness.cli.gpu import main; main(['dry_run=true']); sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys; from harness.cli.gpu import main; main(['dry_run=true']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=root, stdout=subprocess.DEVNULL)
 
 

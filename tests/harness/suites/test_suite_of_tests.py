@@ -74,7 +74,11 @@ def test_stops(): pytest.exit("enough", 3)
         Cause.ERROR,
         "exit code 3",
     ),
-    (HERE + "@pytest.mark.gpu\ndef test_stopped(): raise KeyboardInterrupt", Cause.INTERRUPTED, "exit code 2"),
+    (
+        HERE + "@pytest.mark.gpu\ndef test_stopped(): raise KeyboardInterrupt",
+        Cause.INTERRUPTED,
+        "exit code 2",
+    ),
     (HERE + "import no_such_package", Cause.BUILD, "1 of 1 tests failed"),
 ]
 
