@@ -84,7 +84,8 @@ class Machine:
         wanted = int(said(words, "rounds") or 1)
         whole = part.overrides.get("rounds", 1)  # a part that is tried again has fewer rounds, and takes less
         arms = said(words, "arms").strip("[]").split(",") if said(words, "arms") else ["a"]
-        arms = [arm for arm in arms if arm not in said(words, "without").strip("[]").split(",")]
+        if left_out := said(words, "without"):
+            arms = [arm for arm in arms if arm not in left_out.strip("[]").split(",")]
         done = self.now + total * (BUILT + (1 - BUILT) * wanted / whole)
         begins = self.now + total * BUILT
         round_s = (done - begins) / wanted
