@@ -81,6 +81,9 @@ class SweepConfig:
     axes: dict[str, Any] = field(default_factory=dict)
     shapes: Any = field(default_factory=list)
     arms: list[str] = field(default_factory=list)
+    without: list[str] = field(
+        default_factory=list
+    )  # arms that are not measured here, though the sweep has them
     peers: list[str] | None = None  # of harness.peers: their arms, and all that are ours; default: every peer
     cases: list[str] = field(default_factory=list)  # ids; empty: all cases of the sweep
     parts: dict[str, PartConfig] = field(default_factory=dict)

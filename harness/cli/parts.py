@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any
 from harness import report, store
 from harness.advise.measured import Check, layers
 from harness.advise.rates import rates_of
-from harness.advise.recipes import candidates
 from harness.cli import internal_error
 from harness.cli.config import command_line
 from harness.engine import parts as schedule
-from harness.engine import run_folder, runlog
+from harness.engine import places, run_folder, runlog
 from harness.engine.parts import CUT, TRIES, Part, Progress, State
-from harness.engine.resume import changes, refuse
 from harness.judge.smoke import left_out
-from harness.machine import environment
+from harness.machine import device_lock, environment
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import of_env
 from harness.machine.processes import interruptible
@@ -66,16 +64,18 @@ class Whole:
         writer: store.RunWriter,
         measure: Callable[[Sequence[str], float], int],
         clock: Callable[[], float] = time.monotonic,
+        note: Callable[..., None] = lambda **_: None,
     ) -> None:
         self.config, self.folder = request.config, folder
         self.parts = schedule.parts_of(self.config, NEEDS)
         self.passed_on = [
             w for w in request.overrides if w.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON
         ]
-        self._writer, self._measure, self._clock = writer, measure, clock
+        self._writer, self._measure, self._clock, self._note = writer, measure, clock, note
         stored = store.read_about(folder).get("parts", {})
         self.state: State = {p.name: Progress.of_json(stored.get(p.name, {})) for p in self.parts}
         self.missing = missing(self.config, self.parts)
+        self._turns = [name for name, mine in self.state.items() if not mine.done]
 
     def slot(self) -> list[str]:
         """Starts what the time budget has room for; names of the parts that another slot would start.
@@ -97,6 +97,14 @@ class Whole:
         """See `schedule.barred`."""
         return schedule.barred(part, self.state, self.missing)
 
+    def lost(self) -> list[str]:
+        """Names of the parts that were given up."""
+        return [
+            p.name
+            for p in self.parts
+            if not (m := self.state[p.name]).done and not m.open and not self.barred(p)
+        ]
+
     def _one(self, part: Part, mine: Progress, seconds: float) -> None:
         started = self._clock()
         try:
@@ -104,12 +112,24 @@ class Whole:
             arms = tuple(part.overrides.get("arms", ()))
             mine.left_out = left_out(arms, part.kernels, store.read(checks)) if checks else {}
             if arms and set(arms) <= set(mine.left_out):
-                mine.done, mine.exit, mine.tries = True, 1, mine.tries + 1
                 mine.cause, mine.reason = Cause.NUMERICS, "each of its arms failed its check"
+                if not any(self.state[name].open for name in part.checked_by):  # else the check is made again
+                    mine.done, mine.exit, mine.tries = True, 1, mine.tries + 1
                 return
-            mine.exit = self._measure(self.words(part, mine, seconds), seconds)
-            mine.tries += 1
-            self._settle(part, mine)
+            words, before = self.words(part, mine, seconds), self._files(part)
+            mine.tries, mine.exit = mine.tries + 1, None
+            mine.cause, mine.reason = Cause.INTERRUPTED, "its process ended without a word"
+            self._save(part.name)  # it has had this try, whatever becomes of this process
+            try:
+                mine.exit = self._measure(words, seconds)
+            except KeyboardInterrupt:
+                self._settle(part, mine)
+                raise
+            if mine.exit == 2 and self._files(part) == before:
+                mine.tries -= 1
+                mine.cause, mine.reason = Cause.REFUSED, "it has stored nothing; see what it printed"
+            else:
+                self._settle(part, mine)
         finally:  # whatever ends the slot, what is done so far is told and gathered
             mine.seconds += self._clock() - started
             self._save()
@@ -138,20 +158,26 @@ class Whole:
         run = self.run_of(part.name)
         mine.cause, mine.reason, mine.ok = Cause.NONE, "", False
         if run is None:
-            codes = {2: Cause.REFUSED, CUT: Cause.BUDGET}
-            mine.cause = codes.get(mine.exit or 0, Cause.ERROR)
+            mine.cause = {None: Cause.INTERRUPTED, CUT: Cause.BUDGET}.get(mine.exit, Cause.ERROR)
             mine.reason = "it has stored nothing; see what it printed"
             return
         frame = store.read(run)
         mine.statuses = dict(Counter(frame["status"]))
-        left = (frame["cause"] == Cause.BUDGET) | (frame["status"] == "partial")
+        left = frame["retryable"] | (frame["status"] == "partial")  # resume= would measure it
         mine.done = mine.exit in (0, 1) and not left.any()
         bad = frame[frame["status"] == "failed"]
         mine.ok = mine.done and bad.empty and mine.exit == 0
-        if not mine.done:
+        if mine.exit is None:
+            mine.cause, mine.reason = Cause.INTERRUPTED, "interrupted; what it has finished is stored"
+        elif mine.exit == CUT:
             mine.cause, mine.reason = Cause.BUDGET, "cut off; what it has finished is stored"
-            if mine.exit not in (0, 1, CUT):
-                mine.cause, mine.reason = Cause.ERROR, "it ended early; see what it printed"
+        elif mine.exit not in (0, 1):
+            mine.cause, mine.reason = Cause.ERROR, "it ended early; see what it printed"
+        elif left.any():
+            first = (
+                frame[left].sort_values("status", kind="stable").iloc[0]
+            )  # a failed one before a skipped one
+            mine.cause, mine.reason = Cause(first["cause"] or Cause.BUDGET), str(first["reason"])
         elif len(bad):
             mine.cause, mine.reason = Cause(bad["cause"].iloc[0] or Cause.ERROR), str(bad["reason"].iloc[0])
 
@@ -165,8 +191,18 @@ class Whole:
         run = self.folder / sweep / self.run_id_of(name)
         return run if any(run.rglob("*.parquet")) else None
 
-    def _save(self) -> None:
+    def _files(self, part: Part) -> set[Path]:
+        return set((self.folder / part.sweep / self.run_id_of(part.name)).rglob("*.parquet"))
+
+    def _save(self, under_way: str = "") -> None:
         self._writer.record(parts={name: mine.as_json_dict() for name, mine in self.state.items()})
+        done = [name for name in self._turns if self.state[name].done]
+        self._note(
+            total=len(self._turns),
+            share=len(done) / len(self._turns) if self._turns else 1.0,
+            statuses=dict(sum((Counter(mine.statuses) for mine in self.state.values()), Counter())),
+            text=f"{under_way or 'no part'} is under way; done: {', '.join(done) or 'none'}",
+        )
 
     def gather(self) -> Path | None:
         """All rows so far in one file; quick enough to be done after each part."""
@@ -181,7 +217,8 @@ class Whole:
         """A line about a part."""
         mine = self.state[part.name]
         why = self.barred(part)
-        took = f"exit {mine.exit}, {mine.seconds:.0f} s, " if mine.tries else ""
+        ended = "" if mine.exit is None else f"exit {mine.exit}, "
+        took = f"{ended}{mine.seconds:.0f} s, " if mine.tries or ended else ""
         rows = ", ".join(f"{count} {status}" for status, count in sorted(mine.statuses.items()))
         if mine.done:
             said = f"done{'' if mine.ok else f', {mine.cause}: {mine.reason}'}"
@@ -194,7 +231,7 @@ class Whole:
 
 
 def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> int:
-    """Runs one slot; the exit code: 0 where no part failed so far, 2 where it was told to end, else 1.
+    """Runs one slot; the exit code: 0 where no part failed or was given up so far, 2 where it was told to end, else 1.
 
     Raises:
         UsageError: the request is refused; nothing was written.
@@ -212,6 +249,8 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
         slot_s = float("inf") if config["budget_s"] is None else config["budget_s"]
         out.write("\n".join(schedule.describe(parts, slot_s, lacking)) + "\n")
         return 0
+    from harness.engine.resume import changes, refuse  # torch
+
     facts = environment.fingerprint(config["device"])
     conditions = environment.env_id(facts), facts
     run_id, folder, kept = run_folder.chosen(config, facts.get("git_commit"), None)
@@ -224,7 +263,9 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
     def measure(words: Sequence[str], seconds: float) -> int:
         return schedule.within(seconds, lambda: _isolated(run_sweep, words))
 
-    with interruptible(), run_folder.owned(folder, None):
+    visible = places.gpus() if config["device"] == "cuda" else ()
+    gpus = places.chosen(config["devices"], config["device"], visible)
+    with device_lock.held([gpu.uuid for gpu in gpus]), interruptible(), run_folder.owned(folder, None):
         about = {
             "command": command_line(request.overrides),
             "config": config,
@@ -232,14 +273,16 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
             "resumed_despite": changed,
             "parts": store.read_about(folder).get("parts", {}),
         }
-        writer = store.RunWriter(
+        writer = runlog.TellingWriter(
             folder, run_id=run_id, sweep=config["name"], env_id=conditions[0], env=facts, about=about
         )
-        with runlog.recorded(writer):
-            return _told_slot(Whole(request, folder, writer, measure), writer)
+        note = runlog.Note(writer)
+        with runlog.recorded(writer, note):
+            note.write(state="running", total=len(parts), share=0.0)
+            return _told_slot(Whole(request, folder, writer, measure, note=note.write), writer, note)
 
 
-def _told_slot(whole: Whole, writer: store.RunWriter) -> int:
+def _told_slot(whole: Whole, writer: store.RunWriter, note: runlog.Note) -> int:
     out, config, told_to_end = sys.stdout, whole.config, False
     banner = REHEARSAL + "\n" if rehearsed(config) else ""
     out.write(banner)
@@ -248,7 +291,11 @@ def _told_slot(whole: Whole, writer: store.RunWriter) -> int:
         left = whole.slot()
     except KeyboardInterrupt:
         told_to_end = True
-    writer.close("interrupted" if told_to_end or left else "finished")
+    lost = whole.lost()
+    state = "interrupted" if told_to_end or left or lost else "finished"
+    writer.close(state)
+    said = [f"left: {', '.join(left)}"] * bool(left) + [f"given up: {', '.join(lost)}"] * bool(lost)
+    note.write(state=state, message="; ".join(said) or "nothing is left to start")
     for part in whole.parts:
         out.write(whole.told(part) + "\n")
     out.write(f"results  {whole.folder}\n")
@@ -268,7 +315,7 @@ def _told_slot(whole: Whole, writer: store.RunWriter) -> int:
     out.write(banner)
     if told_to_end:
         return 2
-    return 1 if any(mine.exit not in (0, None, CUT) for mine in whole.state.values()) else 0
+    return 1 if lost or any(mine.exit not in (0, None, CUT) for mine in whole.state.values()) else 0
 
 
 def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:
@@ -288,6 +335,8 @@ def predicted_layers(frame: pd.DataFrame) -> list[Check]:
     device = of_env(env)
     if device is None:
         return []
+    from harness.advise.recipes import candidates  # torch
+
     rates = rates_of(device, ceilings(frame))
     return layers(frame, rates, lambda recipe, compiled: candidates(compiled).get(recipe))
 
@@ -321,7 +370,7 @@ def _no_text(config: Mapping[str, Any]) -> str:
         return ""
     return (
         f"no text here: copy nanoGPT's input.txt ({shakespeare.ADDRESS}) into this folder, not ignored by git, and "
-        "give data_path=input.txt"
+        "give `gpu` text=input.txt, or sweep=NAME data_path=input.txt"
     )
 
 

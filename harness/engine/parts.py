@@ -67,8 +67,9 @@ class Part:
         if isinstance(rounds := chosen.get("rounds"), int):
             chosen["rounds"] = max(min(LEAST_ROUNDS, rounds), rounds >> tries)
         chosen |= self.small if rehearsed else {}
-        if without:
-            chosen["arms"] = [arm for arm in chosen.get("arms", ()) if arm not in without]
+        chosen |= (
+            {"without": sorted(without)} if without else {}
+        )  # `arms` stay those that the run was made with
         return [f"{key}={_word(value)}" for key, value in chosen.items()]
 
 
@@ -79,9 +80,9 @@ class Progress:
     Attributes:
         done: nothing is left to measure.
         ok: done, and nothing failed.
-        tries: slots in which it was started.
+        tries: slots in which it was started, also those that were killed; a refusal is none.
         seconds: that it has taken.
-        exit: code of its sweep the last time; None where it was not started.
+        exit: code of its sweep the last time; None where it was not started, or interrupted.
         cause: why it is not ok.
         reason: the same in words, for people.
         left_out: arms that were not measured, with the reason.
@@ -105,7 +106,7 @@ class Progress:
 
     def as_json_dict(self) -> dict[str, Any]:
         """For `run.json`, with the column `retryable` of a row: resume= would start it again."""
-        waits = self.open and (self.tries > 0 or self.cause in RETRYABLE)
+        waits = self.open and (self.tries > 0 or self.exit is not None or self.cause in RETRYABLE)
         return {**dataclasses.asdict(self), "cause": str(self.cause), "retryable": waits}
 
     @classmethod
@@ -207,16 +208,23 @@ def run_slot(
     `measure` runs a part for at most so many seconds, and says in its progress what came of it.
     """
     ends, had = clock() + slot_s, list[str]()
-    while turn := next_part(parts, state, ends - clock(), had, missing, rehearsed):
-        part, seconds = turn
-        had.append(part.name)
-        measure(part, state[part.name], seconds)
-    for part in parts:
-        mine = state[part.name]
-        if not mine.tries and (why := barred(part, state, missing)):
-            mine.cause, mine.reason = why
-        elif not mine.tries:
-            mine.cause, mine.reason = Cause.BUDGET, "the slot had no time for it; resume=RUN_ID starts it"
+    try:
+        while turn := next_part(parts, state, ends - clock(), had, missing, rehearsed):
+            part, seconds = turn
+            had.append(part.name)
+            measure(part, state[part.name], seconds)
+    finally:
+        for part in parts:
+            mine = state[part.name]
+            if not mine.tries and not mine.done and part.name not in had:
+                mine.cause, mine.reason = barred(part, state, missing) or _waits(part, state)
+
+
+def _waits(part: Part, state: State) -> tuple[Cause, str]:
+    for need in part.needs:
+        if need in state and not state[need].ok:
+            return Cause.BUDGET, f"part {need}, which it needs, is not done yet"
+    return Cause.BUDGET, "the slot had no time for it; resume=RUN_ID starts it"
 
 
 def timetable(

@@ -79,6 +79,7 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     _spread_keys(config, parts, suites)
     _choose_peers(config.get("peers"), parts, suites)
     recipe = _choose_arms(config.get("train") or {}, parts, suites)
+    _refuse_unknown_without(config.get("without") or (), parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for name, part in parts.items():
@@ -90,6 +91,15 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config["device"])))
     return Plan(tuple(cases), products)
+
+
+def _refuse_unknown_without(
+    names: Sequence[str], parts: Mapping[str, dict[str, Any]], suites: Mapping[str, Plannable]
+) -> None:
+    known = [arm for part in parts.values() for arm in suites[part["suite"]].ARMS]
+    for name in names:
+        if name not in known:
+            raise unknown("arm", name, known)
 
 
 def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
@@ -252,6 +262,10 @@ def _plan_part(
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)
+    without = config.get("without") or ()
+    arms = tuple(arm for arm in arms if arm not in without)
+    if not arms:
+        raise UsageError(f"without={','.join(without)} leaves no arm of part {name}")
     shapes = [part["shapes"]] if isinstance(part["shapes"], str) else list(part["shapes"])
     try:
         points = suite.points(shapes, axes, config["model"])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from harness.engine.plan import Plan
 
+ANEW = "start a new run (run_id=NAME in place of resume=, which a sweep may set itself)"
+
 
 def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """What is no longer as it was when the rows of a run were made, in words; empty where all is.
@@ -63,8 +65,8 @@ def refuse(run_id: str, changed: Sequence[str]) -> None:
     """
     if changed:
         raise UsageError(
-            f"{run_id} was measured under other conditions: {'; '.join(changed)}; start a new run (leave resume= out), or "
-            "add resume_anyway=true: the new rows then record what they were made with"
+            f"{run_id} was measured under other conditions: {'; '.join(changed)}; {ANEW}, or add resume_anyway=true: the "
+            "new rows then record what they were made with"
         )
 
 
@@ -99,7 +101,7 @@ def _refuse_another_text(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
         if stored - {now}:
             raise UsageError(
                 f"{run_id} read a text with sha256 {sorted(stored - {now})[0][:16]}..., data={case['data']} is now "
-                f"one with {str(now)[:16]}...; give that text by data_path=FILE or start a new run (leave resume= out)"
+                f"one with {str(now)[:16]}...; give that text by data_path=FILE or {ANEW}"
             )
 
 
@@ -115,7 +117,7 @@ def _refuse_other_ceilings(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
             then = ", ".join(f"{sha[:16]}..." if sha else "none" for sha in sorted(other))
             raise UsageError(
                 f"{run_id} was advised by ceilings with sha256 {then}, now they are "
-                f"{f'{now[:16]}...' if now else 'none'}; give those by ceilings=RUN or start a new run (leave resume= out)"
+                f"{f'{now[:16]}...' if now else 'none'}; give those by ceilings=RUN or {ANEW}"
             )
 
 

@@ -70,6 +70,8 @@ def lines(frame: pd.DataFrame, predicted: Sequence[Check] = ()) -> list[str]:
 def _tests(frame: pd.DataFrame) -> Iterator[str]:
     """The counts of each run of tests."""
     own = frame[(frame["suite"] == "tests") & (frame["metric"] == "tests_failed")]
+    for r in rows_of(own[own["status"] == "skipped"]):
+        yield f"tests: none ran, {r['reason']}"
     for r in rows_of(own[own["status"] == "ok"]):
         counts = _resolved(r)
         failed = counts["failures"] + counts["errors"]

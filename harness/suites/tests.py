@@ -1,7 +1,8 @@
 """Suite `tests`: do the tests that need this device pass on it? One run of pytest; its counts are rows like any other's.
 
 The counts are those of pytest's own JUnit file. Untested versions of libraries may warn, and a test file may lack a
-package: neither costs the other tests.
+package: neither costs the other tests. A run in which no test ran is no pass: it has failed, or is skipped where each of its
+tests was.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 METRIC = "tests_failed"
 LENIENT = ("-W", "default", "--continue-on-collection-errors", "-rf")
+# Exit codes of a pytest that has counted: all passed, some failed. Others of its own: interrupted, internal error, bad usage,
+# no test found.
+COUNTED, INTERRUPTED, ITS_OWN = (0, 1), 2, range(6)
 SIGN_S = 1.0  # between two signs of life: one test may compile for minutes
 
 AXES: Mapping[str, Axis] = {
@@ -78,10 +83,18 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     try:
         suites = list(ElementTree.parse(counts).iter("testsuite"))
     except (OSError, ElementTree.ParseError):
-        return Trial((), told, f"pytest ended with exit code {code} and no counts", cause=Cause.DIED)
+        return Trial((), told, f"pytest ended with exit code {code} and no counts", cause=_ended(code))
     of = {key: sum(int(s.get(key, 0)) for s in suites) for key in ("tests", "failures", "errors", "skipped")}
     bad = of["failures"] + of["errors"]
-    resolved = {**told, **of, "passed": of["tests"] - bad - of["skipped"]}
+    passed = of["tests"] - bad - of["skipped"]
+    resolved = {**told, **of, "passed": passed}
+    if code not in COUNTED or not of["tests"]:
+        why = f"pytest ended with exit code {code} after {of['tests']} tests"
+        return Trial((), resolved, f"{why}: none was found" if code == 5 else why, cause=_ended(code))
+    if not passed + bad:
+        reasons = Counter(str(e.get("message")) for s in suites for e in s.iter("skipped"))
+        why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
+        return Trial((), resolved, refusal=f"all {of['tests']} tests were skipped: {why}")
     named = [
         f"{c.get('classname')}::{c.get('name')}"
         for s in suites
@@ -89,4 +102,13 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         if len(c) and c[0].tag != "skipped"
     ]
     failure = f"{bad} of {of['tests']} tests failed, first {named[0] if named else 'unknown'}" if bad else ""
-    return Trial((Series(METRIC, (float(bad),), (0,)),), resolved, failure, cause=Cause.NUMERICS)
+    cause = (
+        Cause.RUN if of["failures"] else Cause.BUILD
+    )  # of a test itself, or before one: its import, its fixtures
+    return Trial((Series(METRIC, (float(bad),), (0,)),), resolved, failure, cause=cause)
+
+
+def _ended(code: int) -> Cause:
+    if code == INTERRUPTED:
+        return Cause.INTERRUPTED
+    return Cause.ERROR if code in ITS_OWN else Cause.DIED

@@ -62,7 +62,9 @@ def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:
     first = hashlib.sha256(TEXT).hexdigest()
     run = stored(tmp_path, plan, first)
     other = written(tmp_path / "b", TEXT[::-1])
-    message = rf"read a text with sha256 {first[:16]}\.\.\., data=bytes is now one with .* resume= out"
+    message = (
+        rf"read a text with sha256 {first[:16]}\.\.\., data=bytes is now one with .* in place of resume="
+    )
     with pytest.raises(UsageError, match=message):
         stored_cases(run, planned(other))
 
@@ -98,7 +100,8 @@ def test_ceilings_of_an_advised_filter_are_known_by_their_content(
         assert stored_cases(run, advised(again)) == {done.case.case_id}
     for wrong in (other, None):
         with pytest.raises(
-            UsageError, match=rf"by ceilings with sha256 {sha256[:16]}\.\.\., now they are .*resume= out"
+            UsageError,
+            match=rf"by ceilings with sha256 {sha256[:16]}\.\.\., now they are .*in place of resume=",
         ):
             stored_cases(run, advised(wrong))
 
