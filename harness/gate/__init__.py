@@ -267,7 +267,7 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
     from harness.gate import publish, render
 
     if options.annotations:
-        sys.stdout.write(publish.annotations(judgement))
+        sys.stdout.write(publish.github_lines(judgement))
     sys.stdout.write(render.terminal(judgement, everything=options.all))
     sys.stdout.flush()
     _summarise(render.markdown(judgement))
