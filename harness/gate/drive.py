@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,8 @@ class Request:
         alone: one process at a time (see `Session`).
         pads: share by which a side is slowed, for experiments.
         command: what was typed, without its budget, for advice that can be copied.
+        clock_tree: see `Session`.
+        notes: what is told with the verdict, whatever it is.
     """
 
     trees: Mapping[str, Path]
@@ -54,6 +56,8 @@ class Request:
     pads: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     command: str = "python -m harness gate"
+    clock_tree: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def judges_times(self) -> bool:
@@ -89,8 +93,8 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     except TooSlowError as error:
         raise _too_slow(request, error.seconds, least + reserve) from error
     except SideError as error:
-        return judge_broken(request.trees, request.words, error.side, error.reason)
-    return judgement
+        judgement = judge_broken(request.trees, request.words, error.side, error.reason)
+    return replace(judgement, notes=(*judgement.notes, *request.notes))
 
 
 def _too_slow(request: Request, seconds: float, rounds: int) -> GateError:
@@ -143,6 +147,7 @@ def open_session(request: Request, tell: Tell) -> Session:
         blocks=request.policy.blocks,
         alone=request.alone,
         pads=request.pads,
+        clock_tree=request.clock_tree,
         seed=request.seed,
         tell=tell,
     )
