@@ -24,7 +24,7 @@ from harness.store.json_columns import parse
 from harness.store.text import axes_of, case_label
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 FORMAT = "5.3.1"  # the version of pytest-benchmark whose fields these are
@@ -152,7 +152,7 @@ def _quartiles(data: Sequence[float]) -> tuple[float, float]:
     return 0.75 * data[k] + 0.25 * data[k + 1], 0.25 * data[3 * k + 1] + 0.75 * data[3 * k + 2]
 
 
-def _about(env: dict[str, Any]) -> dict[str, Any]:
+def _about(env: Mapping[str, Any]) -> dict[str, Any]:
     system, _, release = str(env.get("os") or "").replace("-", " ", 1).partition(" ")
     chip = str(env.get("gpu") or env.get("cpu") or "unknown")
     return {

@@ -197,11 +197,7 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
         page = write_trend(options.history, options.output or Path("reports/trend.html"), options.results_dir)
         sys.stdout.write(f"trend    {page}\n")
         return Exit.OK
-    policy = load_policy(options.policy)
-    given = {n: getattr(options, n) for n in MEASURING}
-    policy = dataclasses.replace(
-        policy, **{name: value for name, value in given.items() if value is not None}
-    )
+    policy = _as_given(load_policy(options.policy), options)
     _writable(options)
     if options.candidate:
         judgement: Judgement | None = judge(
@@ -213,6 +209,12 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     else:
         judgement = _measure(options, policy, _without_budget(argv))
     return Exit.OK if judgement is None else _tell(judgement, options)
+
+
+def _as_given(policy: Policy, options: argparse.Namespace) -> Policy:
+    """A policy with what the command line says about measuring."""
+    given = {name: getattr(options, name) for name in MEASURING}
+    return dataclasses.replace(policy, **{name: value for name, value in given.items() if value is not None})
 
 
 def _side(names: Sequence[str], role: Literal["baseline", "candidate"], results_dir: Path) -> Side:
@@ -236,6 +238,7 @@ def _without_budget(argv: Sequence[str]) -> str:
 def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judgement | None:
     """Measures as asked; None where there was nothing to judge."""
     from harness.gate import against
+    from harness.gate.base import base_of
     from harness.gate.drive import Request, measure_and_judge, open_session, print_plan
     from harness.gate.session import SideError
     from harness.gate.sides import load_side
@@ -280,15 +283,18 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         tell_equal(f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here", options)
         return None
     with against.work_tree(root, commit) as tree:
+        base = base_of(root, tree, options.policy)
         trees = {"baseline": tree, "candidate": root}
         request = Request(
             trees,
             words,
-            policy,
+            _as_given(base.policy, options),
             options.results_dir,
             machine_free=options.machine_free,
             alone=options.alone,
             command=command,
+            clock_tree=base.clock,
+            notes=base.notes,
         )
         return measure_and_judge(request, tell)
 
@@ -308,7 +314,7 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
     from harness.gate import publish, render
 
     if options.annotations:
-        sys.stdout.write(publish.annotations(judgement))
+        sys.stdout.write(publish.github_lines(judgement))
     sys.stdout.write(render.terminal(judgement, everything=options.all))
     sys.stdout.flush()
     _summarise(render.markdown(judgement))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROBE_S = 180.0
+LAYOUT = "LayoutError"  # how a worker's reason begins where its tree is of another layout
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
 
 
@@ -33,10 +34,12 @@ def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, rea
     """The judgement where one side could not be planned.
 
     Raises:
-        GateError: the side works and refuses the request (exit 2), so no code is to blame.
+        GateError: the side works, so no code is to blame: it refuses the request (exit 2), or the baseline does or the
+            layouts cannot serve one another (5).
     """
     if not _is_broken(trees[side], words):
-        raise GateError(Exit.USAGE, f"{side} ({trees[side]}): {reason}")
+        apart = side == "baseline" or reason.startswith(LAYOUT)
+        raise GateError(Exit.NO_BASELINE if apart else Exit.USAGE, f"{side} ({trees[side]}): {reason}")
     candidate_reason = reason if side == "candidate" else _plan_fault(trees["candidate"], words)
     unit = _unit("import", "harness and fp8core", side, candidate_reason)
     what = f"the candidate does not import or plan: {candidate_reason}"

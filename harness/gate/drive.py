@@ -45,6 +45,8 @@ class Request:
         pads: share by which a side is slowed, for experiments.
         command: what was typed, without its budget, for advice that can be copied.
         benchmark: a user's command that is measured instead of a sweep.
+        clock_tree: see `Session`.
+        notes: what is told with the verdict, whatever it is.
     """
 
     trees: Mapping[str, Path]
@@ -58,6 +60,8 @@ class Request:
     seed: int = 0
     command: str = "python -m harness gate"
     benchmark: BenchmarkCommand | None = None
+    clock_tree: Path | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def judges_times(self) -> bool:
@@ -94,11 +98,11 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
         raise _too_slow(request, error.seconds, least + reserve) from error
     except SideError as error:
         if request.benchmark is not None:
-            return judge_failed_command(request.trees, request.benchmark.line, error.side, error.reason)
-        return judge_broken(request.trees, request.words, error.side, error.reason)
-    if isinstance(session, CommandSession):
-        judgement = replace(judgement, notes=(*judgement.notes, *session.notes()))
-    return judgement
+            judgement = judge_failed_command(request.trees, request.benchmark.line, error.side, error.reason)
+        else:
+            judgement = judge_broken(request.trees, request.words, error.side, error.reason)
+    own = session.notes() if isinstance(session, CommandSession) else ()
+    return replace(judgement, notes=(*judgement.notes, *own, *request.notes))
 
 
 def _too_slow(request: Request, seconds: float, rounds: int) -> GateError:
@@ -162,6 +166,7 @@ def open_session(request: Request, tell: Tell) -> Session:
         blocks=request.policy.blocks,
         alone=request.alone,
         pads=request.pads,
+        clock_tree=request.clock_tree,
         seed=request.seed,
         tell=tell,
     )

@@ -109,14 +109,14 @@ class Policy:
         return max(fitting, key=lambda a: a.until, default=None)
 
 
-def load_policy(path: Path | None = None) -> Policy:
+def load_policy(path: Path | None = None, default: Path = DEFAULT) -> Policy:
     """The default policy, with what a file says put over it.
 
     Raises:
         UsageError: the file can't be read, names a key, metric, rule or field that is unknown, or holds a value out
             of range.
     """
-    policy = _over(Policy(), _read(DEFAULT), DEFAULT.name)
+    policy = _over(Policy(), _read(default), default.name)
     return policy if path is None else _over(policy, _read(path), str(path))
 
 

@@ -42,7 +42,7 @@ def junit_of(code: Exit, text: str) -> str:
     return _whole(_suite(), code, text)
 
 
-def annotations(judgement: Judgement) -> str:
+def github_lines(judgement: Judgement) -> str:
     """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
     lines = []
     worst = [f for f in judgement.findings if f.counts]

@@ -73,6 +73,7 @@ class Session:
         blocks: blocks of each arm in a round.
         alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
         pads: share by which a side is slowed, for experiments.
+        clock_tree: the work tree whose `harness/timing` both sides measure with; each with its own where there is none.
         seed: of the order of the sides.
         tell: hears a line a round.
         clock: seconds; injectable for tests.
@@ -84,6 +85,7 @@ class Session:
     blocks: int
     alone: bool = False
     pads: Mapping[str, float] = field(default_factory=dict)
+    clock_tree: Path | None = None
     seed: int = 0
     tell: Tell = lambda line: None
     clock: Callable[[], float] = time.monotonic
@@ -168,7 +170,7 @@ class Session:
         with ExitStack() as stack:
             workers = {}
             for side in sides:
-                workers[side] = Process(self.trees[side], self.pads.get(side, 0.0))
+                workers[side] = Process(self.trees[side], self.pads.get(side, 0.0), self.clock_tree)
                 stack.callback(self._let_go, workers[side])
                 workers[side].tell({"do": "plan", "words": list(self.words)})
             cases: dict[str, dict[str, Any]] = {}

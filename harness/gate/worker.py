@@ -1,6 +1,6 @@
 """Worker: one process of one side. It measures the code of its own work tree, one block for each command.
 
-Started as `python -P worker.py TREE [PAD]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
+Started as `python -P worker.py TREE [PAD [CLOCK]]` with TREE first on PYTHONPATH, so that this file is the candidate's on both
 sides (one instrument) while `harness` and `fp8core` are those of TREE (what is compared). It speaks JSON lines on
 standard input and output:
 
@@ -38,11 +38,15 @@ CONTROL_SIZE = {"cpu": 128, "cuda": 4096}
 LEAD_IN_S = {"cpu": 0.05, "cuda": 0.5}
 
 
+class LayoutError(RuntimeError):
+    """A tree is built otherwise than this program expects; its code need not be at fault."""
+
+
 class Worker:
     """The state of one process: its plan, and the case under way."""
 
-    def __init__(self, tree: Path, pad: float) -> None:
-        self.tree, self.pad = tree, pad
+    def __init__(self, tree: Path, pad: float, clock: Path | None = None) -> None:
+        self.tree, self.pad, self.clock = tree, pad, clock
         self.cases: dict[str, Any] = {}
         self.arms: dict[str, Callable[[], object]] = {}
         self.resident: dict[str, Callable[[], AbstractContextManager[object]]] = {}
@@ -55,6 +59,8 @@ class Worker:
         import fp8core
         import harness
 
+        if self.clock is not None:
+            _lend(self.clock)
         try:
             from harness.cli.config import load
             from harness.engine.plan import make_plan
@@ -64,15 +70,17 @@ class Worker:
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("harness"):
                 raise
-            raise RuntimeError(
+            raise LayoutError(
                 f"{self.tree} lacks the module {error.name}: its harness has another layout than this worker measures; "
                 "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN"
             ) from error
 
-        for module in (harness, fp8core):
+        from harness.timing import rounds
+
+        for module, tree in ((harness, self.tree), (fp8core, self.tree), (rounds, self.clock or self.tree)):
             found = Path(str(module.__file__)).resolve()
-            if self.tree.resolve() not in found.parents:
-                raise RuntimeError(f"{module.__name__} was imported from {found}, not from {self.tree}")
+            if tree.resolve() not in found.parents:
+                raise RuntimeError(f"{module.__name__} was imported from {found}, not from {tree}")
         request = load(words, environment.device_kind)
         self.device = request.config["device"]
         self.monitor = environment.monitor_for(self.device).__enter__()
@@ -280,6 +288,24 @@ class Worker:
         return probe * events(run) / events(lambda: torch.cuda._sleep(probe))
 
 
+def _lend(clock: Path) -> None:
+    """Makes `harness.timing` that of another tree, for whoever imports it from now on."""
+    import importlib.util
+
+    import harness
+
+    folder = clock / "harness" / "timing"
+    spec = importlib.util.spec_from_file_location(
+        "harness.timing", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["harness.timing"] = module
+    setattr(harness, "timing", module)  # noqa: B010 - a submodule is an attribute of its package
+    spec.loader.exec_module(module)
+
+
 def _row(metric: str, status: str, **more: Any) -> dict[str, Any]:
     return {"metric": metric, "status": status, **more}
 
@@ -339,7 +365,8 @@ def main(argv: list[str]) -> int:
     # Libraries print; the answers go where nothing else does.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    serve(Worker(Path(argv[0]), float(argv[1]) if len(argv) > 1 else 0.0), answers)
+    clock = Path(argv[2]) if len(argv) > 2 else None
+    serve(Worker(Path(argv[0]), float(argv[1]) if len(argv) > 1 else 0.0, clock), answers)
     return 0
 
 

@@ -135,7 +135,7 @@ def _resolved(name: str) -> Any:
 
 
 def _schemas(name: str, thing: Any) -> list[str]:
-    """Of an operator: what its overloads take, in the words of the dispatcher."""
+    """What the overloads of an operator take, in the words of the dispatcher."""
     import torch
 
     if hasattr(thing, "_schema"):

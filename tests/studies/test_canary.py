@@ -88,7 +88,7 @@ def test_a_count_a_figure_and_a_lost_arm_are_named(tmp_path: Path) -> None:
 
 
 def test_the_tree_uses_no_private_name_that_is_gone_or_changed() -> None:
-    """Of the pinned releases; of newer ones, the scheduled workflow asks."""
+    """The pinned releases are looked at here, newer ones by the scheduled workflow."""
     expected = json.loads(canary.EXPECTED.read_text())
     if expected["versions"] != canary.installed():
         pytest.skip(f"canary.json is of {expected['versions']}")

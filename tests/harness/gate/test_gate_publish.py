@@ -55,7 +55,7 @@ def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> 
         bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
         assert (bad == 0) == (code is Exit.OK)
     if of_units:
-        assert bool(publish.annotations(found)) == (code is not Exit.OK)
+        assert bool(publish.github_lines(found)) == (code is not Exit.OK)
 
 
 def test_no_name_breaks_the_xml_or_a_workflow_command(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_no_name_breaks_the_xml_or_a_workflow_command(tmp_path: Path) -> None:
     for f in found.findings:
         f.unit.case = 'bench/a.py::t[<&"\x00\x1b[31m%,:]\n::error::no'
     ET.fromstring(publish.junit(found))
-    lines = publish.annotations(found).splitlines()
+    lines = publish.github_lines(found).splitlines()
     (line,) = [x for x in lines if "rel_err_max" in x]
     matched = COMMAND.match(line)
     assert matched is not None
@@ -73,7 +73,7 @@ def test_no_name_breaks_the_xml_or_a_workflow_command(tmp_path: Path) -> None:
 
 def test_many_regressions_are_ten_annotations(tmp_path: Path) -> None:
     rows = [[value_row(n, "rel_err_max", v) for n in range(40)] for v in (0.1, 0.5)]
-    lines = publish.annotations(run(tmp_path, *rows)).splitlines()
+    lines = publish.github_lines(run(tmp_path, *rows)).splitlines()
     assert len(lines) == 10
     assert "31 more regressions" in lines[-1]
 
@@ -82,7 +82,7 @@ def test_an_allowed_regression_is_neither_failure_nor_annotation(tmp_path: Path)
     found = regressed(tmp_path)
     found = replace(found, findings=tuple(replace(f, told_only=True) for f in found.findings), code=Exit.OK)
     assert "<failure" not in publish.junit(found)
-    assert publish.annotations(found) == ""
+    assert publish.github_lines(found) == ""
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:

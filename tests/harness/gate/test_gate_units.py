@@ -23,7 +23,7 @@ from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
 from harness.gate.judge import judge
 from harness.gate.policy import Policy
-from harness.gate.publish import annotations
+from harness.gate.publish import github_lines
 from harness.gate.render import headline, terminal
 from harness.gate.sides import load_side
 from harness.store.cause import Cause
@@ -224,7 +224,7 @@ def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
         assert "python -m harness gate --measure --machine-free" in note
         assert terminal(judgement).splitlines()[-2] == note
         assert headline(judgement) == "OK, no time judged, 1 undecided"
-        assert annotations(judgement) == f"::warning title=Gate::{note}\n"
+        assert github_lines(judgement) == f"::warning title=Gate::{note}\n"
 
 
 def test_exact_counts_ratchet(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""Oracle: trees that a test writes: a loosened policy, a clock that lies, a clock that lacks what is asked of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from harness.__main__ import main
+from harness.gate import against, base, drive, process
+from harness.gate.base import base_of, clock_lacks
+from harness.gate.codes import Exit, GateError
+from harness.gate.process import Process
+
+ROOT = Path(process.__file__).resolve().parents[2]
+WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
+         "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1"]  # fmt: skip
+LIES = ("tuple(run.samples)", "tuple(1e-9 for _ in run.samples)")
+
+
+def git(root: Path, *words: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "-C", str(root), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def trees(tmp_path: Path) -> tuple[Path, Path]:
+    """(candidate, base): two checkouts of one commit, with a judge and a policy of their own."""
+    root = tmp_path / "root"
+    (root / "harness" / "gate").mkdir(parents=True)
+    (root / "harness" / "timing").mkdir()
+    (root / "harness" / "timing" / "rounds.py").write_text("def measure(): ...\n")
+    (root / "harness" / "user.py").write_text("from harness.timing.rounds import measure\n")
+    shutil.copy(ROOT / base.POLICY, root / base.POLICY)
+    (root / "ci.yaml").write_text("pairs: 5\n")
+    git(tmp_path, "init", "-q", "root")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "one")
+    git(root, "worktree", "add", "-q", str(tmp_path / "base"), "HEAD", "--detach")
+    return root, tmp_path / "base"
+
+
+def loosen(path: Path) -> None:
+    text = path.read_text()
+    assert "  ms: {rule: timed, tolerance: " in text
+    path.write_text(text.replace("  ms: {rule: timed, tolerance: ", "  ms: {rule: timed, tolerance: 9"))
+
+
+def tolerance(found: base.Base) -> float:
+    return found.policy.units["ms"].tolerance
+
+
+def test_an_unchanged_judge_is_not_mentioned(trees: tuple[Path, Path]) -> None:
+    found = base_of(*trees, trees[0] / "ci.yaml")
+    assert (found.notes, found.clock, found.policy.pairs) == ((), None, 5)
+
+
+def test_a_loosened_tolerance_does_not_judge_and_is_told(trees: tuple[Path, Path]) -> None:
+    before = tolerance(base_of(*trees, None))
+    loosen(trees[0] / base.POLICY)
+    found = base_of(*trees, None)
+    assert tolerance(found) == before
+    (note,) = found.notes
+    assert note.startswith(f"JUDGE CHANGED: this change touches what judges it ({base.POLICY});")
+
+
+def test_the_policy_of_the_command_line_is_the_base_commits_too(trees: tuple[Path, Path]) -> None:
+    (trees[0] / "ci.yaml").write_text("pairs: 1\nunits: {ms: {rule: ignore}}\n")
+    found = base_of(*trees, trees[0] / "ci.yaml")
+    assert (found.policy.pairs, found.policy.units["ms"].rule) == (5, "timed")
+    assert "(ci.yaml)" in found.notes[0]
+    (trees[0] / "new.yaml").write_text("pairs: 2\n")
+    found = base_of(*trees, trees[0] / "new.yaml")
+    assert found.policy.pairs == 2
+    assert any("new.yaml is not in the base commit" in note for note in found.notes)
+
+
+def test_a_policy_that_this_gate_cannot_read_is_no_baseline(trees: tuple[Path, Path]) -> None:
+    (trees[1] / base.POLICY).write_text("a_key_of_before: 1\n")
+    with pytest.raises(
+        GateError, match=r"cannot read the policy of the base commit.*land that change"
+    ) as caught:
+        base_of(*trees, None)
+    assert caught.value.code is Exit.NO_BASELINE
+
+
+def test_a_changed_clock_is_lent_and_one_that_lacks_a_name_is_no_baseline(trees: tuple[Path, Path]) -> None:
+    timing = trees[0] / "harness" / "timing"
+    (timing / "rounds.py").write_text("def measure(): return 0\n")
+    found = base_of(*trees, None)
+    assert found.clock == trees[1]
+    assert "harness/timing/rounds.py" in found.notes[0]
+    (timing / "rounds.py").write_text("def measure(): ...\ndef faster(): ...\n")
+    (trees[0] / "harness" / "user.py").write_text("from harness.timing.rounds import faster, measure\n")
+    with pytest.raises(
+        GateError, match=r"lacks harness\.timing\.rounds\.faster.*gate --baseline RUN"
+    ) as caught:
+        base_of(*trees, None)
+    assert caught.value.code is Exit.NO_BASELINE
+
+
+def test_this_tree_finds_all_that_it_imports_in_its_own_clock() -> None:
+    assert clock_lacks(ROOT, ROOT) == ""
+
+
+def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(tmp_path: Path) -> None:
+    for name in ("harness", "fp8core", "sweeps"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    session = tmp_path / "harness" / "timing" / "session.py"
+    assert LIES[0] in session.read_text()
+    session.write_text(session.read_text().replace(*LIES))
+    fastest = {}
+    for name, clock in (("own", None), ("base", ROOT)):
+        worker = Process(tmp_path, clock=clock)
+        try:
+            plan = worker.ask({"do": "plan", "words": WORDS}, 180)
+            worker.ask({"do": "prepare", "case": plan["cases"][0]["case_id"]}, 180)
+            samples = worker.ask({"do": "block"}, 60)["samples"]
+        finally:
+            worker.close()
+        fastest[name] = min(min(times) for times in samples.values())
+    assert fastest["own"] == 1e-9  # the lie is seen where each side brings its own clock
+    assert fastest["base"] > 1e-4  # ms: no product is faster
+
+
+def test_the_verdict_tells_it(
+    trees: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Through the command: sides that cannot be measured here still come with the note, and the clock is handed on."""
+    (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): return 0\n")
+    loosen(trees[0] / base.POLICY)
+    (trees[0] / "harness" / "__init__.py").write_text("raise ImportError('no')\n")
+    monkeypatch.setattr(against, "project_root", lambda: trees[0])
+    asked = []
+
+    def broken(session: drive.Session, *args: object, **options: object) -> int:
+        asked.append(session.clock_tree)
+        raise drive.SideError("candidate", "ImportError: no")
+
+    monkeypatch.setattr(drive.Session, "stage", broken)
+    xml = tmp_path / "gate.xml"
+    words = [
+        "gate",
+        "--against",
+        "HEAD",
+        "--results-dir",
+        str(tmp_path / "r"),
+        "--annotations",
+        "--junit",
+        str(xml),
+    ]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert (
+        "\nJUDGE CHANGED: this change touches what judges it (harness/gate/policy.yaml, harness/timing/"
+        in out
+    )
+    assert "::warning title=Gate::JUDGE CHANGED" in out
+    assert asked[0] is not None
+    assert asked[0] != trees[0]
+    assert ET.parse(xml).find("testsuite").get("failures") == "2"  # type: ignore[union-attr]
