@@ -88,3 +88,33 @@ def gate(root: Path, *words: str, **env: str) -> tuple[int, str, dict[str, Any]]
     document = json.loads(file.read_text()) if file.exists() else {}
     file.unlink(missing_ok=True)
     return done.returncode, done.stdout + done.stderr, document
+
+
+# pytest-benchmark itself. Work and timer count processor time, which a neighbour on the machine does not take.
+SUITE = """
+import pytest
+from pkg import work
+
+@pytest.mark.parametrize("size", [20, 40])
+def test_work(benchmark, size):
+    benchmark.pedantic(work, args=(size,), rounds=15, iterations=1)
+"""
+SPIN = """
+import time
+
+def work(size):
+    begun = time.process_time()
+    while time.process_time() - begun < {factor} * size * 1e-4:
+        pass
+"""
+TIMER = "--benchmark-timer=time.process_time"
+PYTEST = (
+    f"PYTHONPATH=.:$PYTHONPATH PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -q -p pytest_benchmark.plugin "
+    f"-p no:cacheprovider bench --benchmark-json={{out}} {TIMER}"
+)
+
+
+def spinning(folder: Path) -> Path:
+    """A repository with a suite of pytest-benchmark whose two tests spin for 2 and 4 ms."""
+    files = {"bench/test_bench.py": SUITE, "pkg.py": SPIN.format(factor=1.0), "pytest.ini": "[pytest]\n"}
+    return make_repository(folder, {**files, ".gitignore": "results\n"})
