@@ -7,6 +7,7 @@ works and only lacks the sweep or its layout is a refusal: nothing about the cha
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import subprocess
 import sys
@@ -27,23 +28,26 @@ if TYPE_CHECKING:
 
 PROBE_S = 180.0
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
+CRASHED = (1, Exit.INTERNAL)  # of a traceback: of Python itself, and of the harness
 
 
 def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, reason: str) -> Judgement:
     """The judgement where one side could not be planned.
 
     Raises:
-        GateError: the side works and refuses the request (exit 2), so no code is to blame.
+        GateError: the side works and refuses the request (exit 2), so no code is to blame; or it is not known why it
+            could not be planned (exit 6).
     """
-    if not _is_broken(trees[side], words):
-        raise GateError(Exit.USAGE, f"{side} ({trees[side]}): {reason}")
-    candidate_reason = reason if side == "candidate" else _plan_fault(trees["candidate"], words)
+    _require_crash(side, trees[side], words, reason)
+    candidate_reason = reason
+    if side == "baseline" and (candidate_reason := _plan_fault(trees["candidate"], words)):
+        _require_crash("candidate", trees["candidate"], words, candidate_reason)
     unit = Unit(
         *("import", "", "harness and fp8core", "", "imports", "", ""),
         unit="",
         better="higher",
         rule=Rule("exact"),
-        before=float(side != "baseline"),
+        before=0.0 if side == "baseline" else math.nan,  # which was not tried
         after=float(not candidate_reason),
     )
     if candidate_reason:
@@ -66,8 +70,12 @@ def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, rea
     )
 
 
-def _is_broken(tree: Path, words: Sequence[str]) -> bool:
-    """Whether the tree's own command crashes on the request, by the code that it has for that."""
+def _require_crash(side: str, tree: Path, words: Sequence[str], reason: str) -> None:
+    """Tries the tree's own command: only a traceback says that its code is broken.
+
+    Raises:
+        GateError: it refuses the request or answers (exit 2); or it was ended from outside or did not end (6).
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "harness", *words, "dry_run=true"],
@@ -78,8 +86,16 @@ def _is_broken(tree: Path, words: Sequence[str]) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, REFUSED)
+        how = f"its own command did not end in {PROBE_S:g} s"
+    else:
+        if done.returncode in CRASHED:
+            return
+        if done.returncode in (0, REFUSED):
+            raise GateError(Exit.USAGE, f"{side} ({tree}): {reason}")
+        how = f"its own command ended with code {done.returncode}"
+    raise GateError(
+        Exit.INCONCLUSIVE, f"{side} ({tree}): {reason}; {how}, which need not be its code's doing"
+    )
 
 
 def _plan_fault(tree: Path, words: Sequence[str]) -> str:
