@@ -270,7 +270,7 @@ def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float)
     assert found.more is not None
     for count, settled in ((8 + found.more, True), (7 + found.more, False)):
         p = scipy.stats.t.sf(abs(mean - LIMIT) / 0.06 * math.sqrt(count), count - 1)
-        assert (p <= (0.025 if mean < LIMIT else 0.01)) is settled
+        assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
         if mean < LIMIT:
             assert (one(drawn(count)).verdict is Verdict.OK) is settled
 
