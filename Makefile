@@ -7,6 +7,7 @@
 # make aot          docs/kernels.md: every kernel compiled for sm_90 with two Tritons and its machine code read; no GPU needed
 # make aot-check    limits of the cast kernels, in that machine code, with both Tritons; 90 s on two cores
 # make gate         numerics, counts and bytes against the committed baseline; ARGS=update after a change that was meant
+# make canary       private names, counts and codes that the installed torch, triton and torchao moved; ARGS=--names: names alone
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
 #                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
 #                   ARGS=device=cpu rehearses it all here, in some minutes
@@ -25,7 +26,7 @@ TRITON_36 ?= build/triton-3.6.0
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all check format coverage bench aot aot-check gate gpu wheels published setup clean
+.PHONY: quick test test-all check format coverage bench aot aot-check gate canary gpu wheels published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -56,7 +57,7 @@ bench: $(READY)
 	$(PY) -m pytest -q -m benchmark_bar $(ARGS)
 
 aot: $(READY) $(TRITON_36)
-	$(PY) tests/studies/kernel_table.py --triton $(TRITON_36) $(ARGS)
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/kernel_table.py --triton $(TRITON_36) $(ARGS)
 
 aot-check: $(READY) $(TRITON_36)
 	PYTHONPATH=$(TRITON_36) $(PY) -c 'import triton; assert triton.__version__ == "3.6.0", triton.__version__'
@@ -72,6 +73,9 @@ build/triton-3.6.0: $(READY)
 gate: $(READY)
 	PY=$(PY) .ci/gate $(ARGS)
 
+canary: $(READY)
+	OMP_NUM_THREADS=1 $(PY) tests/studies/canary.py $(ARGS)
+
 gpu: $(READY)
 	$(if $(WHEELS),$(PY) -m pip install -q --no-index --no-deps --upgrade --target build/site $(WHEELS)/*.whl)
 	PYTHONPATH=$(if $(WHEELS),build/site:)$$PYTHONPATH $(PY) -m harness gpu $(ARGS)
@@ -84,7 +88,7 @@ published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
 	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
-	$(PY) tests/studies/plain_casts.py results/published docs/numerics.md
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md
 
 setup: $(READY)
 

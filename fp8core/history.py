@@ -223,8 +223,8 @@ def keep_pending_by_rank(module: nn.Module) -> None:
     """Keep DistributedDataParallel from overwriting `pending` with rank 0's at each forward pass, if it wraps `module`.
 
     Each rank records what its own microbatches held; `update_scales` takes the largest of all ranks. Without delayed
-    layers this removes what an earlier call set, and only that. `torch.compile` may wrap the model, or one module around
-    each layer, before or after this call; a compiled module inside a compiled one must be there at this call.
+    layers this removes what an earlier call set, and only that. `torch.compile` may wrap the model, one module around each
+    layer, or both, before or after this call; more wrappers than these must be there at this call.
     """
     theirs = set(getattr(module, _DDP_IGNORED, ())) - set(getattr(module, _OWN_IGNORED, ()))
     memories = [fqn for fqn, m in module.named_modules() if isinstance(m, AmaxMemory)]
@@ -237,10 +237,11 @@ def keep_pending_by_rank(module: nn.Module) -> None:
 
 
 def _ddp_names(name: str) -> set[str]:
-    """Names of a buffer as it is, and where the model or one module around it is compiled later, or no longer."""
+    """Names of a buffer as it is, and where the model, one module around it or both are compiled later, or no longer."""
     plain = name.replace(_COMPILED, "")
     starts = [0, *(i + 1 for i, character in enumerate(plain) if character == ".")]
-    return {name, plain, *(plain[:i] + _COMPILED + plain[i:] for i in starts[:-1])}
+    inner = {plain, *(plain[:i] + _COMPILED + plain[i:] for i in starts[:-1])}
+    return {name, *inner, *(_COMPILED + n for n in inner)}
 
 
 def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> int:

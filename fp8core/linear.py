@@ -66,7 +66,7 @@ class Float8Linear(nn.Linear):
     recipe: Recipe
     amaxes: AmaxMemory | None
     weight_cache: WeightCache | None
-    suspended_recipe: Recipe | None
+    suspended_recipe: Recipe | None = None
     bias_deferred: bool
     converted_from: type[nn.Linear]
     _plans: tuple[Recipe | None, dict[object, Plan]] = (None, {})  # of this recipe, by `_plan_key`

@@ -20,6 +20,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate-selftest                 error rates of the gate: false alarms, detection
        python -m harness import FILE.json              store the results of a pytest-benchmark file
+       python -m harness export RUN -o FILE.json       the times of a run as pytest-benchmark JSON, for the dashboards of others
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
@@ -76,6 +77,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "gate": _gate,
         "gate-selftest": _gate_selftest,
         "import": _import,
+        "export": _export,
         "doctor": _doctor,
         "advise": _advise,
         "kernel": _kernel,
@@ -156,6 +158,12 @@ def _import(words: list[str]) -> int:
     from harness.cli.import_benchmark import main as import_benchmark
 
     return import_benchmark(words)
+
+
+def _export(words: list[str]) -> int:
+    from harness.cli.export_benchmark import main as export_benchmark
+
+    return export_benchmark(words)
 
 
 def _doctor(words: list[str]) -> int:

@@ -114,7 +114,7 @@ def fastest(
         stored = _unfinished[name]
     if stored is not None or (time_ms is None and capturing()):
         return stored
-    from triton.runtime.errors import TritonError  # not on every platform
+    from triton.runtime.errors import OutOfResources, PTXASError  # not on every platform
 
     begin = clock()
     able: list[C] = []
@@ -130,9 +130,9 @@ def fastest(
                 able.append(choice)
             except torch.OutOfMemoryError:
                 raise
-            except (TritonError, *tolerates) as error:
+            except (OutOfResources, PTXASError, *tolerates) as error:
                 refusals.append(f"{choice}: {error}")
-                is_final = is_final and isinstance(error, TritonError)
+                is_final = is_final and isinstance(error, OutOfResources | PTXASError)
         if not able:
             what = " ".join(name.split("|")[:4])
             raise RuntimeError(f"no candidate of {what} runs on this device; " + "; ".join(refusals))

@@ -22,6 +22,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.store: Any = None
+        self.verdict = ""
         self.rank, self.size = 0, 1
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.store = dist.distributed_c10d._get_default_store()
@@ -30,6 +31,7 @@ class Ranks:
 
     def answer(self, verdict: str) -> None:
         """Writes this rank's verdict: "" for none against it, else a line."""
+        self.verdict = verdict
         if self.store is not None:
             self.store.set(f"{self.prefix}{self.rank}", verdict or "ok")
 
@@ -52,6 +54,7 @@ class Ranks:
                     found.append(f"rank {rank}: {verdict}")
         if silent:
             missing = ", ".join(map(str, silent))
-            self.answer(f"ended this call without rank {missing}; all ranks must call verify equally often")
+            late = f"ended this call without rank {missing}; all ranks must call verify equally often"
+            self.answer("; ".join(filter(None, (self.verdict, late))))
             found.append(f"rank {missing} did not answer within {timeout_s:g} s")
         return found

@@ -28,21 +28,30 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep=gate"
 MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
-OF_TWO_TREES = ("alone", "even_if_equal", "tip", "dry_run")  # likewise, where two sides are measured
+OF_TWO_TREES = (
+    "alone",
+    "even_if_equal",
+    "tip",
+    "dry_run",
+    "command",
+)  # likewise, where two sides are measured
+OF_A_COMMAND = ("setup", "unproven_tree")
 
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns the exit code of `codes.Exit`."""
+    options = _parse(argv)
     try:
-        return int(_gate(_parse(argv), argv))
+        return int(_gate(options, argv))
     except GateError as error:
         sys.stderr.write(f"error: {error}\n")
-        _summarise(f"### Gate: no verdict (exit {int(error.code)})\n\n{' '.join(str(error).split())}\n")
+        _without_units(error.code, f"no verdict (exit {int(error.code)})", str(error), options)
         return int(error.code)
     except UsageError:
         raise
     except Exception as error:
-        _summarise(f"### Gate: internal error (exit {int(Exit.INTERNAL)})\n\n{type(error).__name__}\n")
+        head = f"internal error (exit {int(Exit.INTERNAL)})"
+        _without_units(Exit.INTERNAL, head, type(error).__name__, options)
         raise  # becomes that exit code
 
 
@@ -69,6 +78,18 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         help="measure this work tree and the commit where it left that one (their merge base), paired",
     )
     parser.add_argument("--tip", action="store_true", help="compare with GIT_REV itself, not the merge base")
+    parser.add_argument(
+        "--command",
+        metavar="CMD",
+        help="with --against, in any repository: a shell line that writes pytest-benchmark JSON to {out}, or, without {out}, "
+        "whose wall time is judged",
+    )
+    parser.add_argument("--setup", metavar="CMD", help="with --command: run once in each work tree before")
+    parser.add_argument(
+        "--unproven-tree",
+        choices=("refuse", "ok"),
+        help="with --command, where no Python process imports a file of its work tree (default: refuse)",
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print how many rounds a decision takes; measure nothing"
     )
@@ -97,6 +118,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write them as markdown")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write them as JUnit XML")
+    parser.add_argument(
+        "--comment", type=Path, metavar="FILE", help="write the body of a comment on a pull request"
+    )
+    parser.add_argument(
+        "--annotations", action="store_true", help="print GitHub's ::error and ::warning lines too"
+    )
     parser.add_argument("--all", action="store_true", help="show every unit, also those that are OK")
     parser.add_argument("--history", nargs="+", metavar="RUN", help="draw the trend over stored runs instead")
     parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
@@ -130,12 +158,33 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         given = getattr(options, name)
         if given is not None and given is not False and not takes:  # 0 is an answer too
             parser.error(f"--{name.replace('_', '-')} is about measuring: only {who} it")
+    _check_command(parser, options)
     for name in ("pairs", "confirm_pairs", "blocks"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(options, name)} must be at least 1")
     if options.budget_s is not None and not 0 <= options.budget_s < math.inf:
         parser.error(f"--budget-s {options.budget_s} must be a number of seconds, 0 for no limit")
     return options
+
+
+def _check_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses what does not go with --command, or not without it."""
+    if options.command is None:
+        for name in OF_A_COMMAND:
+            if getattr(options, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} goes with --command")
+        return
+    if not options.command.strip():
+        parser.error("--command '': give the command to measure")
+    if options.words:
+        parser.error(f"{options.words[0]!r}: a sweep is measured, or --command, not both")
+    for name in ("alone", "blocks", "dry_run", "machine_free"):
+        if getattr(options, name):
+            why = {
+                "dry_run": "how many benchmarks a command writes is known only when it ran",
+                "machine_free": "a command has times alone",
+            }.get(name, "a command always runs alone, once a side and round")
+            parser.error(f"--{name.replace('_', '-')} does not go with --command: {why}")
 
 
 def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
@@ -191,13 +240,14 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
     from harness.gate.session import SideError
     from harness.gate.sides import load_side
 
+    if options.command is not None:
+        from harness.gate.commanded import measure_command
+
+        return measure_command(options, policy, command, _tell_progress)
     root = Path(__file__).resolve().parent.parent.parent if options.measure else against.project_root()
     words = options.words or [SWEEP]
     words = words if any(w.startswith("sweep=") for w in words) else [SWEEP, *words]
-
-    def tell(line: str) -> None:
-        sys.stderr.write(line + "\n")
-
+    tell = _tell_progress
     if options.measure:
         request = Request(
             {"candidate": root},
@@ -227,12 +277,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         print_plan(root, words, policy)
         return None
     if against.same_code(root, commit) and not options.even_if_equal:
-        same = (
-            f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here, so nothing was measured "
-            "(--even-if-equal measures)"
-        )
-        sys.stdout.write(f"OK (exit 0): {same}\n")
-        _summarise(f"### Gate: OK\n\n{same}\n")
+        tell_equal(f"{', '.join(against.MEASURED)} are the same in {commit[:10]} and here", options)
         return None
     with against.work_tree(root, commit) as tree:
         trees = {"baseline": tree, "candidate": root}
@@ -248,21 +293,59 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         return measure_and_judge(request, tell)
 
 
-def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
-    from harness.gate import render
+def _tell_progress(line: str) -> None:
+    sys.stderr.write(line + "\n")
 
+
+def tell_equal(what: str, options: argparse.Namespace) -> None:
+    """Says OK where nothing that could be measured differs."""
+    same = f"{what}, so nothing was measured (--even-if-equal measures)"
+    sys.stdout.write(f"OK (exit 0): {same}\n")
+    _without_units(Exit.OK, "OK", same, options)
+
+
+def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
+    from harness.gate import publish, render
+
+    if options.annotations:
+        sys.stdout.write(publish.annotations(judgement))
     sys.stdout.write(render.terminal(judgement, everything=options.all))
     sys.stdout.flush()
     _summarise(render.markdown(judgement))
-    for path, form in ((options.json, render.as_json), (options.markdown, render.markdown)):
+    for path, form in (
+        (options.json, render.as_json),
+        (options.markdown, render.markdown),
+        (options.junit, publish.junit),
+        (options.comment, publish.comment),
+    ):
+        if path is not None:
+            _write(path, form(judgement))
+    return judgement.code
+
+
+def _without_units(code: Exit, head: str, text: str, options: argparse.Namespace) -> None:
+    """Tells a gate that judged no unit where it is published; a file of an earlier one would be taken for its."""
+    from harness.gate import publish
+
+    _summarise(f"### Gate: {head}\n\n{' '.join(text.split())}\n")
+    if options.annotations and code is not Exit.OK:
+        sys.stdout.write(publish.annotation_of(code, text))
+    for path, form in (
+        (options.junit, publish.junit_of(code, f"{head}: {text}")),
+        (options.comment, publish.comment_of(head, text)),
+    ):
         try:
             if path is not None:
-                path.write_text(form(judgement), encoding="utf-8")
+                path.write_text(form, encoding="utf-8")
         except OSError as error:
-            raise UsageError(
-                f"cannot write {path} ({error.strerror}); the verdict is printed above"
-            ) from error
-    return judgement.code
+            sys.stderr.write(f"warning: cannot write {path} ({error.strerror})\n")
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}); the verdict is printed above") from error
 
 
 def _summarise(markdown: str) -> None:
@@ -284,7 +367,7 @@ def is_file_list(names: Sequence[str]) -> bool:
 
 def _writable(options: argparse.Namespace) -> None:
     """Refuses an output that can't be written before anything is measured."""
-    for path in (options.json, options.markdown):
+    for path in (options.json, options.markdown, options.junit, options.comment):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: {path.parent} is no folder")
         if path is not None and path.is_dir():

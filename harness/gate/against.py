@@ -12,31 +12,64 @@ import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.gate.codes import Exit, GateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PREFIX, LOCK = "harness-gate-", "lock"
 MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
 
 
 def project_root() -> Path:
-    """The checkout that this harness runs from.
+    """The checkout that this harness runs from, if it is where the command was typed.
 
     Raises:
-        GateError: it is not a git checkout, so there is no other commit to compare with.
+        GateError: it is not a git checkout, so there is no other commit to compare with; or the command was typed in
+            another repository, whose code a sweep does not measure.
     """
     root = Path(__file__).resolve().parent.parent.parent
+    here = _top_of(Path.cwd())
+    if here is not None and here != root:
+        raise GateError(
+            Exit.USAGE,
+            f"{here} is not the checkout that this harness runs from ({root}), and sweeps measure only that one; to gate "
+            "this repository, give its benchmarks: --command 'pytest bench/ --benchmark-json={out}'",
+        )
     if not (root / ".git").exists():
         raise GateError(
             Exit.NO_BASELINE,
             f"{root} is no git checkout, so there is no other commit; compare stored runs with --baseline and "
             "--candidate",
         )
+    if here is None:
+        raise GateError(
+            Exit.NO_BASELINE,
+            f"{Path.cwd()} is in no git repository, so there is no other commit; run the gate in the repository to be judged",
+        )
     return root
+
+
+def users_root() -> Path:
+    """The work tree that holds the current directory.
+
+    Raises:
+        GateError: there is none.
+    """
+    root = _top_of(Path.cwd())
+    if root is None:
+        raise GateError(
+            Exit.NO_BASELINE,
+            f"{Path.cwd()} is in no git work tree, so there is no other commit to compare with",
+        )
+    return root
+
+
+def _top_of(folder: Path) -> Path | None:
+    done = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(done.stdout.strip()).resolve() if done.returncode == 0 and done.stdout.strip() else None
 
 
 def resolve(root: Path, revision: str) -> str:
@@ -69,11 +102,37 @@ def merge_base(root: Path, commit: str) -> str:
     raise GateError(Exit.NO_BASELINE, f"{commit[:10]} and this work tree have no common ancestor; {hint}")
 
 
-def same_code(root: Path, commit: str) -> bool:
-    """Whether nothing that is measured differs between a commit and the work tree as it lies there."""
-    tracked = _git(root, "diff", "--quiet", commit, "--", *MEASURED).returncode == 0
-    new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *MEASURED).stdout.strip()
+def same_code(root: Path, commit: str, paths: Sequence[str] = MEASURED) -> bool:
+    """Whether nothing below some paths differs between a commit and the work tree as it lies there; "." is all."""
+    tracked = _git(root, "diff", "--quiet", commit, "--", *paths).returncode == 0
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *paths).stdout.strip()
     return tracked and not new
+
+
+def files_of(root: Path) -> frozenset[str]:
+    """Files of a work tree, as paths below it: those that git tracks and new ones that it does not ignore."""
+    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout
+    return frozenset(filter(None, listed.split("\0")))
+
+
+def copy_changes(root: Path, tree: Path) -> None:
+    """Brings what is not committed in `root` into `tree`, a work tree of the same commit; ignored files stay behind."""
+    changed = _git(root, "diff", "--name-only", "--no-renames", "-z", "HEAD").stdout
+    new = _git(root, "ls-files", "-z", "--others", "--exclude-standard").stdout
+    for name in filter(None, (changed + new).split("\0")):
+        source, target = root / name, tree / name
+        if source.is_dir() and not source.is_symlink():  # a submodule, or a repository within this one
+            continue
+        target.unlink(missing_ok=True)
+        if source.is_symlink() or source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def commit_of(tree: Path) -> dict[str, Any]:
+    """Commit of a work tree and whether tracked files differ from it, as a fingerprint names them."""
+    changes = _git(tree, "status", "--porcelain", "--untracked-files=no").stdout.strip()
+    return {"git_commit": _git(tree, "rev-parse", "HEAD").stdout.strip(), "git_dirty": bool(changes)}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Broken: a side that cannot even make its plan. A candidate that does not import is a finding of its own, not a crash.
+"""Broken: a side that cannot even make its plan, or on which the user's command fails. A candidate that does not import is a finding of its own, not a crash.
 
 A change that mends a broken baseline has nothing to fall behind, so it passes if it can be planned itself. A side that
 works and only lacks the sweep or its layout is a refusal: nothing about the change was learned.
@@ -42,29 +42,49 @@ def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, rea
     candidate_reason = reason
     if side == "baseline" and (candidate_reason := _plan_fault(trees["candidate"], words)):
         _require_crash("candidate", trees["candidate"], words, candidate_reason)
-    unit = Unit(
-        *("import", "", "harness and fp8core", "", "imports", "", ""),
+    unit = _unit("import", "harness and fp8core", side, candidate_reason)
+    what = f"the candidate does not import or plan: {candidate_reason}"
+    mends = "the baseline did not import, and the candidate does"
+    note = f"the {side} does not import or plan: {reason}; nothing was measured"
+    return _judgement(trees, unit, what if candidate_reason else "", mends, note)
+
+
+def judge_failed_command(trees: Mapping[str, Path], command: str, side: str, reason: str) -> Judgement:
+    """The judgement where a user's command works on one side alone."""
+    unit = _unit("command", command, side, reason if side == "candidate" else "")
+    what = f"the command fails on the candidate and works on the baseline: {reason}"
+    mends = f"the command failed on the baseline, and works on the candidate: {reason}"
+    note = f"the command fails on the {side}; no time was judged"
+    return _judgement(trees, unit, what if side == "candidate" else "", mends, note)
+
+
+def _unit(kind: str, what: str, side: str, candidate_reason: str) -> Unit:
+    return Unit(
+        *(kind, "", what, "", "imports" if kind == "import" else "runs", "", ""),
         unit="",
         better="higher",
         rule=Rule("exact"),
-        before=0.0 if side == "baseline" else math.nan,  # which was not tried
+        before=0.0 if side == "baseline" else math.nan if kind == "import" else 1.0,  # nan: it was not tried
         after=float(not candidate_reason),
+        trouble=candidate_reason,
     )
-    if candidate_reason:
-        unit.trouble = candidate_reason
-        what = f"the candidate does not import or plan: {candidate_reason}"
-        finding = Finding(unit, Verdict.REGRESSED, what, cause=Cause("import", ""))
+
+
+def _judgement(
+    trees: Mapping[str, Path], unit: Unit, finding_reason: str, mends: str, note: str
+) -> Judgement:
+    """One finding: REGRESSED with its reason, or IMPROVED where there is none."""
+    if finding_reason:
+        finding = Finding(unit, Verdict.REGRESSED, finding_reason, cause=Cause(unit.suite, ""))
         code = Exit.REGRESSED
     else:
-        finding = Finding(unit, Verdict.IMPROVED, "the baseline did not import, and the candidate does")
-        code = Exit.OK
-    notes = (f"the {side} does not import or plan: {reason}; nothing was measured",)
+        finding, code = Finding(unit, Verdict.IMPROVED, mends), Exit.OK
     return Judgement(
         *(_side("baseline", trees), _side("candidate", trees)),
         "paired",
         (finding,),
         Control(False, "no control case was measured"),
-        notes,
+        (note,),
         code,
         datetime.datetime.now(datetime.UTC).date(),
     )

@@ -6,6 +6,8 @@ from enum import IntEnum
 
 from harness.store.errors import UsageError
 
+LOUD = ("NOT JUDGED", "JUDGE CHANGED")  # how a note begins that must not be overlooked
+
 
 class Exit(IntEnum):
     """Exit codes of the gate."""

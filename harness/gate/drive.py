@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.broken import judge_broken
+from harness.gate.broken import judge_broken, judge_failed_command
 from harness.gate.codes import Exit, GateError
+from harness.gate.command_session import CommandSession
 from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, rounds_for
 from harness.gate.judge import Judgement, judge
 from harness.gate.process import Process, WorkerError
@@ -19,6 +20,7 @@ from harness.gate.sides import load_side
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from harness.gate.command_session import BenchmarkCommand
     from harness.gate.policy import Policy
     from harness.gate.session import Tell
 
@@ -42,6 +44,7 @@ class Request:
         alone: one process at a time (see `Session`).
         pads: share by which a side is slowed, for experiments.
         command: what was typed, without its budget, for advice that can be copied.
+        benchmark: a user's command that is measured instead of a sweep.
     """
 
     trees: Mapping[str, Path]
@@ -54,6 +57,7 @@ class Request:
     pads: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
     command: str = "python -m harness gate"
+    benchmark: BenchmarkCommand | None = None
 
     @property
     def judges_times(self) -> bool:
@@ -92,7 +96,11 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     except SideError as error:
         if session.rounds:  # it could be planned before, so the code need not be why
             return _broken_off(judgement, error)
+        if request.benchmark is not None:
+            return judge_failed_command(request.trees, request.benchmark.line, error.side, error.reason)
         return judge_broken(request.trees, request.words, error.side, error.reason)
+    if isinstance(session, CommandSession):
+        judgement = replace(judgement, notes=(*judgement.notes, *session.notes()))
     return judgement
 
 
@@ -152,10 +160,21 @@ def print_plan(tree: Path, words: Sequence[str], policy: Policy) -> None:
 
 def open_session(request: Request, tell: Tell) -> Session:
     """A session that has measured nothing yet."""
+    folder = request.results_dir / "gate" / new_session()
+    if request.benchmark is not None:
+        return CommandSession(
+            trees=request.trees,
+            words=request.words,
+            folder=folder,
+            blocks=1,
+            seed=request.seed,
+            tell=tell,
+            benchmark=request.benchmark,
+        )
     return Session(
         trees=request.trees,
         words=request.words,
-        folder=request.results_dir / "gate" / new_session(),
+        folder=folder,
         blocks=request.policy.blocks,
         alone=request.alone,
         pads=request.pads,

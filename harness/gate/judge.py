@@ -214,6 +214,12 @@ def judge(
         for f in findings
         if f.expired and f.allowed is not None
     ]
+    better = sum(f.unit.rule.rule == "exact" and f.verdict is Verdict.IMPROVED for f in findings)
+    if better and mode != "paired":  # of two commits measured here, the next base is this one
+        notes.append(
+            f"{better} exact counts improved; a new baseline holds them (in this repository: make gate ARGS=update), and "
+            "from then on a return is a regression"
+        )
     found = Judgement(baseline, candidate, mode, tuple(findings), control, tuple(notes), Exit.OK, date)
     found = replace(found, could_not_judge=_could_not_judge(found, policy))
     return replace(found, code=_code(found, policy))

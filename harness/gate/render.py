@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.codes import Exit
+from harness.gate.codes import LOUD, Exit
 from harness.gate.decide import Verdict
 from harness.gate.sides import differing_fields
 from harness.store.measurement import to_json
@@ -205,15 +205,17 @@ def _conditions(j: Judgement) -> list[str]:
     env = j.candidate.env
     device = env.get("gpu") or env.get("cpu") or env.get("device") or "unknown device"
     power = f" at {env['power_limit_w']:g} W" if env.get("power_limit_w") else ""
+    has_torch = env.get("torch") or not env.get("python")
+    software = f"torch {env.get('torch')}" if has_torch else f"Python {env['python']}"
     lines = [
         f"baseline {j.baseline.commit}, candidate {j.candidate.commit}: {MODES[j.mode]}",
-        f"{device}{power}, torch {env.get('torch')}, {j.date.isoformat()}",
+        f"{device}{power}, {software}, {j.date.isoformat()}",
     ]
     if j.mode != "machine-free":
         lines.append(j.control.reason)
     elif j.baseline.env_id != j.candidate.env_id:
         lines.append(f"the environments differ: {differing_fields(j.baseline.env, j.candidate.env)}")
-    return lines + list(j.notes)
+    return lines + sorted(j.notes, key=lambda note: note.startswith(LOUD))  # nearest to the verdict
 
 
 def _tally(j: Judgement) -> str:

@@ -129,8 +129,7 @@ class Session:
             sides = order.sample(sorted(self.trees), len(self.trees))
             this = {side: Collected() for side in sides}
             try:
-                for together in [[side] for side in sides] if self.alone else [sides]:
-                    self._round(index, together, this, set(only), order)
+                self.measure_round(index, sides, this, set(only), order)
             except OutOfTimeError:
                 break
             for side, rows in this.items():
@@ -147,6 +146,18 @@ class Session:
         for side, rows in collected.items() if done else ():
             self._store(side, number, (done, pairs), rows, self.clock() - started)
         return done
+
+    def measure_round(
+        self,
+        index: int,
+        sides: Sequence[str],
+        collected: dict[str, Collected],
+        only: set[str],
+        order: random.Random,
+    ) -> None:
+        """One round of all sides, in the order given where one follows the other."""
+        for together in [[side] for side in sides] if self.alone else [sides]:
+            self._round(index, together, collected, only, order)
 
     def _round(
         self,

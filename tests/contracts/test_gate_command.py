@@ -196,6 +196,5 @@ def test_against_a_commit_measures_both_and_equal_code_is_ok_without_measuring(t
     assert {path.name for path in session.iterdir()} >= {"baseline", "candidate"}
 
 
-@pytest.mark.xfail(strict=True, reason="the option does not exist yet")
 def test_a_benchmark_command_can_be_gated(tmp_path: Path) -> None:
     assert "--command" in "\n".join(run(tmp_path, "gate", "--help").out)

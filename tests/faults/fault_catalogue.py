@@ -20,6 +20,7 @@ lists what was predicted and what was found, and here stands what was found:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from recipes import changed
 
 import fp8core
 import fp8core.cast
@@ -325,7 +325,8 @@ def drops_the_recipe(module: torch.nn.Module, config: Any = None, **kwargs: Any)
 
 CONVERT = fp8core.convert_to_float8_training
 OPS = types.SimpleNamespace(amax=ops.amax, cast_both=ops.cast_both, cast_rowwise_both=ops.cast_rowwise_both)
-_FAKE_FP8 = changed(BACKENDS["torch"], matmul=bf16_product)
+_FAKE_FP8 = copy.copy(BACKENDS["torch"])
+vars(_FAKE_FP8)["matmul"] = bf16_product
 _CACHE = "fp8core.inputs.microbatch"
 
 FAULTS: dict[str, Fault] = {

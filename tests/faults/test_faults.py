@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from fault_checks import CHECKS
@@ -37,3 +41,15 @@ def test_faults_leave_nothing_behind() -> None:
 def test_the_catalogue_is_large_and_uses_every_check() -> None:
     assert len(FAULTS) >= 20
     assert {fault.caught_by for fault in FAULTS.values()} == set(CHECKS)
+
+
+def test_faults_are_read_by_scripts_too() -> None:
+    """`python tests/faults/test_faults_in_training.py` has no path of pytest's."""
+    folder = Path(__file__).parent
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import layer_faults; print(len(layer_faults.ALL_FAULTS))"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout == f"{len(FAULTS)}\n", ran.stderr

@@ -78,8 +78,12 @@ def _layer(model: Any) -> Any:
     return model
 
 
+def _both(model: Any) -> Any:
+    return _whole(_block(model))
+
+
 @pytest.mark.parametrize("is_compiled_first", [True, False], ids=["compiled first", "converted first"])
-@pytest.mark.parametrize("compiled", [_whole, _block, _layer])
+@pytest.mark.parametrize("compiled", [_whole, _block, _layer, _both])
 def test_ddp_ignores_pending_amaxes_of_compiled_modules(compiled: Any, is_compiled_first: bool) -> None:
     """Oracle: the names that DDP compares with its list, `named_buffers()` of the module that it is given."""
     model: Any = nn.Sequential(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))

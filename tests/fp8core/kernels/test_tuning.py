@@ -123,6 +123,17 @@ def test_refused_candidates() -> None:
             assert best == FAST
 
 
+def test_a_candidate_with_a_fault_is_no_refusal() -> None:
+    """What does not compile is a fault of the kernel: told, not passed over for another tile."""
+
+    def run(candidate: tuning.Candidate) -> None:
+        if candidate == SLOW:
+            raise triton.compiler.errors.CompilationError("x", None, "a fault of the kernel")
+
+    with pytest.raises(triton.compiler.errors.CompilationError):
+        tuning.choose("cast", (4,), torch.bfloat16, "x", [SLOW, FAST], run, time_ms=lambda closure: 1.0)
+
+
 def test_no_candidate_is_begun_after_the_limit(cache: Path) -> None:
     """Oracle: the given times and a clock that counts candidates, 15 s each. One process chooses once; the file waits."""
     offered = [SLOW, {"BLOCK": 3}, FAST]

@@ -23,7 +23,7 @@ MACHINE: dict[str, Any] = {
 def files(
     tmp: Path, side: str, count: int, factor: float = 1.0, tests: int = 3, cpu: str = "AMD EPYC 7B13"
 ) -> list[str]:
-    """As many processes; each has a speed of its own, by 0.5 %, and its samples lie close together."""
+    """One file a process; each process has a speed of its own, by 0.5 %, and its samples lie close together."""
     random = np.random.default_rng([ord(side[0]), count])
     names = []
     for number in range(count):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +23,7 @@ ROOT = Path(gate.__file__).resolve().parents[2]
 BASELINE = ROOT / "results" / "baseline" / "cpu"
 ACTION = ROOT / ".github" / "actions" / "gate" / "action.yml"
 WORKFLOW = ROOT / ".github" / "workflows" / "gate.yml"
+WORKFLOWS = sorted(WORKFLOW.parent.glob("*.yml"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,9 @@ def test_every_option_that_is_named_exists(path: Path, capsys: pytest.CaptureFix
         gate._parse(["--help"])
     known = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out))
     lines = [
-        x for x in path.read_text().splitlines() if "harness gate " in x or "options" in x or "measure=(" in x
+        x
+        for x in path.read_text().splitlines()
+        if "harness gate " in x or "options" in x or "measure=(" in x or "tell" in x
     ]
     named = {o for line in lines for o in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)}
     assert named <= known
@@ -57,13 +62,89 @@ def test_the_workflow_gives_the_action_only_inputs_that_it_has() -> None:
     }
 
 
-def test_nothing_of_the_outside_is_pasted_into_a_script() -> None:
-    """`${{ }}` inside `run:` is a shell injection: whoever names a branch would write the script."""
-    for path in (ACTION, WORKFLOW):
-        document = yaml.safe_load(path.read_text())
-        jobs = document.get("jobs", {"action": document.get("runs", {})})
-        for job in jobs.values():
-            assert not any("${{" in step.get("run", "") for step in job["steps"])
+def steps_of(path: Path) -> list[dict[str, Any]]:
+    document = yaml.safe_load(path.read_text())
+    jobs = document.get("jobs", {"action": document.get("runs", {})})
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", [ACTION, *WORKFLOWS], ids=lambda p: p.name)
+def test_a_workflow_trusts_nobody(path: Path) -> None:
+    """`${{ }}` inside `run:` is a shell injection: whoever names a branch would write the script. A tag of an action
+    can be moved, a commit's hash cannot. A token that a checkout leaves behind is read by the code that is measured."""
+    for step in steps_of(path):
+        assert "${{" not in step.get("run", "")
+        if "actions/checkout@" in step.get("uses", ""):
+            assert step["with"]["persist-credentials"] is False
+    foreign = [u for u in re.findall(r"uses: (.*)", path.read_text()) if not u.startswith("./")]
+    assert foreign
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", u) for u in foreign), foreign
+    if path in WORKFLOWS:
+        assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
+
+
+def test_every_job_says_which_python() -> None:
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            (python,) = [s for s in job["steps"] if "setup-python@" in s.get("uses", "")]
+            assert python["with"]["python-version"] == "3.11"
+
+
+def test_the_environment_of_the_gpu_job_outlives_the_job() -> None:
+    """It lies outside the checkout, under a name that changes with what is asked for."""
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["gpu"]
+    (setup,) = [s for s in job["steps"] if "make setup" in s.get("run", "")]
+    place = setup["env"]["ENVIRONMENT"]
+    assert place.startswith("${{ runner.tool_cache }}/")
+    assert "hashFiles('pyproject.toml', 'constraints.txt')" in place
+    assert "ln -sfn" in setup["run"]
+    assert ".venv\n" in (ROOT / ".gitignore").read_text()  # a link is no folder: `.venv/` would not ignore it
+
+
+def test_the_tests_and_the_canary_run_by_themselves() -> None:
+    tests, canary = (yaml.safe_load((WORKFLOW.parent / f"{n}.yml").read_text()) for n in ("tests", "canary"))
+    assert {"push", "pull_request"} <= tests[True].keys()  # YAML reads `on` as a truth value
+    assert ".ci/run" in [s.get("run") for s in tests["jobs"]["all"]["steps"]]
+    assert canary[True]["schedule"][0]["cron"]
+    said = " ".join(s.get("run", "") for s in canary["jobs"]["newest"]["steps"])
+    assert re.search(r"pip install --upgrade --pre torch triton torchao .*make canary", said)
+    assert re.search(
+        r"^canary: .*\n\t.*tests/studies/canary.py", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+
+
+def test_the_tutorials_sweep_finds_a_graph_break() -> None:
+    """Graph breaks are counted of compiled arms alone, so the CPU's list needs one; the baseline of the CI holds it too."""
+    lines = [
+        x for x in (ROOT / "sweeps" / "gate.yaml").read_text().splitlines() if "on_device:[bf16_eager" in x
+    ]
+    (cpu,) = [re.findall(r"\[(.*?)\]", line)[0] for line in lines]
+    assert [arm for arm in cpu.split(",") if arm.endswith("_compile")] == ["tensorwise_compile"]
+    rows = store.read(BASELINE)
+    compiled = rows[(rows["suite"] == "linear") & (rows["arm"] == "tensorwise_compile")]
+    assert set(compiled["status"]) == {"ok"}
+    assert any('"compile_graph_breaks":0' in text for text in compiled["resolved"])
+
+
+def test_the_baseline_was_measured_on_a_clean_tree() -> None:
+    (env,) = set(store.read(BASELINE)["env"])
+    assert json.loads(env)["git_dirty"] is False
+
+
+def test_no_baseline_is_made_of_a_tree_with_changes(tmp_path: Path) -> None:
+    """Oracle: git. Refused before anything is measured or removed."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    for name in (".ci", "results/baseline/cpu"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "gate", tmp_path / ".ci" / "gate")
+    (tmp_path / "results/baseline/cpu/old").write_text("")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    command = [bash, str(tmp_path / ".ci" / "gate"), "update"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "measured on a clean tree" in done.stderr
+    assert (tmp_path / "results/baseline/cpu/old").exists()
 
 
 def test_the_committed_baseline_can_be_judged() -> None:

@@ -23,6 +23,8 @@ from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
 from harness.gate.judge import judge
 from harness.gate.policy import Policy
+from harness.gate.publish import annotations
+from harness.gate.render import headline, terminal
 from harness.gate.sides import load_side
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
@@ -209,11 +211,34 @@ def test_operator_calls_are_judged_under_one_torch_only(tmp_path: Path) -> None:
         run(tmp_path / "0", *rows, envs=(ENV, {**ENV, "torch": "2.13.0+cpu"}), machine_free=True).code
         is Exit.REGRESSED
     )
-    other = {**ENV, "torch": "2.14"}
-    judgement = run(tmp_path, *rows, envs=(ENV, other), machine_free=True)
-    assert judgement.code is Exit.OK
-    assert any("operator_calls was not judged" in note for note in judgement.notes)
     assert run(tmp_path / "2", *rows, machine_free=True).code is Exit.REGRESSED
+    for now in ("2.14", "2.13.1"):  # a patch release too
+        judgement = run(tmp_path / now, *rows, envs=(ENV, {**ENV, "torch": now}), machine_free=True)
+        assert judgement.code == 0
+        by_metric = {f.unit.metric: f for f in judgement.findings}
+        assert by_metric["operator_calls"].verdict == "INCONCLUSIVE"  # open, and neither passed nor gone
+        (note,) = [
+            n for n in judgement.notes if n.startswith("NOT JUDGED: operator_calls of 1 units (gemm/fp8)")
+        ]
+        assert f"torch 2.13.0 became {now}" in note
+        assert "python -m harness gate --measure --machine-free" in note
+        assert terminal(judgement).splitlines()[-2] == note
+        assert headline(judgement) == "OK, no time judged, 1 undecided"
+        assert annotations(judgement) == f"::warning title=Gate::{note}\n"
+
+
+def test_exact_counts_ratchet(tmp_path: Path) -> None:
+    """An improvement is told to be adopted; once it is the baseline, a return is a regression."""
+
+    def counted(n: int) -> list[Measurement]:
+        return [time_row(1, Times()(), resolved={"operator_calls": n}), value_row(1, "rel_err_max", 0.1)]
+
+    better = run(tmp_path / "better", counted(9), counted(8), machine_free=True)
+    assert better.code == 0
+    assert any("1 exact counts improved; a new baseline holds them" in note for note in better.notes)
+    back = run(tmp_path / "back", counted(8), counted(9), machine_free=True)
+    assert back.code == 1
+    assert not any("improved" in note for note in back.notes)
 
 
 def test_machine_free_rules_hold_across_machines(tmp_path: Path) -> None:

@@ -1,0 +1,169 @@
+"""`python -m harness export RUN -o FILE.json`: the times of a run as a pytest-benchmark file.
+
+Dashboards that teams have read that format (github-action-benchmark with `tool: pytest`, Bencher with `python_pytest`,
+pytest-benchmark's own `--benchmark-compare`). It holds times only, in seconds: what is no time, was skipped or failed
+stays in the store, and how many rows that are is said. `python -m harness import` reads the file back.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import store
+from harness.gate import Parser
+from harness.gate.benchmark_files import SUITE
+from harness.store.arm import without_controls
+from harness.store.errors import UsageError
+from harness.store.json_columns import parse
+from harness.store.text import axes_of, case_label
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+FORMAT = "5.3.1"  # the version of pytest-benchmark whose fields these are
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exports one run; returns 0, or 2 by way of UsageError."""
+    parser = Parser(
+        prog="python -m harness export",
+        description="The times of a run as pytest-benchmark JSON, for github-action-benchmark, Bencher and the like.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run's folder, Parquet file or id")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"))
+    options = parser.parse_args(list(argv))
+    document, left_out = exported(store.find_run(options.run, options.results_dir))
+    try:
+        options.output.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {options.output}: {error.strerror}") from error
+    if left_out:
+        sys.stderr.write(f"left out: {', '.join(f'{n} rows {why}' for why, n in left_out.items())}\n")
+    sys.stdout.write(f"exported {len(document['benchmarks'])} times\nwritten  {options.output}\n")
+    return 0
+
+
+def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """A run as a pytest-benchmark document.
+
+    Returns:
+        The document, and how many rows it leaves out, by reason.
+
+    Raises:
+        UsageError: the run can't be read, is of several environments or commits, or holds no time.
+    """
+    frame, _ = store.read_quietly(path)
+    if frame.attrs["problems"]:
+        raise UsageError(f"cannot read {frame.attrs['problems'][0]}")
+    envs = {row: parse(row) for row in frame["env"].dropna().unique()} if len(frame) else {}
+    if (
+        len({(e.get("git_commit"), e.get("cpu"), e.get("gpu"), e.get("host_hash")) for e in envs.values()})
+        > 1
+    ):
+        raise UsageError(f"{path} holds several commits or machines; a file is of one: name one run")
+    frame = without_controls(frame)
+    is_time, sound = frame["unit"].isin(list(SECONDS)), frame["status"] == "ok"
+    times = frame[is_time & sound]
+    if times.empty:
+        raise UsageError(f"no time in {path}; a pytest-benchmark file holds nothing else")
+    key = ["suite", "case_id", "arm", "metric", "regime", "part"]
+    if times.duplicated(key).any():
+        raise UsageError(
+            f"{path} holds several runs of one case (stages of a gate, say): name one of its folders"
+        )
+    left_out = {"that are no times": int((~is_time).sum()), "not ok": int((is_time & ~sound).sum())}
+    benchmarks = [_benchmark(row) for row in times.itertuples(index=False)]
+    document = {
+        **_about(next(iter(envs.values()))),
+        "benchmarks": _told_apart(benchmarks),
+        "datetime": str(times["created_at"].max()),
+        "version": FORMAT,
+    }
+    return document, {why: count for why, count in left_out.items() if count}
+
+
+def _benchmark(row: Any) -> dict[str, Any]:
+    axes, timing = axes_of(row.axes), parse(row.timing)
+    extra = {"suite": row.suite, "case_id": row.case_id, "arm": row.arm, "metric": row.metric}
+    group: str | None = f"{row.suite}/{case_label(axes)}"
+    name = "/".join(filter(None, (row.arm, row.metric, row.regime, row.part)))
+    fullname = f"{group}::{name}"
+    if row.suite == SUITE:  # imported: it keeps its name, and so stays the same case
+        fullname, group = str(axes["test"]), str(axes.get("group") or "") or None
+        name, extra = fullname.rpartition("::")[2], dict(parse(row.resolved).get("extra_info") or {})
+    seconds = [SECONDS[row.unit] * float(x) for x in row.samples]
+    stats = summary(seconds) | {"iterations": int(timing.get("iterations") or 1)}
+    if timing.get("raw", True):
+        stats["data"] = seconds
+    options = {
+        "disable_gc": False, "timer": str(timing.get("method") or ""), "min_rounds": 1, "max_time": 0.0, "min_time": 0.0,
+        "warmup": True,
+    }  # fmt: skip
+    return {
+        "group": group, "name": name, "fullname": fullname, "params": None, "param": None, "extra_info": extra,
+        "options": options, "stats": stats,
+    }  # fmt: skip
+
+
+def _told_apart(benchmarks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Gives cases that share a label their ids: a dashboard knows a benchmark by its name alone."""
+    seen = Counter(b["fullname"] for b in benchmarks)
+    for one in benchmarks:
+        if seen[one["fullname"]] > 1:
+            one["fullname"] += f" {one['extra_info'].get('case_id', '')}"
+    return benchmarks
+
+
+def summary(seconds: Sequence[float]) -> dict[str, Any]:
+    """The fields of pytest-benchmark 5.3, as its documentation defines them."""
+    data, n = sorted(seconds), len(seconds)
+    mean = statistics.mean(data)
+    stddev = statistics.stdev(data) if n > 1 else 0.0
+    q1, q3 = _quartiles(data)
+    low, high = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
+    by_stddev = sum(not mean - stddev <= x <= mean + stddev for x in data)
+    by_iqr = sum(not low <= x <= high for x in data)
+    return {
+        "min": data[0], "max": data[-1], "mean": mean, "stddev": stddev, "rounds": n, "median": statistics.median(data),
+        "iqr": q3 - q1, "q1": q1, "q3": q3, "iqr_outliers": by_iqr, "stddev_outliers": by_stddev,
+        "outliers": f"{by_stddev};{by_iqr}", "ld15iqr": data[bisect_left(data, low)],
+        "hd15iqr": data[bisect_right(data, high) - 1], "ops": n / sum(data), "total": sum(data),
+    }  # fmt: skip
+
+
+def _quartiles(data: Sequence[float]) -> tuple[float, float]:
+    """Medians of the halves where the count is even, else the weighted middle of both ways to halve (method 3)."""
+    n = len(data)
+    if n == 1:
+        return data[0], data[0]
+    if n % 2 == 0:
+        return statistics.median(data[: n // 2]), statistics.median(data[n // 2 :])
+    k, q = divmod(n, 4)
+    if q == 1:
+        return 0.25 * data[k - 1] + 0.75 * data[k], 0.75 * data[3 * k] + 0.25 * data[3 * k + 1]
+    return 0.75 * data[k] + 0.25 * data[k + 1], 0.25 * data[3 * k + 1] + 0.75 * data[3 * k + 2]
+
+
+def _about(env: dict[str, Any]) -> dict[str, Any]:
+    system, _, release = str(env.get("os") or "").replace("-", " ", 1).partition(" ")
+    chip = str(env.get("gpu") or env.get("cpu") or "unknown")
+    return {
+        "machine_info": {
+            "node": env.get("host_hash") or "", "processor": chip, "machine": str(env.get("device") or ""),
+            "python_version": env.get("python"), "system": system, "release": release,
+            "cpu": {"brand_raw": env.get("cpu"), "count": env.get("cpu_threads")},
+            "torch": env.get("torch"),
+        },
+        "commit_info": {
+            "id": env.get("git_commit"), "dirty": bool(env.get("git_dirty")), "project": "", "branch": "",
+            "time": None, "author_time": None,
+        },
+    }  # fmt: skip

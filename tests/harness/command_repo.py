@@ -1,0 +1,90 @@
+"""Builds a small repository of its own with a package and a benchmark program whose times are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = '''
+"""Writes pytest-benchmark JSON of known times: they are what the package says."""
+import json
+import sys
+
+import pkg
+
+machine = {"system": "Linux", "python_version": "3.11", "cpu": {"brand_raw": "a CPU", "count": 2}}
+tests = [
+    {"fullname": name, "group": None, "extra_info": {}, "stats": {"median": seconds, "iterations": 1}}
+    for name, seconds in pkg.times().items()
+]
+if tests:
+    with open(sys.argv[1], "w") as file:
+        json.dump({"machine_info": machine, "commit_info": {}, "benchmarks": tests, "version": "5"}, file)
+sys.exit(getattr(pkg, "CODE", 0))
+'''
+PACKAGE = "def times():\n    return {{{entries}}}\n"
+FAKE = f"PYTHONPATH=src:$PYTHONPATH {sys.executable} -P bench/program.py {{out}}"
+FEW = ("--pairs", "5", "--confirm-pairs", "8")
+
+
+def git(root: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    return subprocess.run(
+        ["git", "-C", str(root), *identity, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def package(**seconds: float) -> str:
+    """Source of the package in which benchmark NAME takes so many seconds."""
+    return PACKAGE.format(entries=", ".join(f"'bench.py::{n}': {s!r}" for n, s in seconds.items()))
+
+
+def make_repository(root: Path, files: dict[str, str]) -> Path:
+    """A repository with one commit, named main."""
+    root.mkdir(parents=True)
+    git(root, "init", "-q", "-b", "main")
+    commit(root, files)
+    git(root, "checkout", "-q", "-b", "change")
+    return root
+
+
+def commit(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "change")
+
+
+def fake_repository(root: Path) -> Path:
+    files = {
+        "bench/program.py": PROGRAM,
+        "src/pkg/__init__.py": package(a=0.01, b=0.02),
+        ".gitignore": "results\n",
+    }
+    return make_repository(root, files)
+
+
+def verdicts(document: dict[str, Any]) -> dict[str, str]:
+    """Verdict by benchmark."""
+    return {
+        finding["case"].removeprefix("bench.py::"): finding["verdict"] for finding in document["findings"]
+    }
+
+
+def gate(root: Path, *words: str, **env: str) -> tuple[int, str, dict[str, Any]]:
+    """`python -m harness gate --against main` in a repository: exit code, output, JSON."""
+    here = Path(__file__).parents[2]
+    path = os.pathsep.join(filter(None, (str(here), env.pop("PYTHONPATH", ""))))
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "gate", "--against", "main", "--json", "results.json", *words],
+        cwd=root, capture_output=True, text=True, check=False, env={**os.environ, **env, "PYTHONPATH": path},
+    )  # fmt: skip
+    file = root / "results.json"
+    document = json.loads(file.read_text()) if file.exists() else {}
+    file.unlink(missing_ok=True)
+    return done.returncode, done.stdout + done.stderr, document

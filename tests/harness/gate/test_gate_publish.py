@@ -1,0 +1,135 @@
+"""Oracle: an XML parser, GitHub's grammar of workflow commands (written out here), and the exit code."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from gate_fixtures import Times, failed_row, run, time_row, value_row, write
+
+from harness.__main__ import main
+from harness.gate import publish
+from harness.gate.codes import Exit
+from harness.gate.judge import Judgement
+from harness.gate.render import HEADLINE
+
+COMMAND = re.compile(
+    r"^::(error|warning) (?:file=([^,:]+),)?title=([^,:]+)::(.*)$"
+)  # :: , % escaped in properties
+
+
+def regressed(tmp: Path) -> Judgement:
+    before = [value_row(1, "rel_err_max", 0.1), value_row(2, "rel_err_max", 0.1), time_row(1, Times()())]
+    after = [value_row(1, "rel_err_max", 0.5), value_row(2, "rel_err_max", 0.1), time_row(1, Times(0.3, 3)())]
+    return run(tmp, before, after)
+
+
+def test_junit_counts_what_the_exit_code_counts(tmp_path: Path) -> None:
+    found = regressed(tmp_path)
+    (suite,) = ET.fromstring(publish.junit(found))
+    assert {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4",
+        "failures": "2",  # the unit and the whole
+        "errors": "0",
+        "skipped": "1",  # a time of noise is not passed
+    }
+    assert [c.get("name") for c in suite.iter("testcase") if c.find("failure") is not None] == [
+        "fp8 rel_err_max",
+        "verdict",
+    ]
+
+
+@pytest.mark.parametrize("code", list(Exit))
+def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> None:
+    """A judgement whose units are all well may still have no verdict: the machine moved, nothing was decided."""
+    rows = [value_row(1, "rel_err_max", 0.1)]
+    found = replace(run(tmp_path, rows, rows), code=code)
+    of_units = [publish.junit(found)] if code in HEADLINE else []  # the others come with no judgement
+    for text in (*of_units, publish.junit_of(code, "why")):
+        (suite,) = ET.fromstring(text)
+        bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
+        assert (bad == 0) == (code is Exit.OK)
+    if of_units:
+        assert bool(publish.annotations(found)) == (code is not Exit.OK)
+
+
+def test_no_name_breaks_the_xml_or_a_workflow_command(tmp_path: Path) -> None:
+    found = regressed(tmp_path)
+    for f in found.findings:
+        f.unit.case = 'bench/a.py::t[<&"\x00\x1b[31m%,:]\n::error::no'
+    ET.fromstring(publish.junit(found))
+    lines = publish.annotations(found).splitlines()
+    (line,) = [x for x in lines if "rel_err_max" in x]
+    matched = COMMAND.match(line)
+    assert matched is not None
+    assert matched[2] == "bench/a.py"
+    assert all(COMMAND.match(x) for x in lines)
+
+
+def test_many_regressions_are_ten_annotations(tmp_path: Path) -> None:
+    rows = [[value_row(n, "rel_err_max", v) for n in range(40)] for v in (0.1, 0.5)]
+    lines = publish.annotations(run(tmp_path, *rows)).splitlines()
+    assert len(lines) == 10
+    assert "31 more regressions" in lines[-1]
+
+
+def test_an_allowed_regression_is_neither_failure_nor_annotation(tmp_path: Path) -> None:
+    found = regressed(tmp_path)
+    found = replace(found, findings=tuple(replace(f, told_only=True) for f in found.findings), code=Exit.OK)
+    assert "<failure" not in publish.junit(found)
+    assert publish.annotations(found) == ""
+
+
+def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:
+    rows = [[failed_row(n, "w" * 3000) if v else time_row(n, [1.0] * 5) for n in range(50)] for v in (0, 1)]
+    body = publish.comment(run(tmp_path, *rows))
+    assert len(body) < 65_536
+    assert body.startswith(f"{publish.MARKER}\n### Gate: REGRESSED\n")
+    assert "The rest is in the job's summary." in body
+    assert body.endswith("</details>\n")
+
+
+def files(tmp: Path) -> list[str]:
+    return ["--junit", str(tmp / "j.xml"), "--comment", str(tmp / "c.md"), "--annotations"]
+
+
+def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (write(tmp_path / n, [value_row(1, "rel_err_max", v)]) for n, v in (("a", 0.1), ("b", 0.5)))
+    assert main(["gate", "--baseline", str(a), "--candidate", str(b), *files(tmp_path)]) == 4
+    out = capsys.readouterr().out
+    assert out.startswith("::error title=Gate%3A REGRESSED::gemm 1x64x64: fp8 rel_err_max")
+    assert out.splitlines()[-1].startswith("NUMERICS FAIL (exit 4)")
+    assert ET.parse(tmp_path / "j.xml").find("testsuite").get("failures") == "2"  # type: ignore[union-attr]
+    assert (tmp_path / "c.md").read_text().startswith(publish.MARKER)
+
+
+def test_a_refusal_replaces_what_an_earlier_gate_has_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_b = write(tmp_path / "b", [value_row(1, "rel_err_max", 0.5)])
+    for name in ("j.xml", "c.md"):
+        (tmp_path / name).write_text("OK, of an earlier gate")
+    assert main(["gate", "--baseline", "no-such-run", "--candidate", str(run_b), *files(tmp_path)]) == 5
+    assert "::error title=Gate%3A no verdict (exit 5)::" in capsys.readouterr().out
+    assert ET.parse(tmp_path / "j.xml").find("testsuite").get("errors") == "1"  # type: ignore[union-attr]
+    assert "no verdict (exit 5)" in (tmp_path / "c.md").read_text()
+
+
+def test_an_annotation_names_the_file_of_a_pytest_benchmark_test(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random.seed(0)
+    for name, factor in (("a", 1.0), ("b", 3.0)):
+        times = [factor * random.gauss(0.002, 0.00002) for _ in range(200)]
+        test = {"fullname": "bench/t.py::test_x", "stats": {"median": 1, "iterations": 1, "data": times}}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"benchmarks": [test]}))
+        assert main(["import", str(tmp_path / f"{name}.json"), "--results-dir", str(tmp_path / name)]) == 0
+    capsys.readouterr()
+    words = ["gate", "--baseline", str(tmp_path / "a"), "--candidate", str(tmp_path / "b"), "--annotations"]
+    assert main(words) == 1
+    assert capsys.readouterr().out.startswith("::error file=bench/t.py,title=Gate%3A REGRESSED::")
