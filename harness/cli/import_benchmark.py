@@ -5,8 +5,8 @@ file holds only summaries, and the median becomes the one sample of a row, which
 copied: they are derived anew, since `hd15iqr` of pytest-benchmark 5.3 is the first datum beyond the upper fence where
 its documentation promises the last one within.
 
-Its rounds are blocks of one process (`harness.gate.benchmark_files`); files of several processes make better ones, and
-the gate takes them as they are: `gate --baseline a*.json --candidate b*.json`.
+A file is one process and so one round, by which the gate decides nothing. Files of several processes are its rounds, and
+it takes them as they are: `gate --baseline a*.json --candidate b*.json`.
 """
 
 from __future__ import annotations

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.gate.conditions import excluded_by
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, FIRST
 from harness.gate.unit import EMPTY, KEY, RATIO, Key, Table, Unit
 from harness.store import stats
 from harness.store.arm import controls
+from harness.store.cause import REFUTED
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from harness.gate.policy import Policy
     from harness.gate.sides import Mode, Side
     from harness.store.stats import Vector
 
@@ -88,24 +91,50 @@ def confirmation(baseline: Side, candidate: Side) -> tuple[Table, Table]:
     if CONFIRMATION not in candidate.stages:
         return {}, {}
     before = baseline.stages.get(CONFIRMATION, baseline.first)
-    return _ok_rows(before), _ok_rows(candidate.stages[CONFIRMATION])
+    return rows_by_key(before), rows_by_key(candidate.stages[CONFIRMATION])
 
 
-def _ok_rows(frame: pd.DataFrame) -> Table:
-    return {
-        key: ok for key, rows in rows_by_key(frame).items() if (ok := [r for r in rows if r.status == "ok"])
-    }
+def only_ok(table: Table) -> Table:
+    """The rows that hold a number."""
+    return {key: ok for key, rows in table.items() if (ok := [r for r in rows if r.status == "ok"])}
 
 
-def fill_confirmation(tables: tuple[Table, Table], units: list[Unit], *, by_number: bool) -> None:
-    """Puts the log ratios of the confirmation into the units that were measured again."""
-    again = [u for u in units if not u.trouble and u.key in tables[0] and u.key in tables[1]]
-    first = [u.rows for u in again]
-    for unit in again:
-        unit.rows = (tables[0][unit.key], tables[1][unit.key])
-    fill_rounds(again, CONFIRMATION, by_number=by_number)
-    for unit, rows in zip(again, first, strict=True):
-        unit.rows = rows
+def fill_confirmation(
+    tables: tuple[Table, Table], units: list[Unit], policy: Policy, *, by_number: bool
+) -> int:
+    """Puts the log ratios of the confirmation into the units that were measured again.
+
+    Returns:
+        How many of them stay without, as the policy excludes the conditions of their confirmation.
+    """
+    before, after = map(only_ok, tables)
+    again = [u for u in units if not u.trouble and u.key in before and u.key in after]
+    rows = [(before[u.key], after[u.key]) for u in again]
+    sound = [not excluded_by(pair, policy) for pair in rows]
+    left = [(u, pair, u.rows) for u, pair, ok in zip(again, rows, sound, strict=True) if ok]
+    for unit, pair, _ in left:
+        unit.rows = pair
+    fill_rounds([u for u, _, _ in left], CONFIRMATION, by_number=by_number)
+    for unit, _, first in left:
+        unit.rows = first
+    return sound.count(False)
+
+
+def judge_again(tables: tuple[Table, Table], units: list[Unit]) -> None:
+    """What the confirmation shows beside times: an arm that no longer runs is lost, and of two numbers the worse stands."""
+    lost = {(k[1], k[2]): rows[0] for k, rows in tables[1].items() if rows[0].status != "ok"}
+    before, after = map(only_ok, tables)
+    for unit in units:
+        row = (tables[1].get(unit.key) or [lost.get((unit.case_id, unit.arm))])[0]
+        if unit.trouble or unit.undecided:
+            continue
+        if row is not None and unit.rows[1] is not None and unit.key not in after:
+            unit.trouble = f"{row.status} in the confirmation: {row.reason}"
+            unit.wrong = row.status == "failed" and row.cause in REFUTED
+        elif unit.rule.rule != "timed" and unit.key in after:
+            worst = max if unit.better == "lower" else min
+            unit.after = worst([unit.after, *(r.value for r in after[unit.key])])
+            unit.before = worst([unit.before, *(r.value for r in before.get(unit.key, []))])
 
 
 def ratio_units(timed: list[Unit], tables: tuple[Table, Table]) -> list[Unit]:

@@ -1,8 +1,7 @@
 """Benchmark files: pytest-benchmark JSON as rows of the store, and several files of one side as its rounds.
 
-A test runs in one process, and what one process measures is no independent evidence of the next. Of a single file that is
-imported, the times are cut, in the order taken, into at most `ROUNDS` blocks of equal length. Where several files are
-named for a side, each is a round.
+A test runs in one process, and what one process measures is no independent evidence of the next: a file is one round,
+whether it is named to the gate beside others or imported.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
-from harness.gate.sides import load_side
+from harness.gate.sides import load_side, notes_on_files
 from harness.machine.environment import env_id
 from harness.store.arm import Arm
 from harness.store.case import Case
@@ -32,16 +30,16 @@ if TYPE_CHECKING:
 
 SUITE = "pytest-benchmark"
 ARM = "test"
-ROUNDS = 20  # few enough that neighbours share a block
-PLANNED_SPREAD, PLANNED_AWAY = 0.02, math.log1p(0.05)  # of a process's median; beyond the tolerance
 
 
 def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"]) -> Side:
     """One side of the gate from files of as many processes, each a round.
 
     Raises:
-        UsageError: a file can't be read or is not of pytest-benchmark, or the files are of several machines.
+        UsageError: a file can't be read or is not of pytest-benchmark, one is named twice, or the files are of several
+            machines.
     """
+    _refuse_twice(paths)
     documents = [read_document(path) for path in paths]
     envs = [environment_of(document) for document in documents]
     for path, env in zip(paths, envs, strict=True):
@@ -61,15 +59,21 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
         writer.append(rows)
         writer.close("finished")
         side = load_side(folder, role, "")
-    enough = rounds_for(len(rows), PLANNED_SPREAD, PLANNED_AWAY) or FEWEST_TO_CLAIM
-    notes = list(side.notes)
-    if len(paths) < FEWEST_TO_CLAIM:
-        notes.append(
-            f"{role}: {len(paths)} file{'s' if len(paths) > 1 else ''}, and a file is one round, as its times come from "
-            f"one process; {enough} files a side would decide {len(rows)} tests"
-        )
+    notes = (*side.notes, *notes_on_files(role, len(paths), len(rows)))
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    return replace(side, name=name, notes=tuple(notes))
+    return replace(side, name=name, notes=notes)
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    seen: dict[str, Path] = {}
+    for path in paths:
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+        if digest in seen:
+            raise UsageError(f"{path} and {seen[digest]} are the same file, which is one round and not two")
+        seen[digest] = path
 
 
 def _together(parts: Sequence[Measurement]) -> Measurement:
@@ -98,7 +102,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def row_of(test: Any, path: Path) -> Measurement:
-    """One test's times in blocks.
+    """One test's times, a single round.
 
     Raises:
         UsageError: it lacks a name or times, or holds a time that is none.
@@ -116,8 +120,6 @@ def row_of(test: Any, path: Path) -> Measurement:
         )
     raw = bool(stats.get("data"))
     case = Case.of(SUITE, {"test": name, "group": str(test.get("group") or "")})
-    count = len(seconds)
-    blocks = min(ROUNDS, count)
     return Measurement(
         suite=SUITE,
         case_id=case.case_id,
@@ -129,7 +131,7 @@ def row_of(test: Any, path: Path) -> Measurement:
         regime="isolated",
         resolved={"timed": "one call of the test's function, by pytest-benchmark", **_extra(test)},
         samples=tuple(1e3 * s for s in seconds),
-        rounds=tuple(index * blocks // count for index in range(count)),
+        rounds=(0,) * len(seconds),
         timing={"method": "pytest-benchmark", "raw": raw, "iterations": stats.get("iterations")},
     )
 

@@ -7,6 +7,7 @@ works and only lacks the sweep or its layout is a refusal: nothing about the cha
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 PROBE_S = 180.0
 LAYOUT = "LayoutError"  # how a worker's reason begins where its tree is of another layout
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
+CRASHED = (1, Exit.INTERNAL)  # of a traceback: of Python itself, and of the harness
 
 
 def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, reason: str) -> Judgement:
@@ -35,12 +37,12 @@ def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, rea
 
     Raises:
         GateError: the side works, so no code is to blame: it refuses the request (exit 2), or the baseline does or the
-            layouts cannot serve one another (5).
+            layouts cannot serve one another (5); or it is not known why it could not be planned (6).
     """
-    if not _is_broken(trees[side], words):
-        apart = side == "baseline" or reason.startswith(LAYOUT)
-        raise GateError(Exit.NO_BASELINE if apart else Exit.USAGE, f"{side} ({trees[side]}): {reason}")
-    candidate_reason = reason if side == "candidate" else _plan_fault(trees["candidate"], words)
+    _require_crash(side, trees[side], words, reason)
+    candidate_reason = reason
+    if side == "baseline" and (candidate_reason := _plan_fault(trees["candidate"], words)):
+        _require_crash("candidate", trees["candidate"], words, candidate_reason)
     unit = _unit("import", "harness and fp8core", side, candidate_reason)
     what = f"the candidate does not import or plan: {candidate_reason}"
     mends = "the baseline did not import, and the candidate does"
@@ -63,7 +65,7 @@ def _unit(kind: str, what: str, side: str, candidate_reason: str) -> Unit:
         unit="",
         better="higher",
         rule=Rule("exact"),
-        before=float(side != "baseline"),
+        before=0.0 if side == "baseline" else math.nan if kind == "import" else 1.0,  # nan: it was not tried
         after=float(not candidate_reason),
         trouble=candidate_reason,
     )
@@ -89,8 +91,12 @@ def _judgement(
     )
 
 
-def _is_broken(tree: Path, words: Sequence[str]) -> bool:
-    """Whether the tree's own command crashes on the request, by the code that it has for that."""
+def _require_crash(side: str, tree: Path, words: Sequence[str], reason: str) -> None:
+    """Tries the tree's own command: only a traceback says that its code is broken.
+
+    Raises:
+        GateError: it refuses the request or answers (exit 2 or 5, see `judge_broken`); or it was ended from outside or did not end (6).
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "harness", *words, "dry_run=true"],
@@ -101,8 +107,17 @@ def _is_broken(tree: Path, words: Sequence[str]) -> bool:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, REFUSED)
+        how = f"its own command did not end in {PROBE_S:g} s"
+    else:
+        if done.returncode in CRASHED:
+            return
+        if done.returncode in (0, REFUSED):
+            apart = side == "baseline" or reason.startswith(LAYOUT)
+            raise GateError(Exit.NO_BASELINE if apart else Exit.USAGE, f"{side} ({tree}): {reason}")
+        how = f"its own command ended with code {done.returncode}"
+    raise GateError(
+        Exit.INCONCLUSIVE, f"{side} ({tree}): {reason}; {how}, which need not be its code's doing"
+    )
 
 
 def _plan_fault(tree: Path, words: Sequence[str]) -> str:

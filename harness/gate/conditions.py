@@ -31,16 +31,9 @@ def mark_conditions(units: Sequence[Unit], policy: Policy) -> list[str]:
     counts: dict[str, int] = {}
     strayed = 0
     for unit in units:
-        for name, words in WORDS.items():
-            struck = [any(parse(row.timing).get(name) for row in rows) for rows in unit.rows]
-            counts[name] = counts.get(name, 0) + any(struck)
-            decides = any(struck) and (name != "throttled" or not all(struck))
-            if decides and name in policy.exclude and not unit.excluded:
-                sides = " and the ".join(side for side, hit in zip(SIDES, struck, strict=True) if hit)
-                alone = " and the other side was not" if name == "throttled" else ""
-                unit.excluded = (
-                    f"the {sides} was measured {words}{alone}; measure again, or see exclude in the policy"
-                )
+        for name in WORDS:
+            counts[name] = counts.get(name, 0) + any(_struck(unit.rows, name))
+        unit.excluded = excluded_by(unit.rows, policy)
         unit.strayed = sum(stray_samples(row, policy.clock_stray) for rows in unit.rows for row in rows)
         strayed += unit.strayed
     notes = [f"{count} times were measured {WORDS[name]}" for name, count in counts.items() if count]
@@ -51,6 +44,21 @@ def mark_conditions(units: Sequence[Unit], policy: Policy) -> list[str]:
             f"{strayed} samples were taken at a clock more than {policy.clock_stray:.0%} from the median of their round"
         )
     return notes
+
+
+def excluded_by(sides: tuple[list[Any], list[Any]], policy: Policy) -> str:
+    """Why the policy lets the times of these rows decide nothing; "" where it does not."""
+    for name, words in WORDS.items():
+        struck = _struck(sides, name)
+        if name in policy.exclude and any(struck) and (name != "throttled" or not all(struck)):
+            which = " and the ".join(side for side, hit in zip(SIDES, struck, strict=True) if hit)
+            alone = " and the other side was not" if name == "throttled" else ""
+            return f"the {which} was measured {words}{alone}; measure again, or see exclude in the policy"
+    return ""
+
+
+def _struck(sides: tuple[list[Any], list[Any]], name: str) -> list[bool]:
+    return [any(parse(row.timing).get(name) for row in rows) for rows in sides]
 
 
 def stray_samples(row: Any, share: float) -> int:

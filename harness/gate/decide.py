@@ -7,7 +7,7 @@ confirmation, for the direction d in which r leans:
     confirmed   the same test of d * s - limit on at least 8 fresh rounds, Holm over all that was flagged, p <= alpha_confirm
     REGRESSED   confirmed with d > 0;  IMPROVED   confirmed with d < 0
     OK          neither, and the upper end of the 95 % t interval over all rounds lies below the limit
-    INCONCLUSIVE   anything else
+    INCONCLUSIVE   anything else; what looks slower (`suspect`) the judge never lets pass
 
 The test is against the limit and not against zero, so a slowdown of exactly the tolerance is a false alarm, and its
 rate is what alpha bounds. Where nothing was measured again, the first stage has to pass alpha_confirm itself, over 8
@@ -19,11 +19,13 @@ however quiet the machine. A t test can, and pays with assumptions; three guards
     spread      no unit is quieter than `spread_floor`, which the units and the control of the run set together
     sign        two thirds of the rounds lie beyond the limit, and so the median does
     scatter     runs that were not measured together: a process differs from the next by more than its own rounds show;
-                how far the units scatter around their median says by how much (`scatter_of`)
+                how far the units scatter around their median says by how much (`scatter_of`), and of too few units the
+                most that is believed; it widens the interval by which a unit is OK as well
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,30 +62,27 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Decision:
-    """The verdict on one unit and the figures behind it, in logarithms; positive is worse."""
+    """The verdict on one unit and the figures behind it, in logarithms; positive is worse.
+
+    `low` and `high` are the interval that decides: that of the effect, and wider where processes differ.
+    """
 
     verdict: Verdict
     effect: Effect
+    low: float
+    high: float
     p: float  # of the first stage, in the direction in which it leans; 1 where it is within the limit
     p_confirm: float  # Holm-adjusted; NaN where nothing was measured again
     flagged: bool
     fresh: int = 0  # rounds of the confirmation, which `rounds` holds too
     more: int | None = None  # rounds that would settle an INCONCLUSIVE one; None: no reasonable number
+    apart: bool = False  # why there is none: the sides are one process each, which no rounds change
+    suspect: bool = False  # whatever the verdict: flagged as slower, or its interval lies beyond the limit
 
     @property
     def mean(self) -> float:
         """Mean log ratio of the effect."""
         return self.effect.log
-
-    @property
-    def low(self) -> float:
-        """Lower end of the effect's interval."""
-        return self.effect.log_low
-
-    @property
-    def high(self) -> float:
-        """Upper end of the effect's interval."""
-        return self.effect.log_high
 
     @property
     def rounds(self) -> int:
@@ -102,6 +101,7 @@ def decide(
     floors: Sequence[float] = (),
     control: Vector | None = None,
     scatter: float = 0.0,
+    fresh: bool = False,
     groups: int = 0,
 ) -> list[Decision]:
     """The verdict on each unit.
@@ -116,13 +116,15 @@ def decide(
         one_run: the units are those of one run, so Holm runs over them; False: each is a run of its own.
         control: log ratios of the control case by round.
         scatter: most that two processes of the same code are believed to differ by (standard deviation of a log ratio);
-            0 where each round has processes of its own.
+            0 where the sides were measured together.
+        fresh: each round has processes of its own, so that the rounds of few units show what processes differ by.
         groups: how many of the last units are means over others: quieter than each by nature, so no unit is held to them
             nor they to the units.
     """
     members = first[: len(first) - groups] if one_run else []
     quiet = [spread_floor(members, control)] * (len(first) - groups) + [LEAST_SPREAD] * groups
-    apart = min(scatter, scatter_of(members)) if scatter else 0.0
+    known = scatter_of(members)
+    apart = min(scatter, known) if known is not None else 0.0 if fresh else scatter
     directions, p_values = _one_sided(first, limits, quiet, apart)
     flagged = p_values <= alpha
     confirming = bool(any(len(s) for s in second))
@@ -144,19 +146,28 @@ def decide(
         enough = len(second[i] if confirming else first[i]) >= FEWEST_TO_CLAIM
         if flagged[i] and enough and adjusted[i] <= alpha_confirm:
             verdict = Verdict.REGRESSED if directions[i] > 0 else Verdict.IMPROVED
-        elif rounds >= MIN_ROUNDS and effects[i].log_high < limits[i]:
+        low, high = _interval(pooled[i], effects[i], apart)
+        if verdict is Verdict.INCONCLUSIVE and rounds >= MIN_ROUNDS and high < limits[i]:
             verdict = Verdict.OK
         decision = Decision(
             verdict,
             effects[i],
+            low,
+            high,
             p=float(p_values[i]),
             p_confirm=float(adjusted[i]) if confirming else math.nan,
             flagged=bool(flagged[i]),
             fresh=len(second[i]),
+            suspect=low > limits[i] or bool(flagged[i] and directions[i] > 0),
         )
         if verdict is Verdict.INCONCLUSIVE:
             family = max(len(candidates), 1) if one_run else 1
-            decision.more = _more(pooled[i], limits[i], alpha_confirm, family)
+            decision.more = _more(pooled[i], limits[i], quiet[i], apart, alpha_confirm / family)
+            decision.apart = (
+                decision.more is None
+                and apart > 0
+                and _more(pooled[i], limits[i], quiet[i], 0.0, alpha_confirm / family) is not None
+            )
         out.append(decision)
     return out
 
@@ -172,15 +183,15 @@ def spread_floor(units: Sequence[Vector], control: Vector | None = None) -> floa
     return max(LEAST_SPREAD, float(np.quantile(spreads, 0.25))) if spreads else LEAST_SPREAD
 
 
-def scatter_of(units: Sequence[Vector]) -> float:
-    """Standard deviation by which units of equal code differ beyond what their own rounds show; 0 of few units.
+def scatter_of(units: Sequence[Vector]) -> float | None:
+    """Standard deviation by which units of equal code differ beyond what their own rounds show; None of few units.
 
     From the tenth to the median, on the narrower side: what a change made slower, or faster, widens the other one. What
     the rounds themselves explain is taken off.
     """
     rows = [r for r in units if len(r) >= FEWEST_TO_FLAG]
     if len(rows) < FEWEST_TO_CLAIM:
-        return 0.0
+        return None
     means = [float(r.mean()) for r in rows]
     low, middle, high = np.quantile(means, (TENTH, 0.5, 1 - TENTH))
     apart = min(middle - low, high - middle) / TENTH_Z
@@ -210,10 +221,24 @@ def _p(excess: Vector, quiet: float, apart: float) -> float:
     against = int(np.count_nonzero(excess <= 0))
     if rounds < FEWEST_TO_FLAG or against > rounds // 3:
         return 1.0
-    own, processes = max(float(excess.std(ddof=1)), quiet) ** 2 / rounds, apart**2
-    # Degrees of freedom of the sum by Welch and Satterthwaite.
+    error, degrees = _error(max(float(excess.std(ddof=1)), quiet), rounds, apart)
+    return stats.t_upper_tail(float(excess.mean()) / error, degrees)
+
+
+def _error(spread: float, rounds: int, apart: float) -> tuple[float, int]:
+    """Standard error of a mean over rounds, and its degrees of freedom by Welch and Satterthwaite."""
+    own, processes = spread**2 / rounds, apart**2
     degrees = (own + processes) ** 2 / (own**2 / (rounds - 1) + processes**2 / SCATTER_DEGREES)
-    return stats.t_upper_tail(float(excess.mean()) / math.sqrt(own + processes), math.floor(degrees + 1e-9))
+    return math.sqrt(own + processes), math.floor(degrees + 1e-9)
+
+
+def _interval(logs: Vector, effect: Effect, apart: float) -> tuple[float, float]:
+    """The 95 % interval of the mean: that of the effect where processes are not known to differ."""
+    if not apart or len(logs) < 2:
+        return effect.log_low, effect.log_high
+    error, degrees = _error(float(logs.std(ddof=1)), len(logs), apart)
+    half = stats.t_quantile(0.975, degrees) * error
+    return effect.log - half, effect.log + half
 
 
 def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> int | None:
@@ -240,16 +265,23 @@ def rounds_for(units: int, spread: float, away: float, alpha: float = 0.01) -> i
     return None
 
 
-def _more(logs: Vector, limit: float, alpha: float, family: int) -> int | None:
-    """Rounds to add until either the interval or the test decides, if mean and spread stay as they are."""
+def _more(logs: Vector, limit: float, quiet: float, apart: float, alpha: float) -> int | None:
+    """Rounds to add until either the interval or the test decides, if mean and spread stay as they are.
+
+    None where more than `MOST_ROUNDS` are needed. `alpha` is what one unit of the family has to pass.
+    """
     rounds = len(logs)
     if rounds < MIN_ROUNDS:
         return FEWEST_TO_CLAIM - rounds
-    away = abs(float(logs.mean()) - limit)
-    spread = float(logs.std(ddof=1))
-    # By then there are many rounds, so not the quantile of those at hand, which for three is six times as large.
-    quantile = stats.t_quantile(1 - min(alpha / family, 0.025), max(rounds, 30))
-    if away * math.sqrt(MOST_ROUNDS) <= quantile * spread:
+    mean, spread = float(logs.mean()), max(float(logs.std(ddof=1)), quiet)
+    wanted = 0.025 if mean < limit else alpha
+
+    def open_with(count: int) -> bool:
+        error, degrees = _error(spread, count, apart)
+        return stats.t_upper_tail(abs(mean - limit) / error, degrees) > wanted
+
+    least = max(FEWEST_TO_CLAIM, rounds + 1)
+    if open_with(max(MOST_ROUNDS, least)):
         return None
-    needed = math.ceil((quantile * spread / away) ** 2)
-    return max(needed, FEWEST_TO_CLAIM, rounds + 1) - rounds
+    needed = bisect.bisect_left(range(least, max(MOST_ROUNDS, least)), True, key=lambda n: not open_with(n))
+    return least + needed - rounds

@@ -83,6 +83,7 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     # Who asks for fewer pairs than can flag anything has asked for no decision, and gets none.
     decides = request.judges_times and policy.pairs >= FEWEST_TO_FLAG
     least, reserve = (FEWEST_TO_FLAG, FEWEST_TO_CLAIM) if decides else (1, 0)
+    judgement: Judgement | None = None
     try:
         if not session.stage(1, policy.pairs, ends=ends, least=least, reserve=reserve):
             raise GateError(
@@ -97,12 +98,27 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
     except TooSlowError as error:
         raise _too_slow(request, error.seconds, least + reserve) from error
     except SideError as error:
+        if session.rounds:  # it could be planned before, so the code need not be why
+            return _broken_off(judgement, error)
         if request.benchmark is not None:
             judgement = judge_failed_command(request.trees, request.benchmark.line, error.side, error.reason)
         else:
             judgement = judge_broken(request.trees, request.words, error.side, error.reason)
     own = session.notes() if isinstance(session, CommandSession) else ()
     return replace(judgement, notes=(*judgement.notes, *own, *request.notes))
+
+
+def _broken_off(judgement: Judgement | None, error: SideError) -> Judgement:
+    """What the first stage showed, which is no pass.
+
+    Raises:
+        GateError: it was not over.
+    """
+    why = f"the {error.side} could not be planned again after rounds that it took part in: {error.reason}"
+    if judgement is None:
+        raise GateError(Exit.INCONCLUSIVE, f"{why}; measure again") from error
+    code = Exit.INCONCLUSIVE if judgement.code is Exit.OK else judgement.code
+    return replace(judgement, notes=(*judgement.notes, why), could_not_judge=True, code=code)
 
 
 def _too_slow(request: Request, seconds: float, rounds: int) -> GateError:

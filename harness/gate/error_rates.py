@@ -24,16 +24,22 @@ from harness.gate.simulate import NOISES, TOLERANCE, Bar, Noise, times_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.gate.decide import Decision
     from harness.gate.policy import Policy
     from harness.gate.simulate import Array
 
 Mode = Literal["stored", "paired", "imported"]
 MODES: tuple[Mode, ...] = ("stored", "paired", "imported")
 UNITS, ROUNDS = 50, 8
+FEW = (
+    1,
+    4,
+    7,
+)  # units of a judgement that are too few to show how far processes differ; by the gate's rule alone
 PLANTED = 0.10  # of one unit in ten
 QUIET = 0.01  # standard deviation of a round's log ratio
 RULES = ("t test", "sign flip", "pytest-benchmark", "asv", "perfgate-paired", "stackgate")
-ALARM_BAR, POWER_BAR = 0.01, 0.95
+ALARM_BAR, POWER_BAR, PASS_BAR = 0.01, 0.95, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class Rate:
     alarms: int  # units of equal code that were called slower
     found: float  # share of the units 10 % slower that were called so, where one in ten is
     undecided: float = math.nan  # share of the units of equal code
+    passed: float = math.nan  # share of the units 10 % slower that were called OK
+    units: int = UNITS
 
 
 def rates(
@@ -57,41 +65,50 @@ def rates(
     noises: Sequence[Noise] = NOISES,
     modes: Sequence[Mode] = MODES,
 ) -> list[Rate]:
-    """Every rule under every noise in every mode."""
+    """Every rule under every noise in every mode, and the gate's own with few units."""
     out = []
     for mode in modes:
         for place, noise in enumerate(noises):
-            out += _cell(
-                policy, mode, noise, judgements, np.random.default_rng([seed, MODES.index(mode), place])
-            )
+            number = [seed, MODES.index(mode), place]
+            out += _cell(policy, mode, noise, judgements, np.random.default_rng(number))
+            for few in FEW:
+                random = np.random.default_rng([*number, few])
+                out += _cell(policy, mode, noise, judgements, random, few, RULES[:1])
     return out
 
 
 def _cell(
-    policy: Policy, mode: Mode, noise: Noise, judgements: int, random: np.random.Generator
+    policy: Policy,
+    mode: Mode,
+    noise: Noise,
+    judgements: int,
+    random: np.random.Generator,
+    units: int = UNITS,
+    rules: Sequence[str] = RULES,
 ) -> list[Rate]:
     spread = 0.0 if mode == "paired" else policy.session_spread
     limit = math.log1p(TOLERANCE) + math.log1p(spread)
-    slow = np.arange(UNITS) % 10 == 0
+    slow = np.arange(units) % 10 == 0
     factor = np.where(slow, 1 + PLANTED, 1.0)
-    counts = {rule: [0, 0, 0] for rule in RULES}
-    undecided = 0
+    counts = {rule: [0, 0, 0] for rule in rules}
+    undecided = passed = 0
     for _ in range(judgements):
-        equal = sample(mode, noise, UNITS, ROUNDS, random)
-        again = sample(mode, noise, UNITS, policy.confirm_pairs, random) if mode == "paired" else None
-        planted = equal * np.stack((np.ones(UNITS), factor), axis=-1)[:, None, :, None]
+        equal = sample(mode, noise, units, ROUNDS, random)
+        again = sample(mode, noise, units, policy.confirm_pairs, random) if mode == "paired" else None
+        planted = equal * np.stack((np.ones(units), factor), axis=-1)[:, None, :, None]
         planted_again = None
         if again is not None:
-            planted_again = again * np.stack((np.ones(UNITS), factor), axis=-1)[:, None, :, None]
+            planted_again = again * np.stack((np.ones(units), factor), axis=-1)[:, None, :, None]
         for is_planted, times, fresh in ((False, equal, again), (True, planted, planted_again)):
-            for rule in RULES:
-                flags, open_units = _flags(rule, policy, times, fresh, limit, mode, random)
+            for rule in rules:
+                flags, verdicts = _flags(rule, policy, times, fresh, limit, mode, random)
                 if is_planted:
                     counts[rule][2] += int(flags[slow].sum())
+                    passed += sum(verdict is Verdict.OK for verdict in verdicts[::10])
                 else:
                     counts[rule][0] += bool(flags.any())
                     counts[rule][1] += int(flags.sum())
-                    undecided += open_units
+                    undecided += verdicts.count(Verdict.INCONCLUSIVE)
     return [
         Rate(
             mode,
@@ -101,7 +118,9 @@ def _cell(
             alarmed,
             alarms,
             found / (judgements * int(slow.sum())),
-            undecided / (judgements * UNITS) if rule == RULES[0] else math.nan,
+            undecided / (judgements * units) if rule == RULES[0] else math.nan,
+            passed / (judgements * int(slow.sum())) if rule == RULES[0] else math.nan,
+            units,
         )
         for rule, (alarmed, alarms, found) in counts.items()
     ]
@@ -139,32 +158,38 @@ def _flags(
     limit: float,
     mode: Mode,
     random: np.random.Generator,
-) -> tuple[peer_rules.Flags, int]:
-    """Which units a rule calls slower, and how many it leaves open (of the gate's own rule)."""
+) -> tuple[peer_rules.Flags, list[Verdict]]:
+    """Which units a rule calls slower, and the verdicts of the gate's own rule."""
     if rule == "pytest-benchmark":
-        return peer_rules.pytest_benchmark(times), 0
+        return peer_rules.pytest_benchmark(times), []
     if rule == "asv":
-        return peer_rules.asv(times), 0
+        return peer_rules.asv(times), []
     if rule == "perfgate-paired":
-        return peer_rules.perfgate_paired(times), 0
+        return peer_rules.perfgate_paired(times), []
     if rule == "stackgate":
-        return peer_rules.stackgate(times, random), 0
+        return peer_rules.stackgate(times, random), []
     first = log_ratios(times)
-    second = log_ratios(again) if again is not None else np.empty((UNITS, 0))
+    second = log_ratios(again) if again is not None else np.empty((len(times), 0))
     if rule == "sign flip":
-        return peer_rules.sign_flip(first, second, limit), 0
+        return peer_rules.sign_flip(first, second, limit), []
     empty = np.empty(0)
-    scatter = 0.0 if mode == "paired" else policy.scatter
-    found = decide(
-        list(first), [empty] * UNITS, [limit] * UNITS, policy.alpha, policy.alpha_confirm, scatter=scatter
-    )
-    if again is not None and any(d.flagged for d in found):
-        fresh = [s if d.flagged else empty for s, d in zip(second, found, strict=True)]
-        found = decide(
-            list(first), fresh, [limit] * UNITS, policy.alpha, policy.alpha_confirm, scatter=scatter
+
+    def decided(fresh: list[Array]) -> list[Decision]:
+        return decide(
+            list(first),
+            fresh,
+            [limit] * len(first),
+            policy.alpha,
+            policy.alpha_confirm,
+            scatter=0.0 if mode == "paired" else policy.scatter,
+            fresh=mode == "imported",
         )
-    flags = np.array([d.verdict is Verdict.REGRESSED for d in found])
-    return flags, sum(d.verdict is Verdict.INCONCLUSIVE for d in found)
+
+    found = decided([empty] * len(first))
+    if again is not None and any(d.flagged for d in found):
+        found = decided([s if d.flagged else empty for s, d in zip(second, found, strict=True)])
+    verdicts = [d.verdict for d in found]
+    return np.array([verdict is Verdict.REGRESSED for verdict in verdicts]), verdicts
 
 
 def quiet_power(policy: Policy, judgements: int, seed: int = 0) -> float:
@@ -194,13 +219,27 @@ def rate_bars(found: Sequence[Rate], power: float) -> list[Bar]:
         )
     ]
     for mode in dict.fromkeys(r.mode for r in found):
-        ours = [r for r in found if r.mode == mode and r.rule == RULES[0]]
-        share = sum(r.alarmed for r in ours) / sum(r.judgements for r in ours)
+        ours = [r for r in found if (r.mode, r.rule, r.units) == (mode, RULES[0], UNITS)]
+        share = _share(ours)
         worst = max(ours, key=lambda r: r.alarmed)
         text = f"{mode} judgements of equal code that call a unit slower, {len(ours)} noises"
         where = f"worst: {worst.noise}, {worst.alarmed} of {worst.judgements}"
         bars.append(Bar(text, share, ALARM_BAR, False, where))
+        few = [r for r in found if r.mode == mode and r.units != UNITS]
+        groups = [[r for r in few if r.units == units] for units in FEW]
+        share, where = max((_share(group), f"{group[0].units} units") for group in groups)
+        bars.append(Bar(f"the same of {mode} judgements of few units", share, ALARM_BAR, False, where))
+        all_units = [*ours, *few]
+        slower = max(all_units, key=lambda r: r.passed)
+        where = f"worst: {slower.noise}, {slower.units} units, {slower.passed:.0%}"
+        text = f"{mode} units {PLANTED:.0%} slower that are called OK"
+        bars.append(Bar(text, _mean(all_units, "passed"), PASS_BAR, False, where))
     return bars
+
+
+def _share(found: Sequence[Rate]) -> float:
+    """Judgements of equal code that called a unit slower, of all."""
+    return sum(r.alarmed for r in found) / sum(r.judgements for r in found)
 
 
 def rate_lines(found: Sequence[Rate], judgements: int) -> list[str]:
@@ -215,12 +254,12 @@ def rate_lines(found: Sequence[Rate], judgements: int) -> list[str]:
     for mode in dict.fromkeys(r.mode for r in found):
         cells = []
         for rule in RULES:
-            these = [r for r in found if (r.mode, r.rule) == (mode, rule)]
-            alarmed = sum(r.alarmed for r in these) / sum(r.judgements for r in these)
-            cells.append(f"{100 * alarmed:.1f} / {100 * sum(r.found for r in these) / len(these):.0f}")
+            these = [r for r in found if (r.mode, r.rule, r.units) == (mode, rule, UNITS)]
+            cells.append(f"{100 * _share(these):.1f} / {100 * _mean(these, 'found'):.0f}")
         lines.append(f"| {mode} | {' | '.join(cells)} |")
+    lines += _few_lines(found)
     for mode in dict.fromkeys(r.mode for r in found):
-        table = {(r.noise, r.rule): r for r in found if r.mode == mode}
+        table = {(r.noise, r.rule): r for r in found if (r.mode, r.units) == (mode, UNITS)}
         lines += [
             "",
             f"| {mode} | " + " | ".join(RULES) + " | undecided, equal code |",
@@ -231,3 +270,27 @@ def rate_lines(found: Sequence[Rate], judgements: int) -> list[str]:
             cells = [f"{100 * r.alarmed / r.judgements:.1f} / {100 * r.found:.0f}" for r in row]
             lines.append(f"| {noise} | {' | '.join(cells)} | {row[0].undecided:.0%} |")
     return lines
+
+
+def _few_lines(found: Sequence[Rate]) -> list[str]:
+    """The gate's own rule by the number of units."""
+    lines = [
+        "",
+        "By the number of units in a judgement, by the rule of this gate over all noises, in %: judgements of equal code in "
+        f"which any unit was called slower; units {PLANTED:.0%} slower that were found, and that were called OK; units of "
+        "equal code that stayed undecided.",
+        "",
+        "| mode | units | called slower | found | slower and called OK | undecided |",
+        "|---|---|---|---|---|---|",
+    ]
+    for mode in dict.fromkeys(r.mode for r in found):
+        for units in (*FEW, UNITS):
+            these = [r for r in found if (r.mode, r.rule, r.units) == (mode, RULES[0], units)]
+            shares = (_mean(these, name) for name in ("found", "passed", "undecided"))
+            cells = [f"{100 * _share(these):.1f}", *(f"{100 * share:.1f}" for share in shares)]
+            lines.append(f"| {mode} | {units} | {' | '.join(cells)} |")
+    return lines
+
+
+def _mean(found: Sequence[Rate], name: str) -> float:
+    return float(sum(getattr(r, name) for r in found)) / len(found)

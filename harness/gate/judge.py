@@ -12,12 +12,13 @@ import numpy as np
 
 from harness.gate.cause import Cause, cause_of
 from harness.gate.codes import Exit, GateError
-from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
+from harness.gate.decide import Verdict, decide
 from harness.gate.loss import outcomes
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of
 from harness.gate.unit import Unit
 from harness.gate.units import match
+from harness.gate.why import why
 from harness.store import stats
 from harness.store.compare import noise_floors
 from harness.store.effect import MIN_ROUNDS
@@ -56,6 +57,7 @@ class Finding:
     allowed: Allowance | None = None
     expired: bool = False
     told_only: bool = False  # the policy has on_slower: warn
+    looks_slower: bool = False  # undecided, and what was measured speaks against it
     effect: Effect | None = None  # of a timed unit: what the rounds show before any policy
 
     @property
@@ -76,8 +78,17 @@ class Finding:
     @property
     def counts(self) -> bool:
         """Whether a regression speaks through the exit code."""
-        held = self.told_only or (self.allowed is not None and not self.expired)
-        return self.verdict is Verdict.REGRESSED and not held
+        return self.verdict is Verdict.REGRESSED and not self.held
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it is undecided and looks slower, so that silence about it would be approval."""
+        return self.looks_slower and not self.held
+
+    @property
+    def held(self) -> bool:
+        """Whether the policy keeps it from the exit code."""
+        return self.told_only or (self.allowed is not None and not self.expired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +115,7 @@ class Judgement:
     notes: tuple[str, ...]
     code: Exit
     date: datetime.date
-    could_not_judge: bool = (
-        False  # of the times, none was decided, or more stayed open than the policy puts up with
-    )
+    could_not_judge: bool = False  # see `_could_not_judge`
 
     @property
     def counted(self) -> Counter[str]:
@@ -129,6 +138,11 @@ class Judgement:
     def undecided(self) -> tuple[Finding, ...]:
         """Those of `times` that are INCONCLUSIVE."""
         return tuple(f for f in self.times if f.verdict is Verdict.INCONCLUSIVE)
+
+    @property
+    def suspects(self) -> tuple[Finding, ...]:
+        """Findings that are undecided and look slower; the slowest first."""
+        return tuple(sorted((f for f in self.findings if f.suspect), key=lambda f: -f.change))
 
 
 def judge(
@@ -171,7 +185,8 @@ def judge(
         policy.alpha,
         policy.alpha_confirm,
         control=matched.control if np.isfinite(matched.control).all() else None,
-        scatter=0.0 if mode == "paired" else policy.scatter,
+        scatter=policy.scatter if mode != "paired" and baseline.runs != candidate.runs else 0.0,
+        fresh=baseline.fresh and candidate.fresh,
         groups=len(groups),
         floors=[max((f[u.case_id] for f in floors if u.case_id in f), default=math.nan) for u in timed],
     )
@@ -234,7 +249,11 @@ def _group_units(units: Sequence[Unit], policy: Policy) -> list[Unit]:
     """One unit a group that is judged together: round by round, the mean of its members."""
     out = []
     for group in policy.groups:
-        members = [u for u in units if group.together and group.match.fits(u.fields) and u.first.size]
+        members = [
+            u
+            for u in units
+            if group.together and group.match.fits(u.fields) and u.first.size and not u.excluded
+        ]
         if len(members) < 2:
             continue
         whole = [u for u in members if u.first.size == members[0].first.size]
@@ -256,7 +275,7 @@ def _group_units(units: Sequence[Unit], policy: Policy) -> list[Unit]:
 
 def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Finding:
     verdict = decision.verdict
-    reason = _why(decision, limit)
+    reason = why(decision, limit)
     cause = None
     if unit.excluded:
         verdict, reason = Verdict.INCONCLUSIVE, unit.excluded
@@ -281,31 +300,8 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
         more=decision.more,
         cause=cause,
         effect=decision.effect,
+        looks_slower=verdict is Verdict.INCONCLUSIVE and not control.moved and decision.suspect,
     )
-
-
-def _why(d: Decision, limit: float) -> str:
-    bar = f"{math.expm1(limit):.1%}"
-    if d.rounds < MIN_ROUNDS:
-        return f"{d.rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
-    if d.verdict is Verdict.INCONCLUSIVE and d.effect.log_low > limit and d.rounds < FEWEST_TO_CLAIM:
-        return (
-            f"slower by more than {bar} in {d.rounds} rounds; to call it a regression takes {FEWEST_TO_CLAIM}"
-        )
-    if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
-        test = f"p {d.p:.3g}" + (
-            "" if math.isnan(d.p_confirm) else f", confirmed on fresh data p {d.p_confirm:.2g}"
-        )
-        return f"{'slower' if d.mean > 0 else 'faster'} by more than {bar}: {test}"
-    if d.verdict is Verdict.OK:
-        slower = "slower, and tolerated: " if d.effect.direction == "slower" else ""
-        return f"{slower}at most {math.expm1(d.high):+.1%}, below {bar}"
-    again = ""
-    if d.flagged and not math.isnan(d.p_confirm):
-        again = f"; flagged, and {d.fresh} fresh rounds did not confirm it (p {d.p_confirm:.2g})"
-    if d.more is None:
-        return f"the difference between change and tolerance is below the noise: over {MOST_ROUNDS} rounds{again}"
-    return f"about {d.more} more rounds would settle it{again}"
 
 
 def _missing(unit: Unit) -> Finding:
@@ -337,7 +333,7 @@ def _exact(unit: Unit) -> Finding:
 
 
 def _with_allowance(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
-    if finding.verdict is not Verdict.REGRESSED:
+    if finding.verdict is not Verdict.REGRESSED and not finding.looks_slower:
         return finding
     allowed = policy.allowance(finding.unit.fields)
     if allowed is None:
@@ -346,9 +342,17 @@ def _with_allowance(finding: Finding, policy: Policy, date: datetime.date) -> Fi
 
 
 def _could_not_judge(found: Judgement, policy: Policy) -> bool:
-    """Whether silence about the times would read as approval: exact rules alone leave nothing open."""
+    """Whether silence would read as approval.
+
+    So it would where a unit looks slower, where nothing at all was decided, where no time was, or where more times stayed
+    open than the policy puts up with.
+    """
     open_times, times = len(found.undecided), len(found.times)
-    return bool(times) and (open_times == times or open_times > policy.undecided_share * times)
+    return (
+        bool(found.suspects)
+        or all(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
+        or (bool(times) and (open_times == times or open_times > policy.undecided_share * times))
+    )
 
 
 def _code(found: Judgement, policy: Policy) -> Exit:
@@ -362,6 +366,8 @@ def _code(found: Judgement, policy: Policy) -> Exit:
         return Exit.INVALID
     if regressed:
         return Exit.REGRESSED
+    if found.suspects:  # a policy may put up with what is open, not with what speaks against the change
+        return Exit.INCONCLUSIVE
     undecided = any(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
     if undecided and policy.on_inconclusive == "fail":
         return Exit.INCONCLUSIVE

@@ -38,7 +38,7 @@ def headline(judgement: Judgement) -> str:
     slower = sum(f.told_only and f.verdict is Verdict.REGRESSED for f in judgement.findings)
     undecided = judgement.counted[str(Verdict.INCONCLUSIVE)]
     if judgement.could_not_judge and judgement.code in (Exit.OK, Exit.INCONCLUSIVE):
-        return f"COULD NOT JUDGE {len(judgement.undecided)} of {len(judgement.times)}"
+        return _open(judgement)
     if judgement.code is not Exit.OK:
         return HEADLINE[judgement.code]
     words = ["OK"]
@@ -46,6 +46,19 @@ def headline(judgement: Judgement) -> str:
     words += [f"{slower} slower"] if slower else []
     words += [f"{undecided} undecided"] if undecided else []
     return ", ".join(words)
+
+
+def _open(judgement: Judgement) -> str:
+    """How much was not decided, and what of it looks slower."""
+    times = judgement.times or judgement.findings
+    count = sum(f.verdict is Verdict.INCONCLUSIVE for f in times)
+    words = f"COULD NOT JUDGE {count} of {len(times)}"
+    if suspects := judgement.suspects:
+        first = suspects[0]
+        words += f", {len(suspects)} of them look{'s' * (len(suspects) == 1)} slower: "
+        words += " ".join(filter(None, (_case(first), first.unit.arm, _metric(first), _change(first))))
+        words += f" and {len(suspects) - 1} more" if len(suspects) > 1 else ""
+    return words
 
 
 def terminal(judgement: Judgement, *, everything: bool = False) -> str:

@@ -77,6 +77,7 @@ class Session:
         seed: of the order of the sides.
         tell: hears a line a round.
         clock: seconds; injectable for tests.
+        rounds: measured to their end so far, in all stages.
     """
 
     trees: Mapping[str, Path]
@@ -89,6 +90,7 @@ class Session:
     seed: int = 0
     tell: Tell = lambda line: None
     clock: Callable[[], float] = time.monotonic
+    rounds: int = 0
     _ends: float = math.inf
 
     def stage(
@@ -135,6 +137,7 @@ class Session:
             for side, rows in this.items():
                 collected[side].merge(rows)
             done += 1
+            self.rounds += 1
             if done == 1 and self.clock() - begun > (ends - started) / (least + reserve):
                 raise TooSlowError(self.clock() - begun)
             spent, longest = self.clock() - started, max(longest, self.clock() - begun)

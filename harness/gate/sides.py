@@ -7,6 +7,7 @@ only rounds of one session are pairs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -15,6 +16,7 @@ import numpy as np
 
 from harness import store
 from harness.gate.codes import Exit, GateError
+from harness.gate.decide import FEWEST_TO_CLAIM, rounds_for
 from harness.store.differences import comparable, in_words
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
@@ -27,6 +29,8 @@ Mode = Literal["paired", "stored", "machine-free"]
 CONTROL_SUITE = "control"
 IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
 FIRST, CONFIRMATION = 1, 2
+IMPORT = "python -m harness import "  # how the command begins that made a run of a pytest-benchmark file
+PLANNED_SPREAD, PLANNED_AWAY = 0.02, math.log1p(0.05)  # of a process's median; beyond the tolerance
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Side:
     def first(self) -> pd.DataFrame:
         """The rows of the first stage."""
         return self.stages[FIRST]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether each round is a process of its own: a session of the gate, or pytest-benchmark files."""
+        return bool(self.session) or bool(self.env.get("imported_from"))
 
     @property
     def commit(self) -> str:
@@ -78,9 +87,12 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
             Exit.INVALID, f"{role}: rows of several environments ({differing_fields(*envs)}); name one run"
         )
     stage_of, sessions = {}, set()
+    files = []
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
         gate = about.get("gate") or {}
+        if str(about.get("command", "")).startswith(IMPORT):
+            files.append(about.get("run_id"))
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
         planned = int(gate.get("pairs", 0))
@@ -89,6 +101,10 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
             notes.append(
                 f"the time allowed held {done} of {planned} rounds of stage {gate['stage']}; --budget-s gives more"
             )
+    if files:  # an import of before November 2026 cut the times of its one process into twenty rounds
+        taken = frame["run_id"].isin(files)
+        frame.loc[taken, "rounds"] = frame.loc[taken, "rounds"].map(np.zeros_like)
+        notes += notes_on_files(role, len(files), frame["case_id"].nunique())
     stage = frame["run_id"].map(lambda run: stage_of.get(run, FIRST))
     stages = {int(number): rows.reset_index(drop=True) for number, rows in frame.groupby(stage)}
     if FIRST not in stages:
@@ -102,6 +118,17 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         notes=tuple(notes),
         runs=tuple(sorted(frame["run_id"].dropna().unique())),
     )
+
+
+def notes_on_files(role: str, count: int, tests: int) -> list[str]:
+    """What is said of so few pytest-benchmark files that nothing can be decided."""
+    if count >= FEWEST_TO_CLAIM:
+        return []
+    enough = rounds_for(tests, PLANNED_SPREAD, PLANNED_AWAY) or FEWEST_TO_CLAIM
+    return [
+        f"{role}: {count} file{'s' if count > 1 else ''}, and a file is one round, as its times come from one process; "
+        f"{enough} files a side would decide {tests} tests"
+    ]
 
 
 def mode_of(baseline: Side, candidate: Side, *, machine_free: bool) -> Mode:

@@ -12,6 +12,8 @@ from harness.gate.align import (
     control_rounds,
     fill_confirmation,
     fill_rounds,
+    judge_again,
+    only_ok,
     ratio_units,
     rows_by_key,
 )
@@ -71,18 +73,20 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
         notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
     units = _units(before, after, policy, policy.facts, elsewhere=baseline.env_id != candidate.env_id)
     notes += _of_another_torch(units, baseline, candidate)
+    again = confirmation(baseline, candidate)
+    judge_again(again, units)
     timed = [u for u in units if u.rule.rule == "timed" and not u.trouble]
     if mode == "machine-free":
-        ratios = (
-            ratio_units(timed, confirmation(baseline, candidate)) if same_class(baseline, candidate) else []
-        )
+        ok = only_ok(again[0]), only_ok(again[1])
+        ratios = ratio_units(timed, ok) if same_class(baseline, candidate) else []
         units = [u for u in units if u.rule.rule != "timed" or u.trouble] + ratios
         if timed and not ratios:
             notes.append(f"{len(timed)} times were not judged: ratios need one kind of device on both sides")
     else:
         notes += mark_conditions(timed, policy)
         fill_rounds(timed, FIRST, by_number=mode == "paired")
-        fill_confirmation(confirmation(baseline, candidate), timed, by_number=mode == "paired")
+        if spoilt := fill_confirmation(again, timed, policy, by_number=mode == "paired"):
+            notes.append(f"{spoilt} confirmations decide nothing, by exclude in the policy")
     return Matched(tuple(units), control_rounds(before, after, mode), tuple(notes))
 
 

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness import store
@@ -51,7 +53,7 @@ def test_a_file_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     rows = store.read(tmp_path / "r").set_index("case_id")
     raw = next(row for row in rows.itertuples() if "test_a" in row.axes)
     assert raw.samples.tolist() == pytest.approx([1.0 + i for i in range(40)])  # ms
-    assert raw.rounds.tolist() == [i // 2 for i in range(40)]  # 20 blocks in the order taken
+    assert raw.rounds.tolist() == [0] * 40  # one process is one round
     assert json.loads(raw.resolved)["extra_info"] == {"size": 8}
     assert "hd15iqr" not in raw.resolved + raw.timing
     env = json.loads(raw.env)
@@ -61,27 +63,45 @@ def test_a_file_becomes_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert bare.samples.tolist() == [500.0]
 
 
-def test_the_gate_judges_imported_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Twice as slow is REGRESSED; a test without raw times is INCONCLUSIVE and never OK."""
+@pytest.mark.parametrize("earlier", [False, True])
+def test_one_imported_file_decides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], earlier: bool
+) -> None:
+    """Twice as slow, in 20 blocks of one process: runs that an earlier harness imported hold them as rounds."""
     slow = copy.deepcopy(DOCUMENT)
     for test in slow["benchmarks"]:
         test["stats"] = {k: [2 * x for x in v] if k == "data" else 2 * v for k, v in test["stats"].items()}
     for name, document in (("a", DOCUMENT), ("b", slow)):
         (tmp_path / name).mkdir()
         assert imported(tmp_path / name, document) == 0
+        for path in (tmp_path / name).rglob("*.parquet") if earlier else ():
+            table = pq.read_table(path)
+            index = table.column_names.index("rounds")
+            blocks = [[i // 2 for i in range(len(s))] for s in table["samples"].to_pylist()]
+            column = pa.array(blocks, table.schema.field(index).type)
+            pq.write_table(table.set_column(index, table.schema.field(index), column), path)
     capsys.readouterr()
-    words = [
-        "gate",
-        "--baseline",
-        str(tmp_path / "a" / "r"),
-        "--candidate",
-        str(tmp_path / "b" / "r"),
-        "--all",
-    ]
-    assert main(words) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("REGRESSED") and "test_a[8]" in line for line in lines)
-    assert any(line.startswith("INCONCLUSIVE") and "test_b" in line for line in lines)
+    words = ["--baseline", str(tmp_path / "a" / "r"), "--candidate", str(tmp_path / "b" / "r")]
+    assert main(["gate", *words]) == 6
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("COULD NOT JUDGE 2 of 2 (exit 6)")
+    assert "candidate: 1 file, and a file is one round" in out
+    assert "8 files a side would decide 2 tests" in out
+
+
+def test_a_folder_of_imported_runs_has_a_round_a_file(tmp_path: Path) -> None:
+    for side, factor in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / side).mkdir()
+        for number in range(8):
+            document = copy.deepcopy(DOCUMENT)
+            document["benchmarks"] = document["benchmarks"][:1]
+            stats = document["benchmarks"][0]["stats"]
+            stats["data"] = [factor * (1 + 0.001 * number) * x for x in stats["data"]]
+            assert imported(tmp_path / side, document) == 0
+    words = ["--baseline", str(tmp_path / "a" / "r"), "--candidate", str(tmp_path / "b" / "r")]
+    assert main(["gate", *words, "--json", str(tmp_path / "v.json")]) == 1
+    (finding,) = json.loads((tmp_path / "v.json").read_text())["findings"]
+    assert (finding["verdict"], finding["rounds"]) == ("REGRESSED", 8)
 
 
 def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:

@@ -84,6 +84,37 @@ def test_a_process_that_was_born_slow_is_no_regression(tmp_path: Path) -> None:
     assert found in (0, 6)
 
 
+@pytest.mark.parametrize("count", [3, 4, 5, 7])
+def test_ten_times_slower_in_a_few_files_is_no_ok(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    """The reviewer's case: six tests, one 10 times slower, +899 to +902 %: it was "OK, 1 undecided (exit 0)"."""
+    a, b = files(tmp_path, "a", count, tests=6), files(tmp_path, "b", count, tests=6)
+    for name in b:
+        document = json.loads(Path(name).read_text())
+        stats = document["benchmarks"][2]["stats"]
+        stats["data"] = [10 * x for x in stats["data"]]
+        Path(name).write_text(json.dumps(document))
+    code, document = gated(tmp_path, a, b)
+    assert code == 6
+    assert "1 of them looks slower: pytest-benchmark" in document["verdict"]
+    assert "test_2" in document["verdict"]
+    assert max(f["low"] for f in document["findings"]) > 9
+    assert capsys.readouterr().out.splitlines()[-1].startswith("COULD NOT JUDGE 1 of 6")
+
+
+def test_a_file_that_is_named_twice_is_one_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file named eight times, or copied, had eight rounds that agree to the last bit."""
+    a, b = files(tmp_path, "a", 1), files(tmp_path, "b", 8, 1.2)
+    copied = tmp_path / "copy.json"
+    copied.write_bytes(Path(a[0]).read_bytes())
+    for names in (a * 8, [a[0], str(copied)]):
+        assert main(["gate", "--baseline", *names, "--candidate", *b]) == 2
+        err = capsys.readouterr().err
+        assert "are the same file, which is one round and not two" in err
+        assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,33 @@ def test_a_side_that_works_and_lacks_the_sweep_is_a_refusal(trees: dict[str, Pat
         with pytest.raises(GateError) as caught:
             broken.judge_broken({side: ROOT}, ["sweep=no_such"], side, reason)
         assert caught.value.code is Exit.NO_BASELINE  # the one cannot serve the other
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+@pytest.mark.parametrize("how", [-9, -15, 137, None])
+def test_a_side_that_was_killed_or_did_not_end_is_not_broken(
+    side: str, how: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline that was killed for its memory made the candidate pass: "the baseline did not import"."""
+
+    def probe(command: list[str], **options: float) -> subprocess.CompletedProcess[bytes]:
+        if how is None:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return subprocess.CompletedProcess(command, how)
+
+    monkeypatch.setattr(broken.subprocess, "run", probe)
+    with pytest.raises(
+        GateError, match=rf"{side} .*: no answer; its own command .*{how or 'did not end'}"
+    ) as caught:
+        broken.judge_broken({"baseline": ROOT, "candidate": ROOT}, WORDS, side, "no answer")
+    assert caught.value.code is Exit.INCONCLUSIVE
+
+
+def test_nothing_is_claimed_of_a_baseline_that_was_not_tried(trees: dict[str, Path]) -> None:
+    (finding,) = judged(trees["sound"], trees["broken"], "candidate").findings
+    assert math.isnan(finding.unit.before)
+    (finding,) = judged(trees["broken"], trees["sound"], "baseline").findings
+    assert (finding.unit.before, finding.unit.after) == (0.0, 1.0)
 
 
 def test_a_crash_of_the_gate_is_exit_7_and_reaches_the_summary(

@@ -201,6 +201,9 @@ def test_the_documentation_shows_the_table_that_the_command_stored() -> None:
     table = page.partition("<!-- all -->\n")[2].partition("\n<!-- end -->")[0]
     assert table.count("\n") == 4
     assert table in whole
+    few = page.partition("<!-- few -->\n")[2].partition("\n<!-- end -->")[0]
+    assert few.count("\n") == 13
+    assert few in whole
     assert "| NO |" not in whole
 
 

@@ -202,3 +202,85 @@ def test_holm_by_its_definition(p_values: list[float]) -> None:
                 break
             rejected.add(i)
         assert rejected == {i for i, p in enumerate(adjusted) if p <= alpha}
+
+
+@pytest.mark.parametrize("units", [1, 4, 7])
+def test_few_stored_units_do_not_switch_the_guard_off(units: int) -> None:
+    """The reviewer's case: processes of equal code differ by 4 %, 12 rounds of 0.5 %; 29 % to 44 % of judgements alarmed."""
+    random = np.random.default_rng(units)
+    stored, alarms, passed = LIMIT + math.log1p(0.02), 0, 0
+    for _ in range(200):
+        rows = random.normal(0, 0.04, (units, 1)) + random.normal(0, 0.005, (units, 12))
+        found = decide(list(rows), [NONE] * units, [stored] * units, scatter=0.04)
+        alarms += any(d.verdict is Verdict.REGRESSED for d in found)
+        slower = decide(list(rows + math.log1p(0.08)), [NONE] * units, [stored] * units, scatter=0.04)
+        passed += sum(d.verdict is Verdict.OK for d in slower)
+    assert alarms <= 200 * 0.01 + 3 * math.sqrt(200 * 0.01 * 0.99)
+    assert passed <= 0.025 * 200 * units
+
+
+def test_a_stored_ok_knows_that_processes_scatter() -> None:
+    """50 units 8 % slower; 3 % between the processes of the two sides: by the rounds alone 13 % of them were OK."""
+    random = np.random.default_rng(5)
+    stored, passed = LIMIT + math.log1p(0.02), 0
+    for _ in range(40):
+        rows = math.log1p(0.08) + random.normal(0, 0.03, (50, 1)) + random.normal(0, 0.003, (50, 8))
+        found = decide(list(rows), [NONE] * 50, [stored] * 50, scatter=0.04)
+        passed += sum(d.verdict is Verdict.OK for d in found)
+    assert passed <= 0.025 * 40 * 50
+    quiet = decide(list(random.normal(0, 0.003, (50, 8))), [NONE] * 50, [stored] * 50, scatter=0.04)
+    assert all(d.verdict is Verdict.OK for d in quiet)
+
+
+def test_the_interval_that_decides_is_students_with_the_scatter_of_processes() -> None:
+    """Oracle: scipy, and Welch and Satterthwaite's degrees of freedom by hand."""
+    rows = np.random.default_rng(6).normal(0, 0.01, 10)
+    (found,) = decide([rows], [NONE], [LIMIT], scatter=0.04)
+    own, processes = rows.var(ddof=1) / 10, 0.04**2
+    degrees = math.floor((own + processes) ** 2 / (own**2 / 9 + processes**2 / 5))
+    expected = scipy.stats.t.interval(0.95, degrees, rows.mean(), math.sqrt(own + processes))
+    assert (found.low, found.high) == pytest.approx(expected)
+    (alone,) = decide([rows], [NONE], [LIMIT])
+    assert (alone.low, alone.high) == (alone.effect.log_low, alone.effect.log_high)
+
+
+def test_what_no_round_count_settles_is_not_promised_rounds() -> None:
+    """One process a side, believed to differ by up to 4 %: ten thousand rounds would not decide 4 % either."""
+    rows = math.log1p(0.04) + 0.003 * np.array([-1, 1] * 5)
+    stored = LIMIT + math.log1p(0.02)
+    (found,) = decide([rows], [NONE], [stored], scatter=0.04)
+    assert (found.verdict, found.more, found.apart) == (Verdict.INCONCLUSIVE, None, True)
+    many = np.tile(rows, 1000)
+    assert decide([many], [NONE], [stored], scatter=0.04)[0].verdict is Verdict.INCONCLUSIVE
+    (fresh,) = decide([rows], [NONE], [stored], scatter=0.04, fresh=True)
+    assert fresh.verdict is Verdict.OK
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.05, 0.06])
+def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float) -> None:
+    """Rounds of the same mean and spread. Oracle: scipy's t test, two-sided 5 % below the limit and 1 % above."""
+
+    def drawn(count: int) -> np.ndarray:
+        signs = np.resize([-1.0, 1.0], count)
+        signs -= signs.mean()
+        return mean + 0.06 * signs / signs.std(ddof=1)
+
+    found = one(drawn(8))
+    assert (found.verdict, found.apart) == (Verdict.INCONCLUSIVE, False)
+    assert found.more is not None
+    for count, settled in ((8 + found.more, True), (7 + found.more, False)):
+        p = scipy.stats.t.sf(abs(mean - LIMIT) / 0.06 * math.sqrt(count), count - 1)
+        assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
+        if mean < LIMIT:
+            assert (one(drawn(count)).verdict is Verdict.OK) is settled
+
+
+@pytest.mark.parametrize(("rounds", "fresh"), [(2, 0), (3, 0), (5, 0), (7, 0), (6, 4)])
+def test_ten_times_slower_in_too_few_rounds_is_suspect(rounds: int, fresh: int) -> None:
+    rows = [np.zeros(rounds)] * 5 + [np.full(rounds, math.log(10.0))]
+    second = [NONE] * 5 + [np.full(fresh, math.log(10.0))]
+    found = decide(rows, second, [LIMIT] * 6, scatter=0.04)
+    assert [d.suspect for d in found] == [False] * 5 + [True]
+    assert found[-1].verdict is Verdict.INCONCLUSIVE
+    mirrored = decide([-r for r in rows], [-s for s in second], [LIMIT] * 6, scatter=0.04)
+    assert not any(d.suspect for d in mirrored)

@@ -91,8 +91,12 @@ def test_the_promises_of_whole_judgements_hold() -> None:
     """The issue's bars on a part of the grid; the command runs all of it."""
     found = error_rates.rates(POLICY, 4, 0, [NOISES[0], NOISES[2], NOISES[7]])
     bars = error_rates.rate_bars(found, error_rates.quiet_power(POLICY, 20))
-    assert [b.holds for b in bars] == [True] * 4
+    assert [b.holds for b in bars] == [True] * 10
+    assert {(r.mode, r.units) for r in found} == {
+        (mode, units) for mode in error_rates.MODES for units in (1, 4, 7, 50)
+    }
     lines = error_rates.rate_lines(found, 4)
     assert sum(line.startswith("| noisy runner |") for line in lines) == 3
-    blind = [dataclasses.replace(r, alarmed=r.judgements) for r in found]
+    assert sum(line.startswith(f"| {mode} | 7 |") for line in lines for mode in error_rates.MODES) == 3
+    blind = [dataclasses.replace(r, alarmed=r.judgements, passed=1.0) for r in found]
     assert not any(b.holds for b in error_rates.rate_bars(blind, 0.5))

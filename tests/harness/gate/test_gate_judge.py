@@ -28,8 +28,9 @@ from gate_fixtures import (
 from harness.gate import render
 from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
-from harness.gate.judge import Judgement
+from harness.gate.judge import Judgement, judge
 from harness.gate.policy import Allowance, Group, Match, Policy
+from harness.gate.sides import load_side
 
 
 def test_a_confirmed_slowdown_is_regressed_and_exit_1(tmp_path: Path) -> None:
@@ -202,10 +203,14 @@ def test_a_commit_or_a_host_is_no_difference(tmp_path: Path) -> None:
 
 def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
     """4 % slower is more than the tolerance of 3 %, and less than the tolerance and what sessions differ by."""
-    paired = run(tmp_path / "1", *slowed(1.045, spread=0.001))
-    stored = run(tmp_path / "2", *slowed(1.045, spread=0.001), session="")
+    times = Times(0.001)
+    sides = [[time_row(n, times(factor)) for n in range(10)] for factor in (1.0, 1.045)]
+    paired, stored = run(tmp_path / "1", *sides), run(tmp_path / "2", *sides, session="")
     assert (paired.mode, stored.mode) == ("paired", "stored")
-    assert (verdict(paired), verdict(stored)) == ("REGRESSED", "OK")
+    assert (paired.counted, stored.counted) == ({"REGRESSED": 10}, {"OK": 10})
+    few = run(tmp_path / "3", *slowed(1.045, spread=0.001), session="")  # which show no scatter of processes
+    assert (verdict(few), few.code) == ("INCONCLUSIVE", Exit.INCONCLUSIVE)
+    assert "measure both together (--against)" in few.findings[0].reason
     assert any("no control case" in note for note in stored.notes)
 
 
@@ -314,3 +319,71 @@ def test_fifty_stored_units_ten_times_slower_are_regressed(tmp_path: Path, round
     assert (found.counted["REGRESSED"], found.code) == (50, Exit.REGRESSED)
     twin = run(tmp_path / "equal", before, [time_row(n, times()) for n in range(50)], session="")
     assert (twin.counted["REGRESSED"], twin.code) == (0, Exit.OK)
+
+
+@pytest.mark.parametrize("rounds", [3, 5, 7])
+def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -> None:
+    """The reviewer's case, paired: one of ten units 10 times slower, below the share that may stay open."""
+    times = Times(0.001, rounds=rounds)
+    before, after = ([time_row(n, times(slow if n == 4 else 1.0)) for n in range(10)] for slow in (1.0, 10.0))
+    found = run(tmp_path / "1", before, after)
+    assert found.code is Exit.INCONCLUSIVE
+    assert render.headline(found).startswith("COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")
+    assert [f.unit.case_id for f in found.suspects] == [case(4).case_id]
+    assert found.suspects[0].change == pytest.approx(10, rel=0.02)
+    for name, policy in (
+        ("warn", {"on_inconclusive": "warn"}),
+        ("share", {"undecided_share": 0.9}),
+    ):  # a policy may put up with what is open
+        assert run(tmp_path / name, before, after, policy=dataclasses.replace(POLICY, **policy)).code == 6
+    told = dataclasses.replace(POLICY, on_slower="warn")
+    assert run(tmp_path / "told", before, [*after, value_row(4, "sqnr_db", 30.0)], policy=told).code in (0, 6)
+    assert run(tmp_path / "mirror", after, before).code is Exit.OK  # faster is no fault
+    match = Match((("case", found.suspects[0].unit.case),))
+    allowing = dataclasses.replace(POLICY, allow=(Allowance(match, TODAY, "known"),))
+    assert run(tmp_path / "allowed", before, after, policy=allowing).code is Exit.OK
+
+
+def test_what_was_flagged_and_not_measured_again_is_never_ok(tmp_path: Path) -> None:
+    """Six rounds flag one of ten units; the time allowed holds no confirmation, or one of four rounds."""
+    times, fresh = Times(rounds=6), Times(seed=1, rounds=4)
+    before, after = ([time_row(n, times(slow if n == 4 else 1.0)) for n in range(10)] for slow in (1.0, 1.1))
+    assert run(tmp_path / "none", before, after).code is Exit.INCONCLUSIVE
+    again = [time_row(4, fresh())], [time_row(4, fresh(1.1))]
+    found = run(tmp_path / "four", before, after, confirm=again)
+    assert (found.code, len(found.suspects)) == (Exit.INCONCLUSIVE, 1)
+    twin = run(tmp_path / "twin", before, [time_row(n, times()) for n in range(10)])
+    assert twin.code is Exit.OK
+
+
+def test_where_nothing_at_all_was_decided_nothing_passes(tmp_path: Path) -> None:
+    """Machine-free: one ratio in two rounds and no exact rule; it was "OK, no time judged, 1 undecided (exit 0)"."""
+    times = Times(rounds=2)
+    rows = [time_row(1, times(), "bf16"), time_row(1, times(), "fp8")]
+    found = run(tmp_path / "1", rows, rows, machine_free=True)
+    assert (found.code, render.headline(found)) == (Exit.INCONCLUSIVE, "COULD NOT JUDGE 1 of 1")
+    exact = [*rows, value_row(1, "sqnr_db", 28.5)]
+    assert run(tmp_path / "2", exact, exact, machine_free=True).code is Exit.OK
+
+
+def test_a_group_leaves_out_what_is_excluded(tmp_path: Path) -> None:
+    """Two of five cases ran beside another process and are 30 % slower; the mean of the five would be 11 % up."""
+    policy = dataclasses.replace(POLICY, groups=(Group("g", Match((("suite", "gemm"),)), together=True),))
+    times = Times()
+    before = [time_row(n, times()) for n in range(5)]
+    after = [time_row(n, times(1.3 if n < 2 else 1.0)) for n in range(5)]
+    timing = {"method": "cuda_events", "contended": True}
+    after = [dataclasses.replace(r, timing=timing) if n < 2 else r for n, r in enumerate(after)]
+    found = run(tmp_path, before, after, policy=policy)
+    (group,) = [f for f in found.findings if f.unit.suite == "group"]
+    assert (group.verdict, group.unit.members) == (
+        Verdict.OK,
+        tuple(sorted(case(n).case_id for n in (2, 3, 4))),
+    )
+
+
+def test_a_run_is_equal_to_itself(tmp_path: Path) -> None:
+    """One process and not two, so that no scatter of processes can stand between."""
+    write(tmp_path / "a", slowed(1.0)[0], session="")
+    side = load_side(tmp_path / "a", "baseline", "")
+    assert judge(side, side, POLICY, today=TODAY).code is Exit.OK

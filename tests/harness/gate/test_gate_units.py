@@ -144,7 +144,7 @@ def test_what_another_machine_skips_is_undecided_and_here_a_regression(tmp_path:
     here = run(tmp_path / "1", *rows, machine_free=True)
     assert here.code is Exit.REGRESSED
     there = run(tmp_path / "2", *rows, envs=(ENV, {**ENV, "driver": "575"}), machine_free=True)
-    assert (there.counted["INCONCLUSIVE"], there.code) == (1, Exit.OK)
+    assert (there.counted["INCONCLUSIVE"], there.code) == (1, Exit.INCONCLUSIVE)  # nothing was decided
     assert "needs a C++ compiler" in there.findings[0].reason
 
 
@@ -299,3 +299,49 @@ def test_ratios_are_confirmed_on_fresh_data_of_the_candidate(
     )
     (finding,) = found.findings
     assert (finding.unit.regime, str(finding.verdict), finding.rounds) == ("ratio", expected, 20)
+
+
+@pytest.mark.parametrize(
+    ("lost", "code"),
+    [
+        (failed_row(1, "worker: ended with code 7", cause=Cause.DIED), Exit.REGRESSED),
+        (failed_row(1, "codes differ from the reference cast", cause=Cause.NUMERICS), Exit.NUMERICS),
+    ],
+)
+def test_an_arm_that_is_lost_in_the_confirmation_is_no_pass(
+    tmp_path: Path, lost: Measurement, code: Exit
+) -> None:
+    """One of ten units is flagged, and its candidate dies or fails its check when it is measured again."""
+    times, again = Times(), Times(seed=1)
+    before, after = ([time_row(n, times(f if n == 1 else 1.0)) for n in range(10)] for f in (1.0, 1.1))
+    found = run(tmp_path, before, after, confirm=([time_row(1, again())], [lost]))
+    (finding,) = [f for f in found.findings if f.unit.case_id == case(1).case_id]
+    assert (str(finding.verdict), found.code) == ("REGRESSED", code)
+    assert finding.reason.startswith(f"failed in the confirmation: {lost.reason}")
+
+
+def test_a_check_that_fails_in_the_confirmation_alone_is_a_numerics_failure(tmp_path: Path) -> None:
+    times, again = Times(), Times(seed=1)
+    sides = [[time_row(1, times(f)), value_row(1, "sqnr_db", 28.5)] for f in (1.0, 1.1)]
+    confirm = [[time_row(1, again(f)), value_row(1, "sqnr_db", db)] for f, db in ((1.0, 28.5), (1.1, 20.0))]
+    found = run(tmp_path / "1", *sides, confirm=tuple(confirm))
+    assert found.code is Exit.NUMERICS
+    assert any("28.5 -> 20 dB" in f.reason for f in found.findings)
+    refuted = dataclasses.replace(failed_row(1, "sqnr_db 3 below 20", cause=Cause.NUMERICS), metric="sqnr_db")
+    found = run(tmp_path / "2", *sides, confirm=(confirm[0], [confirm[1][0], refuted]))
+    assert found.code is Exit.NUMERICS
+
+
+@pytest.mark.parametrize(("condition", "struck"), [("contended", 1), ("throttled", 1), ("throttled", 2)])
+def test_a_confirmation_beside_another_process_confirms_nothing(
+    tmp_path: Path, condition: str, struck: int
+) -> None:
+    """Six clean rounds flag 10 %; the confirmation is 20 % slower, and struck on the candidate alone or on both sides."""
+    times, again = Times(rounds=6), Times(seed=1)
+    before, after = ([time_row(n, times(f if n == 1 else 1.0)) for n in range(10)] for f in (1.0, 1.1))
+    timing = {"method": "cuda_events", condition: True}
+    confirm = [time_row(1, again(f)) for f in (1.0, 1.2)]
+    marked = [dataclasses.replace(r, timing=timing) if i >= 2 - struck else r for i, r in enumerate(confirm)]
+    found = run(tmp_path, before, after, confirm=([marked[0]], [marked[1]]))
+    assert found.code is (Exit.INCONCLUSIVE if struck == 1 else Exit.REGRESSED)
+    assert any("1 confirmations decide nothing" in note for note in found.notes) is (struck == 1)
