@@ -116,7 +116,7 @@ def test_a_checkpoint_is_of_its_text(tmp_path: Path) -> None:
 
 
 def test_a_run_reads_one_place(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"axes\.data_path has 2 values; cases are not told apart by it"):
+    with pytest.raises(UsageError, match=r"axes\.data_path has 2 values; it does not distinguish cases"):
         make_plan(
             {
                 "name": "d", "suite": "divergence", "shapes": [], "arms": [], "parts": {}, "model": None, "seed": 0,
