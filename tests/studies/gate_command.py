@@ -40,7 +40,9 @@ def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sittings", type=int, default=20)
-    parser.add_argument("--factor", type=float, default=1.0, help="what the change makes of each time; 1 is A/A")
+    parser.add_argument(
+        "--factor", type=float, default=1.0, help="what the change makes of each time; 1 is A/A"
+    )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("words", nargs="*", help="further words of the gate, after --")
     options = parser.parse_args()
