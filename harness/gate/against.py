@@ -31,18 +31,18 @@ def project_root() -> Path:
             another repository, whose code a sweep does not measure.
     """
     root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
+        raise GateError(
+            Exit.NO_BASELINE,
+            f"{root} is no git checkout, so there is no other commit; gate the repository that you are in with "
+            "--command 'pytest bench/ --benchmark-json={out}', or compare stored runs with --baseline and --candidate",
+        )
     here = _top_of(Path.cwd())
     if here is not None and here != root:
         raise GateError(
             Exit.USAGE,
             f"{here} is not the checkout that this harness runs from ({root}), and sweeps measure only that one; to gate "
             "this repository, give its benchmarks: --command 'pytest bench/ --benchmark-json={out}'",
-        )
-    if not (root / ".git").exists():
-        raise GateError(
-            Exit.NO_BASELINE,
-            f"{root} is no git checkout, so there is no other commit; compare stored runs with --baseline and "
-            "--candidate",
         )
     if here is None:
         raise GateError(
