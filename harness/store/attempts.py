@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from harness.store.measurement import TIMES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
+
+_DRAWN = (
+    20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
+)
 
 
 def last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
@@ -38,3 +49,21 @@ def last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
         best &= most == most.where(best, -1).groupby(unit).transform("max")
     last = attempt.where(best, -1)
     return frame[best & (last == last.groupby(unit).transform("max"))].reset_index(drop=True)
+
+
+def next_attempt(run: Path) -> int:
+    """A number for an attempt that begins now: nanoseconds since 1970, the last bits drawn.
+
+    It exceeds all that the run holds in any of its shards, since a clock may be set back, or lie behind another machine's.
+    """
+    last = 0
+    for path in run.rglob("*.parquet"):
+        try:
+            with pq.ParquetFile(path) as file:
+                found = file.read(columns=["attempt"]).columns  # none where the file is not ours
+            last = max(
+                [last, *(n for column in found for n in column.cast(pa.int64()).drop_null().to_pylist())]
+            )
+        except (OSError, pa.ArrowException):  # read() says so
+            continue
+    return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)

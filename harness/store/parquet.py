@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.store.arm import stored_fields
-from harness.store.attempts import last_attempts
+from harness.store.attempts import last_attempts, next_attempt
 from harness.store.errors import UsageError
 from harness.store.json_columns import is_object, parse
 from harness.store.measurement import Measurement, to_json
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
 _REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
-_DRAWN = (
-    20  # low bits of an attempt's number that are drawn: two writers that begin within a millisecond differ
-)
 
 
 def new_run_id(git_sha: str | None) -> str:
@@ -95,7 +92,7 @@ class RunWriter:
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._attempt = _next_attempt(run_folder(folder / "run.json"))
+            self._attempt = next_attempt(run_folder(folder / "run.json"))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -351,24 +348,6 @@ def run_folder(file: Path) -> Path:
     'r1'
     """
     return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
-
-
-def _next_attempt(run: Path) -> int:
-    """A number for an attempt that begins now: nanoseconds since 1970, the last bits drawn.
-
-    It exceeds all that the run holds in any of its shards, since a clock may be set back, or lie behind another machine's.
-    """
-    last = 0
-    for path in run.rglob("*.parquet"):
-        try:
-            with pq.ParquetFile(path) as file:
-                found = file.read(columns=["attempt"]).columns  # none where the file is not ours
-            last = max(
-                [last, *(n for column in found for n in column.cast(pa.int64()).drop_null().to_pylist())]
-            )
-        except (OSError, pa.ArrowException):  # read() says so
-            continue
-    return max(time.time_ns() >> _DRAWN, (last >> _DRAWN) + 1) << _DRAWN | secrets.randbits(_DRAWN)
 
 
 def gather(folder: Path, target: Path) -> None:
