@@ -107,6 +107,14 @@ def work(size):
     while time.process_time() - begun < {factor} * size * 1e-4:
         pass
 """
+# The same amount of arithmetic each time, for the wall clock: what most suites measure.
+WORK = """
+def work(size):
+    total = 0
+    for i in range(int({factor} * size * 1000)):
+        total += i * i
+    return total
+"""
 TIMER = "--benchmark-timer=time.process_time"
 PYTEST = (
     f"PYTHONPATH=.:$PYTHONPATH PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -q -p pytest_benchmark.plugin "
@@ -114,7 +122,7 @@ PYTEST = (
 )
 
 
-def spinning(folder: Path) -> Path:
-    """A repository with a suite of pytest-benchmark whose two tests spin for 2 and 4 ms."""
-    files = {"bench/test_bench.py": SUITE, "pkg.py": SPIN.format(factor=1.0), "pytest.ini": "[pytest]\n"}
+def spinning(folder: Path, package: str = SPIN) -> Path:
+    """A repository with a suite of pytest-benchmark whose two tests spin for 2 and 4 ms, or do what a package does."""
+    files = {"bench/test_bench.py": SUITE, "pkg.py": package.format(factor=1.0), "pytest.ini": "[pytest]\n"}
     return make_repository(folder, {**files, ".gitignore": "results\n"})

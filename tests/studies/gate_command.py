@@ -16,15 +16,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
 
-from command_repo import PYTEST, SPIN, commit, gate, spinning  # noqa: E402
+from command_repo import PYTEST, SPIN, TIMER, WORK, commit, gate, spinning  # noqa: E402
 
 
-def sitting(folder: Path, factor: float, words: list[str]) -> str:
+def sitting(folder: Path, factor: float, wall: bool, words: list[str]) -> str:
     """One row of the table."""
-    root = spinning(folder)
-    commit(root, {"README.md": "words\n", "pkg.py": SPIN.format(factor=factor)})
+    package, command = (WORK, PYTEST.replace(TIMER, "")) if wall else (SPIN, PYTEST)
+    root = spinning(folder, package)
+    commit(root, {"README.md": "words\n", "pkg.py": package.format(factor=factor)})
     before, begun = os.getloadavg()[0], time.monotonic()
-    code, said, document = gate(root, "--command", PYTEST, *words)
+    code, said, document = gate(root, "--command", command, *words)
     seconds = time.monotonic() - begun
     changes = [
         f"{100 * (finding['change'] - 1):+.1f} %"
@@ -43,13 +44,14 @@ def main() -> int:
     parser.add_argument(
         "--factor", type=float, default=1.0, help="what the change makes of each time; 1 is A/A"
     )
+    parser.add_argument("--wall", action="store_true", help="fixed work by the wall clock, not processor time")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("words", nargs="*", help="further words of the gate, after --")
     options = parser.parse_args()
     lines = ["| exit | verdict | changes | seconds | load average |", "|---|---|---|---|---|"]
     for number in range(options.sittings):
         with tempfile.TemporaryDirectory() as folder:
-            lines.append(sitting(Path(folder) / "repo", options.factor, options.words))
+            lines.append(sitting(Path(folder) / "repo", options.factor, options.wall, options.words))
         print(f"{number + 1} of {options.sittings}: {lines[-1]}", flush=True)
     text = "\n".join(lines) + "\n"
     print(text)
