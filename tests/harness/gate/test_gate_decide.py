@@ -100,7 +100,7 @@ def test_processes_that_scatter_are_no_regressions_where_each_side_is_one_proces
 
 @pytest.mark.parametrize(("units", "spread", "away"), [(1, 0.01, 0.03), (50, 0.02, 0.03), (50, 0.05, 0.05)])
 def test_the_rounds_said_before_measuring_find_it(units: int, spread: float, away: float) -> None:
-    """Of 400 judgements with one slower unit, 95 % find it: within three standard errors."""
+    """Among 400 judgements with one slower unit 95 % find it, within three standard errors."""
     rounds = decide_module.rounds_for(units, spread, away)
     assert rounds is not None
     random = np.random.default_rng(3)
