@@ -7,6 +7,7 @@ the rules of `fp8core.gemm.layout` are checked first, on every device.
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,9 +18,23 @@ from fp8core.gemm import layout
 from fp8core.gemm.backend import Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fp8core.gemm.layout import Operand
 
 GROUPED_CAPABILITY = (9, 0)
+_FNUZ = frozenset((torch.float8_e4m3fnuz, torch.float8_e5m2fnuz))
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """`torch.backends.mkldnn.flags` would set TF32 too, and warn of it on a CPU."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 class _Form(NamedTuple):
@@ -103,9 +118,18 @@ class Torch(Backend):
             scale_inv_a = scale_inv_a.flatten()[:, None]
         if flatten_b:
             scale_inv_b = scale_inv_b.flatten()[None]
-        return torch._scaled_mm(
-            a, b, scale_a=scale_inv_a, scale_b=scale_inv_b, out_dtype=out_dtype, use_fast_accum=use_fast_accum
-        )
+        # oneDNN, which torch 2.13 takes on a CPU with AMX, refuses the fnuz formats and leaves the result of K = 0 unwritten
+        is_wrong = not a.shape[1] or {a.dtype, b.dtype} & _FNUZ
+        is_plain = is_wrong and a.device.type == "cpu" and not torch.compiler.is_compiling()
+        with _without_onednn() if is_plain else nullcontext():
+            return torch._scaled_mm(
+                a,
+                b,
+                scale_a=scale_inv_a,
+                scale_b=scale_inv_b,
+                out_dtype=out_dtype,
+                use_fast_accum=use_fast_accum,
+            )
 
     shape_reason = staticmethod(layout.shape_reason)
     device_reason = staticmethod(layout.device_reason)

@@ -44,7 +44,9 @@ def main() -> int:
     parser.add_argument(
         "--factor", type=float, default=1.0, help="what the change makes of each time; 1 is A/A"
     )
-    parser.add_argument("--wall", action="store_true", help="fixed work by the wall clock, not processor time")
+    parser.add_argument(
+        "--wall", action="store_true", help="fixed work by the wall clock, not processor time"
+    )
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("words", nargs="*", help="further words of the gate, after --")
     options = parser.parse_args()
