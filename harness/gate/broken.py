@@ -27,19 +27,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROBE_S = 180.0
-LAYOUT = "LayoutError"  # how a worker's reason begins where its tree is of another layout
+LAYOUT = "LayoutError"  # the error of a worker whose tree is of another layout
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
 CRASHED = (1, Exit.INTERNAL)  # of a traceback: of Python itself, and of the harness
 
 
-def judge_broken(trees: Mapping[str, Path], words: Sequence[str], side: str, reason: str) -> Judgement:
+def judge_broken(
+    trees: Mapping[str, Path], words: Sequence[str], side: str, reason: str, kind: str = ""
+) -> Judgement:
     """The judgement where one side could not be planned.
 
     Raises:
         GateError: the side works, so no code is to blame: it refuses the request (exit 2), or the baseline does or the
             layouts cannot serve one another (5); or it is not known why it could not be planned (6).
     """
-    _require_crash(side, trees[side], words, reason)
+    _require_crash(side, trees[side], words, reason, kind)
     candidate_reason = reason
     if side == "baseline" and (candidate_reason := _plan_fault(trees["candidate"], words)):
         _require_crash("candidate", trees["candidate"], words, candidate_reason)
@@ -91,7 +93,7 @@ def _judgement(
     )
 
 
-def _require_crash(side: str, tree: Path, words: Sequence[str], reason: str) -> None:
+def _require_crash(side: str, tree: Path, words: Sequence[str], reason: str, kind: str = "") -> None:
     """Tries the tree's own command: only a traceback says that its code is broken.
 
     Raises:
@@ -112,7 +114,7 @@ def _require_crash(side: str, tree: Path, words: Sequence[str], reason: str) -> 
         if done.returncode in CRASHED:
             return
         if done.returncode in (0, REFUSED):
-            apart = side == "baseline" or reason.startswith(LAYOUT)
+            apart = side == "baseline" or kind == LAYOUT
             raise GateError(Exit.NO_BASELINE if apart else Exit.USAGE, f"{side} ({tree}): {reason}")
         how = f"its own command ended with code {done.returncode}"
     raise GateError(

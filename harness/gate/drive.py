@@ -103,7 +103,7 @@ def measure_and_judge(request: Request, tell: Tell) -> Judgement:
         if request.benchmark is not None:
             judgement = judge_failed_command(request.trees, request.benchmark.line, error.side, error.reason)
         else:
-            judgement = judge_broken(request.trees, request.words, error.side, error.reason)
+            judgement = judge_broken(request.trees, request.words, error.side, error.reason, error.kind)
     own = session.notes() if isinstance(session, CommandSession) else ()
     return replace(judgement, notes=(*judgement.notes, *own, *request.notes))
 

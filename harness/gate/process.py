@@ -16,7 +16,15 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 class WorkerError(RuntimeError):
-    """A worker ended, answered with an error or did not answer in time; the message says which."""
+    """A worker ended, answered with an error or did not answer in time; the message says which.
+
+    Attributes:
+        kind: the type of the error that it answered with; "" for none.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Process:
@@ -69,7 +77,7 @@ class Process:
         line, _, self._pending = self._pending.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise WorkerError(str(answer["error"]))
+            raise WorkerError(str(answer["error"]), str(answer.get("kind", "")))
         return answer
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> dict[str, Any]:

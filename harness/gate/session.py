@@ -52,9 +52,9 @@ class TooSlowError(Exception):
 class SideError(Exception):
     """A side could not even make its plan."""
 
-    def __init__(self, side: str, reason: str) -> None:
+    def __init__(self, side: str, reason: str, kind: str = "") -> None:
         super().__init__(f"{side}: {reason}")
-        self.side, self.reason = side, reason
+        self.side, self.reason, self.kind = side, reason, kind
 
 
 def new_session() -> str:
@@ -182,7 +182,7 @@ class Session:
                     plan = worker.answer(self._patience(START_S))
                 except WorkerError as error:
                     self._in_time()
-                    raise SideError(side, str(error)) from error
+                    raise SideError(side, str(error), error.kind) from error
                 collected[side].env, collected[side].env_id = plan["env"], plan["env_id"]
                 cases[side] = {case["case_id"]: case for case in plan["cases"]}
             for case in {i: c for known in cases.values() for i, c in known.items()}.values():

@@ -354,7 +354,10 @@ def serve(worker: Worker, answers: TextIO) -> None:
             else:
                 answer = worker.block()
         except Exception as error:  # noqa: BLE001 - the parent decides what becomes of it
-            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:800]}"}
+            answer = {
+                "error": f"{type(error).__name__}: {' '.join(str(error).split())[:800]}",
+                "kind": type(error).__name__,
+            }
             traceback.print_exc()
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
