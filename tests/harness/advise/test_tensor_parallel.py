@@ -37,7 +37,7 @@ def test_named_models_that_are_dense_can_all_be_split() -> None:
 
 
 def test_what_cannot_be_split_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"a layer 'blocks\.0\.router', of which nobody knows"):
+    with pytest.raises(UsageError, match=r"a layer 'blocks\.0\.router', whose split is not known"):
         split(model(("blocks.0.router", 64, 8)), 2)
     with pytest.raises(UsageError, match="tp=3 does not divide q, whose 64 features"):
         split(model(("q", 64, 64)), 3)
