@@ -80,9 +80,11 @@ def gate(root: Path, *words: str, **env: str) -> tuple[int, str, dict[str, Any]]
     """`python -m harness gate --against main` in a repository: exit code, output, JSON."""
     here = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, (str(here), env.pop("PYTHONPATH", ""))))
+    # A worker of pytest-xdist says in its environment that it is one: pytest-benchmark then writes no file
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [sys.executable, "-m", "harness", "gate", "--against", "main", "--json", "results.json", *words],
-        cwd=root, capture_output=True, text=True, check=False, env={**os.environ, **env, "PYTHONPATH": path},
+        cwd=root, capture_output=True, text=True, check=False, env={**ours, **env, "PYTHONPATH": path},
     )  # fmt: skip
     file = root / "results.json"
     document = json.loads(file.read_text()) if file.exists() else {}
