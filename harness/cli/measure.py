@@ -135,7 +135,7 @@ class _Work:
 
     @classmethod
     def of(cls, config: dict[str, Any], plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> _Work:
-        """Reads the machine and, where a run is gone on with, what it holds."""
+        """Reads the machine and, where a run is resumed, what that run holds."""
         facts = environment.fingerprint(config["device"])
         lanes = _lanes(config, plan, len(gpus))
         where = places.places(config, gpus, facts, lanes)

@@ -1,7 +1,7 @@
 """What a sweep that compares cards may ask for: every case on each card, and a run of one card alone.
 
 Such a sweep is known by the suite `checksum`, which says nothing on a single card. Shards and several devices deal the
-cases out, so that no case would be on two cards; and a run that is gone on with takes over what it holds, so that a
+cases out, so that no case would be on two cards; and a run that is resumed takes over what it holds, so that a
 second card would measure nothing. Imports no torch.
 """
 

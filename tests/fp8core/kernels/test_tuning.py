@@ -124,7 +124,7 @@ def test_refused_candidates() -> None:
 
 
 def test_a_candidate_with_a_fault_is_no_refusal() -> None:
-    """What does not compile is a fault of the kernel: told, not passed over for another tile."""
+    """What does not compile is a fault of the kernel: it is raised, and no other tile is taken instead."""
 
     def run(candidate: tuning.Candidate) -> None:
         if candidate == SLOW:

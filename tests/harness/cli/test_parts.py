@@ -233,7 +233,9 @@ def test_slots_run_all_parts_in_order_and_gather_their_rows_in_one_file(tmp_path
     slots = 1
     while left := session(tmp_path, machine).slot():
         about = store.read_about(tmp_path / "results" / "gpu" / "r")["parts"]
-        assert all(about[name]["cause"] == "budget" for name in left), "what does not fit is put off"
+        assert all(about[name]["cause"] == "budget" for name in left), (
+            "what does not fit waits for the next slot"
+        )
         assert all(about[name]["retryable"] for name in left)
         slots += 1
     assert sorted(machine.begun) == sorted(PART)

@@ -4,7 +4,6 @@ measured is neither lost nor called done; on invented rows, and for real where t
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import harness
 from harness import store
 from harness.cli import parts as whole_module
 from harness.cli.config import load
@@ -175,19 +175,24 @@ def test_a_check_that_is_made_again_ends_no_part(slots: Slots) -> None:
     assert slots.about("steps")["ok"]
 
 
-def ended(whole: Whole, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    note = whole_module.runlog.Note(whole._writer)  # type: ignore[arg-type]
+def ended(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str]:
+    """What a slot that has just run says at its end; no part is run again."""
+    writer: Any = whole._writer
     whole.config["report"] = False
-    whole.slot = lambda: [p.name for p in whole.parts if whole.state[p.name].open]  # type: ignore[method-assign]
-    whole._writer.statuses = {}  # type: ignore[attr-defined]
-    return whole_module._told_slot(whole, whole._writer, note), capsys.readouterr().out
+    monkeypatch.setattr(whole, "slot", lambda: [p.name for p in whole.parts if whole.state[p.name].open])
+    monkeypatch.setattr(writer, "statuses", {}, raising=False)
+    return whole_module._told_slot(whole, writer, whole_module.runlog.Note(writer)), capsys.readouterr().out
 
 
-def test_a_part_that_was_given_up_is_no_success(slots: Slots, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_was_given_up_is_no_success(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Cut off in each of its slots: exit 1, and the run is not called finished."""
     for _ in range(TRIES):
         whole = slots.slot(checks=stores(checked()), steps=cut)
-    code, text = ended(whole, capsys)
+    code, text = ended(whole, monkeypatch, capsys)
     assert "steps            exit 124" in text
     assert f"given up after {TRIES} tries, budget" in text
     assert code == 1
@@ -196,7 +201,7 @@ def test_a_part_that_was_given_up_is_no_success(slots: Slots, capsys: pytest.Cap
     assert "resume=" not in text, "another slot would start nothing"
     for name in ("checks", "steps"):  # a part that still has a try is no failure yet
         whole.state[name].tries = 1
-    code, text = ended(whole, capsys)
+    code, text = ended(whole, monkeypatch, capsys)
     assert (code, "left: steps; resume=r goes on" in text) == (0, True)
 
 
@@ -310,7 +315,7 @@ def test_advice_to_start_anew_can_be_followed() -> None:
 
 def test_dry_run_imports_no_torch(tmp_path: Path) -> None:
     """Oracle: an interpreter of its own."""
-    root = Path(importlib.util.find_spec("harness").origin).parents[1]  # type: ignore[union-attr, arg-type]
+    root = Path(harness.__file__).parents[1]
     program = "import sys; from harness.cli.gpu import main; main(['dry_run=true']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=root, stdout=subprocess.DEVNULL)
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -158,9 +158,9 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _wait(condition: object, limit_s: float = 120) -> None:
+def _wait(condition: Callable[[], object], limit_s: float = 120) -> None:
     ends = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < ends
         time.sleep(0.02)
 
