@@ -7,7 +7,6 @@ the rules of `fp8core.gemm.layout` are checked first, on every device.
 
 from __future__ import annotations
 
-from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,33 +22,10 @@ if TYPE_CHECKING:
 GROUPED_CAPABILITY = (9, 0)
 
 
-class _WithoutOneDnn:
-    """Within it torch multiplies with its own loops, not with oneDNN, which torch 2.13 takes on a CPU with AMX.
-
-    There oneDNN's FP8 matmul with single scales is its plain reference code: 512 cubed took 4,680 ms, torch's own 5.7
-    (one thread, 2026-11-23), and it refuses the fnuz formats. The switch belongs to the process, so threads share one
-    of these: the first to enter turns it, the last to leave turns it back. `torch.backends.mkldnn.flags` would set TF32
-    too, and warn of it on a CPU.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._within, self._enabled = Lock(), 0, True
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._within:
-                self._enabled = torch._C._get_mkldnn_enabled()
-                torch._C._set_mkldnn_enabled(False)
-            self._within += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._within -= 1
-            if not self._within:
-                torch._C._set_mkldnn_enabled(self._enabled)
-
-
-_WITHOUT_ONEDNN = _WithoutOneDnn()
+# On a CPU with AMX torch 2.13 multiplies by single scales through oneDNN, whose code for FP8 is its plain reference: 512
+# cubed took 4,680 ms, torch's own loops 5.7 (one thread, 2026-11-23). It refuses fnuz and leaves K = 0 unwritten.
+# Scales of rows go to torch's own loops and give the same bits.
+_HAS_AMX = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
 
 
 class _Form(NamedTuple):
@@ -89,17 +65,6 @@ def _form(
         rows and (compiling or scale_stride_a != (1, 1)),
         rows and (compiling or scale_stride_b != (b[1], 1)),
     )
-
-
-def _scaled_mm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    out_dtype: torch.dtype,
-    fast: bool,
-) -> torch.Tensor:
-    return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype, use_fast_accum=fast)
 
 
 class Torch(Backend):
@@ -144,13 +109,17 @@ class Torch(Backend):
             scale_inv_a = scale_inv_a.flatten()[:, None]
         if flatten_b:
             scale_inv_b = scale_inv_b.flatten()[None]
-        if not a.shape[1]:  # oneDNN leaves the result of K = 0 unwritten
-            return a.new_zeros((a.shape[0], b.shape[1]), dtype=out_dtype)
-        # Compiled code calls the operator itself, and so oneDNN where torch takes it
-        if a.device.type == "cpu" and not torch.compiler.is_compiling():
-            with _WITHOUT_ONEDNN:
-                return _scaled_mm(a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
-        return _scaled_mm(a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+        if _HAS_AMX and a.device.type == "cpu" and not scale_inv_a.dim():
+            scale_inv_a = scale_inv_a.repeat(a.shape[0])[:, None]
+            scale_inv_b = scale_inv_b.repeat(b.shape[1])[None]
+        return torch._scaled_mm(
+            a,
+            b,
+            scale_a=scale_inv_a,
+            scale_b=scale_inv_b,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
+        )
 
     shape_reason = staticmethod(layout.shape_reason)
     device_reason = staticmethod(layout.device_reason)

@@ -1,74 +1,69 @@
-"""Backend "torch" on a CPU with AMX, where torch 2.13 multiplies FP8 through oneDNN. On other CPUs its own loops answer."""
+"""Backend "torch" on a CPU with AMX, where torch 2.13 multiplies by single scales through oneDNN."""
 
 from __future__ import annotations
 
-from threading import Barrier, Event, Thread, current_thread
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from fp8core import E4M3FN, quantize, scaled_mm
+from fp8core import E4M3FN, E4M3FNUZ, E5M2, quantize, scaled_mm
+from fp8core.formats import Format
 from fp8core.gemm import torch_mm
+from fp8core.tensor import Float8Tensor
 
 
-@pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
-def test_no_terms_add_up_to_zero_in_compiled_code(granularity: str) -> None:
-    """Oracle: the definition. An expert without tokens has such a grad_weight; oneDNN left its memory unwritten."""
-    qa = quantize(torch.zeros(16, 0), E4M3FN, granularity, dim=1)
-    qb = quantize(torch.zeros(16, 0), E4M3FN, granularity, dim=1).t()
-    torch.full((1024,), 7.0)  # memory that is given back and not empty
-    product = torch.compile(lambda: scaled_mm(qa, qb, backend="torch"), backend="aot_eager")()
-    assert product.shape == (16, 16)
-    assert not product.any()
+def operands(M: int, K: int, N: int, a: Format, b: Format) -> tuple[Float8Tensor, Float8Tensor]:
+    generator = torch.Generator().manual_seed(M + K + N)
+    x, w = (torch.randn(rows, K, generator=generator) for rows in (M, N))
+    return quantize(x, a), quantize(w, b).t()
 
 
-def test_onednn_is_off_within_a_product_and_back_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: torch's own switch, read in the call."""
-    seen = []
+def compiled(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    torch.compiler.reset()
+    return torch.compile(multiply, backend="aot_eager", fullgraph=True)
+
+
+@pytest.fixture(params=[lambda multiply: multiply, compiled], ids=["eager", "compiled"])
+def multiply(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+    made: Callable[..., torch.Tensor] = request.param(
+        lambda a, b, dtype: scaled_mm(a, b, dtype, backend="torch")
+    )
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("pair", [(E4M3FN, E4M3FN), (E4M3FN, E5M2), (E4M3FNUZ, E4M3FNUZ)])
+@pytest.mark.parametrize("shape", [(1, 16, 16), (33, 128, 48), (17, 0, 32), (0, 16, 16)])
+def test_single_scales_never_reach_onednn_and_the_bits_are_those_without_it(
+    shape: tuple[int, int, int],
+    pair: tuple[Format, Format],
+    dtype: torch.dtype,
+    multiply: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Oracle: torch's own loops, oneDNN off and single scales. On a CPU without AMX, what would be done with it."""
+    a, b = operands(*shape, *pair)
+    monkeypatch.setattr(torch_mm, "_HAS_AMX", True)
+    product = multiply(a, b, dtype)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    own = torch._scaled_mm(a.qdata, b.qdata, scale_a=a.scale_inv, scale_b=b.scale_inv, out_dtype=dtype)
+    assert torch.equal(product, own)
+
+
+def test_on_a_cpu_with_amx_no_single_scale_is_handed_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the arguments of `torch._scaled_mm`. Without AMX they are the operands' own."""
+    seen: list[Any] = []
     real = torch._scaled_mm
 
-    def spied(*args: object, **kwargs: object) -> torch.Tensor:
-        seen.append(torch.backends.mkldnn.enabled)
+    def spied(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append((kwargs["scale_a"].shape, kwargs["scale_b"].shape))
         return real(*args, **kwargs)
 
+    a, b = operands(32, 16, 48, E4M3FN, E4M3FN)
     monkeypatch.setattr(torch, "_scaled_mm", spied)
-    a = quantize(torch.ones(16, 16), E4M3FN)
-    assert torch.backends.mkldnn.enabled
-    scaled_mm(a, a.t(), backend="torch")
-    assert (seen, torch.backends.mkldnn.enabled) == ([False], True)
-    with pytest.raises(ZeroDivisionError), torch_mm._WITHOUT_ONEDNN:
-        1 / 0  # noqa: B018 - what fails within
-    assert torch.backends.mkldnn.enabled
-
-
-def test_threads_that_multiply_at_once_leave_onednn_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: torch's switch. The first to begin ends first; with a switch of each thread's own it would stay off for good."""
-    a = quantize(torch.ones(16, 16), E4M3FN)
-    both = Barrier(2)
-    first_left = Event()
-    real = torch._scaled_mm
-    on_in_the_second = []
-
-    def spied(*args: object, **kwargs: object) -> torch.Tensor:
-        if current_thread().name == "first":
-            first_within.set()
-            both.wait(60)
-        else:
-            both.wait(60)
-            assert first_left.wait(60)
-            on_in_the_second.append(torch.backends.mkldnn.enabled)
-        return real(*args, **kwargs)
-
-    def first() -> None:
-        scaled_mm(a, a.t(), backend="torch")
-        first_left.set()
-
-    first_within = Event()
-    monkeypatch.setattr(torch, "_scaled_mm", spied)
-    thread = Thread(target=first, name="first")
-    thread.start()
-    assert first_within.wait(60)
-    scaled_mm(a, a.t(), backend="torch")
-    thread.join()
-    assert torch.backends.mkldnn.enabled
-    assert on_in_the_second == [False]
+    for has_amx in (True, False):
+        monkeypatch.setattr(torch_mm, "_HAS_AMX", has_amx)
+        scaled_mm(a, b, backend="torch")
+    assert seen == [((32, 1), (1, 48)), ((), ())]
