@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
-import signal
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -281,20 +279,19 @@ def within(seconds: float, work: Callable[[], int]) -> int:
     Raises:
         KeyboardInterrupt: this process was told to end meanwhile.
     """
-    over, lock, cut = False, threading.Lock(), False
-
-    def end() -> None:
-        nonlocal cut
-        with lock:
-            if not over:
-                cut = True
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    code = CUT
-    deadline = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
-    deadline.daemon = True
+    over, lock = False, threading.Lock()
+    code: int | None = None
     with interruptible() as interrupts:
-        interrupts.heard = False
+        interrupts.forget()
+
+        def end() -> None:
+            with lock:
+                if not over and not interrupts.heard:
+                    interrupts.cut_off()
+
+        deadline = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
+        deadline.daemon = True
+        cut_at_its_end = False  # the work was done already
         try:
             try:
                 deadline.start()
@@ -302,13 +299,18 @@ def within(seconds: float, work: Callable[[], int]) -> int:
             finally:
                 with lock:
                     over = True
-                deadline.cancel()
         except KeyboardInterrupt:
-            if not cut:
+            if not interrupts.cut:
                 raise
-        if interrupts.heard and not cut:  # the sweep has recorded how it ended; so must the whole
+            cut_at_its_end = code is not None
+        finally:
+            over = True
+            deadline.cancel()
+        cut, heard = interrupts.cut, interrupts.heard
+        interrupts.forget()
+        if heard:  # the sweep has recorded how it ended; so must the whole
             raise KeyboardInterrupt
-    return CUT if cut else code
+    return CUT if code is None or (cut and not cut_at_its_end) else code
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
