@@ -25,7 +25,9 @@ PATIENCE = 1.4  # a part without a budget may take so many times its estimate
 TRIES = 3  # slots in which a part is started
 LEAST_ROUNDS = 3  # an interval needs them
 RESERVE_S = 5.0  # of a slot, to store what there is
-REHEARSED_S, REHEARSED_LEAST_S = 240.0, 20.0  # of a part of a rehearsal: a CPU may be busy
+REHEARSED_S = 240.0  # of a part of a rehearsal: a CPU may be busy
+START_LEAST_S = 20.0  # a part whose time is not known is not started in less, except as the first of a slot
+SECONDS = ("estimate_s", "budget_s", "last_start_s")  # keys of a part
 CUT = 124  # exit code of a part that was cut off, as timeout(1) has it
 
 
@@ -131,7 +133,8 @@ def parts_of(config: Mapping[str, Any], resources: Collection[str]) -> list[Part
     """The parts of a composed configuration in the order in which they are started; none where its parts are suites.
 
     Raises:
-        UsageError: some parts are sweeps and others suites, or a part names one that there is not, or that needs it in turn.
+        UsageError: some parts are sweeps and others suites, or a part names one that there is not, or that needs it in turn,
+            or its seconds are no such number.
     """
     named: dict[str, Any] = config["parts"]
     if not any(part["sweep"] for part in named.values()):
@@ -145,6 +148,12 @@ def parts_of(config: Mapping[str, Any], resources: Collection[str]) -> list[Part
             raise UsageError(
                 f"part {name} is a sweep: write parts.{name}.overrides.axes.NAME=VALUE, and so on"
             )
+        for key in SECONDS:
+            seconds = part[key]
+            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+                raise UsageError(
+                    f"parts.{name}.{key}={seconds:g}: expected a finite number of seconds from 0"
+                )
         own: dict[str, Any] = {
             key: tuple(part[key]) if isinstance(part[key], list) else part[key] for key in known
         }
@@ -192,7 +201,9 @@ def next_part(
         waits = any(need in state and not state[need].ok for need in part.needs)
         if part.name in had or waits or not state[part.name].open or barred(part, state, missing):
             continue
-        if room >= (REHEARSED_LEAST_S if rehearsed else part.least_s):
+        least = part.least_s if part.estimate_s is not None else max(part.least_s, START_LEAST_S)
+        is_first = not had and part.estimate_s is None and not rehearsed and room > 0
+        if room >= (START_LEAST_S if rehearsed else least) or is_first:
             return part, min(room, REHEARSED_S if rehearsed else part.most_s)
     return None
 
@@ -335,4 +346,9 @@ def _word(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value)
-    return text if re.fullmatch(r"[\w./+-]+", text) else f"'{text}'"
+    if re.fullmatch(r"[\w./+-]+", text):
+        return text
+    # Hydra takes a backslash as it is, except in front of a quote, the closing one included.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"'{escaped}'"
