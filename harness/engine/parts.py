@@ -79,13 +79,14 @@ class Progress:
 
     Attributes:
         done: nothing is left to measure.
-        ok: done, and nothing failed.
+        ok: done, something was measured, and nothing failed. Where `unchecked` is not empty, its arms may be wrong.
         tries: slots in which it was started, also those that were killed; a refusal is none.
         seconds: that it has taken.
         exit: code of its sweep the last time; None where it was not started, or interrupted.
         cause: why it is not ok.
         reason: the same in words, for people.
         left_out: arms that were not measured, with the reason.
+        unchecked: parts of `checked_by` without a whole result when it was started last, with the reason.
         statuses: its rows by status.
     """
 
@@ -97,6 +98,7 @@ class Progress:
     cause: Cause = Cause.NONE
     reason: str = ""
     left_out: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -216,23 +218,32 @@ def run_slot(
 
     `measure` runs a part for at most so many seconds, and says in its progress what came of it.
     """
-    ends, had = clock() + slot_s, list[str]()
+    ends, had, is_interrupted = clock() + slot_s, list[str](), False
     try:
         while turn := next_part(parts, state, ends - clock(), had, missing, rehearsed):
             part, seconds = turn
             had.append(part.name)
             measure(part, state[part.name], seconds)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
     finally:
         for part in parts:
             mine = state[part.name]
-            if not mine.tries and not mine.done and part.name not in had:
-                mine.cause, mine.reason = barred(part, state, missing) or _waits(part, state)
+            if mine.tries or mine.done or part.name in had:
+                continue
+            if why := barred(part, state, missing):
+                mine.cause, mine.reason = why
+            elif mine.cause is not Cause.REFUSED:  # it says more than that there was no time since
+                mine.cause, mine.reason = _waits(part, state, is_interrupted)
 
 
-def _waits(part: Part, state: State) -> tuple[Cause, str]:
+def _waits(part: Part, state: State, is_interrupted: bool) -> tuple[Cause, str]:
     for need in part.needs:
         if need in state and not state[need].ok:
             return Cause.BUDGET, f"part {need}, which it needs, is not done yet"
+    if is_interrupted:
+        return Cause.INTERRUPTED, "the slot was interrupted before its turn; resume=RUN_ID starts it"
     return Cause.BUDGET, "the slot had no time for it; resume=RUN_ID starts it"
 
 
@@ -276,8 +287,8 @@ def describe(parts: Sequence[Part], slot_s: float, missing: Mapping[str, str]) -
     for part in parts:
         if part.name not in started:
             why = barred(part, {}, missing)
-            said = f"skipped: {why[1]}" if why else f"would never begin: slots of {slot_s:g} s are too short"
-            yield f"   -       -        -        -  {part.name:<17}{said}"
+            text = f"skipped: {why[1]}" if why else f"would never begin: slots of {slot_s:g} s are too short"
+            yield f"   -       -        -        -  {part.name:<17}{text}"
     slow = [line for line in timetable(parts, slot_s, 1.3, missing) if line.slot == 1 and not line.cut]
     held = ", ".join(line.part.name for line in slow) or "nothing"
     yield f"were everything 1.3 times as long, the first slot would end with: {held}"
