@@ -22,6 +22,7 @@ from harness.advise.rates import rates_of
 from harness.cli import internal_error
 from harness.cli.config import command_line
 from harness.cli.part_outcome import settle, unchecked
+from harness.cli.part_words import refuse_unusable
 from harness.engine import parts as schedule
 from harness.engine import places, run_folder, runlog
 from harness.engine.parts import CUT, TRIES, Part, Progress, State
@@ -55,6 +56,11 @@ OF_THE_WHOLE = (
 )  # fmt: skip
 
 
+def passed_on(words: Sequence[str]) -> list[str]:
+    """The words of a command line that every part is given."""
+    return [word for word in words if word.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON]
+
+
 class Whole:
     """A sweep of parts under way; `measure` runs the words of one for at most so many seconds and returns its exit code."""
 
@@ -69,9 +75,7 @@ class Whole:
     ) -> None:
         self.config, self.folder = request.config, folder
         self.parts = schedule.parts_of(self.config, NEEDS)
-        self.passed_on = [
-            w for w in request.overrides if w.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON
-        ]
+        self.passed_on = passed_on(request.overrides)
         self._writer, self._measure, self._clock, self._note = writer, measure, clock, note
         stored = store.read_about(folder).get("parts", {})
         self.state: State = {p.name: Progress.of_json(stored.get(p.name, {})) for p in self.parts}
@@ -228,6 +232,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
                 f"{word}: sweep {config['name']!r} is made of sweeps; write parts.NAME.overrides.{word}"
             )
     parts, out = schedule.parts_of(config, NEEDS), sys.stdout
+    refuse_unusable(parts, config["device"], passed_on(request.overrides), rehearsed(config))
     lacking = missing(config, parts)
     if config["dry_run"]:
         slot_s = float("inf") if config["budget_s"] is None else config["budget_s"]

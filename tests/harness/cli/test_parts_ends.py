@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 from parts_slots import BOTH, Script, Slots, checked, cut, ended, refused, stores, timed
 
 from harness import store
+from harness.cli.sweep import run_sweep
 from harness.engine.parts import CUT
 from harness.store.cause import Cause
+from harness.store.errors import UsageError
 
 
 @pytest.fixture
@@ -127,3 +130,75 @@ def test_a_slot_that_starts_something_does_not_say_that_nothing_was_started(
 ) -> None:
     whole = slots.slot(checks=stores(checked()), steps=cut)
     assert "nothing was started" not in ended(whole, monkeypatch, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("a: {sweep: cats}", "part a: unknown sweep 'cats' (nearest: cast)"),
+        ("a: {sweep: cast, overrides: {roundz: 3}}", "part a: unknown key 'roundz' (nearest: rounds)"),
+        ("a: {sweep: cast, small: {timing.nonsense: 3}}", "part a: unknown key 'timing.nonsense'"),
+        (
+            "a: {sweep: cast, overrides: {rounds: three}}",
+            "part a: rounds=three: expected an integer, or null",
+        ),
+        ("b: {sweep: cast}, a: {sweep: cast, budget_s: -5}", "parts.a.budget_s=-5: expected a finite number"),
+        ("b: {sweep: cast}, a: {sweep: cast, runs: {ceiling: b}}", "part a: unknown key 'ceiling'"),
+    ],
+)
+@pytest.mark.parametrize("words", [["dry_run=true"], []])
+def test_a_part_that_no_sweep_would_take_is_refused_before_anything_starts(
+    slots: Slots, text: str, refusal: str, words: list[str]
+) -> None:
+    (slots.root / "sweeps" / "mine.yaml").write_text(f"# Mine?\nparts: {{{text}}}\n")
+    before = set(slots.root.rglob("*"))
+    with pytest.raises(UsageError, match=re.escape(refusal)):
+        run_sweep(["sweep=mine", "device=cpu", "report=false", *words])
+    assert set(slots.root.rglob("*")) == before
+
+
+def test_dry_run_names_what_it_has_not_checked(slots: Slots, capsys: pytest.CaptureFixture[str]) -> None:
+    """Suites know their axes, and need torch."""
+    (slots.root / "sweeps" / "mine.yaml").write_text(
+        "# Mine?\nparts: {a: {sweep: cast, overrides: {axes.no: 3}}}\n"
+    )
+    assert run_sweep(["sweep=mine", "device=cpu", "dry_run=true"]) == 0
+    assert "not checked here: axes, arms, shapes and models of the parts" in capsys.readouterr().out
+
+
+def resumed(slots: Slots, before: str, after: str) -> int:
+    def write(text: str) -> None:
+        (slots.root / "sweeps" / "mine.yaml").write_text(f"# Mine?\nresume: last\nparts: {{{text}}}\n")
+
+    words = ["sweep=mine", "device=cpu", "report=false", "budget_s=0", "quiet=true"]
+    write(before)
+    run_sweep(words)
+    write(after)
+    return run_sweep(words)
+
+
+@pytest.mark.parametrize(
+    "key", ["about: new", "priority: 3", "estimate_s: 9", "budget_s: 9", "last_start_s: 1", "needs: [gpu]"]
+)
+def test_the_plan_of_a_part_may_change_between_slots(slots: Slots, key: str) -> None:
+    assert resumed(slots, "a: {sweep: cast}", f"a: {{sweep: cast, {key}}}") == 0
+    assert len(list((slots.root / "results" / "mine").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("after", "named"),
+    [
+        ("a: {sweep: gemm}", "parts.a.sweep"),
+        ("a: {sweep: cast, overrides: {rounds: 3}}", "parts.a.overrides"),
+        ("a: {sweep: cast, small: {rounds: 3}}", "parts.a.small"),
+        ("a: {sweep: cast}, b: {sweep: cast}", "parts.b"),
+        ("b: {sweep: cast}", "parts.a and parts.b"),
+    ],
+)
+def test_another_experiment_is_refused_by_part_and_key_with_a_way_out(
+    slots: Slots, after: str, named: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        resumed(slots, "a: {sweep: cast}", after)
+    assert f"was made with another {named};" in str(refusal.value)
+    assert "run_id=NAME" in str(refusal.value)
