@@ -12,7 +12,7 @@ from harness import store
 from harness.cli import parts as whole_module
 from harness.cli.config import load
 from harness.cli.parts import Whole
-from harness.engine import run_folder
+from harness.engine import run_folder, runlog
 from harness.engine.parts import CUT
 from harness.judge.smoke import LAYERS
 from harness.store.cause import Cause
@@ -119,5 +119,5 @@ def ended(
     whole.config["report"] = False
     monkeypatch.setattr(whole, "slot", slot)
     monkeypatch.setattr(writer, "statuses", {}, raising=False)
-    note = whole_module.runlog.Note(writer)
+    note = runlog.Note(writer)
     return whole_module._run_and_report(whole, writer, note), capsys.readouterr().out
