@@ -54,7 +54,8 @@ class PartConfig:
     budget_s: float | None = None  # it is cut off after so long; default: 1.4 times its estimate
     last_start_s: float = 0.0  # seconds before its end in which it starts no case or run
     needs: list[str] = field(default_factory=list)  # parts that must be ok, "gpu", or nanoGPT's "text"
-    checked_by: list[str] = field(default_factory=list)  # parts whose checks its arms must have passed
+    # Parts whose checks leave out the arms that they refute; without a whole result of one, it is measured as `unchecked`.
+    checked_by: list[str] = field(default_factory=list)
     kernels: dict[str, list[str]] = field(default_factory=dict)  # by arm, beside those of the arm's recipe
     runs: dict[str, str] = field(default_factory=dict)  # keys whose value is the run of another part
 

@@ -29,13 +29,17 @@ def main(argv: Sequence[str]) -> int:
             f"not installed: {', '.join(missing)}; where there is no network, `make wheels` elsewhere and here "
             "`make PY=python3 WHEELS=wheels gpu`"
         )
-    from harness.cli.config import KEYS
+    from harness.cli.config import KEYS, SweepConfig
     from harness.cli.sweep import run_sweep
 
     given = dict(word.partition("=")[::2] for word in argv)
     for key in given:
         if key.split(".")[0] not in (*SHORT, *KEYS):
             raise unknown("key", key, (*SHORT, *KEYS))
+    for word in argv:
+        if "=" not in word:
+            is_switch = isinstance(getattr(SweepConfig, word, None), bool)
+            raise UsageError(f"{word!r} is not key=value; write {word}={'true' if is_switch else 'VALUE'}")
     if "minutes" in given:
         given["minutes"] = f"{60 * _minutes(given['minutes']):g}"
     folder = given.get("results_dir") or ("results/rehearsal" if given.get("device") == "cpu" else "results")

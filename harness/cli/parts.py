@@ -21,6 +21,8 @@ from harness.advise.measured import Check, layers
 from harness.advise.rates import rates_of
 from harness.cli import internal_error
 from harness.cli.config import command_line
+from harness.cli.part_outcome import settle, unchecked
+from harness.cli.part_words import refuse_unusable
 from harness.engine import parts as schedule
 from harness.engine import places, run_folder, runlog
 from harness.engine.parts import CUT, TRIES, Part, Progress, State
@@ -54,6 +56,11 @@ OF_THE_WHOLE = (
 )  # fmt: skip
 
 
+def passed_on(words: Sequence[str]) -> list[str]:
+    """The words of a command line that every part is given."""
+    return [word for word in words if word.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON]
+
+
 class Whole:
     """A sweep of parts under way; `measure` runs the words of one for at most so many seconds and returns its exit code."""
 
@@ -68,9 +75,7 @@ class Whole:
     ) -> None:
         self.config, self.folder = request.config, folder
         self.parts = schedule.parts_of(self.config, NEEDS)
-        self.passed_on = [
-            w for w in request.overrides if w.lstrip("+").partition("=")[0].split(".")[0] in PASSED_ON
-        ]
+        self.passed_on = passed_on(request.overrides)
         self._writer, self._measure, self._clock, self._note = writer, measure, clock, note
         stored = store.read_about(folder).get("parts", {})
         self.state: State = {p.name: Progress.of_json(stored.get(p.name, {})) for p in self.parts}
@@ -78,7 +83,7 @@ class Whole:
         self._turns = [name for name, mine in self.state.items() if not mine.done]
 
     def slot(self) -> list[str]:
-        """Starts what the time budget has room for; names of the parts that another slot would start.
+        """Starts what the time budget has room for; returns `left`.
 
         Raises:
             KeyboardInterrupt: it was told to end; what is done is stored.
@@ -91,6 +96,10 @@ class Whole:
             )
         finally:
             self._save()
+        return self.left()
+
+    def left(self) -> list[str]:
+        """Names of the parts that another slot would start."""
         return [p.name for p in self.parts if self.state[p.name].open and not self.barred(p)]
 
     def barred(self, part: Part) -> tuple[Cause, str] | None:
@@ -110,6 +119,7 @@ class Whole:
         try:
             checks = [run for name in part.checked_by if (run := self.run_of(name))]
             arms = tuple(part.overrides.get("arms", ()))
+            mine.unchecked = unchecked(part, self.state)
             mine.left_out = left_out(arms, part.kernels, store.read(checks)) if checks else {}
             if arms and set(arms) <= set(mine.left_out):
                 mine.cause, mine.reason = Cause.NUMERICS, "each of its arms failed its check"
@@ -130,7 +140,7 @@ class Whole:
                 mine.cause, mine.reason = Cause.REFUSED, "it has stored nothing; see what it printed"
             else:
                 self._settle(part, mine)
-        finally:  # whatever ends the slot, what is done so far is told and gathered
+        finally:  # whatever ends the slot, what is done so far is stored and gathered
             mine.seconds += self._clock() - started
             self._save()
             self.gather()
@@ -154,32 +164,8 @@ class Whole:
         return [*own, *(f"{key}={value}" for key, value in keys.items()), *self.passed_on]
 
     def _settle(self, part: Part, mine: Progress) -> None:
-        """Reads from the rows of a part what has become of it."""
         run = self.run_of(part.name)
-        mine.cause, mine.reason, mine.ok = Cause.NONE, "", False
-        if run is None:
-            mine.cause = {None: Cause.INTERRUPTED, CUT: Cause.BUDGET}.get(mine.exit, Cause.ERROR)
-            mine.reason = "it has stored nothing; see what it printed"
-            return
-        frame = store.read(run)
-        mine.statuses = dict(Counter(frame["status"]))
-        left = frame["retryable"] | (frame["status"] == "partial")  # resume= would measure it
-        mine.done = mine.exit in (0, 1) and not left.any()
-        bad = frame[frame["status"] == "failed"]
-        mine.ok = mine.done and bad.empty and mine.exit == 0
-        if mine.exit is None:
-            mine.cause, mine.reason = Cause.INTERRUPTED, "interrupted; what it has finished is stored"
-        elif mine.exit == CUT:
-            mine.cause, mine.reason = Cause.BUDGET, "cut off; what it has finished is stored"
-        elif mine.exit not in (0, 1):
-            mine.cause, mine.reason = Cause.ERROR, "it ended early; see what it printed"
-        elif left.any():
-            first = (
-                frame[left].sort_values("status", kind="stable").iloc[0]
-            )  # a failed one before a skipped one
-            mine.cause, mine.reason = Cause(first["cause"] or Cause.BUDGET), str(first["reason"])
-        elif len(bad):
-            mine.cause, mine.reason = Cause(bad["cause"].iloc[0] or Cause.ERROR), str(bad["reason"].iloc[0])
+        settle(mine, None if run is None else store.read(run))
 
     def run_id_of(self, name: str) -> str:
         """The run id of a part."""
@@ -213,7 +199,7 @@ class Whole:
         store.gather(self.folder, target)
         return target
 
-    def told(self, part: Part) -> str:
+    def line(self, part: Part) -> str:
         """A line about a part."""
         mine = self.state[part.name]
         why = self.barred(part)
@@ -221,17 +207,19 @@ class Whole:
         took = f"{ended}{mine.seconds:.0f} s, " if mine.tries or ended else ""
         rows = ", ".join(f"{count} {status}" for status, count in sorted(mine.statuses.items()))
         if mine.done:
-            said = f"done{'' if mine.ok else f', {mine.cause}: {mine.reason}'}"
+            outcome = f"done{'' if mine.ok else f', {mine.cause}: {mine.reason}'}"
         elif not mine.tries:
-            said = f"skipped, {why[0]}: {why[1]}" if why else f"not started, {mine.cause}: {mine.reason}"
+            outcome = f"skipped, {why[0]}: {why[1]}" if why else f"not started, {mine.cause}: {mine.reason}"
         else:
-            said = f"{'unfinished' if mine.open else f'given up after {TRIES} tries'}, {mine.cause}: {mine.reason}"
+            outcome = f"{'unfinished' if mine.open else f'given up after {TRIES} tries'}, {mine.cause}: {mine.reason}"
         out = "".join(f"; {arm} left out ({reason})" for arm, reason in mine.left_out.items())
-        return f"{part.name:<17}{took}{said}{f' ({rows})' if rows else ''}{out}"
+        open_checks = ", ".join(f"{name} {reason}" for name, reason in mine.unchecked.items())
+        out += f"; unchecked: {open_checks}" if mine.tries and open_checks else ""
+        return f"{part.name:<17}{took}{outcome}{f' ({rows})' if rows else ''}{out}"
 
 
 def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> int:
-    """Runs one slot; the exit code: 0 where no part failed or was given up so far, 2 where it was told to end, else 1.
+    """Runs one slot; the exit code: 0 where no case failed and no part was given up so far, 2 where it was told to end, else 1.
 
     Raises:
         UsageError: the request is refused; nothing was written.
@@ -244,6 +232,7 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
                 f"{word}: sweep {config['name']!r} is made of sweeps; write parts.NAME.overrides.{word}"
             )
     parts, out = schedule.parts_of(config, NEEDS), sys.stdout
+    refuse_unusable(parts, config["device"], passed_on(request.overrides), rehearsed(config))
     lacking = missing(config, parts)
     if config["dry_run"]:
         slot_s = float("inf") if config["budget_s"] is None else config["budget_s"]
@@ -279,25 +268,25 @@ def run_parts(request: Request, run_sweep: Callable[[Sequence[str]], int]) -> in
         note = runlog.Note(writer)
         with runlog.recorded(writer, note):
             note.write(state="running", total=len(parts), share=0.0)
-            return _told_slot(Whole(request, folder, writer, measure, note=note.write), writer, note)
+            return _run_and_report(Whole(request, folder, writer, measure, note=note.write), writer, note)
 
 
-def _told_slot(whole: Whole, writer: store.RunWriter, note: runlog.Note) -> int:
-    out, config, told_to_end = sys.stdout, whole.config, False
+def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Note) -> int:
+    out, config, is_interrupted = sys.stdout, whole.config, False
     banner = REHEARSAL + "\n" if rehearsed(config) else ""
     out.write(banner)
-    left = [part.name for part in whole.parts]
+    nothing_open = not whole.left()
     try:
-        left = whole.slot()
+        whole.slot()
     except KeyboardInterrupt:
-        told_to_end = True
-    lost = whole.lost()
-    state = "interrupted" if told_to_end or left or lost else "finished"
+        is_interrupted = True
+    left, lost = whole.left(), whole.lost()
+    state = "interrupted" if is_interrupted or left or lost else "finished"
     writer.close(state)
-    said = [f"left: {', '.join(left)}"] * bool(left) + [f"given up: {', '.join(lost)}"] * bool(lost)
-    note.write(state=state, message="; ".join(said) or "nothing is left to start")
+    open_parts = [f"left: {', '.join(left)}"] * bool(left) + [f"given up: {', '.join(lost)}"] * bool(lost)
+    note.write(state=state, message="; ".join(open_parts) or "nothing is left to start")
     for part in whole.parts:
-        out.write(whole.told(part) + "\n")
+        out.write(whole.line(part) + "\n")
     out.write(f"results  {whole.folder}\n")
     rows = whole.gather()
     if rows is not None:
@@ -310,12 +299,19 @@ def _told_slot(whole: Whole, writer: store.RunWriter, note: runlog.Note) -> int:
         frame = store.read(runs)
         for line in summary.lines(frame, predicted_layers(frame)):
             out.write(line + "\n")
-    if told_to_end or left:
-        out.write(f"left: {', '.join(left)}; resume={whole.folder.name} goes on\n")
+    if left:
+        out.write(f"left: {', '.join(left)}; resume={whole.folder.name} continues\n")
+    if nothing_open:
+        done = all(mine.done for mine in whole.state.values())
+        why = "is complete" if done else "has no part left to start"
+        out.write(f"nothing was started: run {whole.folder.name} {why}; run_id=NAME starts a new one\n")
     out.write(banner)
-    if told_to_end:
+    if is_interrupted:
         return 2
-    return 1 if lost or any(mine.exit not in (0, None, CUT) for mine in whole.state.values()) else 0
+    is_failed = any(
+        mine.exit not in (0, None, CUT) or mine.statuses.get("failed") for mine in whole.state.values()
+    )
+    return 1 if lost or is_failed else 0
 
 
 def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -> int:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
-import signal
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +25,9 @@ PATIENCE = 1.4  # a part without a budget may take so many times its estimate
 TRIES = 3  # slots in which a part is started
 LEAST_ROUNDS = 3  # an interval needs them
 RESERVE_S = 5.0  # of a slot, to store what there is
-REHEARSED_S, REHEARSED_LEAST_S = 240.0, 20.0  # of a part of a rehearsal: a CPU may be busy
+REHEARSED_S = 240.0  # of a part of a rehearsal: a CPU may be busy
+START_LEAST_S = 20.0  # a part whose time is not known is not started in less, except as the first of a slot
+SECONDS = ("estimate_s", "budget_s", "last_start_s")  # keys of a part
 CUT = 124  # exit code of a part that was cut off, as timeout(1) has it
 
 
@@ -79,13 +79,14 @@ class Progress:
 
     Attributes:
         done: nothing is left to measure.
-        ok: done, and nothing failed.
+        ok: done, something was measured, and nothing failed. Where `unchecked` is not empty, its arms may be wrong.
         tries: slots in which it was started, also those that were killed; a refusal is none.
         seconds: that it has taken.
         exit: code of its sweep the last time; None where it was not started, or interrupted.
         cause: why it is not ok.
         reason: the same in words, for people.
         left_out: arms that were not measured, with the reason.
+        unchecked: parts of `checked_by` without a whole result when it was started last, with the reason.
         statuses: its rows by status.
     """
 
@@ -97,6 +98,7 @@ class Progress:
     cause: Cause = Cause.NONE
     reason: str = ""
     left_out: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -133,7 +135,8 @@ def parts_of(config: Mapping[str, Any], resources: Collection[str]) -> list[Part
     """The parts of a composed configuration in the order in which they are started; none where its parts are suites.
 
     Raises:
-        UsageError: some parts are sweeps and others suites, or a part names one that there is not, or that needs it in turn.
+        UsageError: some parts are sweeps and others suites, or a part names one that there is not, or that needs it in turn,
+            or its seconds are no such number.
     """
     named: dict[str, Any] = config["parts"]
     if not any(part["sweep"] for part in named.values()):
@@ -147,6 +150,12 @@ def parts_of(config: Mapping[str, Any], resources: Collection[str]) -> list[Part
             raise UsageError(
                 f"part {name} is a sweep: write parts.{name}.overrides.axes.NAME=VALUE, and so on"
             )
+        for key in SECONDS:
+            seconds = part[key]
+            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+                raise UsageError(
+                    f"parts.{name}.{key}={seconds:g}: expected a finite number of seconds from 0"
+                )
         own: dict[str, Any] = {
             key: tuple(part[key]) if isinstance(part[key], list) else part[key] for key in known
         }
@@ -194,7 +203,9 @@ def next_part(
         waits = any(need in state and not state[need].ok for need in part.needs)
         if part.name in had or waits or not state[part.name].open or barred(part, state, missing):
             continue
-        if room >= (REHEARSED_LEAST_S if rehearsed else part.least_s):
+        least = part.least_s if part.estimate_s is not None else max(part.least_s, START_LEAST_S)
+        is_first = not had and part.estimate_s is None and not rehearsed and room > 0
+        if room >= (START_LEAST_S if rehearsed else least) or is_first:
             return part, min(room, REHEARSED_S if rehearsed else part.most_s)
     return None
 
@@ -207,23 +218,32 @@ def run_slot(
 
     `measure` runs a part for at most so many seconds, and says in its progress what came of it.
     """
-    ends, had = clock() + slot_s, list[str]()
+    ends, had, is_interrupted = clock() + slot_s, list[str](), False
     try:
         while turn := next_part(parts, state, ends - clock(), had, missing, rehearsed):
             part, seconds = turn
             had.append(part.name)
             measure(part, state[part.name], seconds)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
     finally:
         for part in parts:
             mine = state[part.name]
-            if not mine.tries and not mine.done and part.name not in had:
-                mine.cause, mine.reason = barred(part, state, missing) or _waits(part, state)
+            if mine.tries or mine.done or part.name in had:
+                continue
+            if why := barred(part, state, missing):
+                mine.cause, mine.reason = why
+            elif mine.cause is not Cause.REFUSED:  # it says more than that there was no time since
+                mine.cause, mine.reason = _waits(part, state, is_interrupted)
 
 
-def _waits(part: Part, state: State) -> tuple[Cause, str]:
+def _waits(part: Part, state: State, is_interrupted: bool) -> tuple[Cause, str]:
     for need in part.needs:
         if need in state and not state[need].ok:
             return Cause.BUDGET, f"part {need}, which it needs, is not done yet"
+    if is_interrupted:
+        return Cause.INTERRUPTED, "the slot was interrupted before its turn; resume=RUN_ID starts it"
     return Cause.BUDGET, "the slot had no time for it; resume=RUN_ID starts it"
 
 
@@ -267,8 +287,9 @@ def describe(parts: Sequence[Part], slot_s: float, missing: Mapping[str, str]) -
     for part in parts:
         if part.name not in started:
             why = barred(part, {}, missing)
-            said = f"skipped: {why[1]}" if why else f"would never begin: slots of {slot_s:g} s are too short"
-            yield f"   -       -        -        -  {part.name:<17}{said}"
+            text = f"skipped: {why[1]}" if why else f"would never begin: slots of {slot_s:g} s are too short"
+            yield f"   -       -        -        -  {part.name:<17}{text}"
+    yield "not checked here: axes, arms, shapes and models of the parts; each part checks its own when it starts"
     slow = [line for line in timetable(parts, slot_s, 1.3, missing) if line.slot == 1 and not line.cut]
     held = ", ".join(line.part.name for line in slow) or "nothing"
     yield f"were everything 1.3 times as long, the first slot would end with: {held}"
@@ -281,20 +302,19 @@ def within(seconds: float, work: Callable[[], int]) -> int:
     Raises:
         KeyboardInterrupt: this process was told to end meanwhile.
     """
-    over, lock, cut = False, threading.Lock(), False
-
-    def end() -> None:
-        nonlocal cut
-        with lock:
-            if not over:
-                cut = True
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    code = CUT
-    deadline = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
-    deadline.daemon = True
+    over, lock = False, threading.Lock()
+    code: int | None = None
     with interruptible() as interrupts:
-        interrupts.heard = False
+        interrupts.forget()
+
+        def end() -> None:
+            with lock:
+                if not over and not interrupts.heard:
+                    interrupts.cut_off()
+
+        deadline = threading.Timer(min(max(seconds, 0.0), threading.TIMEOUT_MAX), end)
+        deadline.daemon = True
+        cut_at_its_end = False  # the work was done already
         try:
             try:
                 deadline.start()
@@ -302,13 +322,18 @@ def within(seconds: float, work: Callable[[], int]) -> int:
             finally:
                 with lock:
                     over = True
-                deadline.cancel()
         except KeyboardInterrupt:
-            if not cut:
+            if not interrupts.cut:
                 raise
-        if interrupts.heard and not cut:  # the sweep has recorded how it ended; so must the whole
+            cut_at_its_end = code is not None
+        finally:
+            over = True
+            deadline.cancel()
+        cut, heard = interrupts.cut, interrupts.heard
+        interrupts.forget()
+        if heard:  # the sweep has recorded how it ended; so must the whole
             raise KeyboardInterrupt
-    return CUT if cut else code
+    return CUT if code is None or (cut and not cut_at_its_end) else code
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -333,4 +358,9 @@ def _word(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value)
-    return text if re.fullmatch(r"[\w./+-]+", text) else f"'{text}'"
+    if re.fullmatch(r"[\w./+-]+", text):
+        return text
+    # Hydra takes a backslash as it is, except in front of a quote, the closing one included.
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"'{escaped}'"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from harness import store
 from harness.advise.training import content
 from harness.engine.rows import is_trial
+from harness.engine.run_folder import ANEW
 from harness.store.differences import comparable
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.engine.plan import Plan
-
-ANEW = "start a new run (run_id=NAME in place of resume=, which a sweep may set itself)"
 
 
 def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from harness.engine.shards import Shard
 
+ANEW = "start a new run (run_id=NAME in place of resume=, which a sweep may set itself)"
 LAST = "last"  # as resume=: the newest run of the sweep, where there is none a new one
 _SHARDS = "shard-*-of-*"
 
@@ -129,17 +130,37 @@ _SETTINGS = (
 )
 
 
+# Of each part; its title, order and time may change between slots.
+_SETTINGS_OF_A_PART = ("sweep", "overrides", "small", "suite", "axes", "shapes", "arms")
+
+
 def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str, Any]) -> None:
     """A run holds one experiment, and its command must stay the one that made it."""
-    stored = about.get("config", {})
-    differs = [
-        key for key in _SETTINGS if key in stored and stored[key] != json.loads(json.dumps(config[key]))
-    ]
+    stored, now = about.get("config", {}), json.loads(json.dumps({key: config[key] for key in _SETTINGS}))
+    differs: list[str] = []
+    for key in _SETTINGS:
+        if key not in stored:
+            continue
+        if key == "parts":
+            differs += _other_parts(stored[key], now[key])
+        elif stored[key] != now[key]:
+            differs.append(key)
     if differs:
         raise UsageError(
             f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
-            f"{about.get('command', '')}"
+            f"{about.get('command', '')}; or, where the sweep itself has changed, {ANEW}"
         )
+
+
+def _other_parts(stored: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """`parts.NAME.KEY` of each setting that differs, `parts.NAME` of a part that only one of them has."""
+    for name in sorted({*stored, *now}):
+        if name not in stored or name not in now:
+            yield f"parts.{name}"
+            continue
+        for key in _SETTINGS_OF_A_PART:
+            if key in stored[name] and stored[name][key] != now[name][key]:
+                yield f"parts.{name}.{key}"
 
 
 def refuse_unwritable(folder: Path, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import os
 import resource
@@ -28,21 +29,44 @@ JOIN_S = 5.0  # to wait for a killed process; one that hangs in the driver canno
 
 
 class Interrupts:
-    """The handler of `ENDING_SIGNALS` within `interruptible`; `heard` says whether one came."""
+    """The handler of `ENDING_SIGNALS` within `interruptible`.
+
+    Attributes:
+        heard: a signal came, other than that of `cut_off`.
+        cut: the one of `cut_off` came, and has raised KeyboardInterrupt.
+    """
 
     def __init__(self, instead: Callable[[], None] | None) -> None:
-        self._instead, self._last = instead, -ONE_INTERRUPT_S
-        self.heard = False
+        self._instead, self._sends_cut = instead, False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all signals so far: the next one counts, however soon it comes."""
+        self.heard, self.cut, self._last = False, False, -math.inf
+
+    def cut_off(self) -> None:
+        """Raise KeyboardInterrupt in the main thread, from any other one, without `heard`: a deadline has passed."""
+        self._sends_cut = True
+        # Directly to the main thread, so that it wakes from whatever it waits for.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if time.monotonic() - self._last < ONE_INTERRUPT_S:
-            return
+        is_cut = self._sends_cut and signum == signal.SIGTERM
+        closely = time.monotonic() - self._last < ONE_INTERRUPT_S
         first = not self.heard
-        self.heard, self._last = True, time.monotonic()
-        if first and self._instead is not None:
-            self._instead()
+        if is_cut:
+            self._sends_cut = False
         else:
-            raise KeyboardInterrupt
+            self.heard = True  # also soon after a cut, which is nobody's wish to end the command
+        if closely:
+            return
+        self._last = time.monotonic()
+        if is_cut:
+            self.cut = True
+        elif first and self._instead is not None:
+            self._instead()
+            return
+        raise KeyboardInterrupt
 
 
 @contextmanager

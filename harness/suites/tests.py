@@ -79,18 +79,21 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
                 break
             except subprocess.TimeoutExpired:
                 on_step(0, 1)
-    told = {"command": words, "exit": code, "printed": log.read_text(errors="replace")[-8000:]}
+    facts = {"command": words, "exit": code, "printed": log.read_text(errors="replace")[-8000:]}
     try:
         suites = list(ElementTree.parse(counts).iter("testsuite"))
     except (OSError, ElementTree.ParseError):
-        return Trial((), told, f"pytest ended with exit code {code} and no counts", cause=_ended(code))
+        return Trial((), facts, f"pytest ended with exit code {code} and no counts", cause=_ended(code))
     of = {key: sum(int(s.get(key, 0)) for s in suites) for key in ("tests", "failures", "errors", "skipped")}
     bad = of["failures"] + of["errors"]
     passed = of["tests"] - bad - of["skipped"]
-    resolved = {**told, **of, "passed": passed}
+    resolved = {**facts, **of, "passed": passed}
     if code not in COUNTED or not of["tests"]:
         why = f"pytest ended with exit code {code} after {of['tests']} tests"
         return Trial((), resolved, f"{why}: none was found" if code == 5 else why, cause=_ended(code))
+    if code == 1 and not bad:
+        why = "pytest ended with exit code 1 and counted no failed test; see what it printed"
+        return Trial((), resolved, why, cause=Cause.ERROR)
     if not passed + bad:
         reasons = Counter(str(e.get("message")) for s in suites for e in s.iter("skipped"))
         why = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))

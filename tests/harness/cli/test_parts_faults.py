@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from parts_slots import BOTH, MINE, Slots, checked, cut, ended, refused, said, stores, timed
 
 import harness
 from harness import store
@@ -21,102 +22,18 @@ from harness.cli.config import load
 from harness.cli.parts import Whole
 from harness.cli.sweep import run_sweep
 from harness.engine import places, run_folder, watch
-from harness.engine.parts import CUT, TRIES
+from harness.engine.parts import TRIES
 from harness.engine.plan import make_plan
 from harness.engine.resume import refuse
-from harness.judge.smoke import LAYERS
 from harness.machine import device_lock, environment
 from harness.store.cause import Cause
 from harness.store.errors import UsageError
-from harness.store.measurement import Measurement
 from harness.suites import SUITES
-
-MINE = """# Mine?
-parts:
-  checks: {sweep: smoke}
-  steps: {sweep: train, checked_by: [checks], overrides: {model: nano, arms: [bf16_eager, tensorwise_eager], rounds: 8}}
-"""
-Script = Callable[[Sequence[str], store.RunWriter], int]
-
-
-def said(words: Sequence[str], key: str) -> str:
-    return next((word.partition("=")[2] for word in reversed(words) if word.startswith(f"{key}=")), "")
-
-
-def timed(arm: str, status: Any = "ok", cause: Cause = Cause.NONE) -> Measurement:
-    return Measurement(
-        "train", "c1", arm, '{"model": "nano"}', "time_ms", status, reason="" if status == "ok" else f"is {status} {cause}", regime="isolated", cause=cause,
-        samples=(1.0,) if status in ("ok", "partial") else (), rounds=(0,) if status in ("ok", "partial") else (),
-    )  # fmt: skip
-
-
-def checked(status: Any = "ok", cause: Cause = Cause.NONE) -> Measurement:
-    return Measurement(LAYERS, "l", "tensorwise", "{}", "sqnr_db", status, reason=str(cause), cause=cause,
-                       samples=(28.0,) if status == "ok" else ())  # fmt: skip
-
-
-class Slots:
-    """Slots of one sweep, each a command of its own; a part does what its script says, as its own sweep would."""
-
-    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = tmp_path
-        (tmp_path / "sweeps").mkdir()
-        (tmp_path / "sweeps" / "mine.yaml").write_text(MINE)
-        monkeypatch.chdir(tmp_path)
-        self.begun: list[str] = []
-        self.folder = tmp_path / "results" / "mine" / "r"
-
-    def slot(self, **scripts: Script) -> Whole:
-        def measure(words: Sequence[str], seconds: float) -> int:
-            name = said(words, "run_id").removeprefix("r-")
-            self.begun.append(name)
-            return whole_module._isolated(lambda words: self.run(words, scripts[name]), words)
-
-        about = {"parts": store.read_about(self.folder).get("parts", {})}
-        writer = store.RunWriter(self.folder, run_id="r", sweep="mine", env_id="e", env={}, about=about)
-        whole = Whole(load(["sweep=mine"], lambda device: "cpu"), self.folder, writer, measure)
-        whole.slot()
-        return whole
-
-    @staticmethod
-    def run(words: Sequence[str], script: Script) -> int:
-        config = load(words, lambda device: "cpu").config
-        run_id, folder, _ = run_folder.chosen(config, None, None)  # refuses what it would refuse
-        about = {"config": config, "command": ""}
-        return script(
-            words,
-            store.RunWriter(folder, run_id=run_id, sweep=config["name"], env_id="e", env={}, about=about),
-        )
-
-    def about(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = store.read_about(self.folder)["parts"][name]
-        return found
 
 
 @pytest.fixture
 def slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slots:
     return Slots(tmp_path, monkeypatch)
-
-
-def stores(*rows: Measurement, exit_code: int = 0) -> Script:
-    def script(words: Sequence[str], writer: store.RunWriter) -> int:
-        writer.append(rows)
-        return exit_code
-
-    return script
-
-
-def cut(words: Sequence[str], writer: store.RunWriter) -> int:
-    """A round of each arm, then the time is over."""
-    writer.checkpoint([timed("bf16_eager", "partial"), timed("tensorwise_eager", "partial")])
-    return CUT
-
-
-def refused(words: Sequence[str], writer: store.RunWriter) -> int:
-    raise UsageError("the GPU is in use by another sweep")
-
-
-BOTH = stores(timed("bf16_eager"), timed("tensorwise_eager"))
 
 
 @pytest.mark.parametrize("cause", [Cause.DEVICE_LOST, Cause.DIED, Cause.INTERRUPTED, Cause.BUDGET])
@@ -175,17 +92,6 @@ def test_a_check_that_is_made_again_ends_no_part(slots: Slots) -> None:
     assert slots.about("steps")["ok"]
 
 
-def ended(
-    whole: Whole, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str]:
-    """What a slot that has just run says at its end; no part is run again."""
-    writer: Any = whole._writer
-    whole.config["report"] = False
-    monkeypatch.setattr(whole, "slot", lambda: [p.name for p in whole.parts if whole.state[p.name].open])
-    monkeypatch.setattr(writer, "statuses", {}, raising=False)
-    return whole_module._told_slot(whole, writer, whole_module.runlog.Note(writer)), capsys.readouterr().out
-
-
 def test_a_part_that_was_given_up_is_no_success(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +108,7 @@ def test_a_part_that_was_given_up_is_no_success(
     for name in ("checks", "steps"):  # a part that still has a try is no failure yet
         whole.state[name].tries = 1
     code, text = ended(whole, monkeypatch, capsys)
-    assert (code, "left: steps; resume=r goes on" in text) == (0, True)
+    assert (code, "left: steps; resume=r continues" in text) == (0, True)
 
 
 def test_a_refusal_is_no_try(slots: Slots) -> None:
@@ -210,7 +116,7 @@ def test_a_refusal_is_no_try(slots: Slots) -> None:
         whole = slots.slot(checks=stores(checked()), steps=refused)
     mine = slots.about("steps")
     assert (mine["tries"], mine["exit"], mine["cause"], mine["retryable"]) == (0, 2, "refused", True)
-    assert whole.told(whole.parts[1]).split(", ")[2].startswith("not started")
+    assert whole.line(whole.parts[1]).split(", ")[2].startswith("not started")
     slots.slot(checks=stores(checked()), steps=BOTH)
     assert slots.about("steps")["ok"]
 
@@ -243,7 +149,7 @@ def test_an_interrupted_part_says_so(slots: Slots) -> None:
     assert (mine["done"], mine["cause"], mine["tries"], mine["statuses"]) == (
         False, "interrupted", 1, {"partial": 2},
     )  # fmt: skip
-    assert slots.about("steps")["cause"] == "budget", "and those after it, why they were not started"
+    assert slots.about("steps")["cause"] == "interrupted", "and those after it, why they were not started"
     assert all(part["reason"] for part in store.read_about(slots.folder)["parts"].values())
 
 

@@ -117,3 +117,19 @@ def test_tests_that_were_all_skipped_are_a_skipped_row_with_their_reasons(
     )
     assert (list(found.series), found.failure) == ([], "")
     assert found.refusal == "all 2 tests were skipped: no GPU is visible (2)"
+
+
+def test_exit_code_1_without_a_failed_test_is_no_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin may fail the run, such as one that asks for coverage."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: a device\n")
+    (tmp_path / "conftest.py").write_text("def pytest_sessionfinish(session): session.exitstatus = 1\n")
+    (tmp_path / "test_it.py").write_text(HERE)
+    found = suite.trial(
+        case_of(tmp_path / "test_it.py"), "pytest", "cpu", tmp_path / "work", lambda d, t: None
+    )
+    assert not found.series
+    assert found.cause == Cause.ERROR
+    assert found.failure == "pytest ended with exit code 1 and counted no failed test; see what it printed"
