@@ -185,6 +185,18 @@ def commit_of(tree: Path) -> dict[str, Any]:
     return {"git_commit": _git(tree, "rev-parse", "HEAD").stdout.strip(), "git_dirty": bool(changes)}
 
 
+def restore(tree: Path) -> None:
+    """Makes a work tree what its commit says again.
+
+    Raises:
+        GateError: git fails.
+    """
+    for words in (("reset", "--hard", "--quiet"), ("clean", "-ffdx", "--quiet")):
+        done = _git(tree, *words)
+        if done.returncode:
+            raise GateError(Exit.USAGE, f"git {words[0]} failed: {' '.join(done.stderr.split())[-300:]}")
+
+
 @contextmanager
 def work_tree(root: Path, commit: str) -> Iterator[Path]:
     """A work tree of the commit in a temporary folder, removed afterwards."""
