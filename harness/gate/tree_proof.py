@@ -217,8 +217,8 @@ def unproven(sides: Iterable[str], tests: Sequence[str] = ()) -> GateError:
         return GateError(
             Exit.INCONCLUSIVE,
             f"could not prove that each side ran its own tree: of the tree of the {' and the '.join(sides)} only test files "
-            f"were imported ({', '.join(tests[:4])}), so the code that they test may be an installed copy; {WAYS_OUT}; "
-            "or --unproven-tree ok".replace("{where}", "."),
+            f"were imported ({', '.join(tests[:4])}), so the code that they test may be an installed copy; {WAYS_OUT.format(where='.')}; "
+            "or --unproven-tree ok",
         )
     return GateError(
         Exit.INCONCLUSIVE,
