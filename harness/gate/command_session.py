@@ -254,10 +254,10 @@ class CommandSession(Session):
             )
         self._require_proof([side for side in results if side not in bad])
         for side, fault in bad.items():
-            if self.runs:
+            if side in self.proven:  # it worked before: in a round, or when it was run to fill the caches
                 raise GateError(
                     Exit.INCONCLUSIVE,
-                    f"the command failed on the {side} after {self.runs} rounds in which it worked: {fault}",
+                    f"the command failed on the {side} after it had worked there ({self.runs} rounds): {fault}",
                 )
             require_own_fault(side, fault, self.benchmark)
             if side == "baseline":  # a pass would rest on this one run

@@ -120,7 +120,7 @@ class _Held:
     """What a tree holds, by the names under which it would be imported."""
 
     def __init__(self, tree: Path, files: frozenset[str]) -> None:
-        declared = [f for f in files if f.rpartition("/")[2] == "pyproject.toml"]
+        declared = [f for f in files if f.rpartition("/")[2] == "pyproject.toml" and not _is_test(f)]
         self._projects = {_project_name(tree / f) for f in declared} - {""}
         self._provided = _provided(files)
         self._recorded: dict[Path, frozenset[str]] = {}
@@ -143,7 +143,8 @@ class _Held:
                 for folder in site.glob("*.dist-info")
                 if _import_name(folder.stem.partition("-")[0]) in self._projects
             ]
-            lines = [line for path in records if path.is_file() for line in path.read_text().splitlines()]
+            texts = [path.read_text(encoding="utf-8", errors="replace") for path in records if path.is_file()]
+            lines = [line for text in texts for line in text.splitlines()]
             self._recorded[site] = frozenset(line.split(",")[0] for line in lines)
         return file.relative_to(site).as_posix() in self._recorded[site]
 

@@ -87,6 +87,14 @@ def test_a_baseline_that_fails(root: Path, tmp_path: Path, line: str, code: int,
     assert words in said
 
 
+def test_a_baseline_that_had_worked_is_not_mended(root: Path, tmp_path: Path) -> None:
+    """It fills the caches, fails in the first round and when that is repeated: one run of three worked."""
+    command = f"ls | grep -q READ || mkdir {tmp_path}/seen"
+    code, said, _ = gate(root, "--command", command, "--unproven-tree", "ok")
+    assert code == 6, said
+    assert "failed on the baseline after it had worked there" in said
+
+
 def test_a_folder_that_is_not_in_the_base_commit_is_no_baseline(root: Path) -> None:
     commit(root, {"new/bench.py": ""})
     code, said, _ = gate(root / "new", *OK)

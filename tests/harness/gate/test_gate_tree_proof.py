@@ -180,6 +180,21 @@ def test_other_modules_of_the_same_file_name_pass(tmp_path: Path, held: str, mod
     assert sides.check(*imported).count == 1
 
 
+@pytest.mark.parametrize(("folder", "refused"), [("tests/data", False), ("libs/one", True)])
+def test_a_project_among_the_tests_holds_nothing(tmp_path: Path, folder: str, refused: bool) -> None:
+    sides = Sides(tmp_path, "src/pkg/__init__.py", f"{folder}/pyproject.toml")
+    (sides.own / folder / "pyproject.toml").write_text("[project]\nname = 'numpy'\n")
+    imported = [
+        ("pkg", sides.own / "src/pkg/__init__.py"),
+        ("numpy", tmp_path / "usr/site-packages/numpy.py"),
+    ]
+    if refused:
+        with pytest.raises(GateError, match="imported numpy"):
+            sides.check(*imported)
+    else:
+        assert sides.check(*imported).names == ("pkg",)
+
+
 @pytest.mark.parametrize("end", ["", "import sys; sys.exit(0)"], ids=["runs to its end", "exits"])
 def test_a_script_is_recorded(tmp_path: Path, end: str) -> None:
     """CPython takes `__file__` from `__main__` before the end of a script that does not exit by itself."""
