@@ -232,8 +232,6 @@ class CommandSession(Session):
             raise OutOfTimeError from error
         modules = read_modules(folder / "modules")
         proven = self.benchmark.trees.check(side, modules)
-        if fault is None:
-            self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
         document: dict[str, Any] = {}
         if self.benchmark.writes_json:
             try:
@@ -241,6 +239,8 @@ class CommandSession(Session):
             except UsageError as error:
                 what = "it wrote no benchmark to {out}" if not out.exists() else str(error)
                 fault = fault or Fault(f"{what}; {last_line(folder / 'output')}")
+        if fault is None:
+            self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
         shutil.rmtree(folder / "modules")
         return Run(seconds, fault, document, out)
 
