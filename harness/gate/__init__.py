@@ -246,7 +246,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
     if options.command is not None:
         from harness.gate.commanded import measure_command
 
-        return measure_command(options, policy, command, _tell_progress)
+        return measure_command(options, command, _tell_progress)
     root = Path(__file__).resolve().parent.parent.parent if options.measure else against.project_root()
     words = options.words or [SWEEP]
     words = words if any(w.startswith("sweep=") for w in words) else [SWEEP, *words]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PREFIX, LOCK = "harness-gate-", "lock"
+NEW = ("--others", "--exclude-standard")  # of git ls-files: untracked and not ignored
 MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
 
 
@@ -102,37 +103,98 @@ def merge_base(root: Path, commit: str) -> str:
     raise GateError(Exit.NO_BASELINE, f"{commit[:10]} and this work tree have no common ancestor; {hint}")
 
 
-def same_code(root: Path, commit: str, paths: Sequence[str] = MEASURED) -> bool:
-    """Whether nothing below some paths differs between a commit and the work tree as it lies there; "." is all."""
-    tracked = _git(root, "diff", "--quiet", commit, "--", *paths).returncode == 0
-    new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *paths).stdout.strip()
-    return tracked and not new
+def same_code(root: Path, commit: str, paths: Sequence[str] = MEASURED, left_out: Sequence[str] = ()) -> bool:
+    """Whether nothing below some paths differs between a commit and the work tree as it lies there; "." is all.
+
+    Args:
+        root: the work tree.
+        commit: what it is compared with.
+        paths: files or folders below `root`.
+        left_out: likewise, and not compared: what the gate itself writes.
+
+    Raises:
+        GateError: git fails.
+    """
+    where = ["--", *paths, *_but(left_out)]
+    compared = _git(root, "diff", "--quiet", commit, *where)
+    if compared.returncode not in (0, 1):  # 1: they differ
+        raise _failed("diff", compared)
+    return compared.returncode == 0 and not _listed(root, "ls-files", *NEW, *where)
 
 
-def files_of(root: Path) -> frozenset[str]:
+def files_of(root: Path, left_out: Sequence[str] = ()) -> frozenset[str]:
     """Files of a work tree, as paths below it: those that git tracks and new ones that it does not ignore."""
-    listed = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").stdout
-    return frozenset(filter(None, listed.split("\0")))
+    return frozenset(_listed(root, "ls-files", "--cached", *NEW, "--", ".", *_but(left_out)))
 
 
-def copy_changes(root: Path, tree: Path) -> None:
-    """Brings what is not committed in `root` into `tree`, a work tree of the same commit; ignored files stay behind."""
-    changed = _git(root, "diff", "--name-only", "--no-renames", "-z", "HEAD").stdout
-    new = _git(root, "ls-files", "-z", "--others", "--exclude-standard").stdout
-    for name in filter(None, (changed + new).split("\0")):
+def copy_changes(root: Path, tree: Path, left_out: Sequence[str] = ()) -> None:
+    """Brings what is not committed in `root` into `tree`, a work tree of the same commit; ignored files stay behind.
+
+    Raises:
+        GateError: git fails, so that it is not known what is not committed.
+    """
+    where = ["--", ".", *_but(left_out)]
+    diff = ["diff", "--name-only", "--no-renames"]
+    for name in _listed(root, *diff, "--diff-filter=D", "HEAD", *where):
+        _remove(tree / name)
+    changed = _listed(root, *diff, "--diff-filter=d", "HEAD", *where)
+    for name in changed + _listed(root, "ls-files", *NEW, *where):
         source, target = root / name, tree / name
         if source.is_dir() and not source.is_symlink():  # a submodule, or a repository within this one
             continue
-        target.unlink(missing_ok=True)
-        if source.is_symlink() or source.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
+        _remove(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _but(left_out: Sequence[str]) -> list[str]:
+    """What excludes paths from a list of git's."""
+    return [f":(exclude,top,literal){name}" for name in left_out]
+
+
+def _listed(root: Path, *words: str) -> list[str]:
+    """Names that a git command lists.
+
+    Raises:
+        GateError: it fails.
+    """
+    done = _git(root, words[0], "-z", *words[1:])
+    if done.returncode:
+        raise _failed(words[0], done)
+    return [name for name in done.stdout.split("\0") if name]
+
+
+def _failed(what: str, done: subprocess.CompletedProcess[str]) -> GateError:
+    return GateError(
+        Exit.USAGE,
+        f"git {what} failed, so it is not known what is not committed: {' '.join(done.stderr.split())[-300:]}",
+    )
 
 
 def commit_of(tree: Path) -> dict[str, Any]:
     """Commit of a work tree and whether tracked files differ from it, as a fingerprint names them."""
     changes = _git(tree, "status", "--porcelain", "--untracked-files=no").stdout.strip()
     return {"git_commit": _git(tree, "rev-parse", "HEAD").stdout.strip(), "git_dirty": bool(changes)}
+
+
+def restore(tree: Path) -> None:
+    """Makes a work tree what its commit says again.
+
+    Raises:
+        GateError: git fails.
+    """
+    for words in (("reset", "--hard", "--quiet"), ("clean", "-ffdx", "--quiet")):
+        done = _git(tree, *words)
+        if done.returncode:
+            raise GateError(Exit.USAGE, f"git {words[0]} failed: {' '.join(done.stderr.split())[-300:]}")
 
 
 @contextmanager
@@ -165,4 +227,10 @@ def clear_up(root: Path) -> None:
 
 
 def _git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["git", "-C", str(root), *words],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+    )

@@ -19,6 +19,7 @@ from harness.gate.decide import Verdict
 from harness.gate.judge import Control, Finding, Judgement
 from harness.gate.policy import Rule
 from harness.gate.process import Process, WorkerError
+from harness.gate.shell import Ran
 from harness.gate.sides import Side
 from harness.gate.unit import Unit
 
@@ -52,12 +53,27 @@ def judge_broken(
     return _judgement(trees, unit, what if candidate_reason else "", mends, note)
 
 
-def judge_failed_command(trees: Mapping[str, Path], command: str, side: str, reason: str) -> Judgement:
-    """The judgement where a user's command works on one side alone."""
-    unit = _unit("command", command, side, reason if side == "candidate" else "")
-    what = f"the command fails on the candidate and works on the baseline: {reason}"
-    mends = f"the command failed on the baseline, and works on the candidate: {reason}"
-    note = f"the command fails on the {side}; no time was judged"
+def judge_failed_command(
+    trees: Mapping[str, Path], command: str, side: str, reason: str, ran: Ran = Ran.COMMAND
+) -> Judgement:
+    """The judgement where a user's command, or its set-up, works on one side alone.
+
+    Args:
+        trees: both.
+        command: the user's benchmark command, or the set-up command.
+        side: where it failed. Where that is the baseline, the caller has seen it fail twice, and seen the benchmark
+            command work on the candidate.
+        reason: of the failure.
+        ran: what failed; the suite of the one unit.
+    """
+    unit = _unit(ran, command, side, reason if side == "candidate" else "")
+    what = f"the {ran} fails on the candidate and works on the baseline: {reason}"
+    mends = f"the command failed on the baseline, twice, and works on the candidate: {reason}"
+    if ran is Ran.SET_UP:
+        mends = (
+            f"the set-up failed on the baseline, twice; it and the command work on the candidate: {reason}"
+        )
+    note = f"the {ran} fails on the {side}; no time was judged"
     return _judgement(trees, unit, what if side == "candidate" else "", mends, note)
 
 
@@ -84,7 +100,7 @@ def _judgement(
         finding, code = Finding(unit, Verdict.IMPROVED, mends), Exit.OK
     return Judgement(
         *(_side("baseline", trees), _side("candidate", trees)),
-        "paired",
+        "broken",
         (finding,),
         Control(False, "no control case was measured"),
         (note,),

@@ -10,30 +10,30 @@ from __future__ import annotations
 import math
 import os
 import platform
+import posixpath
+import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.gate.against import restore
 from harness.gate.benchmark_files import ARM, SUITE, environment_of, read_document, row_of
 from harness.gate.codes import Exit, GateError
 from harness.gate.session import OutOfTimeError, Session, SideError
-from harness.gate.tree_proof import RECORDER, VARIABLE, Trees, read_modules, unproven
+from harness.gate.shell import Fault, Kind, Ran, last_line, run_shell
+from harness.gate.tree_proof import RECORDER, VARIABLE, Proof, Trees, read_modules, unproven
 from harness.machine.environment import env_id
-from harness.machine.processes import MARK, interruptible, marked
 from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.gate.collect import Collected
     from harness.gate.session import Tell
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 OUT = "{out}"
 WALL = "wall time"
 NAMED = 5  # benchmarks that a message names
-KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.stdin.read()\nkill_marked(sys.argv[1])\n"
 
 
 @dataclass(frozen=True)
@@ -69,13 +68,30 @@ class BenchmarkCommand:
         """Whether the command writes pytest-benchmark JSON."""
         return OUT in self.line
 
+    @property
+    def new_path(self) -> str:
+        """The first path that the command names and only the candidate's tree has; "" where there is none."""
+        try:
+            words = shlex.split(self.line)
+        except ValueError:
+            words = self.line.split()
+        for name in (name for word in words for name in re.split("[=:]+", word)):
+            path = posixpath.normpath(posixpath.join(self.inside, name))
+            if name and path != "." and self._has("candidate", path) and not self._has("baseline", path):
+                return name
+        return ""
+
+    def _has(self, side: str, path: str) -> bool:
+        files = self.trees.files[side]
+        return path in files or any(file.startswith(path + "/") for file in files)
+
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the command on one side. `fault` is "" where it worked."""
+    """One run of the command on one side. `fault` is None where it worked."""
 
     seconds: float
-    fault: str = ""
+    fault: Fault | None = None
     document: dict[str, Any] = field(default_factory=dict)
     out: Path = Path()
 
@@ -85,9 +101,7 @@ class CommandSession(Session):
     """A session whose rounds are runs of a command."""
 
     benchmark: BenchmarkCommand = None  # type: ignore[assignment] # always given; the base class has defaults
-    proven: dict[str, int] = field(
-        default_factory=dict
-    )  # modules of its own tree that a side imported, the fewest
+    proven: dict[str, Proof] = field(default_factory=dict)  # of the run of a side that shows the least
     written: dict[str, frozenset[str]] = field(default_factory=dict)  # names of the benchmarks of a side
     runs: int = 0  # complete rounds
     warm: bool = False
@@ -152,17 +166,52 @@ class CommandSession(Session):
     def notes(self) -> list[str]:
         """What the verdict has to say about how the command was run."""
         lines = [f"the command, in fresh processes, one side after the other: {self.benchmark.line}"]
-        if self.proven and min(self.proven.values()) > 0:
-            counted = ", ".join(f"{side} {self.proven[side]}" for side in sorted(self.proven))
-            lines.append(f"each side imported modules of its own work tree ({counted}) and none of another")
-        else:
-            lines.append("not proven that each side ran its own tree (--unproven-tree ok)")
+        lines.append(self._proof_note())
         before, after = (self.written.get(side, frozenset()) for side in ("baseline", "candidate"))
         for side, names in (("baseline", before - after), ("candidate", after - before)):
             if names:
                 judged = "lost" if side == "baseline" else "new, and not judged"
                 lines.append(f"only on the {side} ({judged}): {_some(sorted(names))}")
         return lines
+
+    def require_works(self, side: str, why: str, ends: float) -> None:
+        """Runs the command once on one side, for a verdict on which no time is judged.
+
+        Args:
+            side: that is said to work.
+            why: it is the only one: what fails on the other.
+            ends: when it has to be over.
+
+        Raises:
+            GateError: it fails (exit 2), it does not end in time or is not proven to run its own tree (6).
+        """
+        self._ends = ends
+        try:
+            run = self._run(side)
+        except OutOfTimeError as error:
+            late = f"{why}, and the command did not end in time on the {side}"
+            raise GateError(Exit.INCONCLUSIVE, late) from error
+        if run.fault is not None:
+            raise GateError(
+                Exit.USAGE, f"neither side works ({why}; {side}: {run.fault}): {self.benchmark.line}"
+            )
+        self._require_proof([side])
+
+    def _proof_note(self) -> str:
+        if not self.proven or not all(proof.count for proof in self.proven.values()):
+            only = any(proof.tests for proof in self.proven.values())
+            seen = "; of its tree only tests were seen" if only else ""
+            return f"not proven that each side ran its own tree (--unproven-tree ok){seen}"
+        counted = "; ".join(
+            f"{side} {proof.count}: {_some(proof.names)}" for side, proof in sorted(self.proven.items())
+        )
+        sides = "each side" if len(self.proven) > 1 else f"the {next(iter(self.proven))}"
+        return f"{sides} imported modules of its own work tree ({counted}) and none of another"
+
+    def _require_proof(self, sides: Sequence[str]) -> None:
+        idle = {s: self.proven.get(s, Proof()) for s in sides if not self.proven.get(s, Proof()).count}
+        if idle and not self.benchmark.unproven_ok:
+            raise unproven(sorted(idle), sorted({test for proof in idle.values() for test in proof.tests}))
 
     def _run(self, side: str) -> Run:
         """One run of the command in a side's tree, and the proof of what it ran."""
@@ -183,36 +232,43 @@ class CommandSession(Session):
             raise OutOfTimeError from error
         modules = read_modules(folder / "modules")
         proven = self.benchmark.trees.check(side, modules)
-        if not fault:
-            self.proven[side] = min(proven, self.proven.get(side, proven))
         document: dict[str, Any] = {}
         if self.benchmark.writes_json:
             try:
                 document = read_document(out)
             except UsageError as error:
                 what = "it wrote no benchmark to {out}" if not out.exists() else str(error)
-                fault = fault or f"{what}; {_last_line(folder / 'output')}"
+                fault = fault or Fault(f"{what}; {last_line(folder / 'output')}")
+        if fault is None:
+            self.proven[side] = min(proven, self.proven.get(side, proven), key=lambda proof: proof.count)
         shutil.rmtree(folder / "modules")
         return Run(seconds, fault, document, out)
 
     def _check_faults(self, results: dict[str, Run]) -> None:
         """Refuses a round in which the command failed, or a side did not run its tree."""
-        bad = {side: run.fault for side, run in results.items() if run.fault}
+        bad = {side: run.fault for side, run in results.items() if run.fault is not None}
         if len(bad) == len(results):
             reasons = "; ".join(f"{side}: {fault}" for side, fault in sorted(bad.items()))
             raise GateError(
                 Exit.USAGE, f"the command works on neither side ({reasons}): {self.benchmark.line}"
             )
-        idle = [side for side, run in results.items() if not run.fault and not self.proven.get(side)]
-        if idle and not self.benchmark.unproven_ok:
-            raise unproven(sorted(idle))
+        self._require_proof([side for side in results if side not in bad])
         for side, fault in bad.items():
-            if self.runs:
+            if side in self.proven:  # it worked before: in a round, or when it was run to fill the caches
                 raise GateError(
                     Exit.INCONCLUSIVE,
-                    f"the command failed on the {side} after {self.runs} rounds in which it worked: {fault}",
+                    f"the command failed on the {side} after it had worked there ({self.runs} rounds): {fault}",
                 )
-            raise SideError(side, fault)
+            require_own_fault(side, fault, self.benchmark)
+            if side == "baseline":  # a pass would rest on this one run
+                again = self._run(side).fault
+                if again is None:
+                    raise GateError(
+                        Exit.INCONCLUSIVE,
+                        f"the command failed on the baseline and worked there when it was run again: {fault}",
+                    )
+                require_own_fault(side, again, self.benchmark)
+            raise SideError(side, str(fault))
 
     def _rows(self, run: Run) -> dict[str, dict[str, Any]]:
         """Rows by benchmark, as `Collected.take` reads them."""
@@ -242,24 +298,68 @@ class CommandSession(Session):
 
 
 def prepare_trees(command: str, benchmark: BenchmarkCommand, tell: Tell) -> None:
-    """Runs a set-up command once in each tree.
+    """Runs a set-up command once in each tree; once more in a fresh tree where it fails on the baseline alone.
 
     Raises:
         SideError: it fails on one side.
-        GateError: it fails on both (exit 2).
+        GateError: it fails on both (exit 2), or it is not known that the side's code is why; see `require_own_fault`.
     """
-    faults = {}
-    for side, tree in sorted(benchmark.trees.trees.items()):
-        folder = tree / benchmark.inside
-        output = benchmark.scratch / f"setup-{side}"
-        seconds, fault = run_shell(command, folder, None, output, dict(os.environ))
-        tell(f"set up the {side} in {seconds:.0f} s")
-        if fault:
-            faults[side] = f"--setup: {fault}"
+    ended = {side: _set_up(command, side, benchmark, tell) for side in sorted(benchmark.trees.trees)}
+    faults = {side: fault for side, fault in ended.items() if fault is not None}
     if len(faults) > 1:
         raise GateError(Exit.USAGE, f"the set-up fails on both sides ({faults['candidate']}): {command}")
     for side, fault in faults.items():
-        raise SideError(side, fault)
+        require_own_fault(side, fault, benchmark)
+        if side == "baseline":
+            restore(benchmark.trees.trees[side])
+            again = _set_up(command, side, benchmark, tell)
+            if again is None:
+                return
+            require_own_fault(side, again, benchmark)
+        raise SideError(side, str(fault))
+
+
+def _set_up(command: str, side: str, benchmark: BenchmarkCommand, tell: Tell) -> Fault | None:
+    folder = benchmark.trees.trees[side] / benchmark.inside
+    output = benchmark.scratch / f"setup-{side}"
+    seconds, fault = run_shell(command, folder, None, output, dict(os.environ), Ran.SET_UP)
+    tell(f"set up the {side} in {seconds:.0f} s" + ("" if fault is None else f": {fault}"))
+    return fault
+
+
+def require_own_fault(side: str, fault: Fault, benchmark: BenchmarkCommand) -> None:
+    """Refuses a fault that does not say that a side's code is broken.
+
+    Raises:
+        GateError: the run was ended by a signal or could not be started (exit 6); or what the command names is not in
+            the base commit (5).
+    """
+    if fault.kind is Kind.ENDED:
+        what = f"the {fault.ran} on the {side}: {fault.reason}"
+        raise GateError(
+            Exit.INCONCLUSIVE,
+            f"{what}; ended by a signal or not started (126, 127 and above), which need not be its code's doing",
+        )
+    if side == "baseline" and fault.kind is Kind.NO_FOLDER:
+        raise _not_in_base(benchmark.inside, str(fault))
+    if side == "baseline" and fault.ran is Ran.COMMAND:
+        require_base_paths(benchmark, str(fault))
+
+
+def require_base_paths(benchmark: BenchmarkCommand, reason: str) -> None:
+    """Refuses a command that names what is new in the change: no baseline could have run it.
+
+    Raises:
+        GateError: exit 5.
+    """
+    if path := benchmark.new_path:
+        raise _not_in_base(path, reason)
+
+
+def _not_in_base(path: str, reason: str) -> GateError:
+    return GateError(
+        Exit.NO_BASELINE, f"{path} is not in the base commit, so there is nothing to compare with: {reason}"
+    )
 
 
 def recording(scratch: Path, folder: Path) -> dict[str, str]:
@@ -276,57 +376,6 @@ def recording(scratch: Path, folder: Path) -> dict[str, str]:
     }
 
 
-def run_shell(
-    line: str, folder: Path, timeout_s: float | None, output: Path, env: dict[str, str]
-) -> tuple[float, str]:
-    """Runs a shell line in a group of its own; returns its seconds and its fault, "" where it worked.
-
-    Raises:
-        subprocess.TimeoutExpired: it was ended as the time was over.
-    """
-    if not folder.is_dir():
-        return 0.0, f"the commit has no folder {folder.name}"
-    if timeout_s is not None and timeout_s <= 0:
-        raise subprocess.TimeoutExpired(line, timeout_s)
-    with output.open("wb") as file:
-        begun = time.perf_counter()
-        process = subprocess.Popen(
-            line, shell=True, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            code = process.wait(None if timeout_s is None or math.isinf(timeout_s) else timeout_s)
-            seconds = time.perf_counter() - begun
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return seconds, "" if code == 0 else f"exit code {code}; {_last_line(output)}"
-
-
-@contextmanager
-def contained() -> Iterator[None]:
-    """Ends all processes that are started within when it is left, and also where this process is killed outright.
-
-    A process of its own waits for the end of this one, and ends what carries its mark.
-    """
-    root = Path(__file__).resolve().parents[2]
-    with interruptible(), marked():
-        env = {n: v for n, v in os.environ.items() if n != MARK} | {"PYTHONPATH": str(root)}
-        killer = subprocess.Popen(
-            [sys.executable, "-c", KILLER, os.environ[MARK]],
-            stdin=subprocess.PIPE,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            yield
-        finally:
-            assert killer.stdin is not None
-            killer.stdin.close()
-            killer.wait()
-
-
 def _row(name: str, samples: tuple[float, ...], resolved: Any) -> dict[str, Any]:
     case = Case.of(SUITE, {"test": name})
     return {
@@ -334,13 +383,6 @@ def _row(name: str, samples: tuple[float, ...], resolved: Any) -> dict[str, Any]
         "arm_fields": Arm(variant=ARM).as_json, "metric": "time_ms", "status": "ok", "samples": samples,
         "resolved": resolved,
     }  # fmt: skip
-
-
-def _last_line(output: Path) -> str:
-    """What a command said last that says something; pytest's own summary line comes after its reason."""
-    lines = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("E  ") or "Error" in line]
-    return (telling or lines or ["no output"])[-1][:300]
 
 
 def _some(names: Sequence[str]) -> str:

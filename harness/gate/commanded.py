@@ -1,21 +1,32 @@
 """Commanded: `gate --against REV --command CMD`, for the repository in which it is typed.
 
 Both sides are measured in work trees of their own: the merge base, and HEAD with what is not committed copied in. Neither
-is the checkout itself, so that an import from the checkout shows.
+is the checkout itself, so that an import from the checkout shows. What the gate writes is part of neither.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.gate import against
 from harness.gate.broken import judge_failed_command
-from harness.gate.command_session import BenchmarkCommand, contained, prepare_trees
-from harness.gate.drive import Request, measure_and_judge
+from harness.gate.codes import LOUD, Exit, GateError
+from harness.gate.command_session import (
+    BenchmarkCommand,
+    CommandSession,
+    prepare_trees,
+    require_base_paths,
+)
+from harness.gate.drive import Request, measure_and_judge, open_session
+from harness.gate.policy import DEFAULT, load_policy
 from harness.gate.session import SideError
+from harness.gate.shell import Ran, contained
 from harness.gate.tree_proof import Trees
+from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -25,7 +36,7 @@ if TYPE_CHECKING:
     from harness.gate.session import Tell
 
 
-def measure_command(options: argparse.Namespace, policy: Policy, typed: str, tell: Tell) -> Judgement | None:
+def measure_command(options: argparse.Namespace, typed: str, tell: Tell) -> Judgement | None:
     """Measures and judges a command; None where the two sides are the same files.
 
     Raises:
@@ -35,7 +46,8 @@ def measure_command(options: argparse.Namespace, policy: Policy, typed: str, tel
     commit = against.resolve(root, options.against)
     if not options.tip:
         commit = against.merge_base(root, commit)
-    if against.same_code(root, commit, (".",)) and not options.even_if_equal:
+    written = _written(root, options)
+    if against.same_code(root, commit, (".",), written) and not options.even_if_equal:
         from harness.gate import tell_equal
 
         tell_equal(f"all files are the same in {commit[:10]} and here", options)
@@ -47,9 +59,9 @@ def measure_command(options: argparse.Namespace, policy: Policy, typed: str, tel
         against.work_tree(root, commit) as baseline,
         against.work_tree(root, against.resolve(root, "HEAD")) as candidate,
     ):
-        against.copy_changes(root, candidate)
+        against.copy_changes(root, candidate, written)
         trees = {"baseline": baseline.resolve(), "candidate": candidate.resolve()}
-        files = {name: against.files_of(tree) for name, tree in {**trees, "original": root}.items()}
+        files = {name: against.files_of(tree, written) for name, tree in {**trees, "original": root}.items()}
         benchmark = BenchmarkCommand(
             options.command,
             Trees(trees, root, files),
@@ -59,10 +71,79 @@ def measure_command(options: argparse.Namespace, policy: Policy, typed: str, tel
             unproven_ok=options.unproven_tree == "ok",
         )
         words = ["--command", options.command]
-        request = Request(trees, words, policy, results, command=typed, benchmark=benchmark)
+        policy, notes = base_policy(root, trees["baseline"], options)
+        request = Request(trees, words, policy, results, command=typed, benchmark=benchmark, notes=notes)
         if options.setup is not None:
             try:
                 prepare_trees(options.setup, benchmark, tell)
             except SideError as error:
-                return judge_failed_command(trees, options.setup, error.side, error.reason)
+                return _judge_set_up(request, error, options.setup, tell)
         return measure_and_judge(request, tell)
+
+
+def _judge_set_up(request: Request, error: SideError, setup: str, tell: Tell) -> Judgement:
+    """The judgement where the set-up fails on one side: to mend it takes a candidate on which the command works too."""
+    notes: list[str] = []
+    if error.side == "baseline":
+        session = open_session(request, tell)
+        assert isinstance(session, CommandSession)
+        ends = session.clock() + (request.policy.budget_s or math.inf)
+        session.require_works("candidate", f"baseline: {error.reason}", ends)
+        assert request.benchmark is not None
+        require_base_paths(request.benchmark, error.reason)
+        notes = session.notes()
+    judgement = judge_failed_command(request.trees, setup, error.side, error.reason, Ran.SET_UP)
+    return replace(judgement, notes=(*judgement.notes, *notes, *request.notes))
+
+
+def base_policy(root: Path, tree: Path, options: argparse.Namespace) -> tuple[Policy, tuple[str, ...]]:
+    """The policy that judges, and what has to be said of it: no change is judged by a policy that it brings.
+
+    Args:
+        root: the work tree that is judged.
+        tree: the base commit's.
+        options: `policy`, a file that is part of the change where it lies below `root`, and what says how to measure.
+
+    Raises:
+        GateError: the base commit's policy can't be read by this gate (exit 5).
+    """
+    default, notes = DEFAULT, []
+    below = _below(root, DEFAULT)
+    if below and (tree / below).is_file():  # this project gates itself
+        default = tree / below
+        if default.read_bytes() != DEFAULT.read_bytes():
+            notes.append(f"{LOUD[1]}: this change touches {below}; the base commit's judges")
+    named = options.policy
+    relative = "" if named is None else _below(root, named) or _below(root, named.resolve())
+    if relative:
+        named = tree / relative if (tree / relative).is_file() else None
+        if named is None:
+            notes.append(
+                f"{LOUD[1]}: {relative} is not in the base commit, so the change brings its own policy; the default policy "
+                "judges (a policy of yours: land it first, or keep it outside of the repository)"
+            )
+        elif named.read_bytes() != (root / relative).read_bytes():
+            notes.append(f"{LOUD[1]}: this change touches its policy {relative}; the base commit's judges")
+    try:
+        policy = load_policy(named, default)
+    except UsageError as error:
+        if not notes:
+            raise
+        why = f"this gate cannot read the policy of the base commit ({error})"
+        raise GateError(Exit.NO_BASELINE, f"{why}; land the change of the policy by itself") from error
+    from harness.gate import MEASURING
+
+    given = {name: getattr(options, name) for name in MEASURING}
+    return replace(policy, **{n: value for n, value in given.items() if value is not None}), tuple(notes)
+
+
+def _written(root: Path, options: argparse.Namespace) -> tuple[str, ...]:
+    """What the gate itself writes below the user's root, of this call and of earlier ones."""
+    paths = [options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment]
+    return tuple(filter(None, (_below(root, path) for path in paths if path is not None)))
+
+
+def _below(root: Path, path: Path) -> str:
+    """A path below a root, its own links not followed; "" where it is not."""
+    whole = path.parent.resolve() / path.name
+    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else ""

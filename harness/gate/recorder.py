@@ -19,6 +19,10 @@ def _record(folder: str, owner: int) -> None:
     lines = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
+        if (
+            file is None and name == "__main__"
+        ):  # a script that has ended: its name is gone, its loader is not
+            file = getattr(getattr(module, "__loader__", None), "path", None)
         if isinstance(file, str) and file != __file__:
             lines.append(f"{name}\t{os.path.realpath(file)}")
     path = f"{folder}/{owner}-{os.urandom(4).hex()}"

@@ -30,6 +30,7 @@ MODES = {
     "paired": "rounds measured together, pair by pair",
     "stored": "two stored runs, not measured together; the tolerance is widened by session_spread",
     "machine-free": "what no machine changes, and ratios within each run",
+    "broken": "one side does not run, so nothing was measured",
 }
 
 
@@ -209,7 +210,7 @@ def _conditions(j: Judgement) -> list[str]:
     software = f"torch {env.get('torch')}" if has_torch else f"Python {env['python']}"
     lines = [
         f"baseline {j.baseline.commit}, candidate {j.candidate.commit}: {MODES[j.mode]}",
-        f"{device}{power}, {software}, {j.date.isoformat()}",
+        f"{device}{power}, {software}, {j.date.isoformat()}" if env else j.date.isoformat(),
     ]
     if j.mode != "machine-free":
         lines.append(j.control.reason)

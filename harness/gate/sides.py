@@ -25,7 +25,7 @@ from harness.store.measurement import Status
 if TYPE_CHECKING:
     import pandas as pd
 
-Mode = Literal["paired", "stored", "machine-free"]
+Mode = Literal["paired", "stored", "machine-free", "broken"]  # broken: one side does not run
 CONTROL_SUITE = "control"
 IDENTITY = ("suite", "case_id", "arm", "metric", "unit", "better", "axes", "status")  # that every row has
 FIRST, CONFIRMATION = 1, 2

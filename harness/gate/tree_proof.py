@@ -3,6 +3,8 @@
 An editable install points every process of an environment at one checkout: both sides would run it, and equal code is
 never slower. So a module counts against a side where its file lies in the other side's tree or is a file of the original
 checkout, or where the tree holds that module itself and another copy of it was imported.
+
+A test file proves nothing of the code that it tests: pytest finds it by its path, and imports an installed copy of the rest.
 """
 
 from __future__ import annotations
@@ -18,17 +20,33 @@ from typing import TYPE_CHECKING
 from harness.gate.codes import Exit, GateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 RECORDER = Path(__file__).with_name("recorder.py")
 VARIABLE = "HARNESS_GATE_RECORD"
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 PACKAGE_FOLDERS = ("", "src/", "python/", "lib/")  # below a project, where its packages lie
+TEST_FOLDERS = frozenset(("test", "tests", "bench", "benches", "benchmark", "benchmarks"))
 INSTALLED = ("site-packages", "dist-packages")
 WAYS_OUT = (
     "let each work tree be imported: --command 'PYTHONPATH={where}:$PYTHONPATH ...', or an environment a tree: --setup 'python -m "
     "venv .venv && .venv/bin/pip install -e .' --command '.venv/bin/python ...'"
 )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a run imported from files of its own tree.
+
+    Attributes:
+        count: modules, tests aside.
+        names: their top-level modules, and the path of a script.
+        tests: modules of test files, which prove nothing.
+    """
+
+    count: int = 0
+    names: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,8 +57,8 @@ class Trees:
     original: Path
     files: Mapping[str, frozenset[str]]  # by side, and "original": paths below the tree
 
-    def check(self, side: str, imported: Collection[tuple[str, Path]]) -> int:
-        """How many modules a side imported from files of its own tree.
+    def check(self, side: str, imported: Collection[tuple[str, Path]]) -> Proof:
+        """What a side imported from its own tree.
 
         Args:
             side: "baseline" or "candidate".
@@ -49,22 +67,22 @@ class Trees:
         Raises:
             GateError: a module came from elsewhere though the tree holds it (exit 3); named with the way out.
         """
-        own = self.trees[side]
-        mine, provided, project = self.files[side], self._provided(side), _project_name(own)
-        proven = 0
+        own, mine = self.trees[side], self.files[side]
+        held = _Held(own, mine)
+        modules, tests = set(), set()
         for name, file in sorted(imported):
-            inside = _below(file, own)
+            inside, top = _below(file, own), name.partition(".")[0]
             if inside is not None:
-                proven += inside in mine or (
-                    _is_installed(inside) and name.partition(".")[0].lower() == project
-                )
+                if name == "__main__" and inside in mine:
+                    modules.add((name, inside))
+                elif inside in mine and _is_test(inside):
+                    tests.add(name)
+                elif inside in mine or held.has(name, file):
+                    modules.add((name, top))
                 continue
             elsewhere = self._where(side, file)
-            top = name.partition(".")[0]
             if not elsewhere and top not in sys.stdlib_module_names and top != "__main__":
-                folders = name.split(".") if file.stem == "__init__" else name.split(".")[:-1]
-                if top.lower() == project or "/".join([*folders, file.name]) in provided:
-                    elsewhere = "neither work tree"
+                elsewhere = "neither work tree" if held.has(name, file) else ""
             if elsewhere:
                 where = self._import_folder(name, file)
                 raise GateError(
@@ -72,7 +90,7 @@ class Trees:
                     f"the {side} imported {name} from {file}, in {elsewhere}, so the two sides did not each run their own "
                     f"code; {WAYS_OUT.format(where=where)}",
                 )
-        return proven
+        return Proof(len(modules), tuple(sorted({top for _, top in modules})), tuple(sorted(tests)))
 
     def _where(self, side: str, file: Path) -> str:
         """The wrong place that holds a file; "" where it is no wrong one."""
@@ -88,13 +106,6 @@ class Trees:
         )  # an extension that was built beside its sources, which git ignores
         return "the original checkout (an editable install?)" if known or built else ""
 
-    def _provided(self, side: str) -> set[str]:
-        """Files of a tree relative to the folders that packages may be imported from."""
-        files = self.files[side]
-        projects = {"", *(f.rpartition("/")[0] + "/" for f in files if f.rpartition("/")[2] in PROJECT_FILES)}
-        roots = {("" if p == "/" else p) + folder for p in projects for folder in PACKAGE_FOLDERS}
-        return {f[len(root) :] for root in roots for f in files if f.startswith(root)}
-
     def _import_folder(self, name: str, file: Path) -> str:
         """Folder of the checkout that holds the top-level package of a module: "src", "."."""
         inside = next((i for t in (self.original, *self.trees.values()) if (i := _below(file, t))), None)
@@ -103,6 +114,57 @@ class Trees:
         up = len(name.split(".")) - (not file.name.startswith("__init__."))
         parts = inside.split("/")[: -up - 1]
         return "/".join(parts) or "."
+
+
+class _Held:
+    """What a tree holds, by the names under which it would be imported."""
+
+    def __init__(self, tree: Path, files: frozenset[str]) -> None:
+        declared = [f for f in files if f.rpartition("/")[2] == "pyproject.toml" and not _is_test(f)]
+        self._projects = {_project_name(tree / f) for f in declared} - {""}
+        self._provided = _provided(files)
+        self._recorded: dict[Path, frozenset[str]] = {}
+
+    def has(self, name: str, file: Path) -> bool:
+        """Whether a module is one of the tree's, wherever its file lies."""
+        folders = name.split(".") if file.stem == "__init__" else name.split(".")[:-1]
+        if name.partition(".")[0].lower() in self._projects:
+            return True
+        return "/".join([*folders, file.name]) in self._provided or self._is_recorded(file)
+
+    def _is_recorded(self, file: Path) -> bool:
+        """Whether an installed file belongs to a distribution that is named as a project of the tree."""
+        site = next((folder for folder in file.parents if folder.name in INSTALLED), None)
+        if site is None or not self._projects:
+            return False
+        if site not in self._recorded:
+            records = [
+                folder / "RECORD"
+                for folder in site.glob("*.dist-info")
+                if _import_name(folder.stem.partition("-")[0]) in self._projects
+            ]
+            texts = [path.read_text(encoding="utf-8", errors="replace") for path in records if path.is_file()]
+            lines = [line for text in texts for line in text.splitlines()]
+            self._recorded[site] = frozenset(line.split(",")[0] for line in lines)
+        return file.relative_to(site).as_posix() in self._recorded[site]
+
+
+def _provided(files: frozenset[str]) -> set[str]:
+    """Files of a tree relative to the folders that packages may be imported from.
+
+    A file below the root of a project, or one of its usual folders; and any other with its package's folder: a package
+    may lie anywhere, unless within another package or among tests.
+    """
+    projects = {"", *(f.rpartition("/")[0] + "/" for f in files if f.rpartition("/")[2] in PROJECT_FILES)}
+    roots = {("" if p == "/" else p) + folder for p in projects for folder in PACKAGE_FOLDERS}
+    found = {f[len(root) :] for root in roots for f in files if f.startswith(root)}
+    packages = {f.rpartition("/")[0] for f in files if f.endswith("/__init__.py")}
+    for parts in (f.split("/") for f in files):
+        for i in range(1, len(parts) - 1):
+            if parts[i - 1] in TEST_FOLDERS or "/".join(parts[:i]) in packages:
+                break
+            found.add("/".join(parts[i:]))
+    return found
 
 
 def read_modules(folder: Path) -> set[tuple[str, Path]]:
@@ -128,18 +190,37 @@ def _is_installed(inside: str) -> bool:
     return any(name in inside.split("/") for name in INSTALLED)
 
 
-def _project_name(tree: Path) -> str:
-    """The import name that the project's own name suggests; "" where none is declared."""
+def _is_test(inside: str) -> bool:
+    """Whether a file of a tree is part of its tests, by its name or its folders."""
+    *folders, name = inside.split("/")
+    stem = name.partition(".")[0]
+    by_name = stem == "conftest" or stem.startswith("test_") or stem.endswith("_test")
+    return by_name or not TEST_FOLDERS.isdisjoint(folders)
+
+
+def _import_name(project: str) -> str:
+    return re.sub(r"[-.]+", "_", project).lower()
+
+
+def _project_name(file: Path) -> str:
+    """The import name that a project's own name suggests; "" where none is declared."""
     try:
-        declared = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
+        declared = tomllib.loads(file.read_text(encoding="utf-8"))
         name = str(declared["project"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    return re.sub(r"[-.]+", "_", name).lower()
+    return _import_name(name)
 
 
-def unproven(sides: Iterable[str]) -> GateError:
-    """The refusal where a side imported no module of its tree."""
+def unproven(sides: Iterable[str], tests: Sequence[str] = ()) -> GateError:
+    """The refusal where a side imported no module of its tree, or only test files."""
+    if tests:
+        return GateError(
+            Exit.INCONCLUSIVE,
+            f"could not prove that each side ran its own tree: of the tree of the {' and the '.join(sides)} only test files "
+            f"were imported ({', '.join(tests[:4])}), so the code that they test may be an installed copy; {WAYS_OUT.format(where='.')}; "
+            "or --unproven-tree ok",
+        )
     return GateError(
         Exit.INCONCLUSIVE,
         f"could not prove that each side ran its own tree: no Python process of the {' and the '.join(sides)} reported a "

@@ -56,6 +56,65 @@ def test_what_differs_and_what_does_not(root: Path) -> None:
     assert not against.same_code(root, first)
 
 
+def test_a_file_that_became_a_folder_or_a_link_is_copied_as_it_is(root: Path, tmp_path: Path) -> None:
+    """Oracle: the work tree itself. Nothing behind a link is touched."""
+    for name in ("plain", "folder/a", "folder/b", "linked/a", "gone/a"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(name)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "three")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a").write_text("kept")
+    git(root, "rm", "-q", "-r", "plain", "folder", "linked", "gone")
+    (root / "plain").mkdir()
+    (root / "plain" / "new").write_text("new")
+    (root / "folder").write_text("a file")
+    (root / "linked").symlink_to(elsewhere)
+    git(root, "add", "linked")
+    with against.work_tree(root, against.resolve(root, "HEAD")) as tree:
+        against.copy_changes(root, tree)
+        assert (tree / "plain" / "new").read_text() == "new"
+        assert (tree / "folder").read_text() == "a file"
+        assert (tree / "linked").is_symlink()
+        assert not (tree / "gone" / "a").exists()
+    assert (elsewhere / "a").read_text() == "kept"
+
+
+@pytest.mark.parametrize("what", ["diff", "ls-files"])
+def test_a_git_that_fails_is_no_unchanged_tree(
+    root: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silence would be: nothing is uncommitted, so nothing of it is judged."""
+    (root / "new.py").write_text("")
+    real = against._git
+
+    def failing(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        if words[0] == what:
+            return subprocess.CompletedProcess(words, 128, "", "fatal: index file corrupt")
+        return real(where, *words)
+
+    monkeypatch.setattr(against, "_git", failing)
+    with pytest.raises(GateError, match=f"git {what} failed.*index file corrupt"):
+        against.copy_changes(root, tmp_path)
+    with pytest.raises(GateError, match=f"git {what} failed"):
+        against.same_code(root, "HEAD", (".",))
+
+
+def test_what_the_gate_writes_is_no_change(root: Path, tmp_path: Path) -> None:
+    (root / "results" / "gate").mkdir(parents=True)
+    (root / "results" / "gate" / "run").write_text("")
+    (root / "gate.json").write_text("")
+    written = ("results/gate", "gate.json")
+    assert not against.same_code(root, "HEAD", (".",))
+    assert against.same_code(root, "HEAD", (".",), written)
+    assert against.files_of(root, written) == {"fp8core/cast.py", "README.md"}
+    (root / "results" / "mine").write_text("")
+    assert not against.same_code(root, "HEAD", (".",), written)
+    against.copy_changes(root, tmp_path / "tree", written)
+    assert [p.name for p in (tmp_path / "tree").rglob("*") if p.is_file()] == ["mine"]
+
+
 def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -> None:
     with pytest.raises(GateError, match="no commit 'nope'") as caught:
         against.resolve(root, "nope")
