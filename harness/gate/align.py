@@ -108,7 +108,7 @@ def fill_confirmation(
         How many of them stay without, as the policy excludes the conditions of their confirmation.
     """
     before, after = map(only_ok, tables)
-    again = [u for u in units if not u.trouble and u.key in before and u.key in after]
+    again = [u for u in units if u.is_sound_time and u.key in before and u.key in after]
     rows = [(before[u.key], after[u.key]) for u in again]
     sound = [not excluded_by(pair, policy) for pair in rows]
     left = [(u, pair, u.rows) for u, pair, ok in zip(again, rows, sound, strict=True) if ok]
