@@ -312,7 +312,7 @@ def _missing(unit: Unit, policy: Policy) -> Finding:
         unit,
         Verdict.REGRESSED,
         f"{unit.trouble}: what cannot be compared is no pass",
-        cause=Cause("missing", ""),
+        cause=None if unit.invalid else Cause("missing", ""),
     )
 
 

@@ -56,6 +56,7 @@ class Unit:
     second: Vector = field(default_factory=lambda: EMPTY)
     trouble: str = ""
     wrong: bool = False  # the candidate's check failed: its result is wrong, and not only absent
+    invalid: bool = False  # a sample of the candidate is no time
     undecided: str = ""
     failed_twice: bool = False
     excluded: str = ""

@@ -13,6 +13,7 @@ from harness.gate.align import (
     fill_confirmation,
     fill_rounds,
     judge_again,
+    mark_invalid,
     only_ok,
     ratio_units,
     rows_by_key,
@@ -73,6 +74,9 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     timed = [u for u in units if u.is_sound_time]
     if mode == "machine-free":
         ok = only_ok(again[0]), only_ok(again[1])
+        mark_invalid([(u, u.rows) for u in timed])
+        mark_invalid([(u, (ok[0].get(u.key, []), ok[1].get(u.key, []))) for u in timed if u.is_sound_time])
+        timed = [u for u in timed if u.is_sound_time]
         ratios = ratio_units(timed, ok) if same_class(baseline, candidate) else []
         units = [u for u in units if not u.is_sound_time] + ratios
         if timed and not ratios:
