@@ -154,8 +154,9 @@ def test_bad_input_is_one_line(
         ({"benchmarks": [{"stats": {}}]}, "a benchmark without 'fullname' (it is None); expected a text"),
         (
             {"benchmarks": [{"fullname": "x", "stats": {}}]},
-            "x has the times [None]; expected stats.data, a list",
+            "a benchmark without 'median' and without 'data': x",
         ),
+        ({"benchmarks": [{"fullname": "x", "stats": {"median": None}}]}, "x has the times [None]; expected"),
         ({"benchmarks": [{"fullname": "x", "stats": {"data": "12"}}]}, "x has the times '12'; expected"),
         ({"benchmarks": [{"fullname": "x", "stats": {"data": ["1"]}}]}, "x has the times ['1']; expected"),
         (
