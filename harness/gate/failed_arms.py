@@ -11,6 +11,8 @@ from harness.store.arm import controls
 from harness.store.text import axes_of, case_label
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pandas as pd
 
     from harness.gate.policy import Policy
@@ -25,14 +27,14 @@ def failed_arms(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> tu
         One undecided unit for each that gave no number in the candidate either, and notes. An arm that works in the
         candidate has nothing to fall behind: a note says so.
     """
-    measured = {(r.case_id, r.arm, r.metric) for r in before.itertuples() if r.status == "ok"}
+    measured = {(r.case_id, r.arm, r.metric) for r in _rows(before) if r.status == "ok"}
     candidate: dict[tuple[str, str], list[Any]] = {}
-    for row in after.itertuples():
+    for row in _rows(after):
         candidate.setdefault((row.case_id, row.arm), []).append(row)
     broken = before[(before["status"] == "failed") & ~controls(before) & (before["suite"] != CONTROL_SUITE)]
     units: dict[tuple[str, str], Unit] = {}
     mended: dict[tuple[str, str], str] = {}
-    for row in broken.itertuples():
+    for row in _rows(broken):
         key = row.case_id, row.arm
         if (*key, row.metric) in measured or key in units or key in mended:
             continue
@@ -43,6 +45,10 @@ def failed_arms(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> tu
         else:
             units[key] = _undecided(row, (failed or rows or [None])[0], policy)
     return list(units.values()), _notes(list(units.values()), list(mended.values()))
+
+
+def _rows(frame: pd.DataFrame) -> Iterator[Any]:
+    return frame.itertuples(index=False)
 
 
 def _undecided(row: Any, other: Any, policy: Policy) -> Unit:

@@ -109,7 +109,7 @@ def test_what_failed_in_the_baseline_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("machine_free", [False, True])
 @pytest.mark.parametrize("broken", [1, 2, 9])
 def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, machine_free: bool) -> None:
-    """Of ten arms, more than the policy's fifth may not stay open; one does, and is told."""
+    """Ten arms: more than the policy's fifth may not stay open; one does, and is told."""
     times = Times()
     good = [row for n in range(broken, 10) for row in (time_row(n, times()), value_row(n, "sqnr_db", 30.0))]
     bad = [failed_row(n, f"AttributeError: no prime, {n}") for n in range(broken)]
