@@ -1,13 +1,14 @@
 """`python -m harness export RUN -o FILE.json`: the times of a run as a pytest-benchmark file.
 
 Dashboards that teams have read that format (github-action-benchmark with `tool: pytest`, Bencher with `python_pytest`,
-pytest-benchmark's own `--benchmark-compare`). It holds times only, in seconds: what is no time, was skipped or failed
-stays in the store, and how many rows that are is said. `python -m harness import` reads the file back.
+pytest-benchmark's own `--benchmark-compare`). It holds times only, in seconds. Other rows, skipped and failed ones stay
+in the store; the command prints how many it left out. `python -m harness import` reads the file back.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from bisect import bisect_left, bisect_right
@@ -71,7 +72,8 @@ def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise UsageError(f"{path} holds several commits or machines; a file is of one: name one run")
     frame = without_controls(frame)
     is_time, sound = frame["unit"].isin(list(SECONDS)), frame["status"] == "ok"
-    times = frame[is_time & sound]
+    valid = frame["samples"].map(_are_times).astype(bool)
+    times = frame[is_time & sound & valid]
     if times.empty:
         raise UsageError(f"no time in {path}; a pytest-benchmark file holds nothing else")
     key = ["suite", "case_id", "arm", "metric", "regime", "part"]
@@ -79,7 +81,13 @@ def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise UsageError(
             f"{path} holds several runs of one case (stages of a gate, say): name one of its folders"
         )
-    left_out = {"that are no times": int((~is_time).sum()), "not ok": int((is_time & ~sound).sum())}
+    left_out = {
+        "that are no times": int((~is_time).sum()),
+        "not ok": int((is_time & ~sound).sum()),
+        "without samples, or with one that is not above 0 or not finite": int(
+            (is_time & sound & ~valid).sum()
+        ),
+    }
     benchmarks = [_benchmark(row) for row in times.itertuples(index=False)]
     document = {
         **_about(next(iter(envs.values()))),
@@ -88,6 +96,10 @@ def exported(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         "version": FORMAT,
     }
     return document, {why: count for why, count in left_out.items() if count}
+
+
+def _are_times(samples: Any) -> bool:
+    return samples is not None and len(samples) > 0 and all(0 < x < math.inf for x in samples)
 
 
 def _benchmark(row: Any) -> dict[str, Any]:

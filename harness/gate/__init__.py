@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -40,18 +39,22 @@ OF_A_COMMAND = ("setup", "unproven_tree")
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns the exit code of `codes.Exit`."""
+    from harness.gate.outputs import clear_outputs, write_without_units
+
     options = _parse(argv)
+    clear_outputs(
+        options
+    )  # before anything is read: whatever comes of this gate, no earlier one is taken for it
     try:
         return int(_gate(options, argv))
-    except GateError as error:
+    except UsageError as error:
+        code = error.code if isinstance(error, GateError) else Exit.USAGE
         sys.stderr.write(f"error: {error}\n")
-        _without_units(error.code, f"no verdict (exit {int(error.code)})", str(error), options)
-        return int(error.code)
-    except UsageError:
-        raise
+        write_without_units(code, f"no verdict (exit {int(code)})", str(error), options)
+        return int(code)
     except Exception as error:
         head = f"internal error (exit {int(Exit.INTERNAL)})"
-        _without_units(Exit.INTERNAL, head, type(error).__name__, options)
+        write_without_units(Exit.INTERNAL, head, type(error).__name__, options)
         raise  # becomes that exit code
 
 
@@ -198,7 +201,6 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
         sys.stdout.write(f"trend    {page}\n")
         return Exit.OK
     policy = _as_given(load_policy(options.policy), options)
-    _writable(options)
     if options.candidate:
         judgement: Judgement | None = judge(
             _side(options.baseline, "baseline", options.results_dir),
@@ -305,79 +307,27 @@ def _tell_progress(line: str) -> None:
 
 def tell_equal(what: str, options: argparse.Namespace) -> None:
     """Says OK where nothing that could be measured differs."""
+    from harness.gate.outputs import write_without_units
+
     same = f"{what}, so nothing was measured (--even-if-equal measures)"
     sys.stdout.write(f"OK (exit 0): {same}\n")
-    _without_units(Exit.OK, "OK", same, options)
+    write_without_units(Exit.OK, "OK", same, options)
 
 
 def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
-    from harness.gate import publish, render
+    from harness.gate import outputs, publish, render
 
     if options.annotations:
         sys.stdout.write(publish.github_lines(judgement))
     sys.stdout.write(render.terminal(judgement, everything=options.all))
     sys.stdout.flush()
-    _summarise(render.markdown(judgement))
-    for path, form in (
-        (options.json, render.as_json),
-        (options.markdown, render.markdown),
-        (options.junit, publish.junit),
-        (options.comment, publish.comment),
-    ):
-        if path is not None:
-            _write(path, form(judgement))
+    outputs.write_judgement(judgement, options)
     return judgement.code
-
-
-def _without_units(code: Exit, head: str, text: str, options: argparse.Namespace) -> None:
-    """Tells a gate that judged no unit where it is published; a file of an earlier one would be taken for its."""
-    from harness.gate import publish
-
-    _summarise(f"### Gate: {head}\n\n{' '.join(text.split())}\n")
-    if options.annotations and code is not Exit.OK:
-        sys.stdout.write(publish.annotation_of(code, text))
-    for path, form in (
-        (options.junit, publish.junit_of(code, f"{head}: {text}")),
-        (options.comment, publish.comment_of(head, text)),
-    ):
-        try:
-            if path is not None:
-                path.write_text(form, encoding="utf-8")
-        except OSError as error:
-            sys.stderr.write(f"warning: cannot write {path} ({error.strerror})\n")
-
-
-def _write(path: Path, content: str) -> None:
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path} ({error.strerror}); the verdict is printed above") from error
-
-
-def _summarise(markdown: str) -> None:
-    """Appends to the step summary of a GitHub job; elsewhere there is none."""
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not summary:
-        return
-    try:
-        with Path(summary).open("a", encoding="utf-8") as file:
-            file.write(markdown + "\n")
-    except OSError as error:  # no verdict is worth less because a page could not show it
-        sys.stderr.write(f"warning: cannot write the step summary {summary} ({error.strerror})\n")
 
 
 def is_file_list(names: Sequence[str]) -> bool:
     """Whether a side is named by pytest-benchmark files and not by a run."""
     return bool(names) and all(name.endswith(".json") for name in names)
-
-
-def _writable(options: argparse.Namespace) -> None:
-    """Refuses an output that can't be written before anything is measured."""
-    for path in (options.json, options.markdown, options.junit, options.comment):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: {path.parent} is no folder")
-        if path is not None and path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder")
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,6 +20,8 @@ from harness.store.arm import controls
 from harness.store.cause import REFUTED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
     from numpy.typing import NDArray
 
@@ -61,12 +63,8 @@ def _flat(rows_of: list[list[Any]], by_number: bool) -> tuple[NDArray[np.int64],
 
 def fill_rounds(units: list[Unit], stage: int, *, by_number: bool) -> None:
     """Puts the log ratios of one stage into the units."""
-    sound = []
-    for unit in units:
-        if not all(map(_are_times, (row for rows in unit.rows for row in rows))):
-            unit.trouble = "a sample is not above 0 or not finite, which no time is"
-        else:
-            sound.append(unit)
+    mark_invalid([(unit, unit.rows) for unit in units])
+    sound = [unit for unit in units if unit.is_sound_time]
     if not sound:
         return
     a, log_a = _flat([u.rows[0] for u in sound], by_number)
@@ -80,6 +78,28 @@ def fill_rounds(units: list[Unit], stage: int, *, by_number: bool) -> None:
             unit.first = logs
         else:
             unit.second = logs
+
+
+def mark_invalid(rows_of: Iterable[tuple[Unit, tuple[list[Any], list[Any]]]]) -> None:
+    """Marks units that have a sample which is no time: undecided where it is the baseline's, else in trouble."""
+    for unit, sides in rows_of:
+        before, after = (_invalid_sample(rows, unit.unit) for rows in sides)
+        if before:
+            also = f"; the candidate's {after} too" if after else ""
+            unit.undecided = f"the baseline's {before}, which is no time{also}: measure it again"
+        elif after:
+            unit.trouble, unit.invalid = f"the candidate's {after}, which is no time", True
+
+
+def _invalid_sample(rows: list[Any], unit: str) -> str:
+    """The first sample that is not above 0 or not finite, with its round; "" where all are times."""
+    for row in rows:
+        if _are_times(row):
+            continue
+        place = next(i for i, sample in enumerate(row.samples) if not 0 < sample < np.inf)
+        where = f" of round {row.rounds[place]}" if len(row.rounds) == len(row.samples) else ""
+        return f"sample{where} is {row.samples[place]:g} {unit}"
+    return ""
 
 
 def _are_times(row: Any) -> bool:
@@ -108,7 +128,7 @@ def fill_confirmation(
         How many of them stay without, as the policy excludes the conditions of their confirmation.
     """
     before, after = map(only_ok, tables)
-    again = [u for u in units if not u.trouble and u.key in before and u.key in after]
+    again = [u for u in units if u.is_sound_time and u.key in before and u.key in after]
     rows = [(before[u.key], after[u.key]) for u in again]
     sound = [not excluded_by(pair, policy) for pair in rows]
     left = [(u, pair, u.rows) for u, pair, ok in zip(again, rows, sound, strict=True) if ok]

@@ -86,7 +86,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """A file's content.
 
     Raises:
-        UsageError: it can't be read, is not of pytest-benchmark, or holds no test.
+        UsageError: it can't be read, is not of pytest-benchmark, holds no test, or holds a value of another type.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +98,15 @@ def read_document(path: Path) -> dict[str, Any]:
         )
     if not document["benchmarks"]:
         raise UsageError(f"{path} contains no benchmark; did pytest run any test with the benchmark fixture?")
+    for name in ("machine_info", "commit_info"):
+        _check_object(document.get(name), name, path)
+    _check_object((document.get("machine_info") or {}).get("cpu"), "machine_info.cpu", path)
     return document
+
+
+def _check_object(value: Any, name: str, path: Path) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise UsageError(f"{path}: {name} is {value!r:.60}; expected an object as pytest-benchmark writes it")
 
 
 def row_of(test: Any, path: Path) -> Measurement:
@@ -107,13 +115,24 @@ def row_of(test: Any, path: Path) -> Measurement:
     Raises:
         UsageError: it lacks a name or times, or holds a time that is none.
     """
-    try:
-        name, stats = str(test["fullname"]), dict(test["stats"])
-        seconds = [float(x) for x in stats.get("data") or [stats["median"]]]
-    except (TypeError, KeyError, ValueError) as error:
+    if not isinstance(test, dict):
+        raise UsageError(f"{path}: a benchmark is {test!r:.60}; expected an object with fullname and stats")
+    for field, kind, expected in (("fullname", str, "a text"), ("stats", dict, "an object")):
+        if not isinstance(test.get(field), kind):
+            raise UsageError(
+                f"{path}: a benchmark without {field!r} (it is {test.get(field)!r:.60}); expected {expected} as "
+                "pytest-benchmark writes it"
+            )
+    name, stats = test["fullname"], test["stats"]
+    if not stats.get("data") and "median" not in stats:
+        raise UsageError(f"{path}: a benchmark without 'median' and without 'data': {name}")
+    data = stats.get("data") or [stats["median"]]
+    if not isinstance(data, list) or not all(_is_number(x) for x in data):
         raise UsageError(
-            f"{path}: a benchmark without {error}; expected fullname and stats of pytest-benchmark"
-        ) from error
+            f"{path}: {name} has the times {data!r:.60}; expected stats.data, a list of seconds, or stats.median"
+        )
+    _check_object(test.get("extra_info"), f"extra_info of {name}", path)
+    seconds = [float(x) for x in data]
     if not all(math.isfinite(s) and s > 0 for s in seconds):
         raise UsageError(
             f"{path}: {name} holds a time that is not a positive number: {min(seconds):g} s among {len(seconds)}"
@@ -134,6 +153,10 @@ def row_of(test: Any, path: Path) -> Measurement:
         rounds=(0,) * len(seconds),
         timing={"method": "pytest-benchmark", "raw": raw, "iterations": stats.get("iterations")},
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _extra(test: Any) -> dict[str, Any]:

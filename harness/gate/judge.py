@@ -72,8 +72,8 @@ class Finding:
 
     @property
     def is_time(self) -> bool:
-        """Whether the verdict is one on a time that both sides measured."""
-        return self.effect is not None
+        """Whether the verdict is one on a time, also one that was to be measured and is undecided without it."""
+        return self.effect is not None or (self.unit.rule.rule == "timed" and bool(self.unit.undecided))
 
     @property
     def counts(self) -> bool:
@@ -172,7 +172,7 @@ def judge(
     if not matched.control.size and mode == "stored":
         notes.append("no control case in both runs: a slow machine cannot be distinguished from slow code")
     control = _judge_control(matched.control, policy)
-    timed = [u for u in matched.units if u.rule.rule == "timed" and not u.trouble]
+    timed = [u for u in matched.units if u.is_sound_time]
     groups = _group_units(timed, policy)
     timed += groups
     spread = 0.0 if mode == "paired" else policy.session_spread
@@ -195,14 +195,14 @@ def judge(
         for unit, decision, limit in zip(timed, decisions, limits, strict=True)
     ]
     findings += [
-        _missing(u) if u.trouble or u.undecided else _exact(u)
+        _missing(u, policy) if u.trouble or u.undecided else _exact(u)
         for u in matched.units
-        if u.trouble or u.rule.rule != "timed"
+        if not u.is_sound_time
     ]
     findings += [
         Finding(o.unit, o.verdict, o.reason) for o in outcomes(baseline.first, candidate.first, policy)
     ]
-    if not findings:
+    if all(f.unit.failed_twice for f in findings):
         why = "; ".join(notes) or "the policy ignores every metric that both hold"
         raise GateError(
             Exit.NO_BASELINE,
@@ -304,14 +304,15 @@ def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Fi
     )
 
 
-def _missing(unit: Unit) -> Finding:
+def _missing(unit: Unit, policy: Policy) -> Finding:
     if unit.undecided:
-        return Finding(unit, Verdict.INCONCLUSIVE, unit.undecided)
+        told_only = unit.rule.rule == "timed" and policy.on_slower == "warn"
+        return Finding(unit, Verdict.INCONCLUSIVE, unit.undecided, told_only=told_only)
     return Finding(
         unit,
         Verdict.REGRESSED,
         f"{unit.trouble}: what cannot be compared is no pass",
-        cause=Cause("missing", ""),
+        cause=None if unit.invalid else Cause("missing", ""),
     )
 
 
@@ -345,11 +346,14 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
     """Whether silence would read as approval.
 
     So it would where a unit looks slower, where nothing at all was decided, where no time was, or where more times stayed
-    open than the policy puts up with.
+    open, or more arms failed on both sides, than the policy puts up with.
     """
     open_times, times = len(found.undecided), len(found.times)
+    arms = {(f.unit.case_id, f.unit.arm) for f in found.findings if f.unit.suite != GROUP}
+    failed = sum(f.unit.failed_twice for f in found.findings)
     return (
         bool(found.suspects)
+        or failed > policy.undecided_share * len(arms)
         or all(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
         or (bool(times) and (open_times == times or open_times > policy.undecided_share * times))
     )

@@ -55,11 +55,25 @@ def asv(times: Array) -> Flags:
 
 
 def rank_z(sides: Array) -> Array:
-    """Standardised rank sum of the second side (Mann and Whitney 1947). sides: [unit, side, sample]."""
+    """Standardised rank sum of the second side (Mann and Whitney 1947); ties share a rank and narrow the variance.
+
+    Args:
+        sides: [unit, side, sample].
+
+    Returns:
+        One z a unit; 0 where all samples are equal.
+    """
     count = sides.shape[-1]
-    ranks = sides.reshape(len(sides), -1).argsort(axis=-1).argsort(axis=-1) + 1
-    excess = ranks[:, count:].sum(axis=-1) - count * (2 * count + 1) / 2
-    return np.asarray(excess / math.sqrt(count * count * (2 * count + 1) / 12))
+    whole = 2 * count
+    out = np.zeros(len(sides))
+    for unit, samples in enumerate(sides.reshape(len(sides), whole)):
+        _, group, sizes = np.unique(samples, return_inverse=True, return_counts=True)
+        ranks = np.cumsum(sizes) - (sizes - 1) / 2  # the mean rank of each group of equal samples
+        excess = ranks[group.reshape(-1)[count:]].sum() - count * (whole + 1) / 2
+        ties = float((sizes.astype(np.float64) ** 3 - sizes).sum()) / (whole * (whole - 1))
+        variance = count * count / 12 * (whole + 1 - ties)
+        out[unit] = excess / math.sqrt(variance) if len(sizes) > 1 else 0.0
+    return out
 
 
 def perfgate_paired(times: Array) -> Flags:

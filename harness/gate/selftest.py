@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from harness.gate.policy import Policy
     from harness.gate.simulate import Bar, Cell
 
+FEWEST = 100  # trials or judgements that can show a rate of 1 %
+
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0 where every bar of the simulation holds, else 1."""
@@ -71,10 +73,11 @@ def main(argv: Sequence[str]) -> int:
         "words", nargs="*", metavar="KEY=VALUE", help=f"what --real measures (default {SWEEP})"
     )
     options = parser.parse_intermixed_args(list(argv))
-    if options.trials < 100:
-        parser.error(f"--trials {options.trials}: fewer than 100 trials cannot measure rates of 1 %")
-    if options.judgements < 1:
-        parser.error(f"--judgements {options.judgements} must be at least 1")
+    for name in ("trials", "judgements"):
+        if getattr(options, name) < FEWEST:
+            parser.error(
+                f"--{name} {getattr(options, name)}: fewer than {FEWEST} {name} cannot measure rates of 1 %"
+            )
     policy = load_policy(options.policy)
     folders = list(options.sessions or [])
     if options.real:

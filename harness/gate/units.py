@@ -13,16 +13,17 @@ from harness.gate.align import (
     fill_confirmation,
     fill_rounds,
     judge_again,
+    mark_invalid,
     only_ok,
     ratio_units,
     rows_by_key,
 )
 from harness.gate.codes import LOUD, Exit, GateError
 from harness.gate.conditions import mark_conditions
+from harness.gate.failed_arms import failed_arms
 from harness.gate.policy import Rule
 from harness.gate.sides import CONTROL_SUITE, FIRST, same_class
-from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, facts_of
-from harness.store.arm import controls
+from harness.gate.unit import KEY, LOSS, OPERATORS, Unit, arm_names, facts_of
 from harness.store.cause import REFUTED
 from harness.store.measurement import METRICS
 from harness.store.text import axes_of, case_label
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from harness.gate.policy import Better, Policy
     from harness.gate.sides import Mode, Side
     from harness.store.stats import Vector
-
-
-SHOWN = 6  # arms that a note names
 
 
 @dataclass(frozen=True)
@@ -63,23 +61,24 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
             f"no case is in both {baseline.name} and {candidate.name}; measure the same sweep, axes and seed",
         )
     notes = [*baseline.notes, *candidate.notes]
-    broken = (before["status"] == "failed") & ~controls(before)
-    if lost := before[broken].groupby(["case_id", "arm"]).ngroups:
-        reason = str(before.loc[broken, "reason"].iloc[0])
-        notes.append(
-            f"{lost} arms failed in the baseline and have nothing to fall behind; the first: {reason[:160]}"
-        )
+    failed, told = failed_arms(before, after, policy)
+    notes += told
     if new := set(after["case_id"]) - set(before["case_id"]) - _control_ids(after):
         notes.append(f"{len(new)} cases are new in the candidate and have nothing to be compared with")
-    units = _units(before, after, policy, policy.facts, elsewhere=baseline.env_id != candidate.env_id)
+    units = (
+        _units(before, after, policy, policy.facts, elsewhere=baseline.env_id != candidate.env_id) + failed
+    )
     notes += _of_another_torch(units, baseline, candidate)
     again = confirmation(baseline, candidate)
     judge_again(again, units)
-    timed = [u for u in units if u.rule.rule == "timed" and not u.trouble]
+    timed = [u for u in units if u.is_sound_time]
     if mode == "machine-free":
         ok = only_ok(again[0]), only_ok(again[1])
+        mark_invalid([(u, u.rows) for u in timed])
+        mark_invalid([(u, (ok[0].get(u.key, []), ok[1].get(u.key, []))) for u in timed if u.is_sound_time])
+        timed = [u for u in timed if u.is_sound_time]
         ratios = ratio_units(timed, ok) if same_class(baseline, candidate) else []
-        units = [u for u in units if u.rule.rule != "timed" or u.trouble] + ratios
+        units = [u for u in units if not u.is_sound_time] + ratios
         if timed and not ratios:
             notes.append(f"{len(timed)} times were not judged: ratios need one kind of device on both sides")
     else:
@@ -107,10 +106,8 @@ def _of_another_torch(units: list[Unit], baseline: Side, candidate: Side) -> lis
         return []
     for unit in found:
         unit.undecided = f"torch {now} may take an operator apart otherwise than the baseline's {was}"
-    arms = list(dict.fromkeys(f"{u.suite}/{u.arm}" for u in found))
-    more = f" and {len(arms) - SHOWN} more arms" if len(arms) > SHOWN else ""
     return [
-        f"{LOUD[0]}: {OPERATORS} of {len(found)} units ({', '.join(arms[:SHOWN])}{more}), as torch {was} became {now}; "
+        f"{LOUD[0]}: {OPERATORS} of {len(found)} units ({arm_names(found)}), as torch {was} became {now}; "
         f"measure the baseline {baseline.commit} anew with torch {now}: python -m harness gate --measure --machine-free "
         "(in this repository: make gate ARGS=update)"
     ]

@@ -5,6 +5,7 @@ Each line is read from stored rows; what was not measured is left out, and what 
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from harness.machine.hardware import of_env
 from harness.store.arm import controls, without_controls
 from harness.store.compare import FP8_DTYPES, against, paired_ratios, rows_of, summary, with_rates
 from harness.store.json_columns import parse
+from harness.store.text import case_label, constant_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -140,34 +142,53 @@ def _prediction(predicted: Sequence[Check]) -> str:
 
 
 def _loss(frame: pd.DataFrame) -> Iterator[str]:
-    """The verdict on each arm that trained, and the best validation loss of each, beside what is published."""
-    judged = verdict.judge(frame)
-    if judged:
-        said = []
-        for v in judged:
-            why = f" ({v.verdict.reasons[0]})" if v.verdict.reasons else ""
-            said.append(f"{v.arm} against {v.against} {v.verdict.outcome}{why}")
-        yield f"loss of {judged[0].axes.get('model')}: " + "; ".join(said)
-    best: dict[str, list[float]] = {}  # arm -> of each seed
-    published = False
+    """The verdict on each arm that trained, and the best validation loss of each, by set-up: its axes without the seed."""
+    verdicts: dict[str, list[str]] = {}  # axes of a set-up -> words
+    for v in verdict.judge(frame):
+        why = f" ({v.verdict.reasons[0]})" if v.verdict.reasons else ""
+        verdicts.setdefault(_setup(v.axes), []).append(
+            f"{v.arm} against {v.against} {v.verdict.outcome}{why}"
+        )
+    best: dict[str, dict[str, list[tuple[Any, float]]]] = {}  # set-up -> arm -> seeds and losses
     own = frame[(frame["suite"] == "divergence") & (frame["metric"] == "heldout_loss")]
     for r in rows_of(own[own["status"] == "ok"]):
-        published |= NANOGPT.items() <= parse(r["axes"]).items()
-        best.setdefault(r["arm"], []).append(min(r["samples"]))
-    if not best:
-        return
-    told = ", ".join(
-        f"{arm} {statistics.mean(values):.3f} (seeds {', '.join(f'{value:.3f}' for value in values)})"
-        for arm, values in best.items()
-    )
-    yield f"best validation loss: {told}" + (f"; {_as_published(best)}" if published else "")
+        axes = parse(r["axes"])
+        arms = best.setdefault(_setup(axes), {})
+        arms.setdefault(r["arm"], []).append((axes.get("seed", r["seed"]), min(r["samples"])))
+    setups = list(dict.fromkeys([*verdicts, *best]))
+    for setup, words in verdicts.items():
+        yield f"loss of {_setup_label(setup, setups)}: {'; '.join(words)}"
+    for setup, arms in best.items():
+        of = f" of {_setup_label(setup, setups)}" if len(setups) > 1 else ""
+        told = ", ".join(
+            f"{arm} {_mean(losses):.3f} (seeds {', '.join(f'{value:.3f}' for _, value in losses)})"
+            for arm, losses in arms.items()
+        )
+        published = NANOGPT.items() <= parse(setup).items()
+        yield f"best validation loss{of}: {told}" + (f"; {_as_published(arms)}" if published else "")
 
 
-def _as_published(best: Mapping[str, Sequence[float]]) -> str:
+def _setup(axes: Mapping[str, Any]) -> str:
+    """The axes without the seed, as JSON."""
+    return json.dumps({name: value for name, value in axes.items() if name != "seed"}, sort_keys=True)
+
+
+def _setup_label(setup: str, setups: Sequence[str]) -> str:
+    """The model, and what else tells a set-up from the others."""
+    axes = parse(setup)
+    shared = constant_axes(setups) if len(setups) > 1 else set(axes)
+    return case_label(axes, without=shared - {"model"})
+
+
+def _mean(losses: Sequence[tuple[Any, float]]) -> float:
+    return statistics.mean(value for _, value in losses)
+
+
+def _as_published(arms: Mapping[str, Sequence[tuple[Any, float]]]) -> str:
     asked = f"published {NANOGPT_LOSS} +- {NANOGPT_WITHIN}"
-    if min(map(len, best.values())) < MIN_SEEDS:
+    if min(len({seed for seed, _ in losses}) for losses in arms.values()) < MIN_SEEDS:
         return f"{asked}: INCONCLUSIVE, fewer than {MIN_SEEDS} seeds"
-    off = [a for a, values in best.items() if abs(statistics.mean(values) - NANOGPT_LOSS) > NANOGPT_WITHIN]
+    off = [arm for arm, losses in arms.items() if abs(_mean(losses) - NANOGPT_LOSS) > NANOGPT_WITHIN]
     return f"{asked}: FAIL, {', '.join(off)}" if off else f"{asked}: PASS"
 
 

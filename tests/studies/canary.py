@@ -14,6 +14,7 @@ import ast
 import importlib
 import inspect
 import json
+import math
 import re
 import subprocess
 import sys
@@ -31,7 +32,9 @@ TREE = ("fp8core", "harness")
 BASELINE = ROOT / "results" / "baseline" / "cpu"
 MEASURE = ("gate", "--measure", "--machine-free", "--pairs", "1", "--blocks", "1", "--budget-s", "0")
 WORDS = ("sweep=gate_ci", "device=cpu")
-TOLERANCE = 1e-6  # of a figure that no machine changes; another release may sum in another order
+POLICY = (
+    ROOT / ".ci" / "gate-policy.yaml"
+)  # what figures may differ by: another CPU or release sums in another order
 FIGURES = ("mismatches", "sqnr_db", "sqnr_row_min_db", "saturated_frac", "underflow_frac")
 ABSENT = "absent"
 
@@ -171,6 +174,10 @@ def moved_names(names: Mapping[str, Sequence[str]], expected: Mapping[str, str])
 
 def moved_rows(before: Any, after: Any) -> list[str]:
     """A line for each count, figure or status of the baseline's rows that another run has otherwise."""
+    from harness.gate.policy import load_policy
+    from harness.store.measurement import METRICS
+
+    rules = load_policy(POLICY).units
     theirs = {_key(r): r for r in after.itertuples()}
     reasons = {_key(r)[:3]: r.reason for r in after.itertuples() if r.status != "ok"}
     lines: dict[str, None] = {}  # a fact stands in every row of its arm
@@ -182,13 +189,20 @@ def moved_rows(before: Any, after: Any) -> list[str]:
             reason = now.reason if now is not None else reasons.get(_key(r)[:3], f"no row {r.metric}")
             lines[f"no longer measured: {what}: {reason}"] = None
             continue
-        if r.metric in FIGURES and abs(now.value - r.value) > TOLERANCE * max(1.0, abs(r.value)):
+        if r.metric in FIGURES and not _agree(r.value, now.value, rules[METRICS[r.metric].unit]):
             lines[f"figure moved: {r.metric} of {what}: {r.value:.9g} -> {now.value:.9g}"] = None
         then, found = json.loads(r.resolved or "{}"), json.loads(now.resolved or "{}")
         for name, value in then.items():
             if isinstance(value, int) and not isinstance(value, bool) and found.get(name) != value:
                 lines[f"count moved: {name} of {what}: {value} -> {found.get(name)}"] = None
     return list(lines)
+
+
+def _agree(then: float, now: float, rule: Any) -> bool:
+    """Whether two figures differ by no more than the gate's rule for their unit allows, up or down."""
+    if math.isinf(then) or math.isinf(now):
+        return then == now
+    return abs(now - then) <= rule.tolerance * abs(then) + rule.absolute
 
 
 def _key(row: Any) -> tuple[str, ...]:

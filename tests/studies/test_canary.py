@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -85,6 +86,30 @@ def test_a_count_a_figure_and_a_lost_arm_are_named(tmp_path: Path) -> None:
     assert second.startswith("figure moved: mismatches of gemm/fp8 ")
     assert third.startswith("no longer measured: gemm/fp8 ")
     assert third.endswith("AttributeError: torch._scaled_mm")
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "moved"),
+    [
+        ("sqnr_db", 28.5, 28.54, False),  # policy: 0.05 dB
+        ("sqnr_db", 28.5, 28.46, False),
+        ("sqnr_db", 28.5, 28.56, True),
+        ("sqnr_db", 28.5, 28.44, True),
+        ("sqnr_db", math.inf, math.inf, False),
+        ("sqnr_db", math.inf, 60.0, True),
+        ("saturated_frac", 0.5, 0.505, False),  # 2 %
+        ("saturated_frac", 0.5, 0.52, True),
+        ("mismatches", 0.0, 1.0, True),
+        ("mismatches", 3e6, 3e6 + 1, True),  # a count is exact
+    ],
+)
+def test_figures_may_differ_by_what_the_gate_allows(
+    tmp_path: Path, metric: str, before: float, after: float, moved: bool
+) -> None:
+    a, b = (
+        store.read(write(tmp_path / n, [value_row(1, metric, v)])) for n, v in (("a", before), ("b", after))
+    )
+    assert bool(canary.moved_rows(a, b)) is moved
 
 
 def test_the_tree_uses_no_private_name_that_is_gone_or_changed() -> None:

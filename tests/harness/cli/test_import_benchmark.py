@@ -128,13 +128,13 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
         ({"benchmarks": []}, "contains no benchmark"),
         ({"benchmarks": [{"fullname": "t"}]}, "a benchmark without 'stats'"),
         ({"benchmarks": [{"fullname": "t", "stats": {}}]}, "a benchmark without 'median'"),
-        ({"benchmarks": [3]}, "a benchmark without"),
+        ({"benchmarks": [3]}, "a benchmark is 3; expected an object"),
         (
             {"benchmarks": [{"fullname": "t", "stats": {"data": [1.0, float("nan")]}}]},
             "not a positive number",
         ),
         ({"benchmarks": [{"fullname": "t", "stats": {"data": [0.0]}}]}, "not a positive number"),
-        ({"benchmarks": [{"fullname": "t", "stats": {"data": ["x"]}}]}, "a benchmark without"),
+        ({"benchmarks": [{"fullname": "t", "stats": {"data": ["x"]}}]}, "t has the times ['x']; expected"),
     ],
 )
 def test_bad_files_are_one_line_and_write_nothing(

@@ -102,6 +102,37 @@ def test_a_changed_clock_is_lent_and_one_that_lacks_a_name_is_no_baseline(trees:
     assert caught.value.code is Exit.NO_BASELINE
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def run():\n    from harness.timing import rounds\n\n    rounds.prime()\n",
+        "from harness.timing import rounds as r\nr.prime()\n",
+        "import harness.timing.rounds\nharness.timing.rounds.prime()\n",
+        "import harness.timing.rounds as r\nr.prime\n",
+        "import harness.timing as t\nt.rounds.prime()\n",
+        "from harness import timing\ntiming.rounds.prime()\n",
+    ],
+)
+def test_a_clock_that_lacks_an_attribute_of_a_module_is_no_baseline(
+    trees: tuple[Path, Path], source: str
+) -> None:
+    """Called for compiled arms alone, it would fail in each of them, on both sides."""
+    (trees[0] / "harness" / "timing" / "rounds.py").write_text("def measure(): ...\ndef prime(): ...\n")
+    (trees[0] / "harness" / "user.py").write_text(source)
+    assert clock_lacks(trees[0], trees[0]) == ""
+    assert clock_lacks(*trees) == "harness.timing.rounds.prime"
+    with pytest.raises(GateError, match=r"lacks harness\.timing\.rounds\.prime") as caught:
+        base_of(*trees, None)
+    assert caught.value.code is Exit.NO_BASELINE
+
+
+def test_a_clock_that_lacks_a_module_is_no_baseline(trees: tuple[Path, Path]) -> None:
+    (trees[0] / "harness" / "timing" / "new.py").write_text("def measure(): ...\n")
+    (trees[0] / "harness" / "user.py").write_text("import harness.timing.new\n")
+    assert clock_lacks(*trees) == "harness.timing.new"
+    assert clock_lacks(trees[0], trees[0]) == ""
+
+
 def test_this_tree_finds_all_that_it_imports_in_its_own_clock() -> None:
     assert clock_lacks(ROOT, ROOT) == ""
 

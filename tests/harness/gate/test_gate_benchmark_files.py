@@ -138,3 +138,41 @@ def test_bad_input_is_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"machine_info": "a laptop"}, "machine_info is 'a laptop'; expected an object"),
+        ({"machine_info": {"cpu": "AMD"}}, "machine_info.cpu is 'AMD'; expected an object"),
+        ({"commit_info": ["abc"]}, "commit_info is ['abc']; expected an object"),
+        ({"benchmarks": ["t.py::x"]}, "a benchmark is 't.py::x'; expected an object with fullname and stats"),
+        (
+            {"benchmarks": [{"fullname": "x", "stats": [1.0]}]},
+            "without 'stats' (it is [1.0]); expected an object",
+        ),
+        ({"benchmarks": [{"stats": {}}]}, "a benchmark without 'fullname' (it is None); expected a text"),
+        (
+            {"benchmarks": [{"fullname": "x", "stats": {}}]},
+            "a benchmark without 'median' and without 'data': x",
+        ),
+        ({"benchmarks": [{"fullname": "x", "stats": {"median": None}}]}, "x has the times [None]; expected"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": "12"}}]}, "x has the times '12'; expected"),
+        ({"benchmarks": [{"fullname": "x", "stats": {"data": ["1"]}}]}, "x has the times ['1']; expected"),
+        (
+            {"benchmarks": [{"fullname": "x", "stats": {"data": [1.0]}, "extra_info": "y"}]},
+            "extra_info of x is 'y'; expected an object",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_what_is_expected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    (a,), (b,) = files(tmp_path, "a", 1), files(tmp_path, "b", 1)
+    Path(b).write_text(json.dumps({**json.loads(Path(b).read_text()), **change}))
+    for words in (["gate", "--baseline", a, "--candidate", b], ["import", b, "--results-dir", str(tmp_path)]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert f"{b}: " in err
+        assert message in err
+        assert err.count("\n") == 1

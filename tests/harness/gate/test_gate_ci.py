@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -145,6 +146,26 @@ def test_no_baseline_is_made_of_a_tree_with_changes(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "measured on a clean tree" in done.stderr
     assert (tmp_path / "results/baseline/cpu/old").exists()
+
+
+def test_no_baseline_is_made_where_git_fails(tmp_path: Path) -> None:
+    """Oracle: the interpreter that would measure, which leaves a mark."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    for name in (".ci", "results/baseline/cpu"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "gate", tmp_path / ".ci" / "gate")
+    (tmp_path / "results/baseline/cpu/old").write_text("")
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\ntouch measured\n")
+    python.chmod(0o755)
+    env = {**os.environ, "GIT_DIR": "/nonexistent", "PY": str(python), "GATE_OUT": str(tmp_path / "out")}
+    command = [bash, str(tmp_path / ".ci" / "gate"), "update"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    assert "git cannot say whether the tree is clean" in done.stderr
+    assert (tmp_path / "results/baseline/cpu/old").exists()
+    assert not (tmp_path / "measured").exists()
 
 
 def test_the_committed_baseline_can_be_judged() -> None:

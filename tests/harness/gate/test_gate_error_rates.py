@@ -48,6 +48,12 @@ def test_the_rank_test_and_the_procedure_against_scipy() -> None:
     expected = [scipy.stats.mannwhitneyu(b, a, method="asymptotic", use_continuity=False) for a, b in sides]
     z = peer_rules.rank_z(sides)
     assert 2 * scipy.stats.norm.sf(np.abs(z)) == pytest.approx([e.pvalue for e in expected])
+    coarse = np.round(sides, 0)  # ten values or so, each many times
+    expected = [scipy.stats.mannwhitneyu(b, a, method="asymptotic", use_continuity=False) for a, b in coarse]
+    z = peer_rules.rank_z(coarse)
+    assert 2 * scipy.stats.norm.sf(np.abs(z)) == pytest.approx([e.pvalue for e in expected])
+    assert [x > 0 for x in z] == [e.statistic > 30 * 30 / 2 for e in expected]
+    assert peer_rules.rank_z(np.ones((1, 2, 40))).tolist() == [0.0]
     p = np.random.default_rng(1).random(9)
     assert peer_rules.benjamini_hochberg(p) == pytest.approx(scipy.stats.false_discovery_control(p))
 

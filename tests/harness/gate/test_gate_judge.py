@@ -256,7 +256,7 @@ def test_a_time_that_is_none_is_no_pass(tmp_path: Path) -> None:
     times = Times()
     judgement = run(tmp_path, [time_row(1, times())], [time_row(1, [0.0] * 10)])
     assert judgement.findings[0].verdict is Verdict.REGRESSED
-    assert "not above 0 or not finite" in judgement.findings[0].reason
+    assert "sample of round 0 is 0 ms, which is no time" in judgement.findings[0].reason
     endless = run(tmp_path / "2", [time_row(1, times())], [time_row(1, [float("inf")] * 10)])
     assert endless.findings[0].verdict is Verdict.REGRESSED
 
@@ -337,7 +337,7 @@ def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -
     ):  # a policy may put up with what is open
         assert run(tmp_path / name, before, after, policy=dataclasses.replace(POLICY, **policy)).code == 6
     told = dataclasses.replace(POLICY, on_slower="warn")
-    assert run(tmp_path / "told", before, [*after, value_row(4, "sqnr_db", 30.0)], policy=told).code in (0, 6)
+    assert run(tmp_path / "told", before, after, policy=told).code is Exit.OK
     assert run(tmp_path / "mirror", after, before).code is Exit.OK  # faster is no fault
     match = Match((("case", found.suspects[0].unit.case),))
     allowing = dataclasses.replace(POLICY, allow=(Allowance(match, TODAY, "known"),))

@@ -120,6 +120,97 @@ def test_a_refusal_replaces_what_an_earlier_gate_has_published(
     assert "no verdict (exit 5)" in (tmp_path / "c.md").read_text()
 
 
+OLD = '{"verdict": "OK", "exit_code": 0}'
+
+
+def outputs(tmp: Path) -> list[str]:
+    """All four outputs, each holding what an earlier gate wrote."""
+    names = {"--json": "v.json", "--markdown": "v.md", "--junit": "j.xml", "--comment": "c.md"}
+    for name in names.values():
+        (tmp / name).write_text(OLD)
+    return [word for option, name in names.items() for word in (option, str(tmp / name))]
+
+
+def refused(case: str, tmp: Path) -> list[str]:
+    """Words of a gate that can give no verdict."""
+    sound = write(tmp / "b", [value_row(1, "rel_err_max", 0.5)])
+    test = {"fullname": "t.py::x", "stats": {"data": [1.0]}}
+    texts = {"none": [], "zero": [{"fullname": "t.py::x", "stats": {"data": [0.0]}}], "good": [test]}
+    files = {}
+    for name, tests in texts.items():
+        files[name] = tmp / f"{name}.json"
+        files[name].write_text(json.dumps({"benchmarks": tests}))
+    (tmp / "bad.yaml").write_text("no_such_key: 1\n")
+    sides = {
+        "no baseline": ["no-such-run", sound],
+        "bad policy": [sound, sound],
+        "no benchmark": [files["none"], files["good"]],
+        "no time": [files["good"], files["zero"]],
+    }[case]
+    policy = ["--policy", str(tmp / "bad.yaml")] if case == "bad policy" else []
+    return ["gate", "--baseline", str(sides[0]), "--candidate", str(sides[1]), *policy]
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "says"),
+    [
+        ("no baseline", 5, "no run 'no-such-run'"),
+        ("bad policy", 2, "no_such_key"),
+        ("no benchmark", 2, "contains no benchmark"),
+        ("no time", 2, "not a positive number"),
+    ],
+)
+def test_without_a_verdict_every_output_says_so(tmp_path: Path, case: str, code: int, says: str) -> None:
+    words = [*refused(case, tmp_path), *outputs(tmp_path)]
+    assert main(words) == code
+    document = json.loads((tmp_path / "v.json").read_text())
+    assert (document["exit_code"], document["verdict"]) == (code, f"no verdict (exit {code})")
+    assert says in document["reason"]
+    for name in ("v.md", "j.xml", "c.md"):
+        text = (tmp_path / name).read_text()
+        assert OLD not in text
+        assert f"no verdict (exit {code})" in text
+    assert [s.get("errors") for s in ET.parse(tmp_path / "j.xml").iter("testsuite")] == ["1"]
+
+
+@pytest.mark.parametrize("which", ["file", "part", "policy", "symlink"])
+def test_an_input_is_never_an_output(tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = refused("no baseline", tmp_path)
+    old = outputs(tmp_path)
+    if which == "file":
+        words, place = refused("no time", tmp_path), tmp_path / "good.json"
+    elif which == "part":
+        place = next((tmp_path / "b").rglob("*.parquet"))
+    elif which == "policy":
+        place = tmp_path / "bad.yaml"
+        words += ["--policy", str(place)]
+    else:
+        words, place = refused("no time", tmp_path), tmp_path / "good.json"
+        (tmp_path / "link").symlink_to(place)
+    before = place.read_bytes()
+    given = tmp_path / "link" if which == "symlink" else place
+    old[old.index("--comment") + 1] = str(given)
+    assert main([*words, *old]) == 2
+    assert f"--comment {given} is an input of this gate" in capsys.readouterr().err
+    assert place.read_bytes() == before
+
+
+def test_two_outputs_are_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = str(tmp_path / "x")
+    words = refused("bad policy", tmp_path)[:-2]
+    assert main([*words, "--json", same, "--junit", same]) == 2
+    assert "--junit and --json are the same file" in capsys.readouterr().err
+    assert main([*words, "--json", "/dev/null", "--junit", "/dev/null"]) == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_output_that_cannot_be_written_leaves_none_of_an_earlier_gate(tmp_path: Path) -> None:
+    old = outputs(tmp_path)
+    old[old.index("--comment") + 1] = str(tmp_path / "no" / "folder.md")
+    assert main([*refused("bad policy", tmp_path)[:-2], *old]) == 2
+    assert not any((tmp_path / name).exists() for name in ("v.json", "v.md", "j.xml"))
+
+
 def test_an_annotation_names_the_file_of_a_pytest_benchmark_test(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,11 @@ def test_markdown_is_a_table_that_no_name_breaks(judgement: Judgement) -> None:
     assert lines[0] == "### Gate: REGRESSED"
     table = [line for line in lines if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
+
+
+def test_no_test_writes_into_the_summary_of_the_job_that_runs_it(request: pytest.FixtureRequest) -> None:
+    assert "GITHUB_STEP_SUMMARY" not in os.environ
+    assert "_no_step_summary" in request.fixturenames
 
 
 def test_the_step_summary_is_appended_to(

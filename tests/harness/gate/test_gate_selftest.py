@@ -139,13 +139,16 @@ def test_a_missed_bar_is_exit_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     few = error_rates.rates(POLICY, 1, 0, NOISES[:1])
     monkeypatch.setattr(selftest, "grid", lambda *_: cells)
     monkeypatch.setattr(selftest, "rates", lambda *_: few)
-    words = ["gate-selftest", "--judgements", "20", "--results-dir", str(tmp_path)]
+    words = ["gate-selftest", "--judgements", "100", "--results-dir", str(tmp_path)]
     assert main(words) == 0
     assert main([*words, "--policy", str(blind)]) == 1
 
 
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gate-selftest", "--trials", "5"]) == 2
-    assert "fewer than 100" in capsys.readouterr().err
+    for name in ("trials", "judgements"):
+        for few in ("5", "99"):  # one judgement a noise would "hold" a bar of 1 %
+            assert main(["gate-selftest", f"--{name}", few, "--results-dir", str(tmp_path / "r")]) == 2
+            assert f"--{name} {few}: fewer than 100 {name}" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
     with pytest.raises(UsageError, match="no session in"):
         sittings_of.read_sittings(tmp_path, POLICY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_a_malformed_parquet_file_is_never_skipped(
         ({"samples": pa.array(["text"])}, "cannot read"),
     ],
 )
-def test_a_damaged_row_is_refused_and_nothing_is_overwritten(
+def test_a_damaged_row_is_refused_and_no_run_is_overwritten(
     tmp_path: Path,
     sides: tuple[Path, Path],
     columns: dict[str, Any],
@@ -118,12 +119,15 @@ def test_a_damaged_row_is_refused_and_nothing_is_overwritten(
     """A NaN would pass: nothing exceeds it."""
     (file,) = parts(sides[1])
     rewrite(file, **columns)
-    verdicts = tmp_path / "gate.json"
+    verdicts, page = tmp_path / "gate.json", tmp_path / "gate.md"
     verdicts.write_text("of an earlier gate")
-    state = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert gate(tmp_path, *sides, "--json", str(verdicts), "--markdown", str(tmp_path / "gate.md")) == 2
+    state = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p != verdicts}
+    assert gate(tmp_path, *sides, "--json", str(verdicts), "--markdown", str(page)) == 2
     assert says in refused(capsys)
-    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == state
+    assert {
+        p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p not in (verdicts, page)
+    } == state
+    assert json.loads(verdicts.read_text())["exit_code"] == 2
 
 
 def test_the_row_that_is_damaged_is_named(

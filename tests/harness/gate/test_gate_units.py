@@ -23,7 +23,7 @@ from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict
 from harness.gate.judge import judge
 from harness.gate.policy import Policy
-from harness.gate.publish import github_lines
+from harness.gate.publish import github_lines, junit
 from harness.gate.render import headline, terminal
 from harness.gate.sides import load_side
 from harness.store.cause import Cause
@@ -104,6 +104,56 @@ def test_what_failed_in_the_baseline_is_noted(tmp_path: Path) -> None:
     judgement = run(tmp_path, before, [time_row(1, times()), time_row(2, times())])
     assert judgement.code is Exit.OK
     assert any("1 arms failed in the baseline" in n and "code 7" in n for n in judgement.notes)
+
+
+@pytest.mark.parametrize("machine_free", [False, True])
+@pytest.mark.parametrize("broken", [1, 2, 9])
+def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, machine_free: bool) -> None:
+    """Ten arms: more than the policy's fifth may not stay open; one does, and is told."""
+    times = Times()
+    good = [row for n in range(broken, 10) for row in (time_row(n, times()), value_row(n, "sqnr_db", 30.0))]
+    bad = [failed_row(n, f"AttributeError: no prime, {n}") for n in range(broken)]
+    found = run(tmp_path, [*good, *bad], [*good, *bad], machine_free=machine_free)
+    assert found.code is (Exit.OK if broken <= 2 else Exit.INCONCLUSIVE)
+    failed = [f for f in found.findings if f.unit.failed_twice]
+    assert {f.verdict for f in failed} == {Verdict.INCONCLUSIVE}
+    assert [f.unit.case_id for f in failed] == [case(n).case_id for n in range(broken)]
+    assert "no prime, 0" in failed[0].reason
+    words = "OK, no time judged" if machine_free else "OK"
+    if broken <= 2:
+        assert headline(found) == f"{words}, {broken} undecided"
+    else:
+        assert headline(found).startswith(f"COULD NOT JUDGE {broken} of ")
+    (note,) = [n for n in found.notes if n.startswith(f"NOT JUDGED: {broken} arms failed on both sides")]
+    assert note in github_lines(found)
+    assert junit(found).count('<skipped message="INCONCLUSIVE: failed on both sides') == broken
+
+
+def test_arms_that_no_side_supports_are_no_failures(tmp_path: Path) -> None:
+    rows = [time_row(1, Times()()), *(failed_row(n, "needs sm_89", status="skipped") for n in range(2, 9))]
+    found = run(tmp_path, rows, rows)
+    assert (found.code, headline(found), found.notes) == (Exit.OK, "OK", ())
+
+
+def test_an_arm_that_failed_and_is_gone_is_undecided(tmp_path: Path) -> None:
+    times = Times()
+    good = [time_row(n, times()) for n in range(9)]
+    found = run(tmp_path / "1", [*good, failed_row(9, "no memory")], good)
+    assert (found.code, found.counted["INCONCLUSIVE"]) == (Exit.OK, 1)
+    assert "not in the candidate" in found.findings[-1].reason
+    found = run(
+        tmp_path / "2", [*good, failed_row(9, "OOM")], [*good, failed_row(9, "too large", status="skipped")]
+    )
+    assert (found.code, found.counted["INCONCLUSIVE"]) == (Exit.OK, 1)
+    assert "skipped: too large" in found.findings[-1].reason
+
+
+def test_where_every_arm_fails_on_both_sides_there_is_no_verdict(tmp_path: Path) -> None:
+    bad = [failed_row(1, "no memory")]
+    policy = dataclasses.replace(POLICY, on_inconclusive="warn")
+    with pytest.raises(GateError, match=r"no pass: .*1 arms failed on both sides.*no memory") as caught:
+        run(tmp_path, bad, bad, policy=policy)
+    assert caught.value.code is Exit.NO_BASELINE
 
 
 def test_a_curve_is_left_to_the_loss_verdict(tmp_path: Path) -> None:

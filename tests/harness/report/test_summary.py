@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,47 @@ def test_the_best_validation_loss_stands_beside_the_published_one(
     assert line.endswith(told or ")")
     (verdict,) = (line for line in said if line.startswith("loss of nanogpt_char: tensorwise against base "))
     assert seeds >= 3 or "INCONCLUSIVE" in verdict
+
+
+def test_another_model_says_nothing_about_the_published_loss(tmp_path: Path) -> None:
+    """Pooled with a model at 1.34, nanoGPT at 1.60 would have a mean of 1.47."""
+    rows = [
+        row
+        for seed in range(3)
+        for model, best in (("nanogpt_char", 1.60), ("other", 1.34))
+        for arm in ("base", "tensorwise")
+        for row in trained(arm, seed, best, model=model)
+    ]
+    said = lines(stored(tmp_path, rows))
+    first, second = (line for line in said if line.startswith("best validation loss"))
+    assert first.startswith("best validation loss of nanogpt_char: base 1.600 (seeds 1.600, 1.600, 1.600)")
+    assert first.endswith("; published 1.47 +- 0.02: FAIL, base, tensorwise")
+    assert second.startswith("best validation loss of other: base 1.340 ")
+    assert "published" not in second
+    verdicts = [line.partition(" against base ")[0] for line in said if line.startswith("loss of ")]
+    assert verdicts == ["loss of nanogpt_char: tensorwise", "loss of other: tensorwise"]
+
+
+def test_two_settings_of_a_model_are_told_apart(tmp_path: Path) -> None:
+    rows = [
+        row
+        for seed in range(3)
+        for batch, best in ((64, 1.60), (32, 1.34))
+        for row in trained("base", seed, best, batch=batch)
+    ]
+    said = lines(stored(tmp_path, rows))
+    first, second = (line for line in said if line.startswith("best validation loss"))
+    assert first.startswith("best validation loss of nanogpt_char batch=64: base 1.600")
+    assert first.endswith("published 1.47 +- 0.02: FAIL, base")
+    assert second.startswith("best validation loss of nanogpt_char batch=32: base 1.340")
+    assert "published" not in second
+
+
+def test_one_seed_run_three_times_is_one_seed(tmp_path: Path) -> None:
+    rows = [row for again in range(3) for row in trained("base", 0, 1.47, again=again)]
+    same = [dataclasses.replace(row, axes=json.dumps({**NANOGPT, "seed": 0})) for row in rows]
+    (line,) = (x for x in lines(stored(tmp_path, same)) if x.startswith("best validation loss"))
+    assert line.endswith("INCONCLUSIVE, fewer than 3 seeds")
 
 
 def test_it_never_passes_twenty_lines(tmp_path: Path) -> None:
