@@ -68,7 +68,7 @@ def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -
 def test_what_the_other_branch_has_added_is_not_judged(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The issue's case: a documentation branch, and a main that has gained an arm since: nine REGRESSED, it said."""
+    """A documentation branch, and a main that has gained an arm since: against its tip the arm would be a lost case."""
     git(root, "branch", "docs")
     (root / "fp8core" / "arm.py").write_text("y = 1\n")
     git(root, "add", "-A")
