@@ -7,7 +7,7 @@ but the order and width of sums that each backend documents. Granularity is the 
     it was measured, here or by an earlier run   the faster one
     it can be measured                           both run in turn, by `fp8core.kernels.tuning`: a tie goes to "torch"
     else                                         the default: on a CPU, with FP8CORE_TUNE=0, while a CUDA graph records,
-                                                 under deterministic algorithms (a clock is none), in traced code
+                                                 under deterministic algorithms (times are not), in traced code
 
 What is traced by `torch.compile` is chosen while tracing, so that the graph holds the library's own operator: by what
 was measured before, in this process or on disk. A step in eager mode, such as `fp8core.verify` makes, measures. Sizes
@@ -144,7 +144,7 @@ class Fastest(Backend):
             return tuning.recall(key, supported)  # a fake tensor has a shape and no data
         from triton.runtime.errors import TritonError  # not on every platform
 
-        # Modes such as that of selective checkpointing count and keep what passes: this is none of theirs
+        # Modes such as that of selective checkpointing count and keep what they see: measuring is not part of their program
         with (
             _disable_current_modes(),
             ops.on_device_of(operands[0]),

@@ -7,7 +7,6 @@ the rules of `fp8core.gemm.layout` are checked first, on every device.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,27 +17,15 @@ from fp8core.gemm import layout
 from fp8core.gemm.backend import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fp8core.gemm.layout import Operand
 
 GROUPED_CAPABILITY = (9, 0)
 
 
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Torch's own loops, not oneDNN, which torch 2.13 takes on a CPU with AMX.
-
-    There oneDNN's FP8 matmul with single scales is its plain reference code: 512 cubed took 4,680 ms, torch's own 5.7
-    (one thread, 2026-11-23). It refuses the fnuz formats and leaves the result of K = 0 unwritten.
-    `torch.backends.mkldnn.flags` would set TF32 too, and warn of it on a CPU.
-    """
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
+# On a CPU with AMX torch 2.13 multiplies by single scales through oneDNN, whose code for FP8 is its plain reference: 512
+# cubed took 4,680 ms, torch's own loops 5.7 (one thread, 2026-11-23). It refuses fnuz and leaves K = 0 unwritten.
+# Scales of rows go to torch's own loops and give the same bits.
+_HAS_AMX = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
 
 
 class _Form(NamedTuple):
@@ -122,17 +109,17 @@ class Torch(Backend):
             scale_inv_a = scale_inv_a.flatten()[:, None]
         if flatten_b:
             scale_inv_b = scale_inv_b.flatten()[None]
-        # Compiled code calls the operator itself, and so oneDNN where torch takes it
-        is_eager_cpu = a.device.type == "cpu" and not torch.compiler.is_compiling()
-        with _without_onednn() if is_eager_cpu else nullcontext():
-            return torch._scaled_mm(
-                a,
-                b,
-                scale_a=scale_inv_a,
-                scale_b=scale_inv_b,
-                out_dtype=out_dtype,
-                use_fast_accum=use_fast_accum,
-            )
+        if _HAS_AMX and a.device.type == "cpu" and not scale_inv_a.dim():
+            scale_inv_a = scale_inv_a.repeat(a.shape[0])[:, None]
+            scale_inv_b = scale_inv_b.repeat(b.shape[1])[None]
+        return torch._scaled_mm(
+            a,
+            b,
+            scale_a=scale_inv_a,
+            scale_b=scale_inv_b,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
+        )
 
     shape_reason = staticmethod(layout.shape_reason)
     device_reason = staticmethod(layout.device_reason)

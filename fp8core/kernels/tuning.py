@@ -139,6 +139,8 @@ def fastest(
         best = able[race([closure(choice) for choice in able], time_ms or cuda_ms)]
     except torch.OutOfMemoryError:  # measuring takes memory of its own; a later call may find some
         return None
+    for refusal in refusals if not is_final else ():
+        _log.warning("%s: left out of the choice, which another process makes again: %s", name, refusal)
     if is_final:
         remember(name, best)
     else:

@@ -83,6 +83,7 @@ def settings() -> Mapping[str, Setting]:
                     partial(c._get_fp32_precision_getter, backend, operator),
                     partial(c._set_fp32_precision_setter, backend, operator),
                 )
+    found["onednn"] = Setting(c._get_mkldnn_enabled, c._set_mkldnn_enabled)
     for name in ("enabled", "benchmark", "deterministic"):
         found[f"cudnn_{name}"] = Setting(getattr(c, f"_get_cudnn_{name}"), getattr(c, f"_set_cudnn_{name}"))
     for name in ("flash", "mem_efficient", "math", "cudnn"):

@@ -67,6 +67,11 @@ LEAKS: Mapping[str, tuple[Callable[[], object], Callable[[], object], set[str]]]
         lambda: torch.backends.cudnn.benchmark,
         {"cudnn_benchmark"},
     ),
+    "onednn": (
+        lambda: setattr(torch.backends.mkldnn, "enabled", False),
+        lambda: torch.backends.mkldnn.enabled,
+        {"onednn"},
+    ),
     "denormals": (
         lambda: torch.set_flush_denormal(True),
         lambda: torch.tensor(1e-40).mul(1).item(),

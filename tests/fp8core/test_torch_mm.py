@@ -1,0 +1,69 @@
+"""Backend "torch" on a CPU with AMX, where torch 2.13 multiplies by single scales through oneDNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fp8core import E4M3FN, E4M3FNUZ, E5M2, quantize, scaled_mm
+from fp8core.formats import Format
+from fp8core.gemm import torch_mm
+from fp8core.tensor import Float8Tensor
+
+
+def operands(M: int, K: int, N: int, a: Format, b: Format) -> tuple[Float8Tensor, Float8Tensor]:
+    generator = torch.Generator().manual_seed(M + K + N)
+    x, w = (torch.randn(rows, K, generator=generator) for rows in (M, N))
+    return quantize(x, a), quantize(w, b).t()
+
+
+def compiled(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    torch.compiler.reset()
+    return torch.compile(multiply, backend="aot_eager", fullgraph=True)
+
+
+@pytest.fixture(params=[lambda multiply: multiply, compiled], ids=["eager", "compiled"])
+def multiply(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+    made: Callable[..., torch.Tensor] = request.param(
+        lambda a, b, dtype: scaled_mm(a, b, dtype, backend="torch")
+    )
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("pair", [(E4M3FN, E4M3FN), (E4M3FN, E5M2), (E4M3FNUZ, E4M3FNUZ)])
+@pytest.mark.parametrize("shape", [(1, 16, 16), (33, 128, 48), (17, 0, 32), (0, 16, 16)])
+def test_single_scales_never_reach_onednn_and_the_bits_are_those_without_it(
+    shape: tuple[int, int, int],
+    pair: tuple[Format, Format],
+    dtype: torch.dtype,
+    multiply: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Oracle: torch's own loops, oneDNN off and single scales. On a CPU without AMX, what would be done with it."""
+    a, b = operands(*shape, *pair)
+    monkeypatch.setattr(torch_mm, "_HAS_AMX", True)
+    product = multiply(a, b, dtype)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    own = torch._scaled_mm(a.qdata, b.qdata, scale_a=a.scale_inv, scale_b=b.scale_inv, out_dtype=dtype)
+    assert torch.equal(product, own)
+
+
+def test_on_a_cpu_with_amx_no_single_scale_is_handed_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the arguments of `torch._scaled_mm`. Without AMX they are the operands' own."""
+    seen: list[Any] = []
+    real = torch._scaled_mm
+
+    def spied(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append((kwargs["scale_a"].shape, kwargs["scale_b"].shape))
+        return real(*args, **kwargs)
+
+    a, b = operands(32, 16, 48, E4M3FN, E4M3FN)
+    monkeypatch.setattr(torch, "_scaled_mm", spied)
+    for has_amx in (True, False):
+        monkeypatch.setattr(torch_mm, "_HAS_AMX", has_amx)
+        scaled_mm(a, b, backend="torch")
+    assert seen == [((32, 1), (1, 48)), ((), ())]
