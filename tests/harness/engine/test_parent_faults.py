@@ -58,10 +58,8 @@ class PlantedError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
+def here(enter_folder_with_sweep: Callable[[str, str], None]) -> None:
+    enter_folder_with_sweep("toy", SWEEP)
 
 
 def plant(point: str, call: int, put: Callable[[Any, str, Any], None]) -> None:

@@ -10,17 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command_repo import git
 
 from harness.__main__ import main
 from harness.gate import against
 from harness.gate.codes import Exit, GateError
-
-
-def git(root: Path, *words: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    return subprocess.run(
-        ["git", "-C", str(root), *identity, *words], check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 @pytest.fixture
