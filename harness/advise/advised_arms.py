@@ -1,7 +1,7 @@
 """Arms of training steps that converted what was advised: is any of them slower than bf16 after all?
 
-The bar is `FLOOR` of the bf16 arm that was run the same way, on every model (performance.md, section 5): who follows the
-advice may win little, but must not lose. A pure function of stored rows of `sweep=train axes.convert=advised`; no torch.
+The bar is `FLOOR` of the bf16 arm that was run the same way, on every model: who follows the advice may win
+little, but must not lose. A pure function of stored rows of `sweep=train axes.convert=advised`; no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bar of issue 8: kernel cases pinned to cores run at least 1.7 times as fast in two processes as in one.
+"""Bar: kernel cases pinned to cores run at least 1.7 times as fast in two processes as in one.
 
     pytest -m benchmark_bar tests/benchmarks/test_shards.py -s
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from gaussian import operands
 
 from fp8core import E4M3FN, E5M2, Float8Tensor, quantize, scaled_mm
 from fp8core.cast import dequantize, scale_and_cast
@@ -150,13 +151,6 @@ EXPECTED_DB = {
     "mx rceil": (MX["rceil"], ((28.48, 28.45), (24.57, 24.55), (22.53, 22.52))),
     "mx even": (MX["even"], ((28.11, 28.09), (24.50, 24.48), (22.53, 22.52))),
 }
-
-
-def operands(K: int, seed: int, M: int = 256, N: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    a = torch.randn(M, K, generator=generator)
-    b = 0.02 * torch.randn(N, K, generator=generator)
-    return a.bfloat16().float(), b.bfloat16().float().t()
 
 
 def cast_both(

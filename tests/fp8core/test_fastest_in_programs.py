@@ -150,7 +150,7 @@ def test_a_layer_compiles_into_one_graph_both_ways() -> None:
 @pytest.mark.parametrize("granularity", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("size", [(4096, 4096, 4096), (16384, 4096, 14336), (512, 8192, 1024)], ids=str)
 def test_the_choice_is_not_below_the_bar_on_a_gpu(size: tuple[int, int, int], granularity: str) -> None:
-    """Oracle: `do_bench` of each library and of the choice in turn; 0.95 of the better one, the bar of issue 9."""
+    """Oracle: `do_bench` of each library and of the choice in turn; 0.95 of the better one is the bar."""
     if torch.version.hip or torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("fp8core's matmul needs an NVIDIA GPU of compute capability 8.9")
     given = [t.cuda() if isinstance(t, torch.Tensor) else t for t in operands(*size, granularity)]

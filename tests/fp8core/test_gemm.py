@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from gaussian import operands
 
 from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, Float8Tensor, quantize, scaled_mm
 from fp8core.cast import cast_saturating
@@ -43,14 +44,6 @@ EXPECTED_DB = {
     ("rowwise pow2", "e4m3 e5m2"): (24.57, 24.55),
     ("rowwise pow2", "e5m2 e5m2"): (22.53, 22.52),
 }
-
-
-def operands(K: int, seed: int, M: int = 256, N: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gaussian A [M, K] and column-major B [K, N] of bfloat16 values, B about 0.02 times N(0, 1)."""
-    generator = torch.Generator().manual_seed(seed)
-    a = torch.randn(M, K, generator=generator)
-    b = 0.02 * torch.randn(N, K, generator=generator)
-    return a.bfloat16().float(), b.bfloat16().float().t()
 
 
 def cast_both(

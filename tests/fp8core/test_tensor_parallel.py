@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from fp8core import RECIPES, Recipe, WaitedRowwiseParallel, async_tp_reason, check_plan
 from harness.machine import ranks
 
-BOUND = 1e-6  # relative, of issue 5: sums of float32 in another order, codes equal
+BOUND = 1e-6  # relative: sums of float32 in another order, codes equal
 SMALL, LARGE = (32, 64), (128, 512)  # dim, hidden; blocks of 128 need the larger
 STYLES = ("torch", "torch sp", "float8", "float8 sp", "float8 sp shared")
 WORLDS = (2, pytest.param(4, marks=pytest.mark.slow))

@@ -16,7 +16,7 @@ SIX = Recipe(
 
 
 def round_h200() -> Rates:
-    """The round numbers of performance.md, section 2: 780 and 1300 TFLOP/s, 4.0 TB/s, casts at all of it."""
+    """Round numbers for an H200: 780 and 1300 TFLOP/s, 4.0 TB/s, casts at all of it."""
     figures = dict(rates_of(named("h200")).figures)
     for name, value in (("bf16", 780e12), ("fp8", 1300e12), ("bandwidth", 4.0e12), ("casts", 1.0)):
         figures[name] = Figure(value, 0.0, MEASURED, "round numbers")

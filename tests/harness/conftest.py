@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from fakes import FakeCuda, FakeNvml, FakeTime
+
+from harness.store import parquet
 
 
 @pytest.fixture
@@ -22,3 +29,28 @@ def fake_cuda(fake_time: FakeTime) -> FakeCuda:
 def fake_nvml() -> FakeNvml:
     """NVML of that H200."""
     return FakeNvml()
+
+
+@pytest.fixture
+def enter_folder_with_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Takes the name and text of a sweep; the current folder then holds that sweep alone."""
+
+    def enter(name: str, text: str) -> None:
+        (tmp_path / "sweeps").mkdir()
+        (tmp_path / "sweeps" / f"{name}.yaml").write_text(text)
+        monkeypatch.chdir(tmp_path)
+
+    return enter
+
+
+@pytest.fixture
+def disk_full_at_third_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two Parquet files can be written, and none after them."""
+    real, calls = parquet._write_durably, iter(range(100))
+
+    def write(table: Any, target: Path) -> None:
+        if next(calls) >= 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(table, target)
+
+    monkeypatch.setattr(parquet, "_write_durably", write)

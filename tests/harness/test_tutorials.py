@@ -103,7 +103,6 @@ def run(words: list[str]) -> tuple[int, str, str]:
     return code, said.getvalue(), told.getvalue()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = list(blocks(page))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from documented_table import documented
 from published_speedups import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
 from speedups.case import META_H100, Case
 from speedups.cases import CASES
@@ -24,18 +25,12 @@ def outcomes() -> dict[str, Outcome]:
     return {case.key: outcome(case) for case in ALL}
 
 
-def documented(name: str) -> list[str]:
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE.read_text(), re.DOTALL)
-    assert found is not None
-    return found.group(1).strip().splitlines()
-
-
 @pytest.mark.parametrize(("name", "cases"), [("cases", CASES), ("held out", HELD_OUT)])
 def test_the_page_lists_every_case_with_its_prediction_and_every_miss(
     name: str, cases: tuple[Case, ...], outcomes: dict[str, Outcome]
 ) -> None:
     """Words exactly; figures to 0.01, since another torch may trace a norm as more or fewer operators."""
-    lines, expected = documented(name), table([outcomes[case.key] for case in cases])
+    lines, expected = documented(PAGE, name), table([outcomes[case.key] for case in cases])
     assert len(lines) == len(expected)
     number = re.compile(r"-?\+?\d+\.\d+")
     for line, due in zip(lines, expected, strict=True):
@@ -54,7 +49,7 @@ def test_the_page_of_accuracy_repeats_the_summaries_of_the_tables(name: str) -> 
     column = 1 if name == "cases" else 2
     rows = [line.split("|")[1 + column] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)[2:7]]
     shown = [int(n) for row in rows for n in re.findall(r"\d+", row.partition("(")[0].replace(".", ""))]
-    signs, steps, anchored = (re.findall(r"\d+(?:\.\d+)?", line) for line in documented(name)[-3:])
+    signs, steps, anchored = (re.findall(r"\d+(?:\.\d+)?", line) for line in documented(PAGE, name)[-3:])
     total, error = steps[1], steps[-1].replace(".", "")
     due = [*signs, steps[0], total, steps[-2], total, error, *anchored[1:3]]  # after "bf16"
     assert shown == [int(n) for n in due]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from documented_table import documented
 from published_throughputs import Outcome, left_out, outcome, summary, table
 from speedups.throughputs import LEFT_OUT, PUBLISHED
 
@@ -20,16 +21,10 @@ def outcomes() -> list[Outcome]:
     return [outcome(case) for case in PUBLISHED]
 
 
-def documented(name: str) -> list[str]:
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE.read_text(), re.DOTALL)
-    assert found is not None
-    return found.group(1).strip().splitlines()
-
-
 def test_the_page_lists_every_figure_with_its_error(outcomes: list[Outcome]) -> None:
     """Words exactly; figures to 2 % or one unit, since another torch may trace a norm as more or fewer operators."""
     figures = PAGE.with_name("scale-published.csv").read_text().splitlines()
-    lines, expected = [*figures, *documented("published")], [*table(outcomes), *summary(outcomes)]
+    lines, expected = [*figures, *documented(PAGE, "published")], [*table(outcomes), *summary(outcomes)]
     assert len(lines) == len(expected)
     number = re.compile(r"[+-]?\d+\.?\d*")
     for line, due in zip(lines, expected, strict=True):
@@ -39,7 +34,7 @@ def test_the_page_lists_every_figure_with_its_error(outcomes: list[Outcome]) -> 
 
 
 def test_the_page_says_what_is_not_predicted() -> None:
-    assert documented("left out") == left_out()
+    assert documented(PAGE, "left out") == left_out()
     assert all(LEFT_OUT.values())
 
 

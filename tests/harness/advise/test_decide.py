@@ -1,4 +1,4 @@
-"""The decision. Oracles: the break-even formula of performance.md, and an exhaustive search over filters."""
+"""The decision. Oracles: the break-even formula (`excluded_by_the_formula`), and an exhaustive search over filters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NANOGPT = ModelSpec(
 
 
 def excluded_by_the_formula(layer: Linear, b: float) -> bool:
-    """performance.md, section 2: FP8 wins if and only if 1/M + 1/N + 1/K < (6 BW / b) (1/P16 - 1/P8)."""
+    """FP8 wins if and only if 1/M + 1/N + 1/K < (6 BW / b) (1/P16 - 1/P8)."""
     bound = 6 * RATES["bandwidth"] / b * (1 / RATES["bf16"] - 1 / RATES["fp8"])
     return 1 / layer.tokens + 1 / layer.K + 1 / layer.N >= bound
 
@@ -191,7 +191,7 @@ def test_gpus_from_which_the_gather_matters() -> None:
 
 
 def test_break_even_width() -> None:
-    """performance.md, section 2, at M = 16384: 663 at 4 bytes, 1005 at 6, 1354 at 8, 3409 at 19, 16672 at 68."""
+    """The formula solved for N = K, at M = 16384: 663 at 4 bytes, 1005 at 6, 1354 at 8, 3409 at 19, 16672 at 68."""
     for b, width in ((4, 663), (6, 1005), (8, 1354), (19, 3409), (68, 16672)):
         assert decide.break_even_width(RATES, 16384, b) == pytest.approx(width, abs=1)
     assert decide.break_even_width(RATES, 256, 68) == math.inf

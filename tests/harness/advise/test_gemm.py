@@ -24,7 +24,7 @@ PUBLISHED_PRODUCTS = {
             (TENSORWISE, 16384, 8192, 3584, 1309.4),
         ],
     ),
-    "H800, DeepGEMM, performance.md 7": (
+    "H800, DeepGEMM's README": (
         H100,
         (TENSORWISE, 4096, 16384, 7168, 1500.0),
         [
@@ -34,7 +34,7 @@ PUBLISHED_PRODUCTS = {
             (TENSORWISE, 4096, 512, 32768, 801.0),
         ],
     ),
-    "H100 500 W, FBGEMM, performance.md 7": (
+    "H100 500 W, FBGEMM": (
         2.2e12,
         (TENSORWISE, 8192, 8192, 8192, 1126.0),
         [(TENSORWISE, 65536, 7168, 8192, 1083.0)],

@@ -1,4 +1,4 @@
-"""A step's time. Oracles: the tables of performance.md, sections 2 and 6, and sums done by hand."""
+"""A step's time. Oracles: the closed form 6 MNK / P + b (MK + KN + MN) / BW of a linear, and sums done by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def flat(recipe: Recipe, b: float) -> Recipe:
     return replace(recipe, casts={t: Cast(b, kernels=0) for t in recipe.casts})
 
 
-# performance.md, section 2: GEMM + cast speedup of one linear at M = 16384, for 6 and 4 bytes an element
+# GEMM + cast speedup of one linear at M = 16384 by the closed form, for casts of 6 and 4 bytes an element
 @pytest.mark.parametrize(
     ("K", "N", "six", "four"),
     [
@@ -56,7 +56,7 @@ def test_layers_of_the_table_of_break_even(K: int, N: int, six: float, four: flo
 
 
 def test_the_products_of_a_llama_layer_take_what_the_reference_says() -> None:
-    """performance.md, section 6: 27.49 ms in bf16 and 16.49 in FP8, without the writes of results."""
+    """21.44 TFLOP at 780 and 1300 TFLOP/s: 27.49 ms in bf16 and 16.49 in FP8, without the writes of results."""
     sizes = [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
     costs = [layer_cost(Linear("x", K, N, 16384, 0), SIX, RATES) for K, N in sizes]
     written = sum(2 * (16384 * (K + N) + K * N) for K, N in sizes) / RATES["bandwidth"]

@@ -58,7 +58,7 @@ def test_it_is_the_advice_of_the_command(recipe: str, mode: str) -> None:
 
 
 def test_what_stays_in_bf16_says_by_how_much_it_would_lose() -> None:
-    """performance.md, section 2: 768 to 768 at 16k tokens is 0.89x by the closed form; the 768-wide projection stays."""
+    """Products and casts of 768 to 768 at 16k tokens are 0.89x by the closed form; the 768-wide projection stays."""
     facts: Any = advised(GPT2, H200).facts["advice"]
     left = {fqn: why for fqn, why in facts["left_in_bf16"].items() if fqn.endswith("proj")}
     assert len(left) == 12

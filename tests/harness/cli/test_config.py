@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,8 @@ timing: {min_rounds: 4}
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
+def in_a_folder_with_a_sweep(enter_folder_with_sweep: Callable[[str, str], None]) -> None:
+    enter_folder_with_sweep("toy", SWEEP)
 
 
 def cpu(asked: str) -> str:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,10 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_with_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "tiny.yaml").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
+def in_a_folder_with_a_sweep(
+    enter_folder_with_sweep: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter_folder_with_sweep("tiny", SWEEP)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from harness.engine.executor import Executor, Outcome
 from harness.engine.plan import Plan, make_plan
 from harness.engine.resume import stored_cases
 from harness.machine.gpu_monitor import NullMonitor
-from harness.store import parquet
 from harness.store.case import Case
 from harness.timing import compiling
 from harness.timing import session as timing_session
@@ -148,17 +146,8 @@ def test_ctrl_c_keeps_the_finished_cases(tmp_path: Path) -> None:
     assert store.read_about(tmp_path)["state"] == "interrupted"
 
 
-def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = parquet._write_durably, iter(range(100))
-
-    def full_at_the_third(table: Any, target: Path) -> None:
-        if next(calls) >= 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(table, target)
-
-    monkeypatch.setattr(parquet, "_write_durably", full_at_the_third)
+@pytest.mark.usefixtures("disk_full_at_third_write")
+def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="closed without compacting"):
         outcome, frame = execute(tmp_path, ToySuite(), [1, 2, 3, 4])
     assert outcome.state == "failed"

@@ -58,10 +58,8 @@ class PlantedError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps" / "toy.yaml").write_text(SWEEP)
-    monkeypatch.chdir(tmp_path)
+def here(enter_folder_with_sweep: Callable[[str, str], None]) -> None:
+    enter_folder_with_sweep("toy", SWEEP)
 
 
 def plant(point: str, call: int, put: Callable[[Any, str, Any], None]) -> None:
@@ -138,20 +136,33 @@ def start(code: str, *words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def seconds_to_the_end(point: str) -> float:
+    """From the moment of the fault until the last process of the command has closed its pipes."""
+    process = start(PLANTED, point, str(POINTS[point][0]))
+    try:
+        _, err = process.communicate(timeout=300)
+        ended = time.monotonic()
+    finally:
+        process.kill()
+    assert process.returncode == 7, err
+    assert f"error: internal error: PlantedError: in {point}; " in err
+    return ended - float(Path("planted").read_text())
+
+
 @pytest.mark.parametrize(
     "point",
     [pytest.param(p, marks=[] if p == "engine.executor._Run.store" else pytest.mark.slow) for p in POINTS],
 )
-def test_a_command_with_a_fault_in_its_parent_exits_within_ten_seconds(point: str) -> None:
-    """All of it: a process that is left would keep the pipes open. On a busy machine ten seconds of its share of a core."""
-    process = start(PLANTED, point, str(POINTS[point][0]))
-    try:
-        _, err = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    took_s = time.monotonic() - float(Path("planted").read_text())
-    assert process.returncode == 7, err
-    assert took_s < 10 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), err
+def test_a_command_with_a_fault_in_its_parent_ends(point: str) -> None:
+    """All of it: a process that is left would keep the pipes open. No bound on time but that of a hang."""
+    seconds_to_the_end(point)
+
+
+@pytest.mark.benchmark_bar
+@pytest.mark.parametrize("point", POINTS)
+def test_a_command_with_a_fault_in_its_parent_ends_within_ten_seconds(point: str) -> None:
+    """On a machine that does nothing else."""
+    assert seconds_to_the_end(point) < 10
 
 
 @pytest.mark.parametrize("seed", [2**53 + 1, -(2**53) - 1, 99999999999999999999])

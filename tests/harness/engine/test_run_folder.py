@@ -61,7 +61,7 @@ def test_a_folder_of_runs_is_not_one(capsys: pytest.CaptureFixture[str]) -> None
     assert "results/toy is no run: " in refused(capsys, "resume=results/toy")
 
 
-def test_the_last_run_is_gone_on_with_and_where_there_is_none_one_begins() -> None:
+def test_resume_last_continues_the_newest_run_or_starts_one() -> None:
     """Oracle: the folders, and the rows of the run that was begun last, not of the one whose name sorts last."""
     runs = Path("results/toy")
     assert main([*WORDS, "resume=last", "run_id=zz", "report=false"]) == 2

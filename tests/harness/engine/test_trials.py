@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -28,7 +27,6 @@ from harness.engine.progress import _Log
 from harness.engine.resume import stored_arms, stored_cases
 from harness.engine.tasks import Task
 from harness.engine.workers import Conditions
-from harness.store import parquet
 from harness.timing.rounds import TimingConfig, timer_for
 from harness.timing.workload import Suite, TrialSuite, Unsupported
 
@@ -237,17 +235,8 @@ def test_a_run_resumed_twice_keeps_what_each_attempt_finished(tmp_path: Path) ->
     assert len(frame) == 8
 
 
-def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = parquet._write_durably, iter(range(100))
-
-    def full_at_the_third(table: Any, target: Path) -> None:
-        if next(calls) >= 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(table, target)
-
-    monkeypatch.setattr(parquet, "_write_durably", full_at_the_third)
+@pytest.mark.usefixtures("disk_full_at_third_write")
+def test_a_full_disk_ends_the_run_with_the_earlier_rows_intact(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="closed without compacting"):
         outcome, frame = execute(tmp_path, ToyTrials())
     assert outcome.state == "failed"

@@ -10,17 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command_repo import git
 
 from harness.__main__ import main
 from harness.gate import against
 from harness.gate.codes import Exit, GateError
-
-
-def git(root: Path, *words: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    return subprocess.run(
-        ["git", "-C", str(root), *identity, *words], check=True, capture_output=True, text=True
-    ).stdout.strip()
 
 
 @pytest.fixture
@@ -127,7 +121,7 @@ def test_an_unknown_revision_is_a_missing_baseline(root: Path, tmp_path: Path) -
 def test_what_the_other_branch_has_added_is_not_judged(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The issue's case: a documentation branch, and a main that has gained an arm since: nine REGRESSED, it said."""
+    """A documentation branch, and a main that has gained an arm since: against its tip the arm would be a lost case."""
     git(root, "branch", "docs")
     (root / "fp8core" / "arm.py").write_text("y = 1\n")
     git(root, "add", "-A")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from command_repo import git
 
 from harness.__main__ import main
 from harness.gate import against, base, drive, process
@@ -19,11 +19,6 @@ ROOT = Path(process.__file__).resolve().parents[2]
 WORDS = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
          "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1"]  # fmt: skip
 LIES = ("tuple(run.samples)", "tuple(1e-9 for _ in run.samples)")
-
-
-def git(root: Path, *words: str) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    subprocess.run(["git", "-C", str(root), *identity, *words], check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,42 @@ def test_the_tests_and_the_canary_run_by_themselves() -> None:
     assert re.search(
         r"^canary: .*\n\t.*tests/studies/canary.py", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
+
+
+def test_the_slow_tests_run_every_week() -> None:
+    slow = yaml.safe_load((WORKFLOW.parent / "slow.yml").read_text())
+    assert slow[True]["schedule"][0]["cron"]
+    assert "make test-all" in [s.get("run") for s in slow["jobs"]["all"]["steps"]]
+
+
+def test_a_run_on_the_main_branch_is_not_cancelled() -> None:
+    tests = yaml.safe_load((WORKFLOW.parent / "tests.yml").read_text())
+    assert tests["concurrency"]["cancel-in-progress"] == "${{ github.event_name == 'pull_request' }}"
+
+
+@pytest.mark.parametrize("path", [ACTION, ROOT / ".ci" / "gate"], ids=lambda p: p.name)
+def test_the_verdict_of_an_earlier_gate_is_removed_first(path: Path) -> None:
+    """Where the gate crashes, an old gate.json would read as a verdict of this one."""
+    before, removed, after = path.read_text().partition("/gate.json")
+    assert "rm -f" in before.splitlines()[-1]
+    assert removed
+    assert "harness gate" in after
+
+
+def test_environments_that_no_job_used_for_thirty_days_are_removed(tmp_path: Path) -> None:
+    """Oracle: the workflow's own line, with GNU find, on folders of known ages."""
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["gpu"]
+    (setup,) = [s for s in job["steps"] if "make setup" in s.get("run", "")]
+    script = setup["run"].partition("ln -sfn")[0]
+    for name, days in (("py3.11-now", 90), ("py3.11-new", 20), ("py3.11-old", 40), ("other", 40)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+        os.utime(tmp_path / name, (time.time() - 86400 * days,) * 2)
+    bash = shutil.which("bash")
+    assert bash is not None
+    environment = os.environ | {"ENVIRONMENT": str(tmp_path / "py3.11-now")}
+    subprocess.run([bash, "-e", "-c", script], env=environment, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"py3.11-now", "py3.11-new", "other"}
 
 
 def test_the_tutorials_sweep_finds_a_graph_break() -> None:

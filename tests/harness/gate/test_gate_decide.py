@@ -46,7 +46,7 @@ def test_the_first_stage_is_students_test_against_the_limit(logs: np.ndarray) ->
 
 
 def test_fifty_units_ten_percent_slower_are_found_in_eight_rounds() -> None:
-    """The issue's bar, stored: rounds that differ by 1 %; a sign-flip test finds none. One slower unit of 50 likewise."""
+    """Stored rounds that differ by 1 %; a sign-flip test finds none. One slower unit of 50 likewise."""
     random = np.random.default_rng(0)
     stored = LIMIT + math.log1p(0.02)
     for slow in (50, 1):
@@ -206,7 +206,7 @@ def test_holm_by_its_definition(p_values: list[float]) -> None:
 
 @pytest.mark.parametrize("units", [1, 4, 7])
 def test_few_stored_units_do_not_switch_the_guard_off(units: int) -> None:
-    """The reviewer's case: processes of equal code differ by 4 %, 12 rounds of 0.5 %; 29 % to 44 % of judgements alarmed."""
+    """Processes of equal code differ by 4 %, 12 rounds of 0.5 %; 29 % to 44 % of judgements alarmed."""
     random = np.random.default_rng(units)
     stored, alarms, passed = LIMIT + math.log1p(0.02), 0, 0
     for _ in range(200):

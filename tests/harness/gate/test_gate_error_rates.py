@@ -94,7 +94,7 @@ def test_a_sitting_of_its_own_shifts_both_sides_only_where_they_sat_together() -
 
 
 def test_the_promises_of_whole_judgements_hold() -> None:
-    """The issue's bars on a part of the grid; the command runs all of it."""
+    """The command's bars on a part of the grid; the command runs all of it."""
     found = error_rates.rates(POLICY, 4, 0, [NOISES[0], NOISES[2], NOISES[7]])
     bars = error_rates.rate_bars(found, error_rates.quiet_power(POLICY, 20))
     assert [b.holds for b in bars] == [True] * 10

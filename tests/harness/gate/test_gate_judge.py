@@ -288,7 +288,7 @@ def open_units(tmp: Path, noisy: int, quiet: int, **policy: object) -> Judgement
     ("noisy", "quiet", "code"), [(12, 38, Exit.INCONCLUSIVE), (8, 0, Exit.INCONCLUSIVE), (2, 38, Exit.OK)]
 )
 def test_silence_about_the_times_is_no_ok(tmp_path: Path, noisy: int, quiet: int, code: Exit) -> None:
-    """The issue's cases: 12 of 50 undecided, and all of 8."""
+    """Undecided: 12 of 50, all of 8, and 2 of 40, which is a share that may stay open."""
     found = open_units(tmp_path, noisy, quiet)
     assert found.code is code
     said = render.headline(found)
@@ -312,7 +312,7 @@ def test_exact_rules_alone_say_that_no_time_was_judged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rounds", [8, 12])
 def test_fifty_stored_units_ten_times_slower_are_regressed(tmp_path: Path, rounds: int) -> None:
-    """The issue's case, through the store: with a sign-flip test it was OK and exit 0."""
+    """Through the store: a sign-flip test of 8 rounds, corrected for 50 units, can find none of them."""
     times = Times(0.01, rounds=rounds)
     before, after = ([time_row(n, times(f)) for n in range(50)] for f in (1.0, 10.0))
     found = run(tmp_path, before, after, session="")
@@ -323,7 +323,7 @@ def test_fifty_stored_units_ten_times_slower_are_regressed(tmp_path: Path, round
 
 @pytest.mark.parametrize("rounds", [3, 5, 7])
 def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -> None:
-    """The reviewer's case, paired: one of ten units 10 times slower, below the share that may stay open."""
+    """Paired rounds: one of ten units 10 times slower, below the share that may stay open."""
     times = Times(0.001, rounds=rounds)
     before, after = ([time_row(n, times(slow if n == 4 else 1.0)) for n in range(10)] for slow in (1.0, 10.0))
     found = run(tmp_path / "1", before, after)

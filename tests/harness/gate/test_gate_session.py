@@ -366,7 +366,7 @@ def test_the_budget_keeps_time_for_the_confirmation(
 def test_a_budget_that_cannot_hold_a_decision_is_refused_after_one_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The issue's case: rounds of 27 s flagged nothing and were OK. 13 take 351 s; a fifth more and 5 s are advised."""
+    """Rounds of 27 s: 300 s hold fewer than the 13 of a decision, which take 351 s. A fifth more and 5 s are advised."""
     request, clock = slow_sitting(tmp_path, monkeypatch, 27.0)
     with pytest.raises(GateError, match="a round takes 27 s") as caught:
         measure_and_judge(request, lambda line: None)

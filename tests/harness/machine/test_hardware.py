@@ -69,7 +69,7 @@ def test_the_changelog_counts_the_table() -> None:
 
 
 def test_fp8_reaches_a_lower_share_of_its_peak_than_bf16_on_hopper_and_blackwell() -> None:
-    """measuring.md, section 7; 80.3 % and 70.9 % on H100. The H200 NVL, held back by power, is the exception."""
+    """Largest products of ml-engineering's MAMF: 80.3 % and 70.9 % on H100. The H200 NVL, held back by power, is the exception."""
     for key in ("H100 SXM", "H200 SXM", "GH200 96GB", "B200"):
         share = {r.rate: r.tflops / BY_KEY[key].tflops[r.rate] for r in BY_KEY[key].reached}
         assert share["fp8"] < share["bf16"]

@@ -106,7 +106,7 @@ def test_above_its_own_peak_at_the_measured_clock_is_impossible() -> None:
 
 
 def test_a_geforce_above_its_fp32_accumulation_peak_gives_its_mode_away() -> None:
-    """measuring.md, section 7: any result above that peak proves the fp16 path."""
+    """GeForce cards double their FP8 rate with fp16 accumulation: any result above the fp32 peak proves that path."""
     card = named("rtx_4090")
     assert (
         "fp16_accumulation" in utilization({"e4m3": 500e12}, 1.0, card, formula="gemm", clock_mhz=2520).flags

@@ -359,7 +359,7 @@ def test_the_mfu_page_says_what_is_missing(
 
 
 def test_published_figures_are_formed_again() -> None:
-    """Oracle: the figures as they were printed; the three of the issue are impossible or lower than their bf16 twin."""
+    """Oracle: the figures as they were printed; the three below are impossible or lower than their bf16 twin."""
     rows = {r["printed"]: r for r in rows_of(utilization.examples_table())}
     assert {"152 %", "563 %", "27.7 %"} <= rows.keys()
     for printed, row in rows.items():

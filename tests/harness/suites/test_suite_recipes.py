@@ -1,4 +1,4 @@
-"""Oracles: bytes counted by hand from the recipes' equations (performance.md's break-even), FP8's known SQNR.
+"""Oracles: bytes counted by hand from the recipes' equations (elements read and written by each pass), FP8's known SQNR.
 
 Recipes are taken from RECIPES as it is, so that one added later is checked here without a change.
 """

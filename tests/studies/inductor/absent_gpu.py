@@ -79,7 +79,8 @@ def pretend() -> None:
     triton.runtime.driver.set_active(
         types.SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
     )
-    FakeTensor.copy_ = _copy_shape  # type: ignore[method-assign, assignment]
+    fake_tensor: Any = FakeTensor
+    fake_tensor.copy_ = _copy_shape
     _trace_patterns_on_cpu()
 
 
@@ -142,8 +143,9 @@ def generate(visit: Callable[[Any], None], function: Callable[..., Any], *args: 
     def backend(graph: Any, inputs: Any) -> Any:
         return compile_fx.compile_fx(graph, inputs, inner_compile=lower)
 
-    real = GraphLowering.compile_to_module
-    GraphLowering.compile_to_module = hand_over  # type: ignore[method-assign, assignment]
+    lowering: Any = GraphLowering
+    real = lowering.compile_to_module
+    lowering.compile_to_module = hand_over
     torch._dynamo.reset()
     try:
         with (
@@ -154,7 +156,7 @@ def generate(visit: Callable[[Any], None], function: Callable[..., Any], *args: 
     except Generated:
         pass
     finally:
-        GraphLowering.compile_to_module = real  # type: ignore[method-assign]
+        lowering.compile_to_module = real
     if not visited:
         raise RuntimeError(f"{function} was compiled to no graph of Inductor")
 
@@ -218,6 +220,9 @@ def _trace_patterns_on_cpu() -> None:
     """Inductor traces its own rewrite patterns with real tensors of the device; on the CPU the patterns are the same."""
     from torch._inductor.fx_passes import joint_graph, post_grad
 
-    for module in (joint_graph, post_grad):
-        real = module.lazy_init
-        module.lazy_init = lambda device=None, real=real: real(torch.device("cpu"))  # type: ignore[attr-defined]
+    def on_cpu(real: Callable[..., Any], device: object = None) -> Any:
+        return real(torch.device("cpu"))
+
+    modules: tuple[Any, ...] = (joint_graph, post_grad)
+    for module in modules:
+        module.lazy_init = functools.partial(on_cpu, module.lazy_init)

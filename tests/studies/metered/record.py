@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -69,12 +70,11 @@ def _claimed(capability: int, processors: int, take: Callable[[Launch], None]) -
         return candidates[0]
 
     target = launch.Target(capability, processors, launch.native_cast(capability), f"sm_{capability}")
-    kept = launch.launch, launch.target_of, tuning.choose
-    try:
-        launch.launch, launch.target_of, tuning.choose = recorded, lambda device: target, each  # type: ignore[assignment]
+    with (
+        patch.multiple(launch, launch=recorded, target_of=lambda device: target),
+        patch.object(tuning, "choose", each),
+    ):
         yield
-    finally:
-        launch.launch, launch.target_of, tuning.choose = kept
 
 
 def launch_of(kernel: Any, grid: Sequence[int], args: Sequence[Any], keywords: dict[str, Any]) -> Launch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +55,7 @@ def launches(capability: int = 90, models: Sequence[str] = tuple(MODELS)) -> lis
 
     largest: dict[tuple[str, str], Launch] = {}
     for call in _all_calls(models):
-        for launch in record(lambda call=call: LAUNCHERS[call.operator](*call.args), capability):  # type: ignore[misc]
+        for launch in record(partial(LAUNCHERS[call.operator], *call.args), capability):
             named = replace(launch, operator=call.operator, shape=_shape(call))
             key = (call.operator, _compiled_as(named))
             if key not in largest or _weight(named) > _weight(largest[key]):
