@@ -462,7 +462,7 @@ class Embedded(nn.Module):
 
 
 def embedded(style: type[RowwiseParallel], is_compiled: bool) -> dict[str, Any]:
-    """Gradient of the embedding's part on this rank, or the error; refusal of `check_plan` once the MLP is compiled."""
+    """Gradient of the embedding's part on this rank, or what kept it away; refusal of `check_plan` once the MLP is compiled."""
     torch.manual_seed(0)
     model = Embedded()
     convert_to_float8_training(model, config="tensorwise")
@@ -482,6 +482,8 @@ def embedded(style: type[RowwiseParallel], is_compiled: bool) -> dict[str, Any]:
     except AttributeError as error:
         return {"error": str(error), "refusal": refusal}
     grad = model.embedding.weight.grad
+    if grad is None:
+        return {"error": "no gradient", "refusal": refusal}
     assert isinstance(grad, DTensor)
     return {"gradient": grad.to_local(), "refusal": refusal}
 

@@ -253,13 +253,14 @@ def test_verify_sees_through_the_plan() -> None:
 
 @pytest.mark.slow
 def test_a_compiled_module_returns_the_gradient_of_what_arrived() -> None:
-    """Oracle: eager mode, bit for bit. torch's style before a compiled module fails, and `check_plan` names the way out."""
+    """Oracle: eager mode, bit for bit. torch's style before a compiled module yields no gradient: an error in the backward pass,
+    or None without a word, as the collective was quick or not; `check_plan` refuses it and names the way out."""
     for rank in ranks.run(worker.before_compiled, 2, timeout_s=500):
         assert torch.equal(rank["waited"]["gradient"], rank["eager"]["gradient"])
         assert rank["waited"]["gradient"].any()
         assert not rank["waited"]["refusal"]
         assert "take fp8core.WaitedRowwiseParallel" in rank["torch"]["refusal"]
-        assert "_local_tensor" in rank["torch"]["error"]
+        assert rank["torch"]["error"] == "no gradient" or "_local_tensor" in rank["torch"]["error"]
 
 
 def test_plan_wants_a_flat_mesh() -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fp8core.gemm import torch_mm
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -79,6 +81,7 @@ def pretend() -> None:
     triton.runtime.driver.set_active(
         types.SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
     )
+    torch_mm._HAS_AMX = False  # a matter of the CPU that traces
     fake_tensor: Any = FakeTensor
     fake_tensor.copy_ = _copy_shape
     _trace_patterns_on_cpu()
