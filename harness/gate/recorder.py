@@ -19,9 +19,8 @@ def _record(folder: str, owner: int) -> None:
     lines = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if (
-            file is None and name == "__main__"
-        ):  # a script that has ended: its name is gone, its loader is not
+        # A script that has ended: its name is gone, its loader is not
+        if file is None and name == "__main__":
             file = getattr(getattr(module, "__loader__", None), "path", None)
         if isinstance(file, str) and file != __file__:
             lines.append(f"{name}\t{os.path.realpath(file)}")

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KILLER = "import sys\nfrom harness.machine.processes import kill_marked\nsys.stdin.read()\nkill_marked(sys.argv[1])\n"
-ORDINARY = range(
-    1, 126
-)  # exit codes of a program's own; beyond: not executable, not found, ended by a signal
+# Exit codes of a program's own; beyond: not executable, not found, ended by a signal
+ORDINARY = range(1, 126)
 
 
 class Ran(StrEnum):
