@@ -30,13 +30,14 @@ import os
 import statistics
 import tempfile
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Candidate = dict[str, int]  # launch parameters
 C = TypeVar("C", Candidate, str)
@@ -287,9 +288,30 @@ def _write(path: Path, table: dict[str, Any]) -> None:
     """Adds the table to what other processes wrote meanwhile; readers see the old file or the new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        merged = {**_read(path), **table}
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump(merged, file, indent=1, sort_keys=True)
-        Path(file.name).replace(path)
+        with _alone(path.parent):
+            merged = {**_read(path), **table}
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+                json.dump(merged, file, indent=1, sort_keys=True)
+            Path(file.name).replace(path)
     except OSError as error:
         _log.warning("tuning cache %s cannot be written (%s)", path, error)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, without which one of two writers could replace what the other has just added.
+
+    Where there are no locks, that may happen: the result that is lost is measured anew.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -176,8 +177,7 @@ for i in range(100):
 
 
 def test_two_processes_write_at_once(cache: Path) -> None:
-    """Oracle: every state of the file is whole, and holds all that this process wrote; of the other only its last result
-    can be lost, to a file that was read before and replaced after it. It would be measured anew."""
+    """Oracle: every state of the file is whole, and in the end it holds all that both wrote."""
     other = subprocess.Popen([sys.executable, "-c", WRITER, str(tuning.__file__)])
     written = 0
     while other.poll() is None or written < 10:
@@ -188,8 +188,35 @@ def test_two_processes_write_at_once(cache: Path) -> None:
     assert other.returncode == 0
     tuning.remember("ours, at the end", "torch")
     table = json.loads(cache.read_text())
-    assert {f"ours {i}" for i in range(min(written, 50))} | {f"theirs {i}" for i in range(99)} <= table.keys()
+    assert {f"ours {i}" for i in range(min(written, 50))} | {
+        f"theirs {i}" for i in range(100)
+    } <= table.keys()
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+def test_nobody_else_writes_between_reading_and_replacing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the kernel's lock of the folder, which a second descriptor does not get."""
+    fcntl = pytest.importorskip("fcntl")
+    tuning.remember("before", "torch")
+    real, tried = tuning._read, []
+
+    def spied(path: Path) -> dict[str, Any]:
+        other = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            tried.append("got it")
+        except BlockingIOError:
+            tried.append("held")
+        finally:
+            os.close(other)
+        return real(path)
+
+    monkeypatch.setattr(tuning, "_read", spied)
+    tuning.remember("after", "torch")
+    assert tried[-1] == "held"
+    assert json.loads(cache.read_text()).keys() == {"before", "after"}
 
 
 # Where only one can run it, or nobody

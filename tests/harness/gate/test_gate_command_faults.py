@@ -40,7 +40,7 @@ def test_a_mended_set_up_is_no_pass_where_the_command_fails(root: Path) -> None:
     """The command was never run, and its exit code 3 was "works on the candidate"."""
     words = ("--unproven-tree", "ok", "--setup", "test -e README.md")
     code, said, document = gate(root, "--command", "exit 3", *words)
-    assert (code, document) == (2, {})
+    assert (code, document["exit_code"], document.get("findings")) == (2, 2, None)
     assert "candidate: exit code 3" in said
     assert "IMPROVED" not in said
 

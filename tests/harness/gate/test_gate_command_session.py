@@ -164,6 +164,14 @@ def _wait(condition: Callable[[], object], limit_s: float = 120) -> None:
         time.sleep(0.02)
 
 
+HEEDS_CTRL_C = """
+import signal, sys
+from harness.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" hands it down as ignored
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     root: Path, tmp_path: Path, how: signal.Signals
@@ -175,7 +183,7 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     command = f"mv {pids}.new {pids} 2>/dev/null; ({line}) & while ! [ -s {pids}.new ]; do :; done; mv {pids}.new {pids}; wait"
     here = Path(command_session.__file__).resolve().parents[2]
     started = subprocess.Popen(
-        [sys.executable, "-m", "harness", "gate", "--against", "main", "--command", command],
+        [sys.executable, "-c", HEEDS_CTRL_C, "gate", "--against", "main", "--command", command],
         cwd=root, env={**os.environ, "PYTHONPATH": str(here), "TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.PIPE,
     )  # fmt: skip
     _wait(pids.exists)
@@ -183,7 +191,7 @@ def test_a_gate_that_is_ended_leaves_no_process_and_no_work_tree(
     assert _alive(pid)
     assert len(git(root, "worktree", "list").splitlines()) == 3
     started.send_signal(how)
-    started.communicate()
+    assert started.communicate(timeout=120) is not None
     _wait(lambda: not _alive(pid))
     if how is signal.SIGKILL:
         assert (
