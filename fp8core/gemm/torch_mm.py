@@ -7,6 +7,7 @@ the rules of `fp8core.gemm.layout` are checked first, on every device.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -24,8 +25,34 @@ GROUPED_CAPABILITY = (9, 0)
 
 # On a CPU with AMX torch 2.13 multiplies by single scales through oneDNN, whose code for FP8 is its plain reference: 512
 # cubed took 4,680 ms, torch's own loops 5.7 (one thread, 2026-11-23). It refuses fnuz and leaves K = 0 unwritten.
-# Scales of rows go to torch's own loops and give the same bits.
 _HAS_AMX = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+
+
+class _WithoutOneDnn:
+    """Within it torch multiplies with its own loops, by the same operators as on any other CPU, which are counted exactly.
+
+    The switch belongs to the process, so threads share one of these: the first to enter turns it, the last to leave
+    turns it back. `torch.backends.mkldnn.flags` would set TF32 too, and warn of it on a CPU.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._within, self._enabled = Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._within:
+                self._enabled = torch._C._get_mkldnn_enabled()
+                torch._C._set_mkldnn_enabled(False)
+            self._within += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if not self._within:
+                torch._C._set_mkldnn_enabled(self._enabled)
+
+
+_WITHOUT_ONEDNN = _WithoutOneDnn()
 
 
 class _Form(NamedTuple):
@@ -65,6 +92,18 @@ def _form(
         rows and (compiling or scale_stride_a != (1, 1)),
         rows and (compiling or scale_stride_b != (b[1], 1)),
     )
+
+
+def _by_own_loops(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """A product of single scales on a CPU with AMX."""
+    if not torch.compiler.is_compiling():
+        with _WITHOUT_ONEDNN:
+            return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+    # A graph holds no switch; scales of rows go to torch's own loops and give the same bits
+    rows, columns = scale_a.repeat(a.shape[0])[:, None], scale_b.repeat(b.shape[1])[None]
+    return torch._scaled_mm(a, b, scale_a=rows, scale_b=columns, out_dtype=out_dtype)
 
 
 class Torch(Backend):
@@ -110,8 +149,7 @@ class Torch(Backend):
         if flatten_b:
             scale_inv_b = scale_inv_b.flatten()[None]
         if _HAS_AMX and a.device.type == "cpu" and not scale_inv_a.dim():
-            scale_inv_a = scale_inv_a.repeat(a.shape[0])[:, None]
-            scale_inv_b = scale_inv_b.repeat(b.shape[1])[None]
+            return _by_own_loops(a, b, scale_inv_a, scale_inv_b, out_dtype)
         return torch._scaled_mm(
             a,
             b,

@@ -17,6 +17,7 @@ from torch import nn
 
 import fp8core
 from fp8core import Float8Linear
+from fp8core.gemm import torch_mm
 from fp8core.recipe import recipe_named
 
 # Of a step by stubbed kernels, and by plain operators
@@ -26,6 +27,12 @@ LIMITS = {"tensorwise": (58, 125), "rowwise": (52, 162), "delayed": (65, 132)}
 def float8_linear(name: str, kernels: str) -> Float8Linear:
     base = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16)
     return Float8Linear.from_float(base, recipe_named(name).with_kernels(kernels))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU with AMX costs on top is not what a step on a GPU costs its host."""
+    monkeypatch.setattr(torch_mm, "_HAS_AMX", False)
 
 
 def own_calls(step: Callable[[], object]) -> int:

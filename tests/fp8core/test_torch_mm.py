@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Barrier, Event, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -52,18 +53,66 @@ def test_single_scales_never_reach_onednn_and_the_bits_are_those_without_it(
     assert torch.equal(product, own)
 
 
-def test_on_a_cpu_with_amx_no_single_scale_is_handed_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the arguments of `torch._scaled_mm`. Without AMX they are the operands' own."""
-    seen: list[Any] = []
+def test_eager_products_take_the_same_operators_on_every_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's profiler. Counts of operators are compared between machines."""
+    a, b = operands(32, 16, 48, E4M3FN, E4M3FN)
+    seen = []
+    for has_amx in (True, False):
+        monkeypatch.setattr(torch_mm, "_HAS_AMX", has_amx)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            scaled_mm(a, b, backend="torch")
+        seen.append([event.name for event in profile.events() if event.cpu_parent is None])
+    assert seen[0] == seen[1] == ["aten::_scaled_mm"]
+
+
+def test_onednn_is_off_within_a_product_and_back_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's own switch, read in the call; left alone on other CPUs, and for scales of rows."""
+    seen = []
     real = torch._scaled_mm
 
     def spied(*args: Any, **kwargs: Any) -> torch.Tensor:
-        seen.append((kwargs["scale_a"].shape, kwargs["scale_b"].shape))
+        seen.append(torch.backends.mkldnn.enabled)
         return real(*args, **kwargs)
 
     a, b = operands(32, 16, 48, E4M3FN, E4M3FN)
     monkeypatch.setattr(torch, "_scaled_mm", spied)
+    assert torch.backends.mkldnn.enabled
     for has_amx in (True, False):
         monkeypatch.setattr(torch_mm, "_HAS_AMX", has_amx)
         scaled_mm(a, b, backend="torch")
-    assert seen == [((32, 1), (1, 48)), ((), ())]
+        assert torch.backends.mkldnn.enabled
+    with pytest.raises(ZeroDivisionError), torch_mm._WITHOUT_ONEDNN:
+        1 / 0  # noqa: B018 - what fails within
+    assert (seen, torch.backends.mkldnn.enabled) == ([False, True], True)
+
+
+def test_threads_that_multiply_at_once_leave_onednn_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch's switch. The first to begin ends first; with a switch of each thread's own it would stay off for good."""
+    a = quantize(torch.ones(16, 16), E4M3FN)
+    both, first_within, first_left = Barrier(2), Event(), Event()
+    real = torch._scaled_mm
+    on_in_the_second = []
+
+    def spied(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if current_thread().name == "first":
+            first_within.set()
+            both.wait(60)
+        else:
+            both.wait(60)
+            assert first_left.wait(60)
+            on_in_the_second.append(torch.backends.mkldnn.enabled)
+        return real(*args, **kwargs)
+
+    def first() -> None:
+        scaled_mm(a, a.t(), backend="torch")
+        first_left.set()
+
+    monkeypatch.setattr(torch_mm, "_HAS_AMX", True)
+    monkeypatch.setattr(torch, "_scaled_mm", spied)
+    thread = Thread(target=first, name="first")
+    thread.start()
+    assert first_within.wait(60)
+    scaled_mm(a, a.t(), backend="torch")
+    thread.join()
+    assert torch.backends.mkldnn.enabled
+    assert on_in_the_second == [False]

@@ -50,6 +50,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: list[Tensor | None]  # of its results, by place: new memory, or None for a view of what was given
+    onednn: bool  # torch's switch, by which an operator on a CPU chooses its kernel; a CUDA graph keeps the kernel itself
 
 
 class OperatorTape:
@@ -79,11 +80,16 @@ class OperatorTape:
     def replay(self) -> None:
         assert not self.erased
         self.replays += 1
-        with torch.no_grad():
-            for func, args, kwargs, made in self.calls:
-                for kept, result in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
-                    if kept is not None:
-                        kept.copy_(result)
+        enabled = torch.backends.mkldnn.enabled
+        try:
+            with torch.no_grad():
+                for func, args, kwargs, made, onednn in self.calls:
+                    torch._C._set_mkldnn_enabled(onednn)
+                    for kept, result in zip(made, tree_leaves(func(*args, **kwargs)), strict=True):
+                        if kept is not None:
+                            kept.copy_(result)
+        finally:
+            torch._C._set_mkldnn_enabled(enabled)
 
     def erase(self) -> None:
         self.erased = True
@@ -122,7 +128,7 @@ class _Notes(TorchDispatchMode):
         ]
         self.new |= {_address(t): t.untyped_storage() for t in made if t is not None}
         if func._schema.is_mutable or any(t is not None for t in made):
-            self.calls.append(Call(func, args, kwargs, made))
+            self.calls.append(Call(func, args, kwargs, made, torch._C._get_mkldnn_enabled()))
         return results
 
     def undo(self) -> None:
