@@ -36,7 +36,7 @@ class Base:
     """What the base commit lends to the judgement.
 
     Attributes:
-        policy: the base commit's, with what it has of the policy file that was named.
+        policy: the base commit's, with what it has of the policy file that was named; none that the change brings.
         clock: the base commit's tree where its `harness/timing` differs, for both sides to measure with.
         notes: what of the judge the change touches; nothing where it touches none of it.
     """
@@ -64,7 +64,8 @@ def base_of(root: Path, tree: Path, named: Path | None) -> Base:
     if relative and (tree / relative).exists():
         over = tree / relative
     elif relative:
-        unchecked = f"{relative} is not in the base commit, so the change brings its own policy"
+        over = None
+        unchecked = f"{relative} is not in the base commit, so the change brings its own policy; the default policy judges"
     default = tree / POLICY if (tree / POLICY).exists() else root / POLICY
     try:
         policy = load_policy(over, default)

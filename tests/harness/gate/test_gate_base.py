@@ -67,9 +67,9 @@ def test_the_policy_of_the_command_line_is_the_base_commits_too(trees: tuple[Pat
     found = base_of(*trees, trees[0] / "ci.yaml")
     assert (found.policy.pairs, found.policy.units["ms"].rule) == (5, "timed")
     assert "(ci.yaml)" in found.notes[0]
-    (trees[0] / "new.yaml").write_text("pairs: 2\n")
+    (trees[0] / "new.yaml").write_text("pairs: 2\nunits: {ms: {rule: ignore}}\n")
     found = base_of(*trees, trees[0] / "new.yaml")
-    assert found.policy.pairs == 2
+    assert found.policy == base_of(*trees, None).policy  # as gate --command: none that the change brings
     assert any("new.yaml is not in the base commit" in note for note in found.notes)
 
 
