@@ -118,8 +118,9 @@ def test_closures_and_defaults_survive_the_copy() -> None:
 
 @needs_compiler
 def test_the_disk_cache_is_told_from_a_compilation() -> None:
-    """A number that no earlier run can have compiled: first it must be compiled, then it is found on disk."""
-    offset = random.random()
+    """A number that no earlier run can have compiled, whatever seed another test has set: first it must be compiled, then it
+    is found on disk."""
+    offset = random.SystemRandom().random()
     for source in ("cold", "warm"):
         compiling.reset()
         watch = CompileWatch()
