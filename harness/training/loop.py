@@ -206,6 +206,7 @@ class _Run:
             "switch_steps": list(job.schedule.switch_steps(job.regime.steps)),
         }
         self.step, self.elapsed, self.curves = 0, 0.0, Curves()
+        self.cpu_s_before, self._cpu_s_at_start = 0.0, time.process_time()
         self.read = {"heldout": digest(part for batch in job.heldout for part in batch)}
         self.checkpoints = Checkpoints(workspace, job.identity) if workspace is not None else None
         self.resumed: list[int] = []
@@ -247,10 +248,16 @@ class _Run:
             "switches": job.schedule.switches,
             "resumed_from_steps": self.resumed,
             "batches": self.read,
+            "cpu_s": self.cpu_s,
         }
         if self.checkpoints is not None and self.checkpoints.problems:
             self.facts["checkpoint_problems"] = self.checkpoints.problems
         return Result(self.curves, self.step if stopped else None, stopped, self.facts)
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of CPU time that the run cost this process, evaluation included, and those before its checkpoint."""
+        return self.cpu_s_before + time.process_time() - self._cpu_s_at_start
 
     def _one_step(self) -> str:
         """Trains one step; says what was not finite, "" if all was."""
@@ -304,6 +311,7 @@ class _Run:
                 "cuda_rng": torch.cuda.get_rng_state_all() if self.device != "cpu" else [],
                 "curves": self.curves.points,
                 "elapsed": self.elapsed,
+                "cpu_s": self.cpu_s,
                 "resumed": self.resumed,
                 "read": self.read,
             },
@@ -324,6 +332,7 @@ class _Run:
             torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda_rng"]])
         self.curves.points = state["curves"]
         self.elapsed = state["elapsed"]
+        self.cpu_s_before = state.get("cpu_s", 0.0)  # checkpoints of before had none
         self.read |= state["read"]
         self.resumed = [*state["resumed"], self.step]
 
