@@ -15,7 +15,7 @@ from harness.judge.verdict.rows import CONTROL, NEGATIVE
 from harness.report.table import Cell, Column, Spec, Table, make_table, number_cell, share_cell
 from harness.report.verdicts import Answer, Verdict
 from harness.store import text
-from harness.store.arm import COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
+from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,7 +68,7 @@ def trains_the_same(machine: Machine) -> Answer:
 
 def is_candidate(arm: Arm) -> bool:
     """Whether an arm is one that a user would train, and no control or emulation."""
-    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE)
+    return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
 
 
 def verdict_table(machine: Machine) -> Table:

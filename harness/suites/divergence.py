@@ -9,6 +9,9 @@ of their own. What is compared with what, and by which rule, is the verdict's af
     RECIPE               FP8 from the first step to the last; the axis `schedule` applies to it
     RECIPE_eps           perturbed likewise: the noise floor of FP8
     RECIPE_golden        the same casts, multiplied in high precision
+    RECIPE_only_input    the same, of which only this operand is cast (also only_weight, only_grad_output)
+    RECIPE_only_output   the same, of which only this GEMM is (also only_grad_input, only_grad_weight)
+    RECIPE_e5m2_gradients, RECIPE_e4m3_gradients   the same with gradients in the format that the recipe does not take
     base_to_RECIPE       without FP8 for the first fifth of the steps
     RECIPE_to_base       without FP8 for the last fifth
     negative_control     a broken recipe that must fail: gradients in e4m3 without a scale, where most become zero
@@ -23,10 +26,19 @@ from typing import TYPE_CHECKING, Any
 from fp8core import RECIPES, Float8Linear, PrecisionSchedule
 from fp8core.history import look
 from fp8core.recipe import Cast, Gemm, Recipe
-from harness.store.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm
+from harness.store.arm import (
+    ABLATIONS,
+    COOLDOWN,
+    EPS,
+    GOLDEN,
+    OTHER,
+    WARMUP,
+    Arm,
+)
 from harness.store.case import expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError
+from harness.suites import ablation
 from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported, arm_table
@@ -80,7 +92,7 @@ def _arms() -> dict[str, ArmInfo]:
         Arm(BASE, variant=EPS): ArmInfo("control, weights perturbed by 1e-4", BASE),
         Arm(BASE, variant=OTHER): ArmInfo("control, another seed", BASE),
     }
-    for name in RECIPES:
+    for name, recipe in RECIPES.items():
         arms |= {
             Arm(name): ArmInfo(f"recipe {name}", BASE, name),
             Arm(name, variant=EPS): ArmInfo(f"recipe {name}, weights perturbed by 1e-4", name, name),
@@ -89,6 +101,11 @@ def _arms() -> dict[str, ArmInfo]:
             Arm(name, variant=COOLDOWN): ArmInfo(
                 f"{name}, then control for a fifth of the steps", BASE, name
             ),
+        }
+        arms |= {
+            Arm(name, variant=part): ArmInfo(f"recipe {name}, emulated: {part.replace('_', ' ')}", BASE, name)
+            for part in ABLATIONS
+            if ablation.applies(recipe, part)
         }
     negative = ArmInfo("e4m3 gradients without a scale: must fail", BASE, "any")
     return arm_table({**arms, Arm(variant=NEGATIVE): negative})
@@ -180,11 +197,10 @@ def recipe_of(arm: str) -> Recipe | None:
     name = ARMS[arm].recipe
     if not name:
         return None
-    recipe = RECIPES[name]
-    if ARMS[arm].arm.variant != GOLDEN:
-        return recipe
-    # With the roundings of the real one, so that both can have the same codes.
-    return recipe.with_backend("reference_bf16" if recipe.backend == "torch" else "reference")
+    recipe, variant = RECIPES[name], ARMS[arm].arm.variant
+    if variant == GOLDEN:  # with the roundings of the real one, so that both can have the same codes
+        return recipe.with_backend("reference_bf16" if recipe.backend == "torch" else "reference")
+    return ablation.recipe_of(recipe, variant) if variant in ABLATIONS else recipe
 
 
 def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
@@ -228,7 +244,7 @@ def job_of(case: Case, arm: str, device: str) -> Job:
         heldout=_heldout(case, device),
         schedule=schedule_of(case, arm),
         perturb=ARMS[arm].arm.variant == EPS,
-        alter=scale_by_one if arm == NEGATIVE else None,
+        alter=scale_by_one if arm == NEGATIVE else ablation.alteration(ARMS[arm].arm.variant),
         identity=f"{case.case_id} {arm}" + (f" {text.sha256}" if text is not None else ""),
     )
 

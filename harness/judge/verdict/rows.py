@@ -23,7 +23,7 @@ import numpy as np
 from harness.judge.verdict.curves import Curve, Run
 from harness.judge.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
-from harness.store.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
+from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
 from harness.store.proof import proof_outcome
@@ -205,7 +205,7 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
     if arm == f"{CONTROL}_other":
         verdict = judge_other_seeds(mine, control)
     else:
-        is_perturbed = fields.variant == EPS
+        is_perturbed, is_part = fields.variant == EPS, fields.variant in ABLATIONS
         schedule = str(setup.resolved.get(arm, {}).get("schedule") or "")
         cool_down = fields.variant == COOLDOWN
         warm_up = bool(_WARM_UP.search(schedule)) or fields.variant == WARMUP
@@ -217,7 +217,7 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         verdict = judge_pairs(
             mine,
             control,
-            golden=None if is_perturbed else setup.runs_of(Arm(fields.recipe, variant=GOLDEN)),
+            golden=None if is_perturbed or is_part else setup.runs_of(Arm(fields.recipe, variant=GOLDEN)),
             twin=control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
             twin_name=against if warm_up else fields.recipe,
             margin=margin,
@@ -272,7 +272,7 @@ def _with_doubt(passed: ArmVerdict, doubts: tuple[str, ...], unknown: tuple[str,
 
 def _missing(setup: Setup) -> tuple[str, ...]:
     """Control arms that were not run, with what is therefore not shown."""
-    controls = (EPS, OTHER, GOLDEN, WARMUP, COOLDOWN, NEGATIVE)
+    controls = (EPS, OTHER, GOLDEN, WARMUP, COOLDOWN, NEGATIVE, *ABLATIONS)
     recipes = [
         a.recipe or name
         for name, a in setup.records.items()
