@@ -38,7 +38,7 @@ def plan(name: str, device: str, *overrides: str) -> Plan:
 def test_the_project_has_its_sweeps() -> None:
     assert {f.stem for f in FILES} == {
         "accumulation", "allgather", "cast", "ceilings", "codes", "divergence", "fleet", "gate", "gate_ci", "gemm", "gpu", "gpu_tests",
-        "linear", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
+        "linear", "losses", "nanogpt_char", "outliers", "parallel", "parallel_ci", "peers", "quick", "recipes", "reference_7b",
         "scale", "smoke", "train",
     }  # fmt: skip
     assert {f.stem for f in FILES} <= set(sweeps())
