@@ -13,6 +13,7 @@ from harness.report import (
     gathers,
     league,
     libraries,
+    loss_cost,
     numerics,
     paying,
     roofline,
@@ -125,8 +126,12 @@ def _judgement(machine: Machine) -> list[Section]:
             "Runs of a seed share weights and batches, so gaps are paired. PASS: every gate passed. FAIL: some gate "
             "failed. Anything else is undecided by these runs. A CPU's losses count: they are numerics, not times.",
             first=[training.verdict_table(machine)] if machine.verdicts else [],
-            charts=training_charts.losses(machine),
-            tables=[training.reach_table(machine), training.layers_table(machine)]
+            charts=[*loss_cost.cost_charts(machine), *training_charts.losses(machine)],
+            tables=[
+                loss_cost.cost_table(machine),
+                training.reach_table(machine),
+                training.layers_table(machine),
+            ]
             if machine.trainings
             else [],
         ),

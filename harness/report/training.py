@@ -18,7 +18,7 @@ from harness.store import text
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from harness.judge.verdict import GateResult
     from harness.judge.verdict.rows import Setup
@@ -38,6 +38,8 @@ _HEADINGS = {
     "prefix": "first phase",
     "band": "seed band",
 }
+# Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
+SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2")
 
 
@@ -224,8 +226,14 @@ def setup_label(machine: Machine, axes: Mapping[str, Any]) -> str:
 
 def _varying(machine: Machine) -> list[str]:
     setups: list[Setup] = machine.trainings
-    names = {name for s in setups for name in s.axes}
-    return sorted(n for n in names if len({json.dumps(s.axes.get(n)) for s in setups}) > 1)
+
+    def distinct(names: Collection[str]) -> int:
+        return len({json.dumps([s.axes.get(n) for n in names]) for s in setups})
+
+    every = sorted({name for s in setups for name in s.axes})
+    varying = [n for n in every if distinct([n]) > 1]
+    telling = [n for n in varying if n not in SECONDARY]
+    return telling if distinct(telling) == distinct(varying) else varying
 
 
 def _said(machine: Machine) -> str:

@@ -1,0 +1,231 @@
+"""What each arm of a training set-up costs in loss: the gaps of the verdict with their intervals, as table and figure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from harness.judge.verdict import MARGIN
+from harness.judge.verdict.result import percent
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
+from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.table import Cell, Spec, Table, make_table, number_cell
+from harness.report.training import STYLES, setup_label
+from harness.store import text
+from harness.store.arm import (
+    COOLDOWN,
+    EPS,
+    GOLDEN,
+    GRAD_FORMAT,
+    ONLY_GEMM,
+    ONLY_OPERAND,
+    OTHER,
+    WARMUP,
+    Arm,
+)
+from harness.store.json_columns import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harness.judge.verdict import ArmVerdict, GateResult
+    from harness.judge.verdict.rows import Setup
+    from harness.report.runs import Machine
+
+GAPS = {"L4": "late loss", "L4h": "held-out loss"}
+FAR = 12 * MARGIN  # gaps beyond are written at the edge of the figure, so that the others stay legible
+MOST_SETUPS = 8
+SECONDS_PER_HOUR = 3600
+
+
+def cost_table(machine: Machine) -> Table:
+    """One row an arm: late and held-out gap with their 90 % intervals, the verdict, seeds and hours of CPU."""
+    hours = _cpu_hours(machine)
+    records = [
+        {"set-up": setup_label(machine, v.axes), "verdict": v, "hours": hours.get((_key(v.axes), v.arm))}
+        for v in machine.verdicts
+        if any(_gap(v, name) is not None for name in GAPS)
+    ]
+    specs = [
+        *(
+            [Spec("set-up", lambda r: Cell(r["set-up"], r["set-up"]), numeric=False)]
+            if _several(machine)
+            else []
+        ),
+        Spec("arm", lambda r: Cell(r["verdict"].arm, r["verdict"].arm), numeric=False),
+        Spec("what is in FP8", lambda r: Cell(what(r["verdict"].fields)), numeric=False),
+        *(
+            Spec(title, lambda r, name=name: _gap_cell(_gap(r["verdict"], name)))  # type: ignore[misc]
+            for name, title in GAPS.items()
+        ),
+        Spec("seeds", lambda r: _seeds_cell(r["verdict"])),
+        Spec(
+            "verdict",
+            lambda r: Cell(
+                r["verdict"].verdict.outcome,
+                r["verdict"].verdict.outcome,
+                "pass"
+                if r["verdict"].verdict.outcome == r["verdict"].expected
+                else STYLES[r["verdict"].verdict.outcome],
+            ),
+            numeric=False,
+        ),
+        *(
+            [Spec("CPU (h)", lambda r: number_cell(r["hours"], 2), "of all seeds; evaluation included")]
+            if any(r["hours"] for r in records)
+            else []
+        ),
+    ]
+    total = sum(hours.values())
+    caption = (
+        f"Cost in loss: candidate minus {CONTROL} of the same seed, relative to the loss of {CONTROL}, mean over seeds with "
+        f"its 90 % interval; margin {100 * MARGIN:g} %. Above 0 is worse."
+        + (f" All runs with those of {CONTROL}: {total:.1f} hours of CPU." if total else "")
+    )
+    return make_table(f"loss-cost-{machine.env_id}", specs, records, caption)
+
+
+def cost_charts(machine: Machine) -> list[Chart]:
+    """Gaps with their intervals of each set-up that has at least two arms with a gap."""
+    charts = []
+    for i, setup in enumerate(machine.trainings[:MOST_SETUPS]):
+        mine = [
+            v
+            for v in machine.verdicts
+            if (v.run_id, _key(v.axes)) == (setup.run_id, _key(setup.axes)) and _gap(v, "L4") is not None
+        ]
+        if len(mine) > 1:
+            charts.append(_forest(machine, setup, mine, f"cost-{machine.env_id}-{i}"))
+    return charts
+
+
+def what(arm: Arm) -> str:
+    """What of an arm is in FP8, in words.
+
+    >>> what(Arm("tensorwise", variant="only_grad_output")), what(Arm("rowwise", variant="warmup"))
+    ('only operand grad_output, emulated', 'all, after a warm-up without FP8')
+    """
+    if arm.recipe == CONTROL:
+        return {EPS: "nothing; weights perturbed by 1e-4", OTHER: "nothing; other seeds"}.get(
+            arm.variant, "nothing"
+        )
+    if arm.variant in ONLY_OPERAND:
+        return f"only operand {ONLY_OPERAND[arm.variant]}, emulated"
+    if arm.variant in ONLY_GEMM:
+        return f"only GEMM {ONLY_GEMM[arm.variant]}, emulated"
+    if arm.variant in GRAD_FORMAT:
+        return f"all, gradients in {GRAD_FORMAT[arm.variant]}, emulated"
+    return {
+        "": "all",
+        EPS: "all; weights perturbed by 1e-4",
+        GOLDEN: "all, emulated",
+        WARMUP: "all, after a warm-up without FP8",
+        COOLDOWN: "all, before a cool-down without FP8",
+        NEGATIVE: "all, broken on purpose",
+    }.get(arm.variant, arm.variant)
+
+
+@mpl.rc_context(STYLE)
+def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str) -> Chart:
+    figure = Figure(figsize=(9.5, 0.9 + 0.27 * len(verdicts)), layout="constrained")
+    axes = figure.subplots()
+    limit = 100 * MARGIN
+    axes.axvspan(-limit, limit, color=BAND, linewidth=0, label=f"margin, {limit:g} %")
+    axes.axvline(0, color=MUTED, linewidth=0.6)
+    places = np.arange(len(verdicts))[::-1]
+    inside = [1.3 * limit]
+    for shift, (name, title), colour, fill in zip(
+        (0.14, -0.14), GAPS.items(), SERIES[:2], ("full", "none"), strict=True
+    ):
+        gates = [_gap(v, name) for v in verdicts]
+        near = [(y, g) for y, g in zip(places, gates, strict=True) if g is not None and abs(g.effect) <= FAR]
+        if not near:
+            continue
+        x = np.array([100 * g.effect for _, g in near])
+        wings = np.array([[g.effect - g.low for _, g in near], [g.high - g.effect for _, g in near]]) * 100
+        axes.errorbar(
+            x,
+            [y + shift for y, _ in near],
+            xerr=wings,
+            linestyle="none",
+            marker="o" if fill == "full" else "s",
+            fillstyle=fill,
+            color=colour,
+            linewidth=1.1,
+            capsize=2.0,
+            label=title,
+        )
+        inside += [float(v) for v in (np.abs(x) + wings.max(axis=0))]
+    edge = 1.08 * min(max(inside), 100 * FAR)
+    for y, v in zip(places, verdicts, strict=True):
+        late = _gap(v, "L4")
+        if late is not None and abs(late.effect) > FAR:
+            axes.text(
+                math.copysign(0.98 * edge, late.effect),
+                y,
+                f"{percent(late.effect)} >" if late.effect > 0 else f"< {percent(late.effect)}",
+                ha="right" if late.effect > 0 else "left",
+                va="center",
+                color=MUTED,
+            )
+    axes.set_xlim(-edge, edge)
+    axes.set_ylim(-0.7, len(verdicts) - 0.3)
+    axes.set_yticks(places, [v.arm for v in verdicts])
+    axes.set_xlabel("gap (% of the loss); right of 0 is worse")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+    axes.xaxis.set_major_locator(MaxNLocator(9))
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", labelcolor=INK)
+    legend(figure, axes)
+    seeds = max(g.seeds for v in verdicts if (g := _gap(v, "L4")) is not None)
+    caption = f"Mean over {text.plural(seeds, 'seed')} of the paired gap to {CONTROL} with its 90 % interval."
+    return Chart(key, f"Cost in loss: {setup_label(machine, setup.axes)}", svg(figure, key), caption)
+
+
+def _gap(verdict: ArmVerdict, gate: str) -> GateResult | None:
+    """A gap to the control with its interval; None where there is none, or the arm is held against another arm."""
+    result = verdict.verdict.gate(gate)
+    if verdict.against != CONTROL or result is None or not math.isfinite(result.high - result.low):
+        return None
+    return result
+
+
+def _gap_cell(gate: GateResult | None) -> Cell:
+    if gate is None:
+        return Cell(text.NONE, None, "muted")
+    style = "bad" if gate.low > MARGIN or gate.high < -MARGIN else ""
+    return Cell(percent(gate.effect), gate.effect, style, f"{percent(gate.low)} to {percent(gate.high)}")
+
+
+def _seeds_cell(verdict: ArmVerdict) -> Cell:
+    seeds = max((g.seeds for name in GAPS if (g := _gap(verdict, name)) is not None), default=0)
+    return Cell(str(seeds), seeds)
+
+
+def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
+    """By set-up and arm: hours of CPU of all runs; nothing for rows that do not say, or of a GPU."""
+    if machine.is_gpu:
+        return {}
+    frame = machine.frame
+    rows = frame[(frame["suite"] == SUITE) & (frame["metric"] == "loss") & (frame["status"] == "ok")]
+    hours: dict[tuple[str, str], float] = {}
+    for row in rows.to_dict("records"):
+        seconds = parse(row["resolved"]).get("cpu_s")
+        if isinstance(seconds, int | float):
+            key = _key({k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}), row["arm"]
+            hours[key] = hours.get(key, 0.0) + seconds / SECONDS_PER_HOUR
+    return hours
+
+
+def _key(axes: Mapping[str, Any]) -> str:
+    return str(sorted((k, str(v)) for k, v in axes.items()))
+
+
+def _several(machine: Machine) -> bool:
+    return len(machine.trainings) > 1
