@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from harness.judge.verdict.curves import Run
     from harness.judge.verdict.result import GateResult
+    from harness.judge.verdict.settle import Settled
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
@@ -32,12 +33,14 @@ class Verdict:
         gates: one result a gate, in the order of `GATES`.
         notes: what a reader must know beside the gates: missing controls, runs that had no partner.
         limits: what runs of this length cannot certify, with their steps and tokens.
+        settled: from which step on the gap stays within the noise; None where nobody asked. It decides nothing.
     """
 
     outcome: Outcome
     gates: tuple[GateResult, ...]
     notes: tuple[str, ...]
     limits: str
+    settled: Settled | None = None
 
     def gate(self, name: str) -> GateResult | None:
         """The result of one gate; None where it does not apply."""

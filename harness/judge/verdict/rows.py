@@ -23,6 +23,7 @@ import numpy as np
 from harness.judge.verdict.curves import Curve, Run
 from harness.judge.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
+from harness.judge.verdict.settle import Settled, settle
 from harness.store.arm import COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
@@ -156,6 +157,8 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
             as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
             out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
             out += [f"               {reason}" for reason, whose in arms.items() if whose == [v.arm]]
+            if v.verdict.settled is not None:
+                out.append(f"               {v.verdict.settled.sentence}")
         out += [f"  {', '.join(whose)}: {reason}" for reason, whose in arms.items() if len(whose) > 1]
         out += [f"  missing: {m}" for m in members[0].missing]
         out.append(f"  {members[0].verdict.limits}")
@@ -222,6 +225,8 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
             twin_name=against if warm_up else fields.recipe,
             margin=margin,
         )
+        if against == CONTROL and fields.has_fp8:
+            verdict = replace(verdict, settled=_settled(setup, fields, mine, control, warm_up, margin))
         if against == CONTROL and arm != f"{CONTROL}_eps" and _identical(mine, control):
             # An arm that should differ and does not was not run as it is named.
             failed.append(f"every loss is bitwise equal to {against}: FP8 cannot have run")
@@ -232,6 +237,26 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         if doubted and verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
     return replace(verdict, notes=(*failed, *verdict.notes))
+
+
+def _settled(
+    setup: Setup,
+    fields: Arm,
+    mine: Mapping[int, Run],
+    control: Mapping[int, Run],
+    warm_up: bool,
+    margin: float,
+) -> Settled:
+    """When an FP8 arm settles, by the noise of its recipe; a warm-up counts from its switch."""
+    switches = [run.switch_step for run in mine.values() if run.switch_step is not None]
+    return settle(
+        mine,
+        control,
+        perturbed=setup.runs_of(Arm(fields.recipe, variant=EPS)),
+        unperturbed=setup.runs_of(Arm(fields.recipe)),
+        start=max(switches, default=0) if warm_up else 0,
+        margin=margin,
+    )
 
 
 def _control_of(arm: Arm, setup: Setup) -> str:
