@@ -83,6 +83,7 @@ def trained(
                 tokens_per_step=job.setup.tokens_per_step,
                 proof=str(result.facts.get("verify", "")),
                 proof_outcome=proof_outcome(result.facts),
+                fp8_grad_norm=curves.get("fp8_grad_norm"),
             )
     return runs
 

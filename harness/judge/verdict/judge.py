@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.judge.verdict import breaks, gates, patterns
+from harness.judge.verdict import breaks, gates, gradients, patterns
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 
@@ -103,7 +103,7 @@ def judge_pairs(
         gates.late_window(pairs, margin),
         gates.heldout(pairs, margin),
         gates.trend(pairs, margin),
-        gates.gradients(pairs, band, span),
+        gradients.gradients(pairs, band, span),
     ]
     notes = list(pairs.problems)
     if switches:

@@ -38,7 +38,13 @@ SUITE = "divergence"
 CONTROL = "base"
 NEGATIVE = "negative_control"
 MUST_PASS = (f"{CONTROL}_eps", f"{CONTROL}_other")
-_CURVES = {"loss": "loss", "heldout_loss": "heldout", "grad_norm": "grad_norm", "elapsed_s": "elapsed"}
+_CURVES = {
+    "loss": "loss",
+    "heldout_loss": "heldout",
+    "grad_norm": "grad_norm",
+    "fp8_grad_norm": "fp8_grad_norm",
+    "elapsed_s": "elapsed",
+}
 
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 

@@ -108,8 +108,10 @@ def settle(
     moves the step to where the gap has come back, and one that has not come back by the end leaves the seed unsettled.
 
     Args:
-        candidate, control: runs by seed.
-        perturbed, unperturbed: runs of the candidate's recipe with and without perturbed weights, for the limit.
+        candidate: runs by seed.
+        control: the same.
+        perturbed: runs of the candidate's recipe from perturbed weights, for the limit.
+        unperturbed: runs of that recipe from the weights themselves.
         start: step to count from; gaps before it are ignored.
         margin: the limit where fewer than `MIN_SEEDS` perturbed runs have a partner, relative to the loss.
     """
