@@ -50,7 +50,7 @@ def test_a_twin_without_a_fault_passes() -> None:
 
 @pytest.mark.parametrize(("factor", "status"), [(1.02, "WARN"), (1.1, "FAIL"), (0.9, "FAIL")])
 def test_the_size_of_the_error_is_named(factor: float, status: str) -> None:
-    """Of the median over steps: at step 0 the embedding, which shares the head's matrix, dilutes the error to 1.015."""
+    """The median over steps has it in full: at step 0 the embedding, which shares the head's matrix, dilutes the error to 1.015."""
     result = verdict_on(factor).gate("L6")
     assert result is not None
     assert result.status == status

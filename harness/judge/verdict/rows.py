@@ -157,14 +157,13 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in axes.items() if v not in (None, "")))
         arms: dict[str, list[str]] = {}
         for v in members:
-            for reason in (*v.verdict.reasons, *v.verdict.notes):
+            settled = [] if v.verdict.settled is None else [v.verdict.settled.sentence]
+            for reason in (*v.verdict.reasons, *v.verdict.notes, *settled):
                 arms.setdefault(reason, []).append(v.arm)
         for v in members:
             as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
             out.append(f"  {v.verdict.outcome:<12} {v.arm} against {v.against}{as_it_should}")
             out += [f"               {reason}" for reason, whose in arms.items() if whose == [v.arm]]
-            if v.verdict.settled is not None:
-                out.append(f"               {v.verdict.settled.sentence}")
         out += [f"  {', '.join(whose)}: {reason}" for reason, whose in arms.items() if len(whose) > 1]
         out += [f"  missing: {m}" for m in members[0].missing]
         out.append(f"  {members[0].verdict.limits}")

@@ -130,7 +130,7 @@ def settle(
     logged = int(pairs.steps[-1]) + 1 - start if points else 0
     problem = ""
     if seeds < MIN_SEEDS:
-        problem = f"{seeds} paired seeds, {MIN_SEEDS} are needed"
+        problem = f"{seeds} seeds have a pair, {MIN_SEEDS} are needed"
     elif points < MIN_POINTS:
         problem = f"{points} logged steps, {MIN_POINTS} are needed"
     if problem:
