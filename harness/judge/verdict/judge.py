@@ -71,8 +71,8 @@ def judge_pairs(
     Args:
         candidate: runs by seed. Runs with a `switch_step` are a precision pattern and need `twin`.
         control: runs by seed, of the arm whose loss is the right one.
-        golden: runs of the emulation of the candidate's recipe; they set the bands of the early window and of the
-            gradient norms.
+        golden: runs of the emulation of the candidate's recipe; they set the band of the early window, and the
+            candidate's gradient norms are compared with theirs.
         twin: of a precision pattern, the runs that must be bitwise equal until the switch. Where it is the control
             itself (warm-up), the early window and the gradient norms start at the switch;
             where it is another arm (cool-down), they end there.

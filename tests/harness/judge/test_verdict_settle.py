@@ -159,7 +159,9 @@ def test_coverage_of_the_median_interval_agrees_with_the_binomial(n):
     assert 1 - 2 * scipy.stats.binom.cdf(k, n, 0.5) < 0.9  # one rank further inside covers too little
 
 
-@pytest.mark.parametrize(("seeds", "steps", "words"), [(2, STEPS, "2 seeds have a pair"), (5, 40, "40 logged")])
+@pytest.mark.parametrize(
+    ("seeds", "steps", "words"), [(2, STEPS, "2 seeds have a pair"), (5, 40, "40 logged")]
+)
 def test_too_few_runs_or_steps_are_no_figure(seeds, steps, words):
     base = flat(seeds=range(seeds), steps=steps)
     found = settle(base, base)
