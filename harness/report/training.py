@@ -20,7 +20,7 @@ from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arm
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from harness.judge.verdict import GateResult
+    from harness.judge.verdict import GateResult, Settled
     from harness.judge.verdict.rows import Setup
     from harness.report.runs import Machine
     from harness.store.stats import Estimate
@@ -40,6 +40,10 @@ _HEADINGS = {
 }
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
+_SETTLED = "within noise from step"
+_SETTLED_HINT = (
+    "median over seeds of the step from which the smoothed gap stays within the noise of the recipe"
+)
 _DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2")
 
 
@@ -78,10 +82,12 @@ def verdict_table(machine: Machine) -> Table:
     verdicts = sorted(machine.verdicts, key=lambda v: not is_candidate(v.fields))
     shown = [name for name in GATES if any(v.verdict.gate(name) for v in verdicts)]
     varying = _varying(machine)
+    settles = any(v.verdict.settled for v in verdicts)
     columns = (
         *(Column(name) for name in varying),
         *(Column(t) for t in ("arm", "verdict")),
         *(Column(_HEADINGS[name], hint=GATES[name]) for name in shown),
+        *([Column(_SETTLED, hint=_SETTLED_HINT)] if settles else []),
     )
     rows = []
     for v in verdicts:
@@ -94,6 +100,7 @@ def verdict_table(machine: Machine) -> Table:
                 Cell(v.arm, v.arm, note="" if v.against == CONTROL else f"against {v.against}"),
                 Cell(outcome, outcome, style, note),
                 *(_gate_cell(v.verdict.gate(name)) for name in shown),
+                *([_settled_cell(v.verdict.settled)] if settles else []),
             )
         )
     return Table(f"verdict-{machine.env_id}", columns, tuple(rows), _said(machine), sortable=False)
@@ -116,6 +123,8 @@ def gates_table(machine: Machine) -> Table:
                     Cell(g.sentence),
                 )
             )
+        if v.verdict.settled is not None:
+            rows.append((Cell(name, name), Cell(_SETTLED), Cell(""), Cell(v.verdict.settled.sentence)))
         rows += [(Cell(name, name), Cell("note"), Cell(""), Cell(note)) for note in v.verdict.notes]
     return Table(f"gates-{machine.env_id}", columns, tuple(rows))
 
@@ -262,6 +271,24 @@ def _gate_cell(gate: GateResult | None) -> Cell:
         elif gate.unit == "spikes" and gate.effect:
             figure = f"{gate.effect:+.0f}"
     return Cell(_SHORT.get(gate.status, gate.status), gate.status, STYLES[gate.status], figure)
+
+
+def _settled_cell(settled: Settled | None) -> Cell:
+    if settled is None:
+        return Cell("", None)
+    if settled.problem:
+        return Cell(_SHORT["INCONCLUSIVE"], None, "muted", settled.problem)
+    low, high, coverage = settled.interval
+    if math.isinf(settled.step):
+        return Cell(
+            "not reached",
+            None,
+            "bad",
+            f"{settled.unsettled} of {len(settled.steps)} seeds outside at the end",
+        )
+    end = f"{high:,.0f}" if math.isfinite(high) else "open"
+    note = f"{low:,.0f} to {end}, {100 * coverage:.0f} %" + ("" if settled.noise_runs else "; by the margin")
+    return Cell(f"{settled.step:,.0f}", settled.step, "", note)
 
 
 def _median_cell(by_seed: Mapping[int, float]) -> Cell:

@@ -147,6 +147,13 @@ METRICS = filed(
         ),
         Metric("grad_norm", "1", "none", "norm of all gradients of a step, before clipping", series=True),
         Metric(
+            "fp8_grad_norm",
+            "1",
+            "none",
+            "norm of the gradients of the converted layers' weights of a step, before clipping",
+            series=True,
+        ),
+        Metric(
             "elapsed_s",
             "s",
             "lower",

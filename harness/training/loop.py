@@ -6,7 +6,7 @@ runs of one seed are equal bit for bit, and so is one that was killed and went o
 its kernels are deterministic: those that are not are named in the run's facts (`nondeterministic`). What is only looked
 at (held-out loss, diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
 
-Steps count from 0. `loss` and `grad_norm` at step s are those of the batch of step s, before its update;
+Steps count from 0. `loss`, `grad_norm` and `fp8_grad_norm` at step s are those of the batch of step s, before its update;
 `heldout_loss` at r is that of the weights after r updates.
 """
 
@@ -205,6 +205,7 @@ class _Run:
             "parameters": sum(p.numel() for p in self.trainee.model.parameters()),
             "switch_steps": list(job.schedule.switch_steps(job.regime.steps)),
         }
+        self.fp8_weights, self.fp8_grad_norm = self.trainee.fp8_weights(), torch.tensor(0.0)
         self.step, self.elapsed, self.curves = 0, 0.0, Curves()
         self.cpu_s_before, self._cpu_s_at_start = 0.0, time.process_time()
         self.read = {"heldout": digest(part for batch in job.heldout for part in batch)}
@@ -277,9 +278,11 @@ class _Run:
             ).items():
                 self.curves.add(metric, step, value, part)
         started = time.perf_counter()
-        loss = float(self.trainee.step(batches))  # waits for the device
+        loss = float(self.trainee.step(batches, self._measure_fp8_gradients))  # waits for the device
         norm = self.trainee.grad_norm
         values = {"loss": loss} | ({} if norm is None else {"grad_norm": float(norm)})
+        if self.fp8_weights:
+            values["fp8_grad_norm"] = float(self.fp8_grad_norm)
         self.elapsed += time.perf_counter() - started
         for metric, value in values.items():
             if not math.isfinite(value):
@@ -288,6 +291,11 @@ class _Run:
         self.curves.add("elapsed_s", step, self.elapsed)
         self.step += 1
         return ""
+
+    def _measure_fp8_gradients(self) -> None:
+        """Norm of the gradients of the converted layers' weights, before they are clipped."""
+        gradients = [weight.grad for weight in self.fp8_weights if weight.grad is not None]
+        self.fp8_grad_norm = nn.utils.get_total_norm(gradients)
 
     def _evaluate(self) -> None:
         if not self.job.heldout:

@@ -258,6 +258,12 @@ class Trainee:
         with wanted(setup.recipe.name, first):
             return self.run(*batch)
 
+    def fp8_weights(self) -> list[Tensor]:
+        """Weights of the layers and experts that were converted, each once; none without a recipe."""
+        names = [f"{layer.fqn}.weight".lstrip(".") for layer in self.audit.converted]
+        names += [experts.fqn for experts in self.audit.experts if experts.converted]
+        return list(dict.fromkeys(self.model.get_parameter(name) for name in names))
+
     def update_scales(self) -> None:
         """What ends a step for delayed and static scales of fp8core's layers."""
         if self.setup.recipe is not None and not self.setup.peer:

@@ -49,6 +49,8 @@ class Size:
     seq: int = 64
     eval_batches: int = 16
     accumulation: int = 1
+    lr_warmup: int = 10
+    model: str = "nano"
 
 
 SHORT = Size(seeds=3, steps=52, batch=4, seq=32, eval_batches=2)
@@ -56,18 +58,22 @@ LOOK = Size(seeds=1, steps=12)
 
 
 def trained(
-    recipe: Recipe | None, size: Size, planted: AbstractContextManager[None] | None = None, arm: str = "base"
+    recipe: Recipe | None,
+    size: Size,
+    planted: AbstractContextManager[None] | None = None,
+    arm: str = "base",
+    left_out: tuple[str, ...] = (),
 ) -> Runs:
-    """The arm's run of each seed, its layers converted to the recipe."""
+    """The arm's run of each seed, its layers converted to the recipe but for those left out."""
     runs = {}
     with planted or nullcontext():
         for seed in range(size.seeds):
             axes = dataclasses.asdict(size)
             del axes["seeds"]
-            axes |= {"seed": seed, "lr_warmup": 10, "eval_every": 0, "diagnose_every": 0}
+            axes |= {"seed": seed, "eval_every": 0, "diagnose_every": 0}
             (point,) = divergence.points([], {name: [value] for name, value in axes.items()}, None)
             job = divergence.job_of(Case.of("divergence", point | axes), arm, "cpu")
-            job.setup = dataclasses.replace(job.setup, recipe=recipe)
+            job.setup = dataclasses.replace(job.setup, recipe=recipe, left_out=left_out)
             result = train(job, "cpu")
             curves = {
                 metric: Curve.of([value for _, value in points], [step for step, _ in points])
@@ -83,6 +89,7 @@ def trained(
                 tokens_per_step=job.setup.tokens_per_step,
                 proof=str(result.facts.get("verify", "")),
                 proof_outcome=proof_outcome(result.facts),
+                fp8_grad_norm=curves.get("fp8_grad_norm"),
             )
     return runs
 

@@ -103,6 +103,7 @@ def rows_of_runs(
             "loss": run.loss,
             "heldout_loss": run.heldout,
             "grad_norm": run.grad_norm,
+            "fp8_grad_norm": run.fp8_grad_norm,
             "elapsed_s": run.elapsed,
         }
         for metric, curve in curves.items():

@@ -77,6 +77,7 @@ class Run:
         batches: hashes of what it read, by step and "heldout"; empty where that is not known.
         proof: the line of `fp8core.verify` about its FP8 layers; "" where nothing was asked.
         proof_outcome: what it found.
+        fp8_grad_norm: norm of the gradients of the converted layers' weights before clipping; None where there are none.
     """
 
     loss: Curve
@@ -91,6 +92,7 @@ class Run:
     batches: Mapping[str, str] = field(default_factory=dict)
     proof: str = ""
     proof_outcome: ProofOutcome = ProofOutcome.NONE
+    fp8_grad_norm: Curve | None = None
 
     @property
     def disproved(self) -> bool:
@@ -120,6 +122,7 @@ class Pairs:
         candidate, control: losses, [S, T].
         heldout: final held-out losses (candidate, control), [S] each; None where a run lacks one.
         grad_norm: (steps, candidate, control), [G] and [S, G]; None where a run lacks one.
+        fp8_grad_norm: (steps, candidate), of the weights of its converted layers; None where a run lacks one.
         problems: why runs were left out, in words; empty if every run has its partner.
     """
 
@@ -130,6 +133,7 @@ class Pairs:
     heldout: tuple[Vector, Vector] | None = None
     grad_norm: tuple[Vector, Vector, Vector] | None = None
     problems: tuple[str, ...] = field(default=())
+    fp8_grad_norm: tuple[Vector, Vector] | None = None
 
     @property
     def length(self) -> int:
@@ -177,6 +181,7 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
         _final_heldout(a, b),
         _grad_norms(a, b),
         tuple(problems),
+        _at_the_same_steps([r.fp8_grad_norm for r in a]),
     )
 
 
@@ -259,14 +264,19 @@ def _final_heldout(candidate: Sequence[Run], control: Sequence[Run]) -> tuple[Ve
 
 
 def _grad_norms(candidate: Sequence[Run], control: Sequence[Run]) -> tuple[Vector, Vector, Vector] | None:
-    curves = [r.grad_norm for r in (*candidate, *control) if r.grad_norm is not None]
-    if not curves or len(curves) < len(candidate) + len(control):
+    found = _at_the_same_steps([r.grad_norm for r in (*candidate, *control)])
+    return None if found is None else (found[0], found[1][: len(candidate)], found[1][len(candidate) :])
+
+
+def _at_the_same_steps(curves: Sequence[Curve | None]) -> tuple[Vector, Vector] | None:
+    """(steps, values by curve); None where one is missing or has other steps, and for no curves."""
+    there = [c for c in curves if c is not None]
+    if not there or len(there) < len(curves):
         return None
-    steps = curves[0].steps
-    if any(not np.array_equal(c.steps, steps) for c in curves):
+    steps = there[0].steps
+    if any(not np.array_equal(c.steps, steps) for c in there):
         return None
-    values = np.array([c.values for c in curves])
-    return steps, values[: len(candidate)], values[len(candidate) :]
+    return steps, np.array([c.values for c in there])
 
 
 def _list(seeds: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Gates on the paired loss gap and gradient norms: early window, late window, held-out loss, trend (L3 to L6).
+"""Gates on the paired loss gap: early window, late window, held-out loss, trend (L3 to L5).
 
 The late loss alone passes five of eight gross faults, because the optimiser absorbs them; so no gate stands for
 another. Gaps are candidate minus control of the same seed, relative to the control's mean loss. All tests have two
@@ -20,7 +20,6 @@ from harness.judge.verdict.result import (
     EARLY_SHARE,
     EARLY_STEPS,
     FAIL_TIMES,
-    GRAD_BAND,
     HORIZON,
     LATE,
     MARGIN,
@@ -140,63 +139,6 @@ def trend(pairs: Pairs, margin: float = MARGIN) -> GateResult:
         + (": diverging" if growing else "")
     )
     return estimate("L5", "WARN" if growing else "PASS", sentence, slopes, (low, high), margin)
-
-
-def gradients(pairs: Pairs, golden: Pairs | None = None, span: Span = WHOLE) -> GateResult:
-    """L6: median over steps of the ratio of gradient norms, its mean over seeds inside `GRAD_BAND`.
-
-    A recipe can itself change the norm: on a small transformer tensorwise with e5m2 gradients raises it by 2 to 3 %, and
-    its emulation does so alike. So beyond the band the golden arm decides at the same steps: within its 99 %
-    prediction interval is a warning, beyond it a failure. Without a golden arm nobody can tell the recipe from a
-    fault up to four bands.
-
-    Args:
-        pairs: candidate and control.
-        golden: the golden emulation of the same recipe and the control.
-        span: the steps in which the precisions differ; the others would dilute the median.
-    """
-    missing = too_little(pairs, "L6")
-    if missing:
-        return missing
-    ratios = _norm_ratios(pairs, span)
-    if ratios is None:
-        said = "no gradient norms above 0 at the same steps in every run"
-        return GateResult("L6", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
-    low, high = stats.t_interval(ratios)
-    mean = float(ratios.mean())
-    own = _norm_ratios(golden, span) if golden is not None and len(golden.seeds) >= MIN_SEEDS else None
-    if own is not None:
-        bounds = stats.prediction_interval(own, 0.99)
-        wide = (min(GRAD_BAND[0], bounds[0]), max(GRAD_BAND[1], bounds[1]))
-        said = f"; golden arm {own.mean():.4f}, up to {wide[0]:.4f} to {wide[1]:.4f}"
-    else:
-        wide = (1 - FAIL_TIMES * (1 - GRAD_BAND[0]), 1 + FAIL_TIMES * (GRAD_BAND[1] - 1))
-        said = ""
-    status: Status = "INCONCLUSIVE"
-    if GRAD_BAND[0] <= mean <= GRAD_BAND[1]:
-        status = "PASS"
-    elif wide[0] <= mean <= wide[1]:
-        status = "INCONCLUSIVE" if own is None else "WARN"
-        said += "; without a golden arm the recipe's own effect is not known" if own is None else ""
-    elif high < wide[0] or low > wide[1]:
-        status = "FAIL"
-    sentence = (
-        f"median ratio of gradient norms {mean:.4f} (95 % interval {low:.4f} to {high:.4f}) against "
-        f"{GRAD_BAND[0]} to {GRAD_BAND[1]}{said}"
-    )
-    sd = float(ratios.std(ddof=1))
-    return GateResult("L6", status, sentence, mean, low, high, sd, ratios.size, GRAD_BAND[1] - 1, "ratio")
-
-
-def _norm_ratios(pairs: Pairs, span: Span) -> Vector | None:
-    """By seed: median over steps of candidate / control; None where a norm is missing or not above 0."""
-    if pairs.grad_norm is None:
-        return None
-    steps, mine, theirs = pairs.grad_norm
-    inside = (steps >= span[0]) & (steps < span[1])
-    if not inside.any() or (theirs[:, inside] <= 0).any():
-        return None
-    return np.asarray(np.median(mine[:, inside] / theirs[:, inside], axis=1), np.float64)
 
 
 def _equivalence(gate: str, what: str, gaps: Vector, margin: float) -> GateResult:

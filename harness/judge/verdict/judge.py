@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.judge.verdict import breaks, gates, patterns
+from harness.judge.verdict import breaks, gates, gradients, patterns
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from harness.judge.verdict.curves import Run
     from harness.judge.verdict.result import GateResult
+    from harness.judge.verdict.settle import Settled
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 
@@ -32,12 +33,14 @@ class Verdict:
         gates: one result a gate, in the order of `GATES`.
         notes: what a reader must know beside the gates: missing controls, runs that had no partner.
         limits: what runs of this length cannot certify, with their steps and tokens.
+        settled: from which step on the gap stays within the noise; None where nobody asked. It decides nothing.
     """
 
     outcome: Outcome
     gates: tuple[GateResult, ...]
     notes: tuple[str, ...]
     limits: str
+    settled: Settled | None = None
 
     def gate(self, name: str) -> GateResult | None:
         """The result of one gate; None where it does not apply."""
@@ -68,8 +71,8 @@ def judge_pairs(
     Args:
         candidate: runs by seed. Runs with a `switch_step` are a precision pattern and need `twin`.
         control: runs by seed, of the arm whose loss is the right one.
-        golden: runs of the emulation of the candidate's recipe; they set the bands of the early window and of the
-            gradient norms.
+        golden: runs of the emulation of the candidate's recipe; they set the band of the early window, and the
+            candidate's gradient norms are compared with theirs.
         twin: of a precision pattern, the runs that must be bitwise equal until the switch. Where it is the control
             itself (warm-up), the early window and the gradient norms start at the switch;
             where it is another arm (cool-down), they end there.
@@ -100,7 +103,7 @@ def judge_pairs(
         gates.late_window(pairs, margin),
         gates.heldout(pairs, margin),
         gates.trend(pairs, margin),
-        gates.gradients(pairs, band, span),
+        gradients.gradients(pairs, band, span),
     ]
     notes = list(pairs.problems)
     if switches:

@@ -38,7 +38,8 @@ EARLY_SHARE = 1 / 3
 EARLY_MEAN, EARLY_MAX = 0.0025, 0.01  # of the loss, where no golden arm sets the band
 FAIL_TIMES = 4.0  # FAIL beyond so many bands
 ALPHA = 0.05
-GRAD_BAND = (0.98, 1.02)
+GRAD_BAND = (0.98, 1.02)  # of the ratio to the control
+GRAD_WARN, GRAD_FAIL = 0.01, 0.05  # of the ratio to the golden arm, in either direction
 HORIZON = 10.0  # L5 projects the gap to so many times the run
 
 

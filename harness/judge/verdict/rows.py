@@ -23,6 +23,7 @@ import numpy as np
 from harness.judge.verdict.curves import Curve, Run
 from harness.judge.verdict.judge import Outcome, Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import MARGIN, GateResult
+from harness.judge.verdict.settle import Settled, settle
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
@@ -37,7 +38,13 @@ SUITE = "divergence"
 CONTROL = "base"
 NEGATIVE = "negative_control"
 MUST_PASS = (f"{CONTROL}_eps", f"{CONTROL}_other")
-_CURVES = {"loss": "loss", "heldout_loss": "heldout", "grad_norm": "grad_norm", "elapsed_s": "elapsed"}
+_CURVES = {
+    "loss": "loss",
+    "heldout_loss": "heldout",
+    "grad_norm": "grad_norm",
+    "fp8_grad_norm": "fp8_grad_norm",
+    "elapsed_s": "elapsed",
+}
 
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
@@ -150,7 +157,8 @@ def lines(verdicts: list[ArmVerdict]) -> list[str]:
         out.append("verdict  " + " ".join(f"{k}={v}" for k, v in axes.items() if v not in (None, "")))
         arms: dict[str, list[str]] = {}
         for v in members:
-            for reason in (*v.verdict.reasons, *v.verdict.notes):
+            settled = [] if v.verdict.settled is None else [v.verdict.settled.sentence]
+            for reason in (*v.verdict.reasons, *v.verdict.notes, *settled):
                 arms.setdefault(reason, []).append(v.arm)
         for v in members:
             as_it_should = " (as it should)" if v.expected == "FAIL" == v.verdict.outcome else ""
@@ -222,6 +230,8 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
             twin_name=against if warm_up else fields.recipe,
             margin=margin,
         )
+        if against == CONTROL and fields.has_fp8:
+            verdict = replace(verdict, settled=_settled(setup, fields, mine, control, warm_up, margin))
         if against == CONTROL and arm != f"{CONTROL}_eps" and _identical(mine, control):
             # An arm that should differ and does not was not run as it is named.
             failed.append(f"every loss is bitwise equal to {against}: FP8 cannot have run")
@@ -232,6 +242,26 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         if doubted and verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
     return replace(verdict, notes=(*failed, *verdict.notes))
+
+
+def _settled(
+    setup: Setup,
+    fields: Arm,
+    mine: Mapping[int, Run],
+    control: Mapping[int, Run],
+    warm_up: bool,
+    margin: float,
+) -> Settled:
+    """When an FP8 arm settles, by the noise of its recipe; a warm-up counts from its switch."""
+    switches = [run.switch_step for run in mine.values() if run.switch_step is not None]
+    return settle(
+        mine,
+        control,
+        perturbed=setup.runs_of(Arm(fields.recipe, variant=EPS)),
+        unperturbed=setup.runs_of(Arm(fields.recipe)),
+        start=max(switches, default=0) if warm_up else 0,
+        margin=margin,
+    )
 
 
 def _control_of(arm: Arm, setup: Setup) -> str:
@@ -284,6 +314,8 @@ def _missing(setup: Setup) -> tuple[str, ...]:
         Arm(variant=NEGATIVE): "that a broken arm would fail here was not shown",
     }
     for recipe in recipes:
-        wanted[Arm(recipe, variant=GOLDEN)] = f"fixed limits replace the early band of {recipe}"
+        wanted[Arm(recipe, variant=GOLDEN)] = (
+            f"fixed limits replace the early band of {recipe}, and an error of its gradients' scale below 2 % is not seen"
+        )
         wanted[Arm(recipe, variant=EPS)] = f"the noise floor of {recipe} is not known"
     return tuple(f"{arm} ({why})" for arm, why in wanted.items() if not setup.runs_of(arm))

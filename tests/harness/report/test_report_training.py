@@ -143,6 +143,27 @@ def test_the_verdict_table_has_a_row_an_arm_and_words_in_each_gate(cpu):
     assert (styles["PASS"], styles["WARN"]) == ("pass", "warn")
 
 
+def test_fp8_arms_show_from_which_step_on_they_stay_in_the_noise(cpu):
+    """Oracle: the verdicts' own figure; controls have none, and the sentence stands below the gates."""
+    found = machine(cpu[0])
+    settled = {v.arm: v.verdict.settled for v in found.verdicts}
+    rows = {r["arm"]: r for r in table(training.verdict_table(found))}
+    told = settled["tensorwise"]
+    assert told.noise_runs == 5
+    assert rows["tensorwise"]["within noise from step"] == f"{told.step:,.0f}"
+    assert (rows["base_eps"]["within noise from step"], settled["base_eps"]) == ("", None)
+    gates = [r for r in table(training.gates_table(found)) if r["arm"] == "tensorwise"]
+    assert told.sentence in [r["what it says"] for r in gates]
+
+
+def test_a_gap_that_never_settles_is_shown_as_such(tmp_path):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE, 0.1))
+    rows += rows_of_runs("rowwise", {s: r for s, r in shifted(BASE).items() if s < 2})
+    shown = {r["arm"]: r for r in table(training.verdict_table(run_of(tmp_path, rows)))}
+    assert shown["tensorwise"]["within noise from step"] == "not reached"
+    assert shown["rowwise"]["within noise from step"] == "can't tell"
+
+
 def test_missing_controls_stand_in_the_caption(tmp_path):
     found = run_of(tmp_path, rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)))
     assert (

@@ -479,6 +479,24 @@ def test_a_curve_ends_where_it_is_no_number(what: str, at: int) -> None:
     assert len(result.curves.points.get(("loss", ""), [])) == at + (what == "grad_norm")
 
 
+@pytest.mark.parametrize("recipe", ["", "tensorwise"])
+def test_the_norm_of_the_fp8_layers_is_that_of_their_weights_before_clipping(recipe: str) -> None:
+    """Oracle: the gradients of the first step, taken by hand from a model with the same weights; clipping leaves none of them."""
+    made = job(recipe, setup={"grad_clip": 1e-3, "accumulation": 1}, heldout=[], model=tiny_lm())
+    by_hand = tiny_lm()
+    if recipe:
+        by_hand = convert_to_float8_training(by_hand, config=RECIPES[recipe])
+    layers = [m for m in by_hand.modules() if isinstance(m, Float8Linear)]
+    by_hand(*made.batches(0)[0]).backward()
+    points = train(made, "cpu").curves.points
+    assert (("fp8_grad_norm", "") in points) == bool(layers) == bool(recipe)
+    if recipe:
+        norm = math.sqrt(sum(float(m.weight.grad.double().square().sum()) for m in layers))
+        assert points["fp8_grad_norm", ""][0] == (0, pytest.approx(norm, rel=1e-5))
+        assert points["fp8_grad_norm", ""][0][1] < points["grad_norm", ""][0][1]
+        assert len(points["fp8_grad_norm", ""]) == STEPS
+
+
 def test_clipping_is_torchs_and_the_norm_is_that_before_it() -> None:
     free = train(job("", setup={"grad_clip": float("inf")}), "cpu")
     clipped = train(job("", setup={"grad_clip": 1e-3}), "cpu")

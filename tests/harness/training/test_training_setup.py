@@ -373,3 +373,18 @@ def test_a_model_that_returns_no_loss_is_refused(output: Any, message: str) -> N
 def test_tokens_of_a_step() -> None:
     assert setup(batch=3, seq=5, accumulation=7).tokens_per_step == 105
     assert CHECKPOINTING[0] == "none"
+
+
+@pytest.mark.parametrize(("experts", "stacked"), [("hp", 0), ("fp8", 6)])
+def test_the_weights_in_fp8_are_those_of_layers_and_experts_that_were_converted(
+    experts: str, stacked: int
+) -> None:
+    """Oracle: two blocks with q, k, v and output, three stacked weights each, and a head; the router stays as it is."""
+    made = prepare(
+        Setup("llama_moe_tiny", 2, 16, compute="fp32", recipe=RECIPES["rowwise"], experts=experts), "cpu"
+    )
+    weights = made.fp8_weights()
+    assert [w.dim() for w in weights] == [2] * 9 + [3] * stacked
+    assert len({id(w) for w in weights}) == len(weights)
+    assert all(any(w is p for p in made.model.parameters()) for w in weights)
+    assert trainee().fp8_weights() == []

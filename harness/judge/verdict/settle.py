@@ -1,0 +1,192 @@
+"""Settle: the step from which the gap to the control stays within the noise.
+
+Guides promise it without a criterion ("within noise by step ~1000", KempnerForge docs/distributed/fp8.md); here it is a
+figure with an interval. It describes and decides nothing: no gate rests on it.
+
+The noise of FP8 is how far two runs of one recipe drift apart whose weights differ by 1e-4 (RECIPE_eps against RECIPE). Its
+limit is the upper 99 % prediction bound, for one more run, of the largest relative gap over the last half of such a pair.
+Gaps are smoothed as in the gates, which delays a crossing by about 1.4 half-lives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.judge.verdict.curves import ema, half_life, pair
+from harness.judge.verdict.result import MARGIN, MIN_POINTS, MIN_SEEDS, percent
+from harness.store import stats
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.judge.verdict.curves import Pairs, Run
+    from harness.store.stats import Vector
+
+BOUND = 0.99  # one-sided, for the largest gap of one more run
+COVERAGE = 0.9  # least coverage of the interval of the median where there are enough seeds for it
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """From which step on the smoothed gap stays within a limit.
+
+    Attributes:
+        steps: by seed, counted from `start`: 0 where the gap never leaves the limit, infinite where it is outside at the
+            end or the candidate met NaN.
+        limit: of the smoothed gap, relative to the smoothed loss of the control.
+        noise_runs: perturbed pairs that the limit comes from; 0: none were run, and the limit is the verdict's margin.
+        start: the step to count from: the switch of a warm-up, else the first logged step.
+        logged: steps from `start` to the end of the run.
+        problem: why nobody can tell; "" where there is a figure.
+    """
+
+    steps: Mapping[int, float]
+    limit: float
+    noise_runs: int
+    start: int
+    logged: int
+    problem: str = ""
+
+    @property
+    def step(self) -> float:
+        """Median over seeds, infinite where half of them are not settled; NaN where nobody can tell."""
+        values = sorted(self.steps.values())
+        if self.problem or not values:
+            return math.nan
+        return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """(low, high, coverage) of the median over seeds; `high` is infinite where the interval is open."""
+        if self.problem or not self.steps:
+            return math.nan, math.nan, math.nan
+        return median_interval(list(self.steps.values()))
+
+    @property
+    def unsettled(self) -> int:
+        """How many seeds are outside at the end."""
+        return sum(math.isinf(s) for s in self.steps.values())
+
+    @property
+    def sentence(self) -> str:
+        """The result in words: what the limit is, the step with its interval, and the seeds that never settle."""
+        if self.problem:
+            return f"could not tell from which step the gap stays within the noise: {self.problem}"
+        limit = percent(self.limit)[1:]
+        if self.noise_runs:
+            what = f"the noise ({limit} of the loss, from {self.noise_runs} perturbed pairs of the recipe)"
+        else:
+            what = f"the margin ({limit} of the loss; no perturbed runs of the recipe show its noise)"
+        seeds, after = len(self.steps), f" after the switch at step {self.start}" if self.start else ""
+        outside = f"outside of it after {self.logged:,} steps{after} in {self.unsettled} of {seeds} seeds"
+        low, high, coverage = self.interval
+        end = f"{high:,.0f}" if math.isfinite(high) else f"beyond {self.logged:,} steps"
+        shown = f"{low:,.0f} to {end} with {100 * coverage:.0f} %, {seeds} seeds"
+        if math.isinf(self.step):
+            lower = f" (median: {shown})" if math.isfinite(low) else ""
+            return f"smoothed gap not within {what}: {outside}{lower}"
+        tail = f"; {outside}" if self.unsettled else ""
+        return f"smoothed gap within {what} from step {self.step:,.0f}{after} on ({shown}){tail}"
+
+
+def settle(
+    candidate: Mapping[int, Run],
+    control: Mapping[int, Run],
+    *,
+    perturbed: Mapping[int, Run] | None = None,
+    unperturbed: Mapping[int, Run] | None = None,
+    start: int = 0,
+    margin: float = MARGIN,
+) -> Settled:
+    """The step from which the candidate's smoothed gap stays within the noise.
+
+    The last departure counts, whatever it comes from: a spike of either run that takes the smoothed gap out of the limit
+    moves the step to where the gap has come back, and one that has not come back by the end leaves the seed unsettled.
+
+    Args:
+        candidate: runs by seed.
+        control: the same.
+        perturbed: runs of the candidate's recipe from perturbed weights, for the limit.
+        unperturbed: runs of that recipe from the weights themselves.
+        start: step to count from; gaps before it are ignored.
+        margin: the limit where fewer than `MIN_SEEDS` perturbed runs have a partner, relative to the loss.
+    """
+    noise = pair(perturbed, unperturbed) if perturbed and unperturbed else None
+    limit, noise_runs = noise_limit(noise) if noise is not None else (math.nan, 0)
+    if not noise_runs:
+        limit = margin
+    pairs = pair(candidate, control)
+    broken = [
+        seed
+        for seed, run in candidate.items()
+        if run.broke_at is not None and seed in control and control[seed].broke_at is None
+    ]
+    inside = pairs.steps >= start
+    seeds, points = len(pairs.seeds) + len(broken), int(inside.sum())
+    logged = int(pairs.steps[-1]) + 1 - start if points else 0
+    problem = ""
+    if seeds < MIN_SEEDS:
+        problem = f"{seeds} seeds have a pair, {MIN_SEEDS} are needed"
+    elif points < MIN_POINTS:
+        problem = f"{points} logged steps, {MIN_POINTS} are needed"
+    if problem:
+        return Settled({}, limit, noise_runs, start, logged, problem)
+    gaps = relative_gap(pairs)[:, inside] if pairs.seeds else np.zeros((0, points))
+    steps = {
+        seed: _last_entry(gap, pairs.steps[inside] - start, limit)
+        for seed, gap in zip(pairs.seeds, gaps, strict=True)
+    }
+    return Settled(steps | dict.fromkeys(broken, math.inf), limit, noise_runs, start, logged)
+
+
+def relative_gap(pairs: Pairs) -> Vector:
+    """Magnitude of the smoothed gap over the smoothed loss of the control, [S, T]; at least one pair."""
+    life = half_life(pairs.length)
+    gap = ema(pairs.gap, pairs.steps, life, from_zero=True)
+    return np.asarray(np.abs(gap) / ema(pairs.control, pairs.steps, life), np.float64)
+
+
+def noise_limit(noise: Pairs) -> tuple[float, int]:
+    """(limit, pairs it rests on): the largest relative gap that one more perturbed run shows in its last half.
+
+    Returns:
+        (NaN, 0) for fewer than `MIN_SEEDS` pairs or `MIN_POINTS` logged steps.
+    """
+    if len(noise.seeds) < MIN_SEEDS or noise.steps.size < MIN_POINTS:
+        return math.nan, 0
+    late = noise.steps >= noise.steps[0] + (noise.steps[-1] - noise.steps[0]) / 2
+    peaks = relative_gap(noise)[:, late].max(axis=1)
+    # The upper end of a two-sided interval that leaves 1 - BOUND above it.
+    return stats.prediction_interval(peaks, 2 * BOUND - 1)[1], len(noise.seeds)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Interval of the median between two order statistics: (low, high, coverage); exact for any distribution.
+
+    The k-th smallest and the k-th largest of n values enclose the median with 1 - 2 P(Binomial(n, 1/2) < k), or more where
+    values coincide. k is the largest one whose coverage reaches `COVERAGE`, or 1.
+
+    >>> median_interval([3.0, 1.0, 2.0, 5.0, 4.0])
+    (1.0, 5.0, 0.9375)
+    """
+    ordered, n = sorted(values), len(values)
+    below = 0.0
+    k, coverage = 1, 1 - 2 * 0.5**n
+    for i in range(n // 2):
+        below += math.comb(n, i) * 0.5**n
+        if 1 - 2 * below >= COVERAGE:
+            k, coverage = i + 1, 1 - 2 * below
+    return ordered[k - 1], ordered[n - k], coverage
+
+
+def _last_entry(gap: Vector, steps: Vector, limit: float) -> float:
+    """The first step after the last one outside of the limit; 0 where none is outside, infinite where the last one is."""
+    outside = np.flatnonzero(gap > limit)
+    if not outside.size:
+        return 0.0
+    last = int(outside[-1])
+    return float(steps[last + 1]) if last + 1 < steps.size else math.inf
