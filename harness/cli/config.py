@@ -66,6 +66,7 @@ class TrainConfig:
 
     mixed_precision: str | None = None  # bf16 | fp8: which arms run
     recipe: str | None = None  # with fp8; default tensorwise
+    judge: bool | None = None  # false: store the curves without a verdict, from any number of seeds and steps
     profile: bool | None = None  # a trace of the steps from profile_start to profile_end
     profile_start: int | None = None
     profile_end: int | None = None

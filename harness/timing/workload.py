@@ -214,6 +214,26 @@ def runs_alone(suite: Plannable) -> bool:
     return bool(getattr(suite, "ALONE", False))
 
 
+def check_request(suite: Plannable, runs: Mapping[Case, Sequence[str]], judged: bool) -> bool:
+    """Let a suite refuse what shows in the whole request alone, by a function `check_request(runs, judged)` of its own.
+
+    Args:
+        suite: that may have one.
+        runs: the arms that run, by case; of all shards.
+        judged: its rows are to be judged.
+
+    Returns:
+        Whether it has one.
+
+    Raises:
+        UsageError: the suite refuses.
+    """
+    check = getattr(suite, "check_request", None)
+    if check is not None:
+        check(runs, judged)
+    return check is not None
+
+
 @runtime_checkable
 class Suite(Plannable, Protocol):
     """A family of workloads that are timed."""
