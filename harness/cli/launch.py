@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.cli import internal_error
+from harness.cli import internal_error, seeds_needed
 from harness.cli.config import command_line, load
 from harness.engine import run_folder, run_lock, shards, side_by_side, watch
 from harness.engine.runlog import recorded
@@ -112,6 +112,7 @@ def main(argv: Sequence[str]) -> int:
         if request.config["dry_run"]:
             for shard in chosen:
                 sys.stdout.write("\n".join([f"shard {shard}", *describe(shards.share(plan, shard))]) + "\n")
+            sys.stdout.writelines(f"{line}\n" for line in seeds_needed.lines(request.config, plan))
             return 0
     several = launcher.here and name != "basic"  # shards at once, each in a process of its own
     cores = sorted(os.sched_getaffinity(0)) if several and request.config["device"] == "cpu" else []

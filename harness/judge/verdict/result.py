@@ -67,6 +67,11 @@ class GateResult:
     unit: str = ""
 
 
+def largest_sd(margin: float, seeds: int) -> float:
+    """Largest sd between seeds with which an interval inside the margin passes: M/2 from five seeds on, M/4 below."""
+    return margin / 2 if seeds >= 5 else margin / 4
+
+
 def percent(value: float) -> str:
     """A share of the loss with its sign: "+0.018 %".
 
