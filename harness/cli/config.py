@@ -210,7 +210,7 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         )
     if plain["log_level"].upper() not in LOG_LEVELS:
         raise UsageError(f"log_level={plain['log_level']}: expected one of {', '.join(LOG_LEVELS)}")
-    return Request(plain, _timing(plain), tuple(overrides))
+    return Request(plain, timing_of(plain), tuple(overrides))
 
 
 # Paths, names and a schedule of a command line.
@@ -342,7 +342,12 @@ def _unknown_key(key: str, fields: set[str]) -> UsageError:
     return error
 
 
-def _timing(plain: dict[str, Any]) -> TimingConfig:
+def timing_of(plain: dict[str, Any]) -> TimingConfig:
+    """Timing of a composed configuration; `rounds` sets both ends of its range.
+
+    Raises:
+        UsageError: a value that is no number, or out of range.
+    """
     values = dict(plain["timing"])
     if plain["rounds"] is not None:
         values["min_rounds"] = values["max_rounds"] = plain["rounds"]
