@@ -278,7 +278,7 @@ def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     return [(list(names), reason) for reason, names in arms.items()]
 
 
-def _tell(folder: Path, judged: bool) -> None:
+def _tell(folder: Path, judged: bool = True) -> None:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
     frame, others = store.read_quietly(folder)
     for problem in (*frame.attrs["problems"], *others):

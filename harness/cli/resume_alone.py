@@ -47,7 +47,9 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
     if "sweep" in given or name == "null":
         return load(words, resolve_device)
     if name in ("", "last"):
-        raise UsageError(f"resume={name}: expected a run id or folder; resume=last needs sweep=NAME beside it")
+        raise UsageError(
+            f"resume={name}: expected a run id or folder; resume=last needs sweep=NAME beside it"
+        )
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     about, stored = _stored(name, folder)
     if stored["name"] not in (known := sweeps()):
@@ -95,7 +97,9 @@ def _folder(name: str, results_dir: str) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     """The run.json of a run, else those of its shards, which may have been started apart."""
-    return [file for file in (folder / "run.json", *sorted(folder.glob(f"{_SHARDS}/run.json"))) if file.exists()]
+    return [
+        file for file in (folder / "run.json", *sorted(folder.glob(f"{_SHARDS}/run.json"))) if file.exists()
+    ]
 
 
 def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -129,7 +133,9 @@ def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         merged: Any = OmegaConf.merge(OmegaConf.structured(SweepConfig), others)
         plain: Any = OmegaConf.to_container(merged, resolve=True, throw_on_missing=False)
         if plain["name"] != about["sweep"] or plain["device"] not in ("cpu", "cuda"):
-            raise UsageError(f"it is of sweep {about['sweep']!r} and has those of {plain['name']!r} on {plain['device']!r}")
+            raise UsageError(
+                f"it is of sweep {about['sweep']!r} and has those of {plain['name']!r} on {plain['device']!r}"
+            )
     except (OmegaConfBaseException, UsageError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
@@ -145,14 +151,18 @@ def _about(name: str, file: Path) -> dict[str, Any]:
         about = json.loads(file.read_text())
     except (OSError, ValueError):
         about = None
-    if not isinstance(about, dict) or not all(isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")):
+    if not isinstance(about, dict) or not all(
+        isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")
+    ):
         raise UsageError(
             f"resume={name}: {file} is damaged, or another program's: it names no run, sweep and state"
         )
     return about
 
 
-def _refuse_changes(name: str, given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _refuse_changes(
+    name: str, given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
     """Refuse words that would change what the run has measured; those that repeat a setting are no change."""
     for key, value in given.items():
         if key in FREE or key in OF_ONE_COMMAND:
@@ -178,5 +188,9 @@ def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> 
     except ValueError:
         words = []
     gone = {*OF_ONE_COMMAND, *given}
-    kept = [w for w in words if "=" in w and _key(w) not in gone and not _key(w).lstrip("~").startswith(("hydra/", "hydra."))]
+    kept = [
+        w
+        for w in words
+        if "=" in w and _key(w) not in gone and not _key(w).lstrip("~").startswith(("hydra/", "hydra."))
+    ]
     return kept if f"sweep={sweep}" in kept else [f"sweep={sweep}"]

@@ -46,7 +46,9 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
 def _runs(suite: str, *places: Path) -> list[Path]:
     """Folders of the runs and shards of a suite below some folders, known by their run.json."""
     found = {}
-    for file in sorted({file.resolve(): file for place in places for file in place.rglob("run.json")}.values()):
+    for file in sorted(
+        {file.resolve(): file for place in places for file in place.rglob("run.json")}.values()
+    ):
         try:
             config = json.loads(file.read_text())["config"]
             suites = {config["suite"], *(part["suite"] for part in config["parts"].values())}

@@ -239,7 +239,9 @@ def test_a_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize("kind", ["warmup_bf16", "cooldown_bf16"])
 @pytest.mark.parametrize("length", ["1", "+1", "01", " 1 ", "1.0", "1."])
 def test_a_bare_one_is_refused_with_both_readings_and_1step_is_one_step(kind: str, length: str) -> None:
-    with pytest.raises(ValueError, match=f"could mean one step or the whole run; write {kind}:1step, or keep_bf16"):
+    with pytest.raises(
+        ValueError, match=f"could mean one step or the whole run; write {kind}:1step, or keep_bf16"
+    ):
         PrecisionSchedule.parse(f"{kind}:{length}@layers.*")
     for written in ("1step", "1 step", "1steps"):
         (rule,) = PrecisionSchedule.parse(f"{kind}:{written}@layers.*").rules

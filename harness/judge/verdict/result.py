@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from harness.store.loss_limits import MIN_POINTS, MIN_SEEDS
+from harness.store.loss_limits import MIN_POINTS as MIN_POINTS
+from harness.store.loss_limits import MIN_SEEDS as MIN_SEEDS
 
 if TYPE_CHECKING:
     from harness.judge.verdict.curves import Pairs

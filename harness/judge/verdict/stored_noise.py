@@ -46,7 +46,9 @@ class Noise:
         return max(self.late, self.heldout or 0.0)
 
 
-def lines(request: Sequence[tuple[Mapping[str, Any], Sequence[str]]], stored: Sequence[Setup]) -> Iterator[str]:
+def lines(
+    request: Sequence[tuple[Mapping[str, Any], Sequence[str]]], stored: Sequence[Setup]
+) -> Iterator[str]:
     """The lines that dry_run=true prints: for each arm of each set-up the seeds that it needs, or "unknown".
 
     Args:
@@ -80,18 +82,20 @@ def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> No
     found = [
         noise
         for setup in stored
-        if setup.axes.get("model") == wanted.get("model") and (noise := _noise(setup, wanted, arm)) is not None
+        if setup.axes.get("model") == wanted.get("model")
+        and (noise := _noise(setup, wanted, arm)) is not None
     ]
     return min(found, key=lambda n: (len(n.differs), -n.seeds, _newest_first(n.run_id)), default=None)
 
 
 def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
-    """None where the arm was not run, has fewer than `MIN_SEEDS` pairs, or does not differ from its control."""
+    """None where the arm was not run as named, has fewer than `MIN_SEEDS` pairs, or does not differ from its control."""
     fields = setup.records.get(arm)
     if fields is None or arm == CONTROL:
         return None
-    pairs = pair(setup.arms.get(arm, {}), setup.arms.get(control_of(fields, setup), {}))
-    if len(pairs.seeds) < MIN_SEEDS:
+    runs = setup.arms.get(arm, {})
+    pairs = pair(runs, setup.arms.get(control_of(fields, setup), {}))
+    if len(pairs.seeds) < MIN_SEEDS or any(run.doubted for run in runs.values()):
         return None
     late = float(gates.late_gaps(pairs).std(ddof=1))
     gaps = gates.heldout_gaps(pairs)

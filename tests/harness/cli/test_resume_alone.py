@@ -14,7 +14,16 @@ from harness import store
 from harness.__main__ import main
 
 RUN = Path("results/toy/r1")
-MADE = ["sweep=toy", "device=cpu", "axes.n=[1,2,3]", "arms=[base]", "rounds=4", "seed=7", "run_id=r1", "report=false"]
+MADE = [
+    "sweep=toy",
+    "device=cpu",
+    "axes.n=[1,2,3]",
+    "arms=[base]",
+    "rounds=4",
+    "seed=7",
+    "run_id=r1",
+    "report=false",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +235,9 @@ def test_a_model_or_a_text_that_is_gone_is_named(
 ) -> None:
     (tmp_path / "text").write_bytes(b"The same text again. " * 400)
     words = ["sweep=divergence", "device=cpu", "budget_s=0", "report=false", "arms=[base]", "quiet=true"]
-    assert main([*words, "run_id=t1", "data=bytes", "data_path=text", "axes.seed=0", "axes.eval_batches=1"]) == 0
+    assert (
+        main([*words, "run_id=t1", "data=bytes", "data_path=text", "axes.seed=0", "axes.eval_batches=1"]) == 0
+    )
     assert main([*words, "run_id=t2", "axes.seed=0"]) == 0
     (tmp_path / "text").rename(tmp_path / "moved")
     assert "text" in refused(capsys, "resume=t1")

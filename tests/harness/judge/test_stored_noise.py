@@ -45,7 +45,9 @@ def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
     assert (noise.run_id, noise.seeds, noise.differs) == ("r1", 5, ())
     assert noise.late == pytest.approx(0.001 * np.std(GAPS, ddof=1), rel=0.02)  # the window is 59.8 steps
     assert noise.heldout == pytest.approx(noise.late, rel=0.02)
-    (_, line) = lines([(AXES, ["base", "base_other", "negative_control", "tensorwise"])], rows.setups(store.read(tmp_path)))
+    (_, line) = lines(
+        [(AXES, ["base", "base_other", "negative_control", "tensorwise"])], rows.setups(store.read(tmp_path))
+    )
     counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
     assert line.split()[:4] == ["tensorwise", str(max(counts[0] or 0, 5)), "/", str(max(counts[1] or 0, 5))]
 
@@ -106,3 +108,12 @@ def test_without_stored_runs_the_store_is_not_opened(tmp_path: Path, monkeypatch
     plan = make_plan(config, SUITES)
     monkeypatch.setitem(sys.modules, "harness.store.parquet", None)  # an import of it would raise
     assert len(list(of_plan(config, plan))) == 2
+
+
+def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:
+    base = control()
+    made = rows_of_runs("base", base)
+    made += rows_of_runs("tensorwise", with_gaps(base, 0.001), verify="x", verify_outcome="disproved")
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="divergence", env_id="e", env={}, about={})
+    writer.append(made)
+    assert best_noise(rows.setups(store.read(tmp_path)), AXES, "tensorwise") is None

@@ -22,7 +22,9 @@ def test_the_power_is_that_of_the_simulated_table(sd: float, gap: float, seeds: 
     assert tost_power(sd, 1.0, seeds, gap) == pytest.approx(share, abs=0.015)  # draws, and two digits
 
 
-@pytest.mark.parametrize(("sd", "gap", "seeds"), [(0.3, 0.5, 4), (0.7, -0.25, 9), (1.2, 0.0, 30), (0.5, 1.0, 5)])
+@pytest.mark.parametrize(
+    ("sd", "gap", "seeds"), [(0.3, 0.5, 4), (0.7, -0.25, 9), (1.2, 0.0, 30), (0.5, 1.0, 5)]
+)
 def test_the_power_is_the_share_of_draws_that_pass(sd: float, gap: float, seeds: int) -> None:
     """100,000 draws: a standard error of at most 0.0016; 5 of them are allowed."""
     draws = np.random.default_rng(seeds).normal(gap, sd, (100_000, seeds))

@@ -57,7 +57,9 @@ def test_one_case_of_three_is_one_seed(capsys: pytest.CaptureFixture[str]) -> No
     assert "1 seed," in refused(capsys, "axes.seed=[0,1,2]", f"cases=[{case_id}]")
 
 
-@pytest.mark.parametrize(("seeds", "copy"), [("[0,0,0,0,0]", "0 stands 5 times"), ("[3,1,2,1]", "1 stands 2 times")])
+@pytest.mark.parametrize(
+    ("seeds", "copy"), [("[0,0,0,0,0]", "0 stands 5 times"), ("[3,1,2,1]", "1 stands 2 times")]
+)
 def test_copies_of_a_run_are_no_seeds(seeds: str, copy: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, f"axes.seed={seeds}")
     assert f"axes.seed={seeds}" in line
@@ -71,7 +73,11 @@ def test_copies_of_a_run_are_no_seeds(seeds: str, copy: str, capsys: pytest.Capt
         (["schedule=cooldown_bf16:400"], "tensorwise", "cooldown_bf16:400"),
         (["schedule=keep_bf16"], "tensorwise", "keep_bf16"),
         (["schedule=keep_bf16@layers.*,keep_bf16@head"], "tensorwise", "keep_bf16@layers.*,keep_bf16@head"),
-        (["schedule=keep_bf16@l*,warmup_bf16:0.5@head,cooldown_bf16:0.5@head"], "tensorwise", "keep_bf16@l*,"),
+        (
+            ["schedule=keep_bf16@l*,warmup_bf16:0.5@head,cooldown_bf16:0.5@head"],
+            "tensorwise",
+            "keep_bf16@l*,",
+        ),
         (
             ["schedule=keep_bf16@output,keep_bf16@grad_input", "arms=[base,rowwise_with_gw_hp]"],
             "rowwise_with_gw_hp",
