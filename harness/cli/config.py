@@ -177,7 +177,9 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     known = sweeps()
     chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == "sweep"]
     if len(chosen) != 1:
-        raise UsageError(f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}")
+        raise UsageError(
+            f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}; resume=RUN_ID alone has its own"
+        )
     if chosen[0] not in known:
         raise unknown("sweep", chosen[0], known)
     # Hydra prints to the screen and drops the cause unless this is set.

@@ -21,19 +21,17 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
         config: of the command line.
         plan: of the whole request, or of one of its shards.
     """
-    from harness.judge.verdict import rows
+    training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
+    if not training or config["train"].get("judge") is False:
+        return
+    from harness.judge.verdict import rows, stored_noise
 
     request: dict[str, tuple[dict[str, Any], dict[str, None]]] = {}
-    for planned in (*plan.cases, *plan.elsewhere):
-        if planned.case.suite == rows.SUITE:
-            axes = json.loads(planned.case.axes_json)
-            axes.pop("seed", None)
-            _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, {}))
-            arms.update(dict.fromkeys(planned.runnable))
-    if not request or config["train"].get("judge") is False:
-        return
-    from harness.judge.verdict import stored_noise
-
+    for planned in training:
+        axes = json.loads(planned.case.axes_json)
+        axes.pop("seed", None)
+        _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, {}))
+        arms.update(dict.fromkeys(planned.runnable))
     folders = _runs(rows.SUITE, Path(config["results_dir"]), PUBLISHED)
     stored = []
     if folders:

@@ -101,13 +101,11 @@ def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> 
     judge, bisected = (config.get("train") or {}).get("judge"), config.get("bisect")
     if judge is False and bisected is not None:
         raise UsageError(f"bisect={bisected} asks the verdict: leave train.judge=false out")
-    by_part: dict[str, list[PlannedCase]] = {}
+    runs: dict[str, dict[Case, set[str]]] = {}  # by suite: parts may share out the seeds of one set-up
+    suites = {planned.case.suite: planned.suite for planned in cases}
     for planned in cases:
-        by_part.setdefault(planned.part, []).append(planned)
-    checked = [
-        check_request(members[0].suite, {c.case: c.runnable for c in members}, judge is not False)
-        for members in by_part.values()
-    ]
+        runs.setdefault(planned.case.suite, {}).setdefault(planned.case, set()).update(planned.runnable)
+    checked = [check_request(suites[name], own, judge is not False) for name, own in runs.items()]
     if judge is not None and not any(checked):
         raise UsageError(
             f"train.judge={judge} means nothing to sweep {config['name']!r}: no suite of it has a verdict"

@@ -36,7 +36,7 @@ from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from harness.store.case import Case, Scalar
@@ -152,7 +152,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     return why
 
 
-def check_request(runs: Mapping[Case, Sequence[str]], judged: bool) -> None:
+def check_request(runs: Mapping[Case, Collection[str]], judged: bool) -> None:
     """Refuse a whole request with too few seeds or steps for its verdict (`harness.timing.workload.check_request`)."""
     if judged:
         training_plan.refuse_too_few(runs, BASE)

@@ -49,15 +49,15 @@ def refuse_too_few(runs: Mapping[Case, Collection[str]], control: str) -> None:
     """
     seeds: dict[object, list[int]] = {}
     for case, arms in runs.items():
-        if not set(arms) - {control}:
-            continue
+        judged = sorted(set(arms) - {control})
         steps = case.integer("steps")
-        if steps < MIN_POINTS:
+        if judged and steps < MIN_POINTS:
             raise UsageError(
                 f"axes.steps={steps}: judging takes at least {MIN_POINTS} logged steps; give more, or {CURVES_ALONE}"
             )
         setup = tuple(pair for pair in case.axes if pair[0] != "seed")
-        seeds.setdefault((setup, case.seed), []).append(case.integer("seed"))
+        for arm in judged:
+            seeds.setdefault((setup, case.seed, arm), []).append(case.integer("seed"))
     for values in seeds.values():
         if len(values) < MIN_SEEDS:
             given = ",".join(map(str, values))

@@ -14,7 +14,7 @@ from harness.store.arm import Arm, parse
 from harness.store.cause import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -214,7 +214,7 @@ def runs_alone(suite: Plannable) -> bool:
     return bool(getattr(suite, "ALONE", False))
 
 
-def check_request(suite: Plannable, runs: Mapping[Case, Sequence[str]], judged: bool) -> bool:
+def check_request(suite: Plannable, runs: Mapping[Case, Collection[str]], judged: bool) -> bool:
     """Let a suite refuse what shows in the whole request alone, by a function `check_request(runs, judged)` of its own.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.__main__ import main
@@ -124,3 +126,21 @@ def test_judge_means_nothing_where_no_verdict_is_made(capsys: pytest.CaptureFixt
     assert main(["sweep=cast", "device=cpu", "dry_run=true", "train.judge=false"]) == 2
     assert "train.judge=False means nothing to sweep 'cast'" in capsys.readouterr().err
     assert "bisect=tensorwise" in refused(capsys, "bisect=tensorwise", "train.judge=false")
+
+
+PARTS = """# Seeds in two parts?
+parts:
+  some: {suite: divergence, axes: {seed: [0, 1]}, arms: [base, tensorwise]}
+  rest: {suite: divergence, axes: {seed: [2]}, arms: [base, %s]}
+"""
+
+
+def test_parts_share_out_the_seeds_of_one_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweeps").mkdir()
+    for arm, code in (("tensorwise", 0), ("rowwise", 2)):
+        (tmp_path / "sweeps" / "mine.yaml").write_text(PARTS % arm)
+        assert main(["sweep=mine", "device=cpu", "dry_run=true"]) == code
+    assert "seed" in capsys.readouterr().err
