@@ -7,8 +7,9 @@
 
 A schedule is rules joined by commas, each of which holds some GEMMs of some layers in high precision for a time:
 
-    warmup_bf16:1000             the first 1000 steps          (steps count from 0)
+    warmup_bf16:1000             the first 1000 steps          (a whole number counts steps, from 0)
     cooldown_bf16:0.1            the last tenth of the run     (a number with a point is a share of it)
+    cooldown_bf16:1step          the last step                 (`1` alone could mean the whole run, and is refused)
     keep_bf16                    the whole run
     ...@layers.0.*               only layers whose name fits the pattern (`fnmatch`: * ? [abc])
     ...@layers.0.*:grad_weight   only that GEMM of theirs: output, grad_input or grad_weight
@@ -28,6 +29,7 @@ as at the start of any run.
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -75,7 +77,8 @@ class Rule:
         return self.amount if isinstance(self.amount, int) else round(self.amount * total_steps)
 
     def __str__(self) -> str:
-        head = self.kind if self.amount is None else f"{self.kind}:{self.amount}"
+        length = f"{self.amount}{'step' * _is_one_step(self.amount)}"
+        head = self.kind if self.amount is None else f"{self.kind}:{length}"
         if self.gemms == GEMMS:
             return head if self.pattern == "*" else f"{head}@{self.pattern}"
         (gemm,) = self.gemms
@@ -206,7 +209,8 @@ class PrecisionSchedule:
         Raises:
             ValueError: other rules; the run would not be the one that was interrupted.
         """
-        if state["rules"] != str(self):
+        # Before "1step" was asked for, a single step was written "1".
+        if re.sub(r"(?<=_bf16:)1(?=[@,]|$)", "1step", state["rules"]) != str(self):
             raise ValueError(
                 f"checkpoint was made under schedule {state['rules']!r}, this run has {str(self)!r}"
             )
@@ -243,11 +247,23 @@ def _rule(text: str) -> Rule:
     return Rule(kind, _length(text, amount) if kind != "keep_bf16" else None, pattern, gemms)
 
 
+def _is_one_step(amount: int | float | None) -> bool:
+    """Whether it is the length that needs its unit: a bare 1 could be a share too."""
+    return isinstance(amount, int) and amount == 1
+
+
 def _length(text: str, amount: str) -> int | float:
+    number = re.sub(r"(?<=\d) *steps?$", "", amount.strip())
+    has_unit = number != amount.strip()
     try:
-        value = int(amount) if amount.strip().lstrip("+-").isdecimal() else float(amount)
+        value = int(number) if has_unit or number.lstrip("+-").isdecimal() else float(number)
     except ValueError:
         value = -1
+    if value == 1 and not has_unit:
+        kind = text.partition(":")[0]
+        raise ValueError(
+            f"schedule rule {text!r}: length {amount!r} could mean one step or the whole run; write {kind}:1step, or keep_bf16"
+        )
     if not (value >= 0 if isinstance(value, int) else 0 < value < 1):
         raise ValueError(
             f"schedule rule {text!r}: length {amount!r}; expected a whole number of steps from 0 or a share between 0 and 1"

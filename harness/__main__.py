@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
        python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
+       python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness watch RUN                     progress of a running sweep, from another terminal
        python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)

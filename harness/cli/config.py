@@ -66,6 +66,7 @@ class TrainConfig:
 
     mixed_precision: str | None = None  # bf16 | fp8: which arms run
     recipe: str | None = None  # with fp8; default tensorwise
+    judge: bool | None = None  # false: store the curves without a verdict, from any number of seeds and steps
     profile: bool | None = None  # a trace of the steps from profile_start to profile_end
     profile_start: int | None = None
     profile_end: int | None = None
@@ -176,7 +177,9 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
     known = sweeps()
     chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == "sweep"]
     if len(chosen) != 1:
-        raise UsageError(f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}")
+        raise UsageError(
+            f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}; resume=RUN_ID alone has its own"
+        )
     if chosen[0] not in known:
         raise unknown("sweep", chosen[0], known)
     # Hydra prints to the screen and drops the cause unless this is set.
@@ -209,7 +212,7 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         )
     if plain["log_level"].upper() not in LOG_LEVELS:
         raise UsageError(f"log_level={plain['log_level']}: expected one of {', '.join(LOG_LEVELS)}")
-    return Request(plain, _timing(plain), tuple(overrides))
+    return Request(plain, timing_of(plain), tuple(overrides))
 
 
 # Paths, names and a schedule of a command line.
@@ -341,7 +344,12 @@ def _unknown_key(key: str, fields: set[str]) -> UsageError:
     return error
 
 
-def _timing(plain: dict[str, Any]) -> TimingConfig:
+def timing_of(plain: dict[str, Any]) -> TimingConfig:
+    """Timing of a composed configuration; `rounds` sets both ends of its range.
+
+    Raises:
+        UsageError: a value that is no number, or out of range.
+    """
     values = dict(plain["timing"])
     if plain["rounds"] is not None:
         values["min_rounds"] = values["max_rounds"] = plain["rounds"]

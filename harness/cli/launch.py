@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.cli import internal_error
-from harness.cli.config import command_line, load
+from harness.cli import internal_error, seeds_needed
+from harness.cli.config import command_line
+from harness.cli.resume_alone import load_request
 from harness.engine import run_folder, run_lock, shards, side_by_side, watch
 from harness.engine.runlog import recorded
 from harness.judge.fleet.request import refuse_shares
@@ -102,7 +103,8 @@ def main(argv: Sequence[str]) -> int:
     chosen = shards.of_command(asked[0].partition("=")[2])
     name = _chosen_launcher(to_hydra)
     launcher = LAUNCHERS[name]
-    request = load(words, _device if launcher.here else _leave)
+    request = load_request(words, _device if launcher.here else _leave)
+    is_whole = any(word.lstrip("+").startswith("sweep=") for word in words)  # else resume= names the sweep
     refuse_shares(request.config, chosen[0].count)
     if launcher.here or request.config["dry_run"]:
         from harness.engine.plan import describe, make_plan
@@ -112,6 +114,7 @@ def main(argv: Sequence[str]) -> int:
         if request.config["dry_run"]:
             for shard in chosen:
                 sys.stdout.write("\n".join([f"shard {shard}", *describe(shards.share(plan, shard))]) + "\n")
+            sys.stdout.writelines(f"{line}\n" for line in seeds_needed.lines(request.config, plan))
             return 0
     several = launcher.here and name != "basic"  # shards at once, each in a process of its own
     cores = sorted(os.sched_getaffinity(0)) if several and request.config["device"] == "cpu" else []
@@ -137,9 +140,9 @@ def main(argv: Sequence[str]) -> int:
         gpus=gpus,
     )
     # What the device decides is not known where shards run elsewhere: they hold themselves to their own.
-    is_known = launcher.here or f"device={request.config['device']}" in words
+    is_known = launcher.here or not is_whole or f"device={request.config['device']}" in words
     about = {
-        "command": command_line(["-m", *argv]),
+        "command": command_line(["-m", *(argv if is_whole else (*request.overrides, *asked, *to_hydra))]),
         "config": request.config if is_known else {},
         "question": request.config["question"],
     }

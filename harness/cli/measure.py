@@ -106,7 +106,8 @@ def _run_owned(request: Request, plan: Plan, work: _Work, shard: Shard | None, c
     if shard is not None:
         return _finish_shard(outcome, shard, work.folder, seconds)
     html = Path(config["reports_dir"]) / f"{work.run_id}.html" if config["report"] else None
-    return _finish(outcome, plan, work.folder, html, seconds)
+    judged = config["train"].get("judge") is not False
+    return _finish(outcome, plan, work.folder, html, seconds, judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,9 @@ def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
     return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
-def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path | None, seconds: float) -> int:
+def _finish(
+    outcome: Outcome, plan: Plan, folder: Path, html: Path | None, seconds: float, judged: bool
+) -> int:
     """Writes the report, where one is wanted, and prints where everything lies; the last lines name both paths."""
     counts = (
         ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items())) or "nothing new"
@@ -230,7 +233,7 @@ def _finish(outcome: Outcome, plan: Plan, folder: Path, html: Path | None, secon
     for arms, reason in _unsupported(plan)[:TOLD]:
         out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")
     try:
-        _tell(folder)
+        _tell(folder, judged)
     except (UsageError, OSError) as error:
         out.write(f"no verdict: {error}\n")
     out.write(f"results  {folder}\n")
@@ -275,7 +278,7 @@ def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     return [(list(names), reason) for reason, names in arms.items()]
 
 
-def _tell(folder: Path) -> None:
+def _tell(folder: Path, judged: bool = True) -> None:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
     frame, others = store.read_quietly(folder)
     for problem in (*frame.attrs["problems"], *others):
@@ -284,8 +287,9 @@ def _tell(folder: Path) -> None:
             if problem in frame.attrs["problems"]
             else f"warning: {problem}\n"
         )
-    judged = verdict.judge(frame)
-    for line in (*verdict.lines(judged), *diagnosis.lines(diagnosis.findings(frame, judged))):
+    verdicts = verdict.judge(frame)
+    said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
+    for line in (*said, *diagnosis.lines(diagnosis.findings(frame, verdicts))):
         sys.stdout.write(line + "\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from harness.cli import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
 from harness.suites import SUITES
@@ -51,7 +52,8 @@ def run_request(request: Request) -> int:
 
 def _listed(config: dict[str, Any], plan: Plan, left: Iterable[str] = ()) -> int:
     """Prints what dry_run=true prints."""
-    sys.stdout.write("\n".join([*describe(plan), *left, *_called_for_a_dry_run(config)]) + "\n")
+    said = [*describe(plan), *seeds_needed.lines(config, plan), *left, *_called_for_a_dry_run(config)]
+    sys.stdout.write("\n".join(said) + "\n")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.cli.config import load
+from harness.cli.resume_alone import load_request
 from harness.machine import environment
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def run_sweep(overrides: Sequence[str]) -> int:
         UsageError: the request is refused; nothing was written.
     """
     shown = any(word.startswith("dry_run=") for word in overrides)
-    request = load(overrides, _as_named if shown else environment.device_kind)
+    request = load_request(overrides, _as_named if shown else environment.device_kind)
     if shown and not (request.config["dry_run"] and _is_of_sweeps(request)):
         environment.device_kind(request.config["device"])
     if _is_of_sweeps(request):

@@ -72,7 +72,7 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
 
     Raises:
         UsageError: unknown suite, axis, arm, case or shape set; a value out of range; a shape that a requested arm can
-            never run when it was asked for by number; only arms that this device can't run.
+            never run when it was asked for by number; only arms that this device can't run; too little for a verdict.
     """
     parts = _parts(config)
     _refuse_unused(config, parts, suites)
@@ -90,7 +90,26 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
         _refuse_high_precision_alone(recipe, cases)
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config["device"])))
+    _check_requests(config, cases)
     return Plan(tuple(cases), products)
+
+
+def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> None:
+    """Let each suite see all that is asked of it; `train.judge=false` asks for no verdict."""
+    from harness.timing.workload import check_request
+
+    judge, bisected = (config.get("train") or {}).get("judge"), config.get("bisect")
+    if judge is False and bisected is not None:
+        raise UsageError(f"bisect={bisected} asks the verdict: leave train.judge=false out")
+    runs: dict[str, dict[Case, set[str]]] = {}  # by suite: parts may share out the seeds of one set-up
+    suites = {planned.case.suite: planned.suite for planned in cases}
+    for planned in cases:
+        runs.setdefault(planned.case.suite, {}).setdefault(planned.case, set()).update(planned.runnable)
+    checked = [check_request(suites[name], own, judge is not False) for name, own in runs.items()]
+    if judge is not None and not any(checked):
+        raise UsageError(
+            f"train.judge={judge} means nothing to sweep {config['name']!r}: no suite of it has a verdict"
+        )
 
 
 def _refuse_unknown_without(

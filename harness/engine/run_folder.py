@@ -143,13 +143,18 @@ def _refuse_other_settings(run_id: str, about: dict[str, Any], config: dict[str,
             continue
         if key == "parts":
             differs += _other_parts(stored[key], now[key])
-        elif stored[key] != now[key]:
+        elif _measured(key, stored[key]) != _measured(key, now[key]):
             differs.append(key)
     if differs:
         raise UsageError(
             f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
             f"{about.get('command', '')}; or, where the sweep itself has changed, {ANEW}"
         )
+
+
+def _measured(key: str, value: Any) -> Any:
+    """A setting without what decides on no row: whether the rows are judged at the end."""
+    return {k: v for k, v in value.items() if k != "judge"} if key == "train" and value else value
 
 
 def _other_parts(stored: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

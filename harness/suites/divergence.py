@@ -38,7 +38,7 @@ from harness.store.arm import (
 from harness.store.case import expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError
-from harness.suites import ablation
+from harness.suites import ablation, training_plan
 from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported, arm_table
@@ -47,7 +47,7 @@ from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from harness.store.case import Case, Scalar
@@ -133,10 +133,11 @@ def points(
 
     Raises:
         UsageError: an unknown model or data set, a text that can't be read, steps, rates or a schedule that make no
-            run, a sequence longer than the model takes.
+            run, a sequence longer than the model takes, a value that stands twice.
         ValueError: shapes are named, which this suite has no use for.
     """
     refuse_shapes("divergence", shapes, "whole models by axes.model")
+    training_plan.refuse_copies(axes)
     fixed = with_defaults([{}], axes, AXES)
     for case in expand("divergence", axes, fixed):
         _check(case)
@@ -147,7 +148,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """Kernels and token counts of the arm's recipe, layers, or memory that is predicted not to be there.
 
     Raises:
-        UsageError: a rule of the schedule fits no FP8 layer of the model.
+        UsageError: a rule of the schedule fits no FP8 layer of the model, or FP8 would never run.
     """
     setup = setup_of(case, arm)
     why = recipe_unsupported(setup.recipe, setup.batch * setup.seq, device)
@@ -157,12 +158,20 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         return Unsupported(
             "shape", "a precision schedule holds nn.Linear layers back, not experts; take experts=hp"
         )
-    if why is None and schedule.rules:
+    if why is None and schedule.rules and setup.recipe is not None:
+        layers = on_paper.fp8_layers(setup)
         try:
-            schedule.check_patterns(on_paper.fp8_layers(setup))
+            schedule.check_patterns(layers)
         except ValueError as error:
             raise UsageError(f"schedule: {error}") from error
+        training_plan.refuse_schedule(arm, schedule, setup.recipe, layers, case.integer("steps"))
     return why
+
+
+def check_request(runs: Mapping[Case, Collection[str]], judged: bool) -> None:
+    """Refuse a whole request with too few seeds or steps for its verdict (`harness.timing.workload.check_request`)."""
+    if judged:
+        training_plan.refuse_too_few(runs, BASE)
 
 
 def work(case: Case) -> float:
@@ -296,10 +305,9 @@ def _data_facts(case: Case) -> dict[str, object]:
 
 def _check(case: Case) -> None:
     """Everything about a case that can be refused without building its model."""
-    regime = regime_of(case)
+    regime_of(case)
     try:
-        for variant in ("", WARMUP, COOLDOWN):
-            schedule_of(case, str(Arm("tensorwise", variant=variant))).switch_steps(regime.steps)
+        PrecisionSchedule.parse(case.text("schedule"))
     except ValueError as error:
         raise UsageError(str(error)) from error
     for name in ("beta1", "beta2"):

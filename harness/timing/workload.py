@@ -14,7 +14,7 @@ from harness.store.arm import Arm, parse
 from harness.store.cause import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -212,6 +212,26 @@ def runs_alone(suite: Plannable) -> bool:
     For whole steps under load, whose speed is that of the power and the air that the GPUs of a machine share.
     """
     return bool(getattr(suite, "ALONE", False))
+
+
+def check_request(suite: Plannable, runs: Mapping[Case, Collection[str]], judged: bool) -> bool:
+    """Let a suite refuse what shows in the whole request alone, by a function `check_request(runs, judged)` of its own.
+
+    Args:
+        suite: that may have one.
+        runs: the arms that run, by case; of all shards.
+        judged: its rows are to be judged.
+
+    Returns:
+        Whether it has one.
+
+    Raises:
+        UsageError: the suite refuses.
+    """
+    check = getattr(suite, "check_request", None)
+    if check is not None:
+        check(runs, judged)
+    return check is not None
 
 
 @runtime_checkable

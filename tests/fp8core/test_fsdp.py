@@ -39,8 +39,8 @@ OPTIONS = {
     "bfloat16 masters": Setting(sizes=UNEVEN, dtype="bfloat16"),
     "mixed precision": Setting(sizes=UNEVEN, param_dtype="bfloat16", bias=True),
     "fused optimizer": Setting(fused=True),
-    "schedule": Setting(sizes=UNEVEN, schedule="warmup_bf16:1,cooldown_bf16:1", steps=4),
-    "schedule of one GEMM": Setting(schedule="warmup_bf16:1@grad_input"),
+    "schedule": Setting(sizes=UNEVEN, schedule="warmup_bf16:1step,cooldown_bf16:1step", steps=4),
+    "schedule of one GEMM": Setting(schedule="warmup_bf16:1step@grad_input"),
 }
 HSDP = {"HSDP": Setting(replicas=2), "HSDP, uneven": Setting("delayed", sizes=UNEVEN, replicas=2, steps=3)}
 

@@ -124,7 +124,7 @@ def test_after_a_warm_up_delayed_scaling_starts_as_any_run_does() -> None:
 def test_kept_casts_do_not_survive_a_switch() -> None:
     """The recipe changes while a `microbatches` block is open and the weight does not."""
     layer = convert_to_float8_training(nn.Linear(32, 48), config=on_cpu("tensorwise"))
-    schedule, x = PrecisionSchedule.parse("warmup_bf16:1@output,cooldown_bf16:1"), torch.randn(16, 32)
+    schedule, x = PrecisionSchedule.parse("warmup_bf16:1step@output,cooldown_bf16:1step"), torch.randn(16, 32)
     want = {}
     for step in range(3):
         schedule.apply(layer, step, 3)
@@ -222,6 +222,9 @@ def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -
         ("warmup_bf16:0.0", "length '0.0'"),
         ("warmup_bf16:nan", "length 'nan'"),
         ("warmup_bf16:1e3", "length '1e3'"),
+        ("warmup_bf16:0.5step", "length '0.5step'"),
+        ("warmup_bf16:step", "length 'step'"),
+        ("warmup_bf16:-1step", "length '-1step'"),
         ("warmup_bf16:10@", "'' is no target"),
         ("warmup_bf16:10@q:weight", "'q:weight' is no target.*output, grad_input, grad_weight"),
         ("warmup_bf16:10@:output", "':output' is no target"),
@@ -231,6 +234,28 @@ def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -
 def test_a_text_that_is_no_schedule_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PrecisionSchedule.parse(text)
+
+
+@pytest.mark.parametrize("kind", ["warmup_bf16", "cooldown_bf16"])
+@pytest.mark.parametrize("length", ["1", "+1", "01", " 1 ", "1.0", "1."])
+def test_a_bare_one_is_refused_with_both_readings_and_1step_is_one_step(kind: str, length: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"could mean one step or the whole run; write {kind}:1step, or keep_bf16"
+    ):
+        PrecisionSchedule.parse(f"{kind}:{length}@layers.*")
+    for written in ("1step", "1 step", "1steps"):
+        (rule,) = PrecisionSchedule.parse(f"{kind}:{written}@layers.*").rules
+        assert (rule.amount, rule.length(10)) == (1, 1)
+        assert str(rule) == f"{kind}:1step@layers.*"
+    assert PrecisionSchedule.parse(f"{kind}:10steps").rules == PrecisionSchedule.parse(f"{kind}:10").rules
+
+
+def test_a_checkpoint_that_wrote_one_step_as_1_is_taken_up() -> None:
+    schedule = PrecisionSchedule.parse("warmup_bf16:1step@q,cooldown_bf16:1step")
+    schedule.load_state_dict({"rules": "warmup_bf16:1@q,cooldown_bf16:1", "switches": 3})
+    assert schedule.switches == 3
+    with pytest.raises(ValueError, match="made under schedule"):
+        schedule.load_state_dict({"rules": "warmup_bf16:10@q,cooldown_bf16:1", "switches": 3})
 
 
 def test_misuse_is_refused() -> None:

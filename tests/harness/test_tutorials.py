@@ -154,7 +154,10 @@ def test_a_command_of_the_troubleshooting_table_runs(
     assert shows
     monkeypatch.chdir(tmp_path)
     words = words[3:]
-    if not words[0].startswith("sweep="):
+    if words[0] == "resume=RUN_ID":
+        assert run(["sweep=cast", "device=cpu", "run_id=RUN_ID", "budget_s=0", "report=false"])[0] == 0
+        words += ["dry_run=true"]
+    elif not words[0].startswith("sweep="):
         assert words[0] in _commands()
         # "doctor" is run by a tutorial; what takes RUN needs a run of the reader's own.
         if words[0] == "doctor" or "RUN" in words:

@@ -28,6 +28,7 @@ from harness.judge.verdict.result import (
     GateResult,
     Status,
     estimate,
+    largest_sd,
     percent,
     too_little,
 )
@@ -107,11 +108,19 @@ def heldout(pairs: Pairs, margin: float = MARGIN) -> GateResult:
     missing = too_little(pairs, "L4h")
     if missing:
         return missing
-    if pairs.heldout is None:
+    gaps = heldout_gaps(pairs)
+    if gaps is None:
         said = "no held-out loss after the same step in every run"
         return GateResult("L4h", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
+    return _equivalence("L4h", "held-out loss", gaps, margin)
+
+
+def heldout_gaps(pairs: Pairs) -> Vector | None:
+    """By seed: gap of the final held-out loss, relative to the control's mean; None where some run has no such loss."""
+    if pairs.heldout is None:
+        return None
     mine, theirs = pairs.heldout
-    return _equivalence("L4h", "held-out loss", (mine - theirs) / theirs.mean(), margin)
+    return np.asarray((mine - theirs) / theirs.mean(), np.float64)
 
 
 def trend(pairs: Pairs, margin: float = MARGIN) -> GateResult:
@@ -144,12 +153,11 @@ def trend(pairs: Pairs, margin: float = MARGIN) -> GateResult:
 def _equivalence(gate: str, what: str, gaps: Vector, margin: float) -> GateResult:
     """Two one-sided tests at `ALPHA`: the 90 % interval inside the margin, wholly outside of it, or neither.
 
-    A PASS needs power as well: sd at most M/2 with five seeds, M/4 with fewer. Without it an interval that happens to
-    be narrow proves little.
+    A PASS needs power as well (`largest_sd`). Without it an interval that happens to be narrow proves little.
     """
     low, high = stats.t_interval(gaps, 1 - 2 * ALPHA)
     sd = float(gaps.std(ddof=1))
-    allowed = margin / 2 if gaps.size >= 5 else margin / 4
+    allowed = largest_sd(margin, gaps.size)
     status: Status = "INCONCLUSIVE"
     why = "the interval crosses the margin"
     if low > margin or high < -margin:

@@ -10,6 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from harness.store.loss_limits import MIN_POINTS as MIN_POINTS
+from harness.store.loss_limits import MIN_SEEDS as MIN_SEEDS
+
 if TYPE_CHECKING:
     from harness.judge.verdict.curves import Pairs
     from harness.store.stats import Vector
@@ -29,9 +32,7 @@ GATES: dict[str, str] = {
 }
 
 MARGIN = 0.0025  # of the control's mean loss; the order of what DeepSeek-V3 reports for FP8 at scale
-MIN_SEEDS = 3
 MIN_GOLDEN = 5  # golden runs below which their band cannot warn: 11.5 sd wide with 3, 5.0 with 5
-MIN_POINTS = 50  # logged losses; fewer leave under ten for the late window
 LATE = 0.2
 EARLY_STEPS = 1000
 EARLY_SHARE = 1 / 3
@@ -66,6 +67,11 @@ class GateResult:
     seeds: int = 0
     margin: float = math.nan
     unit: str = ""
+
+
+def largest_sd(margin: float, seeds: int) -> float:
+    """Largest sd between seeds with which an interval inside the margin passes: M/2 from five seeds on, M/4 below."""
+    return margin / 2 if seeds >= 5 else margin / 4
 
 
 def percent(value: float) -> str:

@@ -193,7 +193,7 @@ def _judge_setup(setup: Setup, margin: float) -> list[ArmVerdict]:
         if arm == CONTROL:
             continue
         fields = setup.records[arm]
-        against = _control_of(fields, setup)
+        against = control_of(fields, setup)
         verdict = _judge_arm(setup, arm, against, margin)
         expected = "FAIL" if arm == NEGATIVE else "PASS"
         verdicts.append(
@@ -264,7 +264,8 @@ def _settled(
     )
 
 
-def _control_of(arm: Arm, setup: Setup) -> str:
+def control_of(arm: Arm, setup: Setup) -> str:
+    """Name of the arm that an arm of a set-up is held against."""
     own = replace(arm, variant="")
     return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
 

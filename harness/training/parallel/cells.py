@@ -311,5 +311,5 @@ CELLS: dict[str, Cell] = {
     "accumulation": Cell("FSDP2, gradients of two microbatches a rank added without sync", 2, 2 * EACH, _sharded,
                          alone={"groups": 2}),
     "offload": Cell("FSDP2, shards kept in host memory", 2, 2, _offloaded),
-    "schedule": Cell("FSDP2, the first step without FP8", 2, 2, _sharded, job={"schedule": "warmup_bf16:1"}),
+    "schedule": Cell("FSDP2, the first step without FP8", 2, 2, _sharded, job={"schedule": "warmup_bf16:1step"}),
 }  # fmt: skip

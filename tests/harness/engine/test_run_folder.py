@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from run_holder import hold
 from toy import ToySuite, offered
 
 from harness import store
@@ -82,27 +81,6 @@ def test_a_strangers_run_json_is_not_overwritten(
     folder.mkdir(parents=True)
     (folder / "run.json").write_text('{"name": "another program"}')
     assert "run.json is damaged, or another program's" in refused(capsys, *words)
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from harness.engine import run_lock
-with run_lock.held(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.readline()
-"""
-
-
-def hold(folder: str) -> subprocess.Popen[bytes]:
-    root = str(Path(run_lock.__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, folder], env=os.environ | {"PYTHONPATH": root}, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"held\n"
-    return process
 
 
 @pytest.mark.parametrize(

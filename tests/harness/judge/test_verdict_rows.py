@@ -339,7 +339,12 @@ def _bare(runs):
 
 def test_the_end_of_a_run_prints_verdicts_and_findings(tmp_path, capsys):
     rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise")
-    _tell(write_run(tmp_path, [rows]))
+    folder = write_run(tmp_path, [rows])
+    _tell(folder)
     printed = capsys.readouterr().out
     assert "INCONCLUSIVE rowwise against base" in printed
     assert "finding  divergence rowwise did not run in FP8" in printed
+    _tell(folder, judged=False)
+    printed = capsys.readouterr().out
+    assert "not judged: train.judge=false" in printed
+    assert not any(outcome in printed for outcome in ("PASS", "INCONCLUSIVE", "FAIL "))

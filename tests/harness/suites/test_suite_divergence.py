@@ -218,7 +218,7 @@ def test_the_negative_control_casts_gradients_to_zero(tmp_path: Path) -> None:
         ({"lr_warmup": 10}, "warmup=10: expected an integer from 0 to steps - 1 = 9"),
         ({"beta2": 1.0}, "beta2=1: expected a number below 1"),
         ({"schedule": "warmup:3"}, r"'warmup' is unknown \(nearest: warmup_bf16\); expected one of"),
-        ({"schedule": "warmup_bf16:10"}, "holds for all of the run's 10 steps"),
+        ({"schedule": "cooldown_bf16:1"}, "could mean one step or the whole run; write cooldown_bf16:1step"),
         ({"seq": 512}, "seq=512: model nano takes at most 256 tokens"),
         ({"layers": 3}, "layers=3: model nano has 2"),
         ({"model": '{"_target_": "model_for_training.build"}'}, "model.batch=None: expected the dotted name"),

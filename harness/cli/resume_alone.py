@@ -1,0 +1,196 @@
+"""`python -m harness resume=RUN_ID`: a run continues by its own settings, as its run.json holds them.
+
+With `sweep=NAME` beside it, or without `resume=`, a command line is composed as it stands (`harness.cli.config`).
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
+from harness.store.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# Keys that decide nothing about what a row says; every other one must stay as it was. What lies at data_path and ceilings
+# is known by its sha256, and `harness.engine.resume` refuses another.
+FREE = {
+    "workers", "devices", "isolate", "budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib", "results_dir",
+    "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "train.judge",
+}  # fmt: skip
+# Keys that belong to one command and are not taken over from the one before.
+OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway"}
+_SHARDS = "shard-*-of-*"
+
+
+def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
+    """Compose a command line; one that names a run and no sweep takes all settings from that run.
+
+    Args:
+        words: `key=value`.
+        resolve_device: see `harness.cli.config.load`.
+
+    Raises:
+        UsageError: see `harness.cli.config.load`; no run or several of that id, a run.json that holds no settings, a
+            setting that would change what was measured.
+    """
+    given = {_key(word): word.partition("=")[2] for word in words}
+    name = given.get("resume", "null").strip("'\"")
+    if "sweep" in given or name == "null":
+        return load(words, resolve_device)
+    if name in ("", "last"):
+        raise UsageError(
+            f"resume={name}: expected a run id or folder; resume=last needs sweep=NAME beside it"
+        )
+    folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
+    about, stored = _stored(name, folder)
+    if stored["name"] not in (known := sweeps()):
+        raise UsageError(f"resume={name}: its sweep file is gone: {unknown('sweep', stored['name'], known)}")
+    device = [] if "device" in given else [f"device={stored['device']}"]
+    own = [word for word in words if _key(word) != "resume"]
+    try:
+        now = load([f"sweep={stored['name']}", *device, *own], resolve_device).config
+    except UsageError as error:
+        raise UsageError(f"resume={name}: {error}") from error
+    _refuse_changes(name, given, stored, now)
+    config = {**now, **{key: value for key, value in stored.items() if key not in OF_ONE_COMMAND}}
+    config |= {key: now[key] for key in given if key in FREE and "." not in key}
+    if "train.judge" in given:
+        config["train"] = {**config["train"], "judge": now["train"]["judge"]}
+    if "results_dir" not in given:
+        config["results_dir"] = str(folder.parent.parent)
+    config["resume"] = str(folder)
+    return Request(config, timing_of(config), (*_command(about, stored["name"], given), *own))
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
+
+
+def _folder(name: str, results_dir: str) -> Path:
+    """The one folder of a run, by its path or its id.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    found = sorted(path for path in Path(results_dir).glob(f"**/{glob.escape(name)}") if _files(path))
+    if len(found) > 1:
+        raise UsageError(
+            f"resume={name}: {len(found)} runs have this id: {', '.join(map(str, found))}; give the folder of one as resume=FOLDER"
+        )
+    if found:
+        return found[0]
+    from harness.store import find_run  # pandas
+
+    return find_run(name, results_dir)  # names the newest where there is none
+
+
+def _files(folder: Path) -> list[Path]:
+    """The run.json of a run, else those of its shards, which may have been started apart."""
+    return [
+        file for file in (folder / "run.json", *sorted(folder.glob(f"{_SHARDS}/run.json"))) if file.exists()
+    ]
+
+
+def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What run.json says of a run, and its settings with all keys of today.
+
+    Raises:
+        UsageError: it is no run, or its settings are not there or cannot be read.
+    """
+    if not (files := _files(folder)):
+        raise UsageError(
+            f"resume={name}: {folder} is no run: it holds no run.json; expected a run id, or a folder results/<sweep>/<run_id>"
+        )
+    about: dict[str, Any] = {}
+    for file in files:
+        about = _about(name, file)
+        if isinstance(about.get("config"), dict) and about["config"]:
+            break
+    else:
+        raise UsageError(
+            f"resume={name}: {files[0]} holds no settings (config): an older version made it, or no sweep=; "
+            f"add resume={name} to the command that made it: {about.get('command', 'not known')}"
+        )
+    if folder.name != about["run_id"] and folder.match(_SHARDS):
+        raise UsageError(f"resume={name}: {folder} is a shard; resume={folder.parent} continues its run")
+    config = about["config"]
+    literal = {key: config.get(key) for key in LITERAL}
+    try:
+        if not all(value is None or isinstance(value, str) for value in literal.values()):
+            raise UsageError(f"expected texts for {', '.join(sorted(LITERAL))}")
+        others = {key: value for key, value in config.items() if key not in LITERAL}
+        merged: Any = OmegaConf.merge(OmegaConf.structured(SweepConfig), others)
+        plain: Any = OmegaConf.to_container(merged, resolve=True, throw_on_missing=False)
+        if plain["name"] != about["sweep"] or plain["device"] not in ("cpu", "cuda"):
+            raise UsageError(
+                f"it is of sweep {about['sweep']!r} and has those of {plain['name']!r} on {plain['device']!r}"
+            )
+    except (OmegaConfBaseException, UsageError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"resume={name}: the settings in {file} are damaged, or another version's: {reason}; "
+            f"add resume={name} to the command that made it: {about.get('command', 'not known')}"
+        ) from error
+    given = {key: value for key, value in literal.items() if value is not None}
+    return about, {key: value for key, value in plain.items() if key != "defaults"} | given
+
+
+def _about(name: str, file: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(file.read_text())
+    except (OSError, ValueError):
+        about = None
+    if not isinstance(about, dict) or not all(
+        isinstance(about.get(k), str) for k in ("run_id", "sweep", "state")
+    ):
+        raise UsageError(
+            f"resume={name}: {file} is damaged, or another program's: it names no run, sweep and state"
+        )
+    return about
+
+
+def _refuse_changes(
+    name: str, given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+    """Refuse words that would change what the run has measured; those that repeat a setting are no change."""
+    for key, value in given.items():
+        if key in FREE or key in OF_ONE_COMMAND:
+            continue
+        was, asked = (_at(config, key.split(".")) for config in (stored, now))
+        if was != asked:
+            raise UsageError(
+                f"resume={name}: {key}={value} would change what this run measures, which has {was}; leave it out, or start a "
+                f"new run with sweep={stored['name']}; free are {', '.join(sorted(FREE))}"
+            )
+
+
+def _at(config: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
+
+
+def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> list[str]:
+    """The words of the command that made the run, without those that belong to it alone or are given anew."""
+    try:
+        words = shlex.split(str(about.get("command", "")))[3:]  # python -m harness
+    except ValueError:
+        words = []
+    gone = {*OF_ONE_COMMAND, *given}
+    kept = [
+        w
+        for w in words
+        if "=" in w and _key(w) not in gone and not _key(w).lstrip("~").startswith(("hydra/", "hydra."))
+    ]
+    return kept if f"sweep={sweep}" in kept else [f"sweep={sweep}"]

@@ -1,0 +1,57 @@
+"""For dry_run=true of training runs: how many seeds they need, by the noise of runs that are stored here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from harness.engine.plan import Plan
+
+PUBLISHED = Path("results/published")
+
+
+def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    """Lines to print; none where no training runs are planned, or none is to be judged.
+
+    Args:
+        config: of the command line.
+        plan: of the whole request, or of one of its shards.
+    """
+    training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
+    if not training or config["train"].get("judge") is False:
+        return
+    from harness.judge.verdict import rows, stored_noise
+
+    request: dict[str, tuple[dict[str, Any], dict[str, None]]] = {}
+    for planned in training:
+        axes = json.loads(planned.case.axes_json)
+        axes.pop("seed", None)
+        _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, {}))
+        arms.update(dict.fromkeys(planned.runnable))
+    folders = _runs(rows.SUITE, Path(config["results_dir"]), PUBLISHED)
+    stored = []
+    if folders:
+        from harness import store  # pandas
+
+        stored = rows.setups(store.read_quietly(folders)[0])
+    yield from stored_noise.lines([(axes, list(arms)) for axes, arms in request.values()], stored)
+
+
+def _runs(suite: str, *places: Path) -> list[Path]:
+    """Folders of the runs and shards of a suite below some folders, known by their run.json."""
+    found = {}
+    for file in sorted(
+        {file.resolve(): file for place in places for file in place.rglob("run.json")}.values()
+    ):
+        try:
+            config = json.loads(file.read_text())["config"]
+            suites = {config["suite"], *(part["suite"] for part in config["parts"].values())}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # another program's, or a shard's whole
+        if suite in suites:
+            found[file.parent.resolve()] = file.parent
+    return list(found.values())

@@ -1,0 +1,249 @@
+"""`resume=RUN_ID` alone. Oracles: the run's own run.json and rows, which a continued run adds to and never contradicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_holder import hold
+from toy import ToySuite, offered
+
+from harness import store
+from harness.__main__ import main
+
+RUN = Path("results/toy/r1")
+MADE = [
+    "sweep=toy",
+    "device=cpu",
+    "axes.n=[1,2,3]",
+    "arms=[base]",
+    "rounds=4",
+    "seed=7",
+    "run_id=r1",
+    "report=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
+    return offered([1, 2], tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def cut_off() -> None:
+    assert main([*MADE, "budget_s=0"]) == 0
+
+
+def about() -> dict[str, Any]:
+    return json.loads((RUN / "run.json").read_text())
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line that a command is refused with; no file was written or changed."""
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    return line
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize("name", ["r1", "results/toy/r1"])
+def test_a_run_continues_by_its_own_settings(name: str) -> None:
+    first = about()
+    assert set(store.read(RUN)["cause"]) == {"budget"}
+    assert main([f"resume={name}", "budget_s=null"]) == 0
+    rows = store.read(RUN)
+    assert set(rows["status"]) == {"ok"}
+    assert set(rows["arm"]) == {"base", "base:again"}
+    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
+    assert set(rows["seed"]) == {7}
+    assert set(rows[rows["metric"] == "time_ms"]["rounds"].map(lambda r: len(set(r)))) == {4}
+    second = about()
+    free = ("budget_s", "resume", "run_id")
+    assert {k: v for k, v in second["config"].items() if k not in free} == {
+        k: v for k, v in first["config"].items() if k not in free
+    }
+    assert second["command"].startswith("python -m harness sweep=toy device=cpu ")
+    assert "'axes.n=[1,2,3]'" in second["command"]
+    assert not list(Path("reports").glob("*")), "report=false was a setting of the run"
+    assert main([f"resume={name}"]) == 0, "a second time, by what the first one stored"
+    assert len(store.read(RUN, all_attempts=True)) == len(store.read(RUN)) + 3  # the rows of the first budget
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_sweep_file_that_has_changed_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "sweeps" / "toy.yaml"
+    file.write_text(file.read_text() + "\nwarm_compile: false\nseed: 9\n")
+    assert main(["resume=r1", "budget_s=null"]) == 0
+    assert (about()["config"]["seed"], about()["config"]["warm_compile"]) == (7, True)
+    assert set(store.read(RUN)["seed"]) == {7}
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize(
+    "word",
+    ["axes.n=[1,2,3,4]", "axes.kind=a", "arms=[base,other]", "seed=8", "rounds=5", "timing.min_rounds=2", "control=false",
+     "device=cuda", "cases=[0123456789ab]", "train.recipe=rowwise", "without=[other]", "bisect=base", "model=nano"],
+)  # fmt: skip
+def test_what_would_change_what_was_measured_is_refused_by_name(
+    word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.machine.environment.device_kind", lambda asked: asked)
+    assert f"resume=r1: {word} would change what this run measures" in refused(capsys, "resume=r1", word)
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize(
+    "words",
+    [["axes.n=[1,2,3]"], ["seed=7", "sweep=toy", "axes.n=[1,2,3]", "arms=[base]"], ["workers=1", "log_level=DEBUG"],
+     ["reports_dir=elsewhere", "report=true", "quiet=true"], ["isolate=false", "budget_s=100"], ["results_dir=results"],
+     ["dry_run=true"], ["device=cpu"], ["--quiet"]],
+)  # fmt: skip
+def test_what_does_not_may_be_given(words: list[str]) -> None:
+    assert main(["resume=r1", *words]) == 0
+
+
+def test_an_id_that_is_nowhere_or_twice_is_refused_and_a_folder_chooses(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "no run 'r1' in results; newest: none" in refused(capsys, "resume=r1")
+    (tmp_path / "sweeps" / "toy2.yaml").write_text((tmp_path / "sweeps" / "toy.yaml").read_text())
+    for sweep in ("toy", "toy2"):
+        assert main([f"sweep={sweep}", "device=cpu", "run_id=r1", "budget_s=0", "report=false"]) == 0
+    line = refused(capsys, "resume=r1")
+    assert "2 runs have this id: results/toy/r1, results/toy2/r1" in line
+    assert "newest: r1" in refused(capsys, "resume=r2")
+    assert "no run '/nowhere/r1'" in refused(capsys, "resume=/nowhere/r1")
+    assert main(["resume=results/toy2/r1", "budget_s=null"]) == 0
+    assert set(store.read("results/toy2/r1")["status"]) == {"ok"}
+    assert set(store.read("results/toy/r1")["status"]) == {"skipped"}
+
+
+def test_resume_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("", "last"):
+        assert f"resume={name}: expected a run id or folder" in refused(capsys, f"resume={name}")
+    assert "one sweep=NAME is needed" in refused(capsys, "resume=null")
+    assert "one sweep=NAME is needed" in refused(capsys, "axes.n=1")
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (None, "is damaged, or another program's"),
+        ({"state": 1}, "is damaged, or another program's"),
+        ({"config": {}}, "holds no settings (config)"),
+        ({"config": None}, "holds no settings (config)"),
+        ({"config": [1]}, "holds no settings (config)"),
+        ({"config": {"name": "toy"}}, "are damaged, or another version's"),  # no device
+        ({"axes": [1]}, "are damaged, or another version's"),
+        ({"seed": "x"}, "are damaged, or another version's"),
+        ({"of_another_version": 1}, "are damaged, or another version's"),
+        ({"data_path": 3}, "are damaged, or another version's"),
+        ({"name": "gone"}, "are damaged, or another version's"),
+    ],
+)
+def test_a_run_json_without_whole_settings_is_refused_in_a_line(
+    change: dict[str, Any] | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = about()
+    if change is None:
+        (RUN / "run.json").write_text(json.dumps(whole)[:100])
+    elif change.keys() & {"config", "state"}:
+        (RUN / "run.json").write_text(json.dumps({**whole, **change}))
+    else:
+        (RUN / "run.json").write_text(json.dumps({**whole, "config": {**whole["config"], **change}}))
+    line = refused(capsys, "resume=r1")
+    assert message in line
+    assert "run.json" in line
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_settings_of_an_older_version_lack_what_is_new_and_continue() -> None:
+    whole = about()
+    for key in ("log_level", "case_memory_gib"):
+        del whole["config"][key]
+    del whole["config"]["train"]["judge"]
+    (RUN / "run.json").write_text(json.dumps(whole))
+    assert main(["resume=r1", "budget_s=null"]) == 0
+    assert main([*MADE[:-2], "resume=r1", "report=false"]) == 0  # beside its sweep, as ever
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_sweep_file_that_is_gone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweeps" / "toy.yaml").unlink()
+    assert "resume=r1: its sweep file is gone: unknown sweep 'toy'" in refused(capsys, "resume=r1")
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "results/toy is no run: it holds no run.json" in refused(capsys, "resume=results/toy")
+    assert main(["sweep=toy", "device=cpu", "run_id=r2", "shard=0/2", "budget_s=0"]) == 0
+    line = refused(capsys, "resume=results/toy/r2/shard-0-of-2")
+    assert "is a shard; resume=results/toy/r2 continues its run" in line
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_run_that_is_being_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with hold("results/toy/r1") as writer:
+        try:
+            assert f"is being written by process {writer.pid} on " in refused(capsys, "resume=r1")
+        finally:
+            writer.kill()
+
+
+def test_shards_continue_alone_and_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """Shards that were started apart leave a run.json each and none of the whole."""
+    for shard in ("0/2", "1/2"):
+        assert main([*MADE, f"shard={shard}", "budget_s=0"]) == 0
+    assert not (RUN / "run.json").exists()
+    assert main(["-m", "resume=r1", "shard=0/2,1/2", "budget_s=null"]) == 0, capsys.readouterr().err
+    rows = store.read(RUN)
+    assert set(rows["status"]) == {"ok"}
+    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
+    assert about()["command"].startswith("python -m harness -m sweep=toy device=cpu ")
+    assert main(["resume=r1", "shard=1/2"]) == 0
+    assert main(["resume=r1"]) == 0
+
+
+WHOLE = """# Two slots?
+parts:
+  first: {sweep: toy, overrides: {axes.n: [1], rounds: 2}}
+  second: {sweep: toy, overrides: {axes.n: [2], rounds: 2}}
+"""
+
+
+def test_a_sweep_of_sweeps_and_its_parts_continue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sweeps" / "whole.yaml").write_text(WHOLE)
+    assert main(["sweep=whole", "device=cpu", "run_id=w1", "seed=7", "budget_s=0", "quiet=true"]) == 0
+    assert not list(Path("results/whole/w1").rglob("*.parquet"))
+    assert "axes.n=3" in refused(capsys, "resume=w1", "axes.n=3")
+    assert main(["resume=w1", "budget_s=null"]) == 0
+    rows = store.read("results/whole/w1")
+    assert set(rows["status"]) == {"ok"}
+    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2}
+    assert set(rows["seed"]) == {7}, "a key that every part is given"
+    assert main(["resume=w1-first"]) == 0
+
+
+def test_a_model_or_a_text_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_bytes(b"The same text again. " * 400)
+    words = ["sweep=divergence", "device=cpu", "budget_s=0", "report=false", "arms=[base]", "quiet=true"]
+    assert (
+        main([*words, "run_id=t1", "data=bytes", "data_path=text", "axes.seed=0", "axes.eval_batches=1"]) == 0
+    )
+    assert main([*words, "run_id=t2", "axes.seed=0"]) == 0
+    (tmp_path / "text").rename(tmp_path / "moved")
+    assert "text" in refused(capsys, "resume=t1")
+    assert main(["resume=t1", "data_path=moved", "dry_run=true"]) == 0
+    file = Path("results/divergence/t2/run.json")
+    whole = json.loads(file.read_text())
+    whole["config"]["model"] = {"_target_": "no_such_module.build", "batch": "no_such_module.batch"}
+    file.write_text(json.dumps(whole))
+    assert "no_such_module" in refused(capsys, "resume=t2")

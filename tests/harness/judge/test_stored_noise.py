@@ -1,0 +1,119 @@
+"""Seeds that a request needs, by stored runs. Oracles: the sd of the gaps that were planted, and `seeds_for`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from curves_for_tests import AXES, control, rows_of_runs, run_of
+
+from harness import store
+from harness.__main__ import main
+from harness.judge.verdict import Run, rows
+from harness.judge.verdict.power import seeds_for
+from harness.judge.verdict.result import MARGIN
+from harness.judge.verdict.stored_noise import best_noise, lines
+
+GAPS = (-1.0, 0.0, 1.0, 0.5, -0.5)  # of the seeds, in units of `size`
+
+
+def with_gaps(base: dict[int, Run], size: float) -> dict[int, Run]:
+    """A candidate whose late and held-out gaps are GAPS x size x the control's mean loss, exactly."""
+    late = np.mean([run.loss.values[-60:].mean() for run in base.values()])
+    return {s: run_of(run.loss.values + GAPS[s] * size * late) for s, run in base.items()}
+
+
+def frame(tmp_path: Path, size: float, seeds: int = 5, name: str = "r1", **axes: Any) -> Any:
+    base = control(range(seeds))
+    made = rows_of_runs("base", base, {**AXES, **axes})
+    made += rows_of_runs("tensorwise", with_gaps(base, size), {**AXES, **axes})
+    writer = store.RunWriter(
+        tmp_path / "divergence" / name, run_id=name, sweep="divergence", env_id="e", env={},
+        about={"config": {"suite": "divergence", "parts": {}, "axes": {**AXES, **axes}}},
+    )  # fmt: skip
+    writer.append(made)
+    writer.close("finished")
+    return store.read(tmp_path)
+
+
+def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
+    noise = best_noise(rows.setups(frame(tmp_path, 0.001)), AXES, "tensorwise")
+    assert noise is not None
+    assert (noise.run_id, noise.seeds, noise.differs) == ("r1", 5, ())
+    assert noise.late == pytest.approx(0.001 * np.std(GAPS, ddof=1), rel=0.02)  # the window is 59.8 steps
+    assert noise.heldout == pytest.approx(noise.late, rel=0.02)
+    (_, line) = lines(
+        [(AXES, ["base", "base_other", "negative_control", "tensorwise"])], rows.setups(store.read(tmp_path))
+    )
+    counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
+    assert line.split()[:4] == ["tensorwise", str(max(counts[0] or 0, 5)), "/", str(max(counts[1] or 0, 5))]
+
+
+def test_noise_that_the_verdict_never_passes_is_called_so(tmp_path: Path) -> None:
+    (_, line) = lines([(AXES, ["tensorwise"])], rows.setups(frame(tmp_path, 0.004)))
+    assert "yet the verdict passes no sd above 0.125 %" in line
+
+
+@pytest.mark.parametrize(("size", "seeds"), [(0.0, 5), (0.001, 2), (0.001, 1)])
+def test_an_sd_of_zero_or_of_two_seeds_is_no_evidence(size: float, seeds: int, tmp_path: Path) -> None:
+    stored = rows.setups(frame(tmp_path, size, seeds))
+    assert best_noise(stored, AXES, "tensorwise") is None
+    (_, line) = lines([(AXES, ["tensorwise"])], stored)
+    assert line.endswith("no stored run of this arm: unknown; run 3 seeds first")
+
+
+def test_the_same_set_up_comes_first_then_one_of_other_steps_which_is_said(tmp_path: Path) -> None:
+    frame(tmp_path, 0.002, name="longer", steps=600)
+    stored = rows.setups(frame(tmp_path, 0.001, name="other_model", model="gpt2"))
+    noise = best_noise(stored, AXES, "tensorwise")
+    assert noise is not None
+    assert (noise.run_id, noise.differs) == ("longer", ("steps=600",))
+    (_, line) = lines([(AXES, ["tensorwise"])], stored)
+    assert "which had steps=600" in line
+    exact = best_noise(rows.setups(frame(tmp_path, 0.001, seeds=3, name="exact")), AXES, "tensorwise")
+    assert exact is not None
+    assert (exact.run_id, exact.seeds) == ("exact", 3)
+    assert best_noise(stored, AXES, "rowwise") is None
+
+
+def test_dry_run_prints_them_from_results_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep=divergence", "device=cpu", "dry_run=true", "arms=[base,tensorwise,rowwise]"]
+    frame(tmp_path / "elsewhere", 0.001)
+    (tmp_path / "elsewhere/divergence/damaged").mkdir()
+    (tmp_path / "elsewhere/divergence/damaged/run.json").write_text("{")
+    for folder, told in (("elsewhere", "5 seeds of r1"), ("nowhere", "run 3 seeds first")):
+        assert main([*words, f"results_dir={folder}"]) == 0
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  tensorwise ")]
+        assert told in line
+    assert main([*words, "train.judge=false"]) == 0
+    assert "two one-sided tests" not in capsys.readouterr().out
+    assert main(["sweep=cast", "device=cpu", "dry_run=true"]) == 0
+    assert "two one-sided tests" not in capsys.readouterr().out
+
+
+def test_without_stored_runs_the_store_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    from harness.cli.config import load
+    from harness.cli.seeds_needed import lines as of_plan
+    from harness.engine.plan import make_plan
+    from harness.suites import SUITES
+
+    config = load(["sweep=divergence", "arms=[base,tensorwise]"], lambda asked: "cpu").config
+    plan = make_plan(config, SUITES)
+    monkeypatch.setitem(sys.modules, "harness.store.parquet", None)  # an import of it would raise
+    assert len(list(of_plan(config, plan))) == 2
+
+
+def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:
+    base = control()
+    made = rows_of_runs("base", base)
+    made += rows_of_runs("tensorwise", with_gaps(base, 0.001), verify="x", verify_outcome="disproved")
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="divergence", env_id="e", env={}, about={})
+    writer.append(made)
+    assert best_noise(rows.setups(store.read(tmp_path)), AXES, "tensorwise") is None
