@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # 2**900 is still finite in float64, and a term that many half-lives old counts for nothing.
 _BLOCK_HALF_LIVES = 900
+SAME_GAP = 1e-6  # gaps of two seeds that differ by less than this share of themselves are one: rounding of their losses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +144,8 @@ class Pairs:
 
 
 def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = "candidate") -> Pairs:
-    """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named.
+    """Pairs runs by seed; runs without a partner, of another length, with NaN or that repeat another seed's are left out
+    and named.
 
     Args:
         candidate: runs by seed.
@@ -165,6 +167,8 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
         ]
         if where := _read_otherwise(candidate[seed], control[seed]):
             reasons.append(f"seed {seed}: the {named} read other batches than the control ({where})")
+        if not reasons:
+            reasons = _repeats(seed, whole, candidate, control, named)
         problems += reasons
         if not reasons:
             whole.append(seed)
@@ -230,6 +234,29 @@ def _unusable(run: Run, reference: Vector) -> str:
     if run.planned_steps > last + _stride(run.loss.steps):
         return f"ended at step {last} of {run.planned_steps}" + (f" ({run.stopped})" if run.stopped else "")
     return ""
+
+
+def _repeats(
+    seed: int, earlier: Sequence[int], candidate: Mapping[int, Run], control: Mapping[int, Run], named: str
+) -> list[str]:
+    """Why a pair is no new evidence: its losses, or its gap, are those of an earlier seed; empty if they are new.
+
+    A gap of 0 at every step is no repetition: a candidate may equal its control in every seed.
+    """
+    mine, theirs = candidate[seed].loss.values, control[seed].loss.values
+    gap = mine - theirs
+    for other in earlier:
+        repeated = [
+            f"seed {seed}: the losses of the {name} repeat those of seed {other} bit for bit"
+            for name, values, runs in ((named, mine, candidate), ("control", theirs, control))
+            if np.array_equal(values, runs[other].loss.values)
+        ]
+        if repeated:
+            return repeated
+        difference = gap - (candidate[other].loss.values - control[other].loss.values)
+        if gap.any() and np.abs(difference).max() <= SAME_GAP * np.abs(gap).max():
+            return [f"seed {seed}: the gap of the {named} repeats that of seed {other} at every step"]
+    return []
 
 
 def _read_otherwise(run: Run, other: Run) -> str:

@@ -38,6 +38,10 @@ EARLY_SHARE = 1 / 3
 EARLY_MEAN, EARLY_MAX = 0.0025, 0.01  # of the loss, where no golden arm sets the band
 FAIL_TIMES = 4.0  # FAIL beyond so many bands
 ALPHA = 0.05
+SPIKES_FAIL, SPIKES_UNCLEAR = 0.01, 0.125  # p of the excess of bursts: FAIL, and can't tell, up to these
+STRAY = 1 / 8  # L3 can't tell where more than this share of the seeds lies beyond the widest band
+MOST_MASKED = 1 / 4  # share of a window whose gaps are interpolated across spikes; beyond it the window can't tell
+SEARCHED = 1000.0  # L5 looks for the step at which the margin is met up to so many times the run
 GRAD_BAND = (0.98, 1.02)
 HORIZON = 10.0  # L5 projects the gap to so many times the run
 
@@ -53,6 +57,8 @@ class GateResult:
         seeds: how many pairs it rests on.
         margin: the limit that the effect is held against, in `unit`.
         unit: "of the loss", "ratio", "spikes" or "".
+        margin_at_step: of the trend: after how many steps its upper bound meets the margin; infinity where it does not
+            within `SEARCHED` times the run, NaN for every other gate.
     """
 
     gate: str
@@ -65,6 +71,7 @@ class GateResult:
     seeds: int = 0
     margin: float = math.nan
     unit: str = ""
+    margin_at_step: float = math.nan
 
 
 def percent(value: float) -> str:

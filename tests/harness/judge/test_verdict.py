@@ -17,7 +17,7 @@ from harness.__main__ import main as command_line
 from harness.judge.verdict import Curve, Run, judge_other_seeds, judge_pairs
 from harness.judge.verdict.curves import ema, half_life, pair
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.selftest import BETWEEN, END, SCENARIOS, Scenario, bounds, draw, outcomes
+
 
 BASE = control()
 
