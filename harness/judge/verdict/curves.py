@@ -158,7 +158,8 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
         if missing:
             problems.append(f"the {name} has no run of seed {_list(missing)}")
     reference = max((r.loss.steps for r in control.values()), key=len, default=np.zeros(0))
-    whole = []
+    whole: list[int] = []
+    seen = _Seen(named)
     for seed in sorted(candidate.keys() & control.keys()):
         reasons = [
             f"seed {seed}: the {name} {why}"
@@ -168,7 +169,7 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
         if where := _read_otherwise(candidate[seed], control[seed]):
             reasons.append(f"seed {seed}: the {named} read other batches than the control ({where})")
         if not reasons:
-            reasons = _repeats(seed, whole, candidate, control, named)
+            reasons = seen.repeats(seed, candidate[seed].loss.values, control[seed].loss.values)
         problems += reasons
         if not reasons:
             whole.append(seed)
@@ -236,27 +237,38 @@ def _unusable(run: Run, reference: Vector) -> str:
     return ""
 
 
-def _repeats(
-    seed: int, earlier: Sequence[int], candidate: Mapping[int, Run], control: Mapping[int, Run], named: str
-) -> list[str]:
-    """Why a pair is no new evidence: its losses, or its gap, are those of an earlier seed; empty if they are new.
+class _Seen:
+    """The losses and gaps of earlier seeds, to find seeds that repeat them and so are no new evidence."""
 
-    A gap of 0 at every step is no repetition: a candidate may equal its control in every seed.
-    """
-    mine, theirs = candidate[seed].loss.values, control[seed].loss.values
-    gap = mine - theirs
-    for other in earlier:
+    def __init__(self, named: str) -> None:
+        self._names = (named, "control")
+        self._losses: dict[tuple[str, bytes], int] = {}
+        self._gaps: list[tuple[int, float, Vector]] = []
+
+    def repeats(self, seed: int, mine: Vector, theirs: Vector) -> list[str]:
+        """What a pair repeats of an earlier seed, in words; empty if it is new, and then it is remembered.
+
+        A gap of 0 at every step is no repetition: a candidate may equal its control in every seed.
+        """
+        keys = [(name, values.tobytes()) for name, values in zip(self._names, (mine, theirs), strict=True)]
         repeated = [
-            f"seed {seed}: the losses of the {name} repeat those of seed {other} bit for bit"
-            for name, values, runs in ((named, mine, candidate), ("control", theirs, control))
-            if np.array_equal(values, runs[other].loss.values)
+            f"seed {seed}: the losses of the {key[0]} repeat those of seed {self._losses[key]} bit for bit"
+            for key in keys
+            if key in self._losses
         ]
-        if repeated:
-            return repeated
-        difference = gap - (candidate[other].loss.values - control[other].loss.values)
-        if gap.any() and np.abs(difference).max() <= SAME_GAP * np.abs(gap).max():
-            return [f"seed {seed}: the gap of the {named} repeats that of seed {other} at every step"]
-    return []
+        gap = mine - theirs
+        near = SAME_GAP * float(np.abs(gap).max())
+        if not repeated and near:
+            end = float(gap[-1])
+            repeated = [
+                f"seed {seed}: the gap of the {self._names[0]} repeats that of seed {other} at every step"
+                for other, other_end, other_gap in self._gaps
+                if abs(end - other_end) <= near and np.abs(gap - other_gap).max() <= near
+            ][:1]
+        if not repeated:
+            self._losses |= dict.fromkeys(keys, seed)
+            self._gaps.append((seed, float(gap[-1]), gap))
+        return repeated
 
 
 def _read_otherwise(run: Run, other: Run) -> str:

@@ -19,6 +19,7 @@ from harness.judge.verdict.result import (
     EARLY_MEAN,
     EARLY_SHARE,
     EARLY_STEPS,
+    FAIL_CONFIDENCE,
     FAIL_TIMES,
     GRAD_BAND,
     LATE,
@@ -46,7 +47,7 @@ WHOLE: Span = (0.0, math.inf)
 def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> GateResult:
     """L3: mean gap and largest smoothed gap early on, in the band that the golden emulation spans.
 
-    WARN looks at the worst seed, FAIL at the 95 % interval of the mean over seeds: the worst of many correct seeds is
+    WARN looks at the worst seed, FAIL at the 99 % interval of the mean over seeds: the worst of many correct seeds is
     far out, so that a limit for it would fail the more correct arms the more seeds they have. Where more than `STRAY`
     of the seeds lie beyond the widest band and their mean does not, the gate can't tell.
 
@@ -78,10 +79,10 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
         # A smoothed gap's size has no lower limit: less than the golden arm's is no fault.
         peak_band, peak_wide = ((-math.inf, _prediction(golden_peaks, times)[1]) for times in (1.0, FAIL_TIMES))
         source = f"band of {golden_seeds} golden runs"
-    low, high = stats.t_interval(means)
+    low, high = stats.t_interval(means, FAIL_CONFIDENCE)
     stray = _beyond(means, mean_wide) | _beyond(peaks, peak_wide)
     status: Status = "PASS"
-    if low > mean_wide[1] or high < mean_wide[0] or stats.t_interval(peaks)[0] > peak_wide[1]:
+    if low > mean_wide[1] or high < mean_wide[0] or stats.t_interval(peaks, FAIL_CONFIDENCE)[0] > peak_wide[1]:
         status = "FAIL"
     elif stray.mean() > STRAY:
         status = "INCONCLUSIVE"
@@ -100,7 +101,7 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
         f"is beyond {FAIL_TIMES:g} bands){calm.note(inside, raw)}"
     )
     margin = max(abs(mean_band[0]), abs(mean_band[1]))
-    return estimate("L3", status, sentence, means, (low, high), margin)
+    return estimate("L3", status, sentence, means, stats.t_interval(means), margin)
 
 
 def late_window(calm: Calm, margin: float = MARGIN) -> GateResult:
@@ -111,7 +112,7 @@ def late_window(calm: Calm, margin: float = MARGIN) -> GateResult:
         return missing
     raw = calm.pairs.gap[:, inside].mean() / calm.pairs.control[:, inside].mean()
     what = f"last {100 * LATE:.0f} % of the steps"
-    return _equivalence("L4", what, late_gaps(calm), margin, calm.note(inside, raw))
+    return _equivalence("L4", what, late_gaps(calm), calm, margin, calm.note(inside, raw))
 
 
 def late_gaps(calm: Calm) -> Vector:
@@ -122,8 +123,9 @@ def late_gaps(calm: Calm) -> Vector:
     return np.asarray(calm.gap[:, inside].mean(axis=1) / calm.pairs.control[:, inside].mean(), np.float64)
 
 
-def heldout(pairs: Pairs, margin: float = MARGIN) -> GateResult:
+def heldout(calm: Calm, margin: float = MARGIN) -> GateResult:
     """L4, its other half: the final loss on the fixed held-out windows, by the same test."""
+    pairs = calm.pairs
     missing = too_little(pairs, "L4h")
     if missing:
         return missing
@@ -131,7 +133,7 @@ def heldout(pairs: Pairs, margin: float = MARGIN) -> GateResult:
         said = "no held-out loss after the same step in every run"
         return GateResult("L4h", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
     mine, theirs = pairs.heldout
-    return _equivalence("L4h", "held-out loss", (mine - theirs) / theirs.mean(), margin)
+    return _equivalence("L4h", "held-out loss", (mine - theirs) / theirs.mean(), calm, margin)
 
 
 def gradients(pairs: Pairs, golden: Pairs | None = None, span: Span = WHOLE) -> GateResult:
@@ -191,19 +193,36 @@ def _norm_ratios(pairs: Pairs, span: Span) -> Vector | None:
     return np.asarray(np.median(mine[:, inside] / theirs[:, inside], axis=1), np.float64)
 
 
-def _equivalence(gate: str, what: str, gaps: Vector, margin: float, note: str = "") -> GateResult:
-    """Two one-sided tests at `ALPHA`: the 90 % interval inside the margin, wholly outside of it, or neither.
+def _equivalence(
+    gate: str, what: str, of_all: Vector, calm: Calm, margin: float, note: str = ""
+) -> GateResult:
+    """Two one-sided tests at `ALPHA`: PASS where the 90 % interval lies inside the margin.
 
     Nothing else is asked of the spread: at a true gap of one margin the tests pass in at most 5 % of cases for any
-    number of seeds, and more seeds can only narrow the interval.
+    number of seeds, and more seeds can only narrow the interval. FAIL needs the 99 % interval wholly outside: where the
+    spread is many margins, an interval of 90 % misses both the margin and a true gap of 0 in one case of ten.
+
+    Seeds of which a run ends within a spike are left out. Where they are more than `STRAY` of all, nothing passes.
     """
+    gaps = of_all[~calm.ends_in_spike]
+    if gaps.size < MIN_SEEDS:
+        said = f"{what}: only {gaps.size} of {of_all.size} seeds do not end within a spike; {MIN_SEEDS} are the least"
+        return GateResult(gate, "INCONCLUSIVE", said, seeds=gaps.size)
     low, high = stats.t_interval(gaps, 1 - 2 * ALPHA)
+    wide_low, wide_high = stats.t_interval(gaps, FAIL_CONFIDENCE)
+    left_out = of_all.size - gaps.size
+    if left_out:
+        note = f"; {left_out} more {'end' if left_out > 1 else 'ends'} within a spike{note}"
     status: Status = "INCONCLUSIVE"
     why = "the interval crosses the margin"
-    if low > margin or high < -margin:
-        status, why = "FAIL", "wholly outside the margin"
+    if wide_low > margin or wide_high < -margin:
+        status, why = "FAIL", f"wholly outside the margin, also with {100 * FAIL_CONFIDENCE:g} %"
+    elif low > margin or high < -margin:
+        why = f"outside the margin, but not with {100 * FAIL_CONFIDENCE:g} %"
     elif -margin < low and high < margin:
         status, why = "PASS", "inside the margin"
+        if left_out > STRAY * of_all.size:
+            status, why = "INCONCLUSIVE", "inside the margin, but too many seeds are left out"
     sentence = (
         f"{what}: mean gap {percent(gaps.mean())} (90 % interval {percent(low)} to {percent(high)}), margin "
         f"{percent(margin)[1:]}, sd {percent(gaps.std(ddof=1))[1:]}, {gaps.size} seeds: {why}{note}"

@@ -101,7 +101,7 @@ def judge_pairs(
         # The golden arm has no warm-up; right after one its gap is no measure.
         gates.early_window(without_spikes, None if warm_up or band is None else calm(band), span),
         gates.late_window(without_spikes, margin),
-        gates.heldout(pairs, margin),
+        gates.heldout(without_spikes, margin),
         trend(without_spikes, margin),
         gates.gradients(pairs, band, span),
     ]

@@ -7,7 +7,7 @@ are interpolated. So a spike of the control cannot fail a candidate, and one of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -39,11 +39,17 @@ Span = tuple[float, float]  # first and last step
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One excursion of a loss or a gradient norm; `is_shift`: it did not come back in time, or not at all."""
+    """One excursion of a loss or a gradient norm.
+
+    Attributes:
+        first, last: steps.
+        kind: "spike": it came back to the level before it; "open": the run ended before it could; "shift": it did not
+            come back within `LONGEST_HALF_LIVES`.
+    """
 
     first: float
     last: float
-    is_shift: bool
+    kind: Literal["spike", "open", "shift"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +60,15 @@ class Calm:
         pairs: the runs as they are.
         gap: candidate minus control, [S, T]; in the steps of events interpolated linearly between the neighbouring
             gaps, and held at the ends of the run.
-        masked: which steps were interpolated, [S, T].
+        masked: which steps were interpolated, [S, T]. Shifts are not: the gap gates must see them.
+        ends_in_spike: whether either run of a seed ends within an open event, [S]; nobody can tell how it goes on.
         bursts: by seed, bursts of the candidate and of the control, [S] each.
     """
 
     pairs: Pairs
     gap: Vector
     masked: Mask
+    ends_in_spike: Mask
     bursts: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def too_few_left(self, gate: str, inside: Mask) -> GateResult | None:
@@ -84,33 +92,38 @@ def calm(pairs: Pairs) -> Calm:
     events = _events(pairs)
     masked = np.zeros(pairs.gap.shape, dtype=bool)
     gap = pairs.gap.copy()
+    ends_in_spike = np.zeros(len(pairs.seeds), dtype=bool)
     for of_arm in events:
-        for row, of_run in zip(masked, of_arm, strict=True):
+        for i, of_run in enumerate(of_arm):
             for event in of_run:
-                if not event.is_shift:
+                if event.kind != "shift":
                     padded = event.last + PAD_SHARE * (event.last - event.first + 1)
-                    row |= (pairs.steps >= event.first) & (pairs.steps <= padded)
+                    masked[i] |= (pairs.steps >= event.first) & (pairs.steps <= padded)
+                ends_in_spike[i] |= event.kind == "open"
     for row, hidden in zip(gap, masked, strict=True):
         if hidden.any() and not hidden.all():
             row[hidden] = np.interp(pairs.steps[hidden], pairs.steps[~hidden], row[~hidden])
     near = MERGE_HALF_LIVES * half_life(pairs.length)
     mine, theirs = (np.array([_bursts(of_run, near) for of_run in of_arm], np.int64) for of_arm in events)
-    return Calm(pairs, gap, masked, (mine, theirs))
+    return Calm(pairs, gap, masked, ends_in_spike, (mine, theirs))
 
 
 def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
     """Events of the candidate's and of the control's runs, those of loss and gradient together, in order."""
     life = half_life(pairs.length)
     width = int(WINDOW_HALF_LIVES * life)
-    noise = _noise(pairs, life, width)
+    # Early on a moving average lags far behind the falling loss; that of the difference from the typical run does not.
+    # Of both arms the lower one: a spike that all runs of one arm have at one step is not the typical run's.
+    typical = np.minimum(np.median(pairs.candidate, axis=0), np.median(pairs.control, axis=0))
+    smooth = [typical + ema(values - typical, pairs.steps, life) for values in (pairs.candidate, pairs.control)]
+    noise = _noise(pairs.control - smooth[1], width)
     found = []
-    for values in (pairs.candidate, pairs.control):
-        smooth = ema(values, pairs.steps, life)
-        high = values > smooth + np.maximum(SPIKE_MADS * noise, SPIKE_SHARE * smooth)
+    for values, usual in zip((pairs.candidate, pairs.control), smooth, strict=True):
+        high = values > usual + np.maximum(SPIKE_MADS * noise, SPIKE_SHARE * usual)
         found.append(
             [
-                list(_excursions(*of_run, CALM_MADS * sd, pairs.steps, SPIKE_STEPS, life))
-                for *of_run, sd in zip(values, high, smooth, noise, strict=True)
+                list(_excursions(*of_run, CALM_MADS * sd, typical, pairs.steps, SPIKE_STEPS, life))
+                for *of_run, sd in zip(values, high, usual, noise, strict=True)
             ]
         )
     if pairs.grad_norm is not None:
@@ -122,9 +135,8 @@ def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
     return found[0], found[1]
 
 
-def _noise(pairs: Pairs, life: float, width: int) -> Vector:
-    """MAD-sd of the control's residual around its moving average, block by block, [S, T]."""
-    residual = pairs.control - ema(pairs.control, pairs.steps, life)
+def _noise(residual: Vector, width: int) -> Vector:
+    """MAD-sd of the residuals around a moving average, block by block, [S, T]."""
     noise = np.empty_like(residual)
     for start in range(0, residual.shape[1], width):
         block = residual[:, start : start + width]
@@ -134,7 +146,14 @@ def _noise(pairs: Pairs, life: float, width: int) -> Vector:
 
 
 def _excursions(
-    values: Vector, high: Mask, usual: Vector, allowed: Vector, steps: Vector, least: int, life: float
+    values: Vector,
+    high: Mask,
+    usual: Vector,
+    allowed: Vector,
+    fall: Vector,
+    steps: Vector,
+    least: int,
+    life: float,
 ) -> Iterator[Event]:
     """Events that begin with a run of high values and end where the level before it is reached again.
 
@@ -143,12 +162,13 @@ def _excursions(
         high: where they stand out.
         usual: their running level; its value before the event is the level to come back to.
         allowed: by how much a calm value may exceed that level.
+        fall: how the level falls with the steps, but for a constant.
         steps: the logged steps.
         least: high values in a row that make an event, and calm ones that end it.
         life: half-life in steps.
     """
     near = MERGE_HALF_LIVES * life
-    done, level, ended = 0, 0.0, -np.inf
+    done, ended, level = 0, -np.inf, usual
     while high[done:].any() or ended > -np.inf:
         # Shortly after an event the moving average is still raised by it: an aftershock need not clear that.
         again = (steps <= ended + near) & (values > level + AFTERSHOCK_TIMES * allowed)
@@ -159,13 +179,16 @@ def _excursions(
         while start > done and values[start - 1] > usual[start - 1] + allowed[start - 1]:
             start -= 1
         if steps[start] > ended + near:
-            level = usual[max(start - 1, 0)]  # an aftershock keeps the level before the first shock
-        back = _runs(values[stop:] <= level + allowed[stop:], least)
+            before = max(start - 1, 0)  # an aftershock keeps the level before the first shock
+            level = usual[before] + np.minimum(fall - fall[before], 0)
+        back = _runs(values[stop:] <= (level + allowed)[stop:], least)
         end = stop + back[0][0] if back else values.size
-        is_shift = not back or steps[end - 1] - steps[start] > LONGEST_HALF_LIVES * life
-        done = stop if is_shift else end
-        ended = -np.inf if is_shift else float(steps[done - 1])
-        yield Event(float(steps[start]), float(steps[done - 1]), is_shift)
+        kind: Literal["spike", "open", "shift"] = "spike" if back else "open"
+        if steps[end - 1] - steps[start] > LONGEST_HALF_LIVES * life:
+            kind = "shift"
+        done = stop if kind == "shift" else end
+        ended = -np.inf if kind == "shift" else float(steps[done - 1])
+        yield Event(float(steps[start]), float(steps[done - 1]), kind)
 
 
 def _gradient_events(norms: Vector, steps: Vector, width: int, life: float) -> list[Event]:
@@ -175,14 +198,16 @@ def _gradient_events(norms: Vector, steps: Vector, width: int, life: float) -> l
     usual = _running_median(norms, width)
     allowed = (CALM_GRAD_TIMES - 1) * usual
     high = norms > GRAD_SPIKE_TIMES * usual
-    return list(_excursions(norms, high, usual, allowed, steps, GRAD_SPIKE_STEPS, life))
+    return list(_excursions(norms, high, usual, allowed, np.zeros_like(norms), steps, GRAD_SPIKE_STEPS, life))
 
 
 def _running_median(values: Vector, width: int) -> Vector:
     """Median of each value and those before it, `width` of them where there are as many."""
     out = np.empty_like(values)
-    for i in range(min(width, values.size)):
-        out[i] = np.median(values[: i + 1])
+    head = min(width, values.size)
+    rising = np.sort(np.where(np.tri(head, dtype=bool), values[:head], np.inf), axis=1)
+    at = np.arange(head)
+    out[:head] = (rising[at, at // 2] + rising[at, (at + 1) // 2]) / 2
     for start in range(width, values.size, MOST_WINDOWS):  # in parts, to bound memory
         stop = min(start + MOST_WINDOWS, values.size)
         windows = np.lib.stride_tricks.sliding_window_view(values[start - width + 1 : stop], width)
