@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from harness.judge.verdict.curves import ema, half_life
-from harness.judge.verdict.result import MOST_MASKED, GateResult, percent
+from harness.judge.verdict.result import MIN_SEEDS, MOST_MASKED, GateResult, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +116,9 @@ def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
     # Of both arms the lower one: a spike that all runs of one arm have at one step is not the typical run's.
     typical = np.minimum(np.median(pairs.candidate, axis=0), np.median(pairs.control, axis=0))
     smooth = [typical + ema(values - typical, pairs.steps, life) for values in (pairs.candidate, pairs.control)]
-    noise = _noise(pairs.control - smooth[1], width)
+    # A moving average stays raised after a spike, so the noise is taken around the typical run; of two runs that is
+    # one of them, or nearly.
+    noise = _noise(pairs.control - (typical if len(pairs.seeds) >= MIN_SEEDS else smooth[1]), width)
     found = []
     for values, usual in zip((pairs.candidate, pairs.control), smooth, strict=True):
         high = values > usual + np.maximum(SPIKE_MADS * noise, SPIKE_SHARE * usual)
@@ -136,7 +138,7 @@ def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
 
 
 def _noise(residual: Vector, width: int) -> Vector:
-    """MAD-sd of the residuals around a moving average, block by block, [S, T]."""
+    """MAD-sd of the residuals, block by block, [S, T]."""
     noise = np.empty_like(residual)
     for start in range(0, residual.shape[1], width):
         block = residual[:, start : start + width]
