@@ -26,6 +26,7 @@ from harness.judge.verdict.result import (
     MARGIN,
     MIN_GOLDEN,
     MIN_SEEDS,
+    MOST_SEEDS,
     STRAY,
     GateResult,
     Status,
@@ -47,9 +48,9 @@ WHOLE: Span = (0.0, math.inf)
 def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> GateResult:
     """L3: mean gap and largest smoothed gap early on, in the band that the golden emulation spans.
 
-    WARN looks at the worst seed, FAIL at the 99 % interval of the mean over seeds: the worst of many correct seeds is
-    far out, so that a limit for it would fail the more correct arms the more seeds they have. Where more than `STRAY`
-    of the seeds lie beyond the widest band and their mean does not, the gate can't tell.
+    WARN looks at the worst seed. FAIL needs three quarters of the seeds beyond the widest band on one side: the worst of
+    many correct seeds is far out, so that a limit for it would fail the more correct arms the more seeds they have.
+    Where more than `STRAY` of the seeds lie beyond that band, the gate can't tell.
 
     Args:
         calm: candidate and control.
@@ -70,23 +71,29 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
         return missing
     means, peaks = _early_figures(calm, inside)
     mean_band, peak_band = (-EARLY_MEAN, EARLY_MEAN), (-math.inf, EARLY_MAX)
-    mean_wide, peak_wide = (-EARLY_MEAN * FAIL_TIMES, EARLY_MEAN * FAIL_TIMES), (-math.inf, EARLY_MAX * FAIL_TIMES)
+    mean_wide, peak_wide = (
+        (-EARLY_MEAN * FAIL_TIMES, EARLY_MEAN * FAIL_TIMES),
+        (-math.inf, EARLY_MAX * FAIL_TIMES),
+    )
     source = "fixed band, no golden arm"
     golden_seeds = len(golden.pairs.seeds) if golden is not None else 0
     if golden is not None and golden_seeds >= MIN_SEEDS:
         golden_means, golden_peaks = _early_figures(golden, inside)
         mean_band, mean_wide = (_prediction(golden_means, times) for times in (1.0, FAIL_TIMES))
         # A smoothed gap's size has no lower limit: less than the golden arm's is no fault.
-        peak_band, peak_wide = ((-math.inf, _prediction(golden_peaks, times)[1]) for times in (1.0, FAIL_TIMES))
+        peak_band, peak_wide = (
+            (-math.inf, _prediction(golden_peaks, times)[1]) for times in (1.0, FAIL_TIMES)
+        )
         source = f"band of {golden_seeds} golden runs"
-    low, high = stats.t_interval(means, FAIL_CONFIDENCE)
     stray = _beyond(means, mean_wide) | _beyond(peaks, peak_wide)
+    one_sided = max((stray & (means > 0)).mean(), (stray & (means < 0)).mean())
     status: Status = "PASS"
-    if low > mean_wide[1] or high < mean_wide[0] or stats.t_interval(peaks, FAIL_CONFIDENCE)[0] > peak_wide[1]:
+    if stray.any():
+        source += f", {stray.sum()} of {stray.size} seeds are beyond {FAIL_TIMES:g} bands"
+    if one_sided >= MOST_SEEDS:
         status = "FAIL"
     elif stray.mean() > STRAY:
         status = "INCONCLUSIVE"
-        source += f", {stray.sum()} of {stray.size} seeds are beyond {FAIL_TIMES:g} bands, their mean may not be"
     elif (_beyond(means, mean_band) | _beyond(peaks, peak_band)).any():
         status = "WARN"
         if 0 < golden_seeds < MIN_GOLDEN and source.startswith("band"):
@@ -97,8 +104,8 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
     sentence = (
         f"steps {int(first)} to {int(last)}: mean gap {percent(means.mean())}, worst seed "
         f"{percent(means[np.abs(means).argmax()])} against {percent(mean_band[0])} to {percent(mean_band[1])}; largest "
-        f"smoothed gap {percent(peaks.max())} against {percent(peak_band[1])} ({source}; FAIL where the mean over seeds "
-        f"is beyond {FAIL_TIMES:g} bands){calm.note(inside, raw)}"
+        f"smoothed gap {percent(peaks.max())} against {percent(peak_band[1])} ({source}; FAIL where "
+        f"{100 * MOST_SEEDS:g} % of the seeds are beyond {FAIL_TIMES:g}){calm.note(inside, raw)}"
     )
     margin = max(abs(mean_band[0]), abs(mean_band[1]))
     return estimate("L3", status, sentence, means, stats.t_interval(means), margin)

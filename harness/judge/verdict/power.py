@@ -13,9 +13,7 @@ from harness.store.stats import Vector, t_quantile
 NODES = 160  # of the Gauss-Legendre rule over the distribution of the sd
 
 
-def seeds_for(
-    sd: float, margin: float, gap: float = 0.0, power: float = 0.8, most: int = 200
-) -> int | None:
+def seeds_for(sd: float, margin: float, gap: float = 0.0, power: float = 0.8, most: int = 200) -> int | None:
     """Smallest number of seeds at which the two one-sided tests of one half of L4 pass with some probability.
 
     Args:
@@ -36,7 +34,9 @@ def seeds_for(
     """
     if not 0 < power < 1:
         raise ValueError(f"power={power} must lie between 0 and 1")
-    return next((n for n in range(MIN_SEEDS, most + 1) if pass_probability(n, sd, margin, gap) >= power), None)
+    return next(
+        (n for n in range(MIN_SEEDS, most + 1) if pass_probability(n, sd, margin, gap) >= power), None
+    )
 
 
 def pass_probability(seeds: int, sd: float, margin: float, gap: float = 0.0) -> float:
@@ -49,7 +49,9 @@ def pass_probability(seeds: int, sd: float, margin: float, gap: float = 0.0) -> 
         ValueError: fewer than 2 seeds, sd below 0 or a margin that is not above 0.
     """
     if seeds < 2 or sd < 0 or not margin > 0:
-        raise ValueError(f"seeds={seeds}, sd={sd}, margin={margin}: needs 2 seeds, sd >= 0 and a margin above 0")
+        raise ValueError(
+            f"seeds={seeds}, sd={sd}, margin={margin}: needs 2 seeds, sd >= 0 and a margin above 0"
+        )
     if sd == 0:
         return float(abs(gap) < margin)
     error = sd / math.sqrt(seeds)  # standard error of the mean

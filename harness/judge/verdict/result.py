@@ -40,8 +40,11 @@ FAIL_TIMES = 4.0  # FAIL beyond so many bands
 ALPHA = 0.05  # of each of the two one-sided tests whose PASS is "equivalent"
 FAIL_CONFIDENCE = 0.99  # of the two-sided interval that must lie wholly outside for a FAIL of a gap gate
 SPIKES_FAIL, SPIKES_UNCLEAR = 0.01, 0.125  # p of the excess of bursts: FAIL, and can't tell, up to these
+MOST_SEEDS = 3 / 4  # share of the seeds that must be beyond the widest band of L3, on one side, for a FAIL
 STRAY = 1 / 8  # share of the seeds that may be beyond the widest band of L3, or end within a spike, in a PASS
-MOST_MASKED = 1 / 4  # share of a window whose gaps are interpolated across spikes; beyond it the window can't tell
+MOST_MASKED = (
+    1 / 4
+)  # share of a window whose gaps are interpolated across spikes; beyond it the window can't tell
 SEARCHED = 1000.0  # L5 looks for the step at which the margin is met up to so many times the run
 GRAD_BAND = (0.98, 1.02)
 HORIZON = 10.0  # L5 projects the gap to so many times the run

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from harness.judge.verdict.simulated import Scenario
 
-SCATTER = 3.1  # standard deviations of a binomial rate that a bound allows for: 0.1 % of correct rates lie beyond
+SCATTER = (
+    3.1  # standard deviations of a binomial rate that a bound allows for: 0.1 % of correct rates lie beyond
+)
 NUMBERS = (3, 5, 8, 20, 60)  # of seeds
 SPREADS = (0.25, 0.6, 0.8)  # between seeds, in margins
 
@@ -63,7 +65,11 @@ PLANTED: tuple[Row, ...] = (
         Scenario("one spike of 1 nat in one run", one_spike=(1.0, 0.0)),
         Scenario("one spike of 1 nat in one run, in both arms", one_spike=(1.0, 1.0)),
     ),
-    Row("planted", Scenario("one spike of 1 nat in one run of the control", one_spike=(0.0, 1.0)), (NEVER_FAILS,)),
+    Row(
+        "planted",
+        Scenario("one spike of 1 nat in one run of the control", one_spike=(0.0, 1.0)),
+        (NEVER_FAILS,),
+    ),
     *_with_twin(
         Scenario("early bump of 2 % that heals", bump=(0.02, 0.0)),
         Scenario("early bump of 2 % in both arms", bump=(0.02, 0.02)),
@@ -122,7 +128,9 @@ HEAVY_TAILS: tuple[Row, ...] = tuple(
 ACROSS: tuple[Row, ...] = tuple(
     Row(
         "correlated seeds",
-        Scenario(f"gap {offset:g} M, correlation {across:g}", seeds=seeds, sd=0.6, offset=offset, across=across),
+        Scenario(
+            f"gap {offset:g} M, correlation {across:g}", seeds=seeds, sd=0.6, offset=offset, across=across
+        ),
     )
     for offset in (0.0, 1.0)
     for across in (0.2, 0.5)
@@ -140,16 +148,30 @@ SPIKES: tuple[Row, ...] = (
         for seeds in (3, 5, 6, 7, 10, 20)
     ),
     *(
-        Row("spikes, control only", Scenario("2 spikes a run in the control", seeds=seeds, spikes=(0.0, 2.0)), (NEVER_FAILS,))
+        Row(
+            "spikes, control only",
+            Scenario("2 spikes a run in the control", seeds=seeds, spikes=(0.0, 2.0)),
+            (NEVER_FAILS,),
+        )
         for seeds in (5, 20)
     ),
     *(
-        Row("spikes, power", Scenario(f"{times:g} times the control's 0.4 spikes a run", seeds=seeds, spikes=(0.4 * times, 0.4)))
+        Row(
+            "spikes, power",
+            Scenario(
+                f"{times:g} times the control's 0.4 spikes a run", seeds=seeds, spikes=(0.4 * times, 0.4)
+            ),
+        )
         for times in (2, 3, 5)
         for seeds in (5, 10)
     ),
     *(
-        Row("spikes, power", Scenario("one spike in every run, none in the control", seeds=seeds, spike_in_every_run=(True, False)))
+        Row(
+            "spikes, power",
+            Scenario(
+                "one spike in every run, none in the control", seeds=seeds, spike_in_every_run=(True, False)
+            ),
+        )
         for seeds in (5, 7, 10)
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from harness.judge.verdict.judge import Verdict
     from harness.judge.verdict.simulated import Scenario
-
-OUTCOMES = ("PASS", "FAIL", "INCONCLUSIVE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,10 @@ def broken_promises(measured: Sequence[Measured]) -> list[str]:
         for b in m.row.bounds
         if not b.is_kept(m.rates[b.what], m.draws)
     ]
-    no_gap = [m for m in measured if m.row.group in ("equivalence", "heavy tails") and not m.row.scenario.offset]
-    for fewer, more in zip(no_gap, no_gap[1:], strict=False):
+    no_gap = [
+        m for m in measured if m.row.group in ("equivalence", "heavy tails") and not m.row.scenario.offset
+    ]
+    for fewer, more in itertools.pairwise(no_gap):
         a, b = fewer.rates["PASS"], more.rates["PASS"]
         both = (a + b) / 2
         scatter = SCATTER * math.sqrt(2 * both * (1 - both) / more.draws)
@@ -115,11 +116,13 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m harness verdict-selftest",
         description="Error rates of the loss verdict on simulated curves.",
     )
-    parser.add_argument("--draws", type=int, default=1000, help="draws a row (default: 1000)")
+    parser.add_argument("--draws", type=int, default=400, help="draws a row (default: 400)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also writes every row with its rates")
     parser.add_argument("--table", type=Path, metavar="FILE", help="also writes the table as markdown")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also writes the page on error rates")
-    parser.add_argument("--before", type=Path, metavar="FILE", help="JSON of other rules, shown beside on the page")
+    parser.add_argument(
+        "--before", type=Path, metavar="FILE", help="JSON of other rules, shown beside on the page"
+    )
     options = parser.parse_args(argv)
     if options.draws < 1:
         raise UsageError(f"draws={options.draws}: needs at least 1")
@@ -128,14 +131,16 @@ def main(argv: Sequence[str]) -> int:
         try:
             before = from_json(options.before.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"--before {options.before}: not readable as JSON of --json ({error})") from error
+            raise UsageError(
+                f"--before {options.before}: not readable as JSON of --json ({error})"
+            ) from error
     measured = [measure(row, options.draws) for row in ROWS]
     missed = broken_promises(measured)
     table = error_rates.table(measured, missed)
     sys.stdout.write(table)
     _write(options.json, as_json(measured))
     _write(options.table, table)
-    _write(options.markdown, error_rates.page(measured, before, missed))
+    _write(options.markdown, error_rates.page(measured, before, missed, STEPS))
     return 1 if missed else 0
 
 

@@ -91,7 +91,9 @@ def draw(scenario: Scenario, steps: int, generator: Generator) -> tuple[dict[int
     scale = sd * alone * math.sqrt(1 - BETWEEN)
     within = _ar1(generator, scenario.tails, seeds, steps) * (scale / _mean_sd(round(LATE * steps)))
     between = sd * alone * math.sqrt(BETWEEN) * _noise(generator, scenario.tails, (seeds,))
-    offset = scenario.offset * margin + sd * math.sqrt(scenario.across) * _noise(generator, scenario.tails, ())
+    offset = scenario.offset * margin + sd * math.sqrt(scenario.across) * _noise(
+        generator, scenario.tails, ()
+    )
     ends_within = scale * _noise(generator, scenario.tails, (seeds,))
     norms = np.exp(generator.normal(0, 0.1, (seeds, steps)))
     ratios = np.exp(generator.normal(0, 0.01, (seeds, steps)))

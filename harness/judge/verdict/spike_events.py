@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 
 SPIKE_STEPS, SPIKE_MADS, SPIKE_SHARE = 3, 6.0, 0.10
 GRAD_SPIKE_STEPS, GRAD_SPIKE_TIMES = 5, 10.0
-CALM_MADS, CALM_GRAD_TIMES = 3.0, 3.0  # an event ends below the level before it plus so much, or times so much
+CALM_MADS, CALM_GRAD_TIMES = (
+    3.0,
+    3.0,
+)  # an event ends below the level before it plus so much, or times so much
 AFTERSHOCK_TIMES = 2.0  # an aftershock stands out by so many times as much
 WINDOW_HALF_LIVES = 5  # of the blocks in which the control's noise is taken, and of the running median
 MERGE_HALF_LIVES = 2  # events closer than this are one burst: an aftershock is no second event
 LONGEST_HALF_LIVES = 4  # an event that lasts longer is a shift of the loss, which the gap gates must see
 MOST_WINDOWS = 4096
-PAD_SHARE = 0.5  # the interpolated steps go on after an event for this share of its length: a tail decays slowly
+PAD_SHARE = (
+    0.5  # the interpolated steps go on after an event for this share of its length: a tail decays slowly
+)
 
 Span = tuple[float, float]  # first and last step
 
@@ -115,7 +120,9 @@ def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
     # Early on a moving average lags far behind the falling loss; that of the difference from the typical run does not.
     # Of both arms the lower one: a spike that all runs of one arm have at one step is not the typical run's.
     typical = np.minimum(np.median(pairs.candidate, axis=0), np.median(pairs.control, axis=0))
-    smooth = [typical + ema(values - typical, pairs.steps, life) for values in (pairs.candidate, pairs.control)]
+    smooth = [
+        typical + ema(values - typical, pairs.steps, life) for values in (pairs.candidate, pairs.control)
+    ]
     # A moving average stays raised after a spike, so the noise is taken around the typical run; of two runs that is
     # one of them, or nearly.
     noise = _noise(pairs.control - (typical if len(pairs.seeds) >= MIN_SEEDS else smooth[1]), width)

@@ -59,7 +59,8 @@ def _margin_at(means: Vector, slopes: Vector, end: float, margin: float) -> floa
     """After how many times the run the upper bound meets the margin: 1 where it has at the end, infinity beyond `SEARCHED`.
 
     Args:
-        means, slopes: of the gap against log(step), by seed, around the mean of log(step).
+        means: of the smoothed gap, by seed; the line's value at the mean of log(step).
+        slopes: of that line, by seed.
         end: log(step) at the end of the run, from that mean.
         margin: relative to the loss.
     """

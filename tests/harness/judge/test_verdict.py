@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from curves_for_tests import STEPS, control, falling, run_of, shifted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.__main__ import main as command_line
 from harness.judge.verdict import Curve, Run, judge_other_seeds, judge_pairs
 from harness.judge.verdict.curves import ema, half_life, pair
 from harness.judge.verdict.result import MARGIN
-
 
 BASE = control()
 
@@ -216,7 +213,7 @@ def test_more_seeds_do_not_make_a_pass_rarer():
 
 
 def test_copies_of_one_run_are_no_evidence():
-    one_pair = judge_pairs({s: shifted(BASE)[0] for s in range(5)}, {s: BASE[0] for s in range(5)})
+    one_pair = judge_pairs({s: shifted(BASE)[0] for s in range(5)}, dict.fromkeys(range(5), BASE[0]))
     assert one_pair.outcome == "INCONCLUSIVE"
     assert [n for n in one_pair.notes if "repeat" in n and n.startswith("seed 4")]
     assert gate(one_pair, "L4").seeds == 1
@@ -233,6 +230,13 @@ def test_one_seed_whose_losses_repeat_anothers_is_left_out_and_named(side):
     assert pairs.seeds == (0, 1, 2, 4)
     assert pairs.problems == (f"seed 3: the losses of the {side} repeat those of seed 1 bit for bit",)
     assert judge_pairs(runs, base).outcome == "INCONCLUSIVE"
+
+
+def test_a_broken_model_that_predicts_the_same_in_every_seed_is_no_copy():
+    """Dead weights give the logarithm of the vocabulary's size at every step of every seed."""
+    dead = {s: run_of(np.full(STEPS, math.log(256))) for s in BASE}
+    assert pair(dead, BASE).problems == ()
+    assert judge_pairs(dead, BASE).outcome == "FAIL"
 
 
 def test_gaps_that_are_all_equal_are_one_run():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -31,7 +32,9 @@ def test_pass_probability_agrees_with_the_calibrations_table(sd, seeds, gap, exp
     assert pass_probability(seeds, sd, 1.0, gap) == pytest.approx(expected, abs=0.012)
 
 
-@pytest.mark.parametrize(("sd", "seeds", "gap"), [(0.6, 3, 0.0), (0.6, 20, 0.5), (0.8, 5, 0.0), (2.0, 60, -0.3)])
+@pytest.mark.parametrize(
+    ("sd", "seeds", "gap"), [(0.6, 3, 0.0), (0.6, 20, 0.5), (0.8, 5, 0.0), (2.0, 60, -0.3)]
+)
 def test_pass_probability_agrees_with_monte_carlo(sd, seeds, gap):
     draws = 40_000
     x = np.random.default_rng(seeds).normal(gap, sd, (draws, seeds))
@@ -41,7 +44,9 @@ def test_pass_probability_agrees_with_monte_carlo(sd, seeds, gap):
     assert pass_probability(seeds, sd, 1.0, gap) == pytest.approx(rate, abs=scatter)
 
 
-@pytest.mark.parametrize(("sd", "seeds", "gap"), [(0.6, 3, 0.0), (5.0, 4, 0.5), (0.01, 200, 0.9), (1.0, 200, 0.0)])
+@pytest.mark.parametrize(
+    ("sd", "seeds", "gap"), [(0.6, 3, 0.0), (5.0, 4, 0.5), (0.01, 200, 0.9), (1.0, 200, 0.0)]
+)
 def test_pass_probability_agrees_with_an_adaptive_integral(sd, seeds, gap):
     """Oracle: scipy's quadrature over scipy's chi distribution."""
     error, times = sd / math.sqrt(seeds), scipy.stats.t.ppf(0.95, seeds - 1)
@@ -67,7 +72,7 @@ def test_at_a_gap_of_one_margin_no_number_of_seeds_passes_above_the_level():
 def test_more_seeds_pass_more_often():
     for sd in (0.25, 0.6, 0.8):
         rates = [pass_probability(n, sd, 1.0) for n in range(3, 100)]
-        assert all(b >= a - 1e-9 for a, b in zip(rates, rates[1:], strict=False))
+        assert all(b >= a - 1e-9 for a, b in itertools.pairwise(rates))
 
 
 def test_seeds_for_is_the_smallest_number_that_reaches_the_power():

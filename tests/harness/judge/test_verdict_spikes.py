@@ -138,7 +138,14 @@ def test_as_many_spikes_as_the_control_pass():
 
 @pytest.mark.parametrize(
     ("seeds", "hit", "status"),
-    [(5, 1, "WARN"), (5, 2, "WARN"), (5, 3, "INCONCLUSIVE"), (5, 5, "FAIL"), (8, 3, "INCONCLUSIVE"), (8, 6, "FAIL")],
+    [
+        (5, 1, "WARN"),
+        (5, 2, "WARN"),
+        (5, 3, "INCONCLUSIVE"),
+        (5, 5, "FAIL"),
+        (8, 3, "INCONCLUSIVE"),
+        (8, 6, "FAIL"),
+    ],
 )
 def test_an_excess_is_judged_by_its_probability_under_one_law(seeds, hit, status):
     """Oracle: k spikes in different runs, all in the candidate's half: C(2n - k, n - k) of C(2n, n) deals."""
@@ -238,8 +245,31 @@ def test_one_stray_seed_fails_no_candidate_and_of_few_seeds_it_passes_none(seeds
     assert gate(judge_pairs(runs, base), "L3").status == status
 
 
-@pytest.mark.parametrize("seeds", [5, 20])
-def test_an_early_gap_of_all_seeds_fails(seeds):
+@pytest.mark.parametrize(
+    ("seeds", "hit", "status"),
+    [(3, 3, "FAIL"), (3, 2, "INCONCLUSIVE"), (5, 4, "FAIL"), (5, 3, "INCONCLUSIVE"), (20, 15, "FAIL")],
+)
+def test_an_early_gap_of_three_quarters_of_the_seeds_fails(seeds, hit, status):
     base = control(range(seeds))
-    runs = shifted(base, lambda t: np.where(t < 60, 0.15, 0.0))
-    assert gate(judge_pairs(runs, base), "L3").status == "FAIL"
+    runs = shifted(base)
+    for seed in range(hit):
+        runs = added(runs, seed, 0, [0.15] * 60)
+    assert gate(judge_pairs(runs, base), "L3").status == status
+
+
+def test_early_gaps_of_both_signs_are_no_fault_of_one_kind():
+    runs = shifted(BASE)
+    for seed in range(5):
+        runs = added(runs, seed, 0, [0.15 if seed % 2 else -0.15] * 60)
+    assert gate(judge_pairs(runs, BASE), "L3").status == "INCONCLUSIVE"
+
+
+def test_a_late_divergence_that_is_not_over_never_passes():
+    """It is an open event in every run: L4 leaves all seeds out, and L2 has five against none."""
+    late = shifted(BASE, lambda t: 0.8 * np.clip((t - 260) / 40, 0, None))
+    verdict = judge_pairs(late, BASE)
+    assert calm(pair(late, BASE)).ends_in_spike.all()
+    assert [gate(verdict, g).status for g in ("L2", "L4", "L4h")] == ["FAIL", "INCONCLUSIVE", "INCONCLUSIVE"]
+    assert verdict.outcome == "FAIL"
+    one = {**shifted(BASE), 3: late[3]}
+    assert judge_pairs(one, BASE).outcome == "INCONCLUSIVE"

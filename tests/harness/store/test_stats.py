@@ -229,7 +229,9 @@ def test_larger_sum_of_zeros_and_ones_is_fishers_exact_test(a: int, b: int, c: i
         assert got == pytest.approx(expected, rel=1e-9)
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.lists(st.integers(0, 9), min_size=1, max_size=5))
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5), st.lists(st.integers(0, 9), min_size=1, max_size=5)
+)
 def test_larger_sum_agrees_with_all_ways_to_deal_the_counts(mine: list[int], theirs: list[int]) -> None:
     dealt = [sum(group) for group in itertools.combinations(mine + theirs, len(mine))]
     expected = sum(s >= sum(mine) for s in dealt) / len(dealt)
