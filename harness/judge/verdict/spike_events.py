@@ -94,7 +94,7 @@ class Calm:
 
 def calm(pairs: Pairs) -> Calm:
     """Finds the events of both arms and interpolates the gap across them."""
-    events = _events(pairs)
+    events: tuple[list[list[Event]], list[list[Event]]] = _events(pairs) if pairs.seeds else ([], [])
     masked = np.zeros(pairs.gap.shape, dtype=bool)
     gap = pairs.gap.copy()
     ends_in_spike = np.zeros(len(pairs.seeds), dtype=bool)

@@ -182,6 +182,11 @@ def test_two_arms_of_one_spiking_law_are_not_told_apart():
     assert failed <= 9
 
 
+def test_without_a_pair_of_runs_nothing_is_told():
+    verdict = judge_pairs({0: shifted(BASE)[0]}, {1: BASE[1]})
+    assert {g.status for g in verdict.gates if g.gate != "L1"} == {"INCONCLUSIVE"}
+
+
 # The gap gates without spikes
 
 
