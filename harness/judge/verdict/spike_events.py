@@ -131,8 +131,8 @@ def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
         high = values > usual + np.maximum(SPIKE_MADS * noise, SPIKE_SHARE * usual)
         found.append(
             [
-                list(_excursions(*of_run, CALM_MADS * sd, typical, pairs.steps, SPIKE_STEPS, life))
-                for *of_run, sd in zip(values, high, usual, noise, strict=True)
+                list(_excursions(row, above, level, CALM_MADS * sd, typical, pairs.steps, SPIKE_STEPS, life))
+                for row, above, level, sd in zip(values, high, usual, noise, strict=True)
             ]
         )
     if pairs.grad_norm is not None:
