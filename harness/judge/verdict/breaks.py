@@ -44,8 +44,12 @@ def spikes(calm: Calm) -> GateResult:
     if excess > 0:
         status = "FAIL" if p <= SPIKES_FAIL else "INCONCLUSIVE" if p <= SPIKES_UNCLEAR else "WARN"
     sentence = (
-        f"{mine.sum()} burst{'' if mine.sum() == 1 else 's'} of spikes against {theirs.sum()} of the control "
-        f"(by seed {', '.join(f'{a}/{b}' for a, b in zip(mine, theirs, strict=True))}); one-sided p of as large a sum "
-        f"under one law {p:.3f} (FAIL up to {SPIKES_FAIL:g}, can't tell up to {SPIKES_UNCLEAR:g})"
+        f"{mine.sum()} spike{'' if mine.sum() == 1 else 's'} against {theirs.sum()} of the control "
+        f"(by seed {', '.join(f'{a}/{b}' for a, b in zip(mine, theirs, strict=True))})"
     )
+    if excess > 0:
+        sentence += (
+            f"; one-sided p of as large a sum under one law {p:.3f} (FAIL up to {SPIKES_FAIL:g}, can't tell up to "
+            f"{SPIKES_UNCLEAR:g}); aftershocks count with their spike"
+        )
     return GateResult("L2", status, sentence, effect=float(excess), seeds=seeds, unit="spikes")
