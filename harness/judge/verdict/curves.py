@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # 2**900 is still finite in float64, and a term that many half-lives old counts for nothing.
 _BLOCK_HALF_LIVES = 900
+SAME_GAP = 1e-6  # gaps of two seeds that differ by less than this share of themselves are one: rounding of their losses
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +148,8 @@ class Pairs:
 
 
 def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = "candidate") -> Pairs:
-    """Pairs runs by seed; runs without a partner, of another length or with NaN are left out and named.
+    """Pairs runs by seed; runs without a partner, of another length, with NaN or that repeat another seed's are left out
+    and named.
 
     Args:
         candidate: runs by seed.
@@ -160,7 +162,8 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
         if missing:
             problems.append(f"the {name} has no run of seed {_list(missing)}")
     reference = max((r.loss.steps for r in control.values()), key=len, default=np.zeros(0))
-    whole = []
+    whole: list[int] = []
+    seen = _Seen(named)
     for seed in sorted(candidate.keys() & control.keys()):
         reasons = [
             f"seed {seed}: the {name} {why}"
@@ -169,6 +172,8 @@ def pair(candidate: Mapping[int, Run], control: Mapping[int, Run], named: str = 
         ]
         if where := _read_otherwise(candidate[seed], control[seed]):
             reasons.append(f"seed {seed}: the {named} read other batches than the control ({where})")
+        if not reasons:
+            reasons = seen.repeats(seed, candidate[seed].loss.values, control[seed].loss.values)
         problems += reasons
         if not reasons:
             whole.append(seed)
@@ -235,6 +240,45 @@ def _unusable(run: Run, reference: Vector) -> str:
     if run.planned_steps > last + _stride(run.loss.steps):
         return f"ended at step {last} of {run.planned_steps}" + (f" ({run.stopped})" if run.stopped else "")
     return ""
+
+
+class _Seen:
+    """The losses and gaps of earlier seeds, to find seeds that repeat them and so are no new evidence."""
+
+    def __init__(self, named: str) -> None:
+        self._names = (named, "control")
+        self._losses: dict[tuple[str, bytes], int] = {}
+        self._gaps: list[tuple[int, float, Vector]] = []
+
+    def repeats(self, seed: int, mine: Vector, theirs: Vector) -> list[str]:
+        """What a pair repeats of an earlier seed, in words; empty if it is new, and then it is remembered.
+
+        A gap of 0 at every step is no repetition: a candidate may equal its control in every seed. Neither is a loss of
+        the candidate that never changes: a model that FP8 broke predicts the same in every seed.
+        """
+        keys = [
+            (name, values.tobytes())
+            for name, values in zip(self._names, (mine, theirs), strict=True)
+            if name == "control" or np.ptp(values) > 0
+        ]
+        repeated = [
+            f"seed {seed}: the losses of the {key[0]} repeat those of seed {self._losses[key]} bit for bit"
+            for key in keys
+            if key in self._losses
+        ]
+        gap = mine - theirs
+        near = SAME_GAP * float(np.abs(gap).max())
+        if not repeated and near:
+            end = float(gap[-1])
+            repeated = [
+                f"seed {seed}: the gap of the {self._names[0]} repeats that of seed {other} at every step"
+                for other, other_end, other_gap in self._gaps
+                if abs(end - other_end) <= near and np.abs(gap - other_gap).max() <= near
+            ][:1]
+        if not repeated:
+            self._losses |= dict.fromkeys(keys, seed)
+            self._gaps.append((seed, float(gap[-1]), gap))
+        return repeated
 
 
 def _read_otherwise(run: Run, other: Run) -> str:

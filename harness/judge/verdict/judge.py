@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from harness.judge.verdict import breaks, gates, gradients, patterns
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
+from harness.judge.verdict.spike_events import calm
+from harness.judge.verdict.trend import trend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,14 +97,15 @@ def judge_pairs(
     elif switches and twin:
         span = (0.0, float(min(s for s in switches if s is not None)))
     band = pair(golden, control, "golden arm") if golden else None
+    without_spikes = calm(pairs)
     results = [
         breaks.finite(candidate, control),
-        breaks.spikes(pairs),
+        breaks.spikes(without_spikes),
         # The golden arm has no warm-up; right after one its gap is no measure.
-        gates.early_window(pairs, None if warm_up else band, span),
-        gates.late_window(pairs, margin),
-        gates.heldout(pairs, margin),
-        gates.trend(pairs, margin),
+        gates.early_window(without_spikes, None if warm_up or band is None else calm(band), span),
+        gates.late_window(without_spikes, margin),
+        gates.heldout(without_spikes, margin),
+        trend(without_spikes, margin),
         gradients.gradients(pairs, band, span),
     ]
     notes = list(pairs.problems)
@@ -160,7 +163,7 @@ def _tokens(count: float) -> str:
 
 def _cooled(candidate: Mapping[int, Run], twin: Mapping[int, Run], control: Mapping[int, Run]) -> list[str]:
     """Whether the cool-down left a smaller late gap than training in FP8 to the end."""
-    mine, theirs = gates.late_gaps(pair(candidate, control)), gates.late_gaps(pair(twin, control))
+    mine, theirs = (gates.late_gaps(calm(pair(runs, control))) for runs in (candidate, twin))
     if not mine.size or not theirs.size:
         return []
     word = "no larger than" if abs(mine.mean()) <= abs(theirs.mean()) else "larger than"

@@ -38,7 +38,15 @@ EARLY_STEPS = 1000
 EARLY_SHARE = 1 / 3
 EARLY_MEAN, EARLY_MAX = 0.0025, 0.01  # of the loss, where no golden arm sets the band
 FAIL_TIMES = 4.0  # FAIL beyond so many bands
-ALPHA = 0.05
+ALPHA = 0.05  # of each of the two one-sided tests whose PASS is "equivalent"
+FAIL_CONFIDENCE = 0.99  # of the two-sided interval that must lie wholly outside for a FAIL of a gap gate
+SPIKES_FAIL, SPIKES_UNCLEAR = 0.01, 0.125  # p of the excess of bursts: FAIL, and can't tell, up to these
+MOST_SEEDS = 3 / 4  # share of the seeds that must be beyond the widest band of L3, on one side, for a FAIL
+STRAY = 1 / 8  # share of the seeds that may be beyond the widest band of L3, or end within a spike, in a PASS
+MOST_MASKED = (
+    1 / 4
+)  # share of a window whose gaps are interpolated across spikes; beyond it the window can't tell
+SEARCHED = 1000.0  # L5 looks for the step at which the margin is met up to so many times the run
 GRAD_BAND = (0.98, 1.02)  # of the ratio to the control
 GRAD_WARN, GRAD_FAIL = 0.01, 0.05  # of the ratio to the golden arm, in either direction
 HORIZON = 10.0  # L5 projects the gap to so many times the run
@@ -55,6 +63,8 @@ class GateResult:
         seeds: how many pairs it rests on.
         margin: the limit that the effect is held against, in `unit`.
         unit: "of the loss", "ratio", "spikes" or "".
+        margin_at_step: of the trend: after how many steps its upper bound meets the margin; infinity where it does not
+            within `SEARCHED` times the run, NaN for every other gate.
     """
 
     gate: str
@@ -67,11 +77,7 @@ class GateResult:
     seeds: int = 0
     margin: float = math.nan
     unit: str = ""
-
-
-def largest_sd(margin: float, seeds: int) -> float:
-    """Largest sd between seeds with which an interval inside the margin passes: M/2 from five seeds on, M/4 below."""
-    return margin / 2 if seeds >= 5 else margin / 4
+    margin_at_step: float = math.nan
 
 
 def percent(value: float) -> str:

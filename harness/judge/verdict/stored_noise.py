@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from harness.judge.verdict import gates
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.power import seeds_for
-from harness.judge.verdict.result import ALPHA, MARGIN, MIN_SEEDS, largest_sd, percent
+from harness.judge.verdict.result import ALPHA, MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
+from harness.judge.verdict.spike_events import calm
 from harness.store.arm import OTHER, Arm
 from harness.store.case import LOCAL
 
@@ -97,7 +98,7 @@ def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
     pairs = pair(runs, setup.arms.get(control_of(fields, setup), {}))
     if len(pairs.seeds) < MIN_SEEDS or any(run.doubted for run in runs.values()):
         return None
-    late = float(gates.late_gaps(pairs).std(ddof=1))
+    late = float(gates.late_gaps(calm(pairs)).std(ddof=1))
     gaps = gates.heldout_gaps(pairs)
     heldout = None if gaps is None else float(gaps.std(ddof=1))
     if not all(math.isfinite(sd) and sd > 0 for sd in (late, heldout) if sd is not None):
@@ -108,21 +109,11 @@ def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
 
 
 def _needed(noise: Noise) -> str:
-    counts = [_seeds(noise.sd, gap) for gap in (0.0, MARGIN / 2)]
+    counts = [seeds_for(noise.sd, MARGIN, gap, POWER, MOST) for gap in (0.0, MARGIN / 2)]
     said = " / ".join(f"more than {MOST}" if n is None else str(n) for n in counts)
-    if noise.sd > (limit := largest_sd(MARGIN, MOST)):
-        said += f", yet the verdict passes no sd above {percent(limit)[1:]}"
     heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
     other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
     return f"{said} (sd late {percent(noise.late)[1:]}, held-out {heldout}; {noise.seeds} seeds of {noise.run_id}{other})"
-
-
-def _seeds(sd: float, gap: float) -> int | None:
-    """Fewest seeds that have the power; the verdict takes a larger sd from five seeds on."""
-    least = seeds_for(sd, MARGIN, gap, POWER, MOST)
-    if least is None or sd > largest_sd(MARGIN, MOST):
-        return least
-    return next(n for n in range(max(least, MIN_SEEDS), MOST + 1) if sd <= largest_sd(MARGIN, n))
 
 
 def _unknown() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ from curves_for_tests import STEPS, control, falling, run_of, shifted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.__main__ import main as command_line
 from harness.judge.verdict import Curve, Run, judge_other_seeds, judge_pairs
 from harness.judge.verdict.curves import ema, half_life, pair
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.selftest import BETWEEN, END, SCENARIOS, Scenario, bounds, draw, outcomes
 
 BASE = control()
 
@@ -98,72 +95,6 @@ def test_where_the_control_breaks_in_the_same_seed_nobody_can_tell():
     assert "the control broke in the same seeds" in gate(verdict, "L1").sentence
     also = judge_pairs(with_loss(with_loss(shifted(BASE), 0, loss), 1, loss), broken)
     assert also.outcome == "FAIL"
-
-
-# L2
-
-
-@pytest.mark.parametrize(("length", "status"), [(2, "PASS"), (3, "FAIL"), (8, "FAIL")])
-def test_a_spike_needs_three_steps(length, status):
-    loss = shifted(BASE)[3].loss.values.copy()
-    loss[150 : 150 + length] += 1.0
-    verdict = judge_pairs(with_loss(shifted(BASE), 3, loss), BASE)
-    assert gate(verdict, "L2").status == status
-
-
-@pytest.mark.parametrize(("height", "status"), [(0.15, "PASS"), (0.40, "FAIL")])
-def test_a_spike_must_stand_out_by_a_tenth_of_the_loss(height, status):
-    """A tenth of about 2.1 is 0.21, and the average lags by 0.07; the control's noise of 0.01 makes 6 sd only 0.06."""
-    loss = shifted(BASE)[3].loss.values.copy()
-    loss[150:154] += height
-    assert gate(judge_pairs(with_loss(shifted(BASE), 3, loss), BASE), "L2").status == status
-
-
-def test_a_spike_that_the_control_has_too_is_none_of_the_candidates():
-    spiked = BASE[3].loss.values.copy()
-    spiked[150:156] += 1.0
-    base = with_loss(BASE, 3, spiked)
-    verdict = judge_pairs(shifted(base), base)
-    assert gate(verdict, "L2").status == "PASS"
-    assert "1/1" in gate(verdict, "L2").sentence
-
-
-def test_gradient_spikes_need_five_steps_above_ten_medians():
-    for length, status in ((4, "PASS"), (5, "FAIL")):
-        runs = shifted(BASE)
-        norms = runs[0].grad_norm.values.copy()
-        norms[200 : 200 + length] *= 20
-        runs[0] = dataclasses.replace(runs[0], grad_norm=Curve.of(norms))
-        assert gate(judge_pairs(runs, BASE), "L2").status == status
-
-
-def spiked(runs, seeds, times=1):
-    """The runs with so many spikes of 1 nat in some seeds."""
-    for seed in seeds:
-        loss = runs[seed].loss.values.copy()
-        for start in range(30, 30 + 32 * times, 32):
-            loss[start : start + 6] += 2.0
-        runs = with_loss(runs, seed, loss)
-    return runs
-
-
-@pytest.mark.parametrize("hit", [1, 5])
-def test_one_more_spike_fails_with_eight_seeds_too_and_the_rates_are_told(hit):
-    """Oracle: scipy's p for k of 8 against 0 of 8 in the sentence; the rule of the design for the status."""
-    base = control(range(8))
-    p = scipy.stats.fisher_exact([[hit, 8 - hit], [0, 8]], alternative="greater").pvalue
-    result = gate(judge_pairs(spiked(shifted(base), range(hit)), base), "L2")
-    assert result.status == "FAIL"
-    assert f"{hit} of 8 runs with spikes against 0, Fisher's exact p = {p:.3f}" in result.sentence
-
-
-def test_many_spikes_in_every_run_fail_against_one_in_every_run():
-    """The same number of runs has spikes on both sides, so Fisher's test sees no difference (p = 1)."""
-    base = spiked(control(range(8)), range(8))
-    result = gate(judge_pairs(spiked(shifted(control(range(8))), range(8), times=8), base), "L2")
-    assert "(by seed 8/1, 8/1" in result.sentence
-    assert "p = 1.000" in result.sentence
-    assert result.status == "FAIL"
 
 
 # L3
@@ -252,16 +183,70 @@ def test_equivalence_has_three_outcomes_and_two_sides(gap, sd, status):
     assert gate(judge_pairs(shifted(BASE, gap, sd), BASE), "L4").status == status
 
 
-def test_an_interval_inside_the_margin_without_power_does_not_pass():
-    """Three seeds need sd <= M/4 = 0.0013 nats; this sd is M/3 and its interval lies inside the margin."""
-    base = control(range(3))
+def test_a_gap_outside_the_margin_needs_the_wider_interval_to_fail():
+    """Oracle: scipy's t intervals of gaps whose 90 % interval misses the margin and whose 99 % one does not."""
     unit = np.array([-1.0, 0.0, 1.0])
-    gaps = {s: float(unit[s] * 0.0018) for s in base}
-    runs = {s: run_of(base[s].loss.values + gaps[s]) for s in base}
+    base = control(range(3))
+    runs = {s: run_of(base[s].loss.values + 0.012 + 0.003 * unit[s]) for s in base}
+    late = np.arange(STEPS) >= (STEPS - 1) * 0.8
+    scale = np.mean([base[s].loss.values[late].mean() for s in base])
+    gaps = (0.012 + 0.003 * unit) / scale
+    narrow, wide = (scipy.stats.t.interval(c, 2, gaps.mean(), scipy.stats.sem(gaps)) for c in (0.9, 0.99))
     result = gate(judge_pairs(runs, base), "L4")
-    assert -result.margin < result.low < result.high < result.margin
+    assert wide[0] < MARGIN < narrow[0] == pytest.approx(result.low)
     assert result.status == "INCONCLUSIVE"
-    assert "no power" in result.sentence
+
+
+def test_more_seeds_do_not_make_a_pass_rarer():
+    """Gaps with an sd of 0.6 margins and no true gap: 20 seeds pass nearly always, where 5 pass in two of three draws."""
+    passed = {}
+    for seeds in (5, 20):
+        base = control(range(seeds))
+        generator = np.random.default_rng(seeds)
+        verdicts = []
+        for _ in range(60):
+            gaps = generator.normal(0, 0.6 * MARGIN * 2.1, seeds)
+            verdicts.append(judge_pairs({s: run_of(base[s].loss.values + gaps[s]) for s in base}, base))
+        passed[seeds] = sum(gate(v, "L4").status == "PASS" for v in verdicts) / 60
+    assert passed[20] >= 0.95  # exactly 99.98 % by `tost_power`
+    assert 0.6 <= passed[5] <= 0.98  # exactly 82 %
+
+
+def test_copies_of_one_run_are_no_evidence():
+    one_pair = judge_pairs({s: shifted(BASE)[0] for s in range(5)}, dict.fromkeys(range(5), BASE[0]))
+    assert one_pair.outcome == "INCONCLUSIVE"
+    assert [n for n in one_pair.notes if "repeat" in n and n.startswith("seed 4")]
+    assert gate(one_pair, "L4").seeds == 1
+
+
+@pytest.mark.parametrize("side", ["candidate", "control"])
+def test_one_seed_whose_losses_repeat_anothers_is_left_out_and_named(side):
+    runs, base = shifted(BASE), dict(BASE)
+    if side == "candidate":
+        runs[3] = runs[1]
+    else:
+        base[3] = base[1]
+    pairs = pair(runs, base)
+    assert pairs.seeds == (0, 1, 2, 4)
+    assert pairs.problems == (f"seed 3: the losses of the {side} repeat those of seed 1 bit for bit",)
+    assert judge_pairs(runs, base).outcome == "INCONCLUSIVE"
+
+
+def test_a_broken_model_that_predicts_the_same_in_every_seed_is_no_copy():
+    """Dead weights give the logarithm of the vocabulary's size at every step of every seed."""
+    dead = {s: run_of(np.full(STEPS, math.log(256))) for s in BASE}
+    assert pair(dead, BASE).problems == ()
+    assert judge_pairs(dead, BASE).outcome == "FAIL"
+
+
+def test_gaps_that_are_all_equal_are_one_run():
+    """Different controls and one gap for all, but for the rounding of sums; at two margins it is no FAIL either."""
+    for nats in (0.001, 0.0105):
+        runs = {s: run_of(r.loss.values + nats) for s, r in BASE.items()}
+        assert pair(runs, BASE).seeds == (0,)
+        assert judge_pairs(runs, BASE).outcome == "INCONCLUSIVE"
+    slightly = {s: run_of(r.loss.values + 0.001 * (1 + 1e-3 * s)) for s, r in BASE.items()}
+    assert pair(slightly, BASE).problems == ()
 
 
 def test_heldout_loss_is_judged_for_itself():
@@ -281,21 +266,7 @@ def test_a_wider_margin_passes_what_a_narrow_one_cannot():
         judge_pairs(runs, BASE, margin=0)
 
 
-# L5
-
-
-def test_a_growing_gap_warns_and_a_flat_one_does_not():
-    growing = shifted(BASE, lambda t: 0.003 * np.log1p(t) / np.log1p(STEPS), sd=1e-5)
-    result = gate(judge_pairs(growing, BASE), "L5")
-    assert result.status == "PASS"  # projected to 0.20 % of the loss: inside the margin
-    fast = shifted(BASE, lambda t: 0.004 * np.clip(np.log(np.maximum(t, 1) / 30), 0, None), sd=1e-5)
-    assert gate(judge_pairs(fast, BASE), "L5").status == "WARN"
-    assert gate(judge_pairs(shifted(BASE), BASE), "L5").status == "PASS"
-    falling_gap = shifted(BASE, lambda t: -0.004 * np.clip(np.log(np.maximum(t, 1) / 30), 0, None), sd=1e-5)
-    assert gate(judge_pairs(falling_gap, BASE), "L5").status == "PASS"
-
-
-# Pairing, power and what is said
+# Pairing and what is said
 
 
 def test_the_control_against_itself_passes_with_a_gap_of_zero():
@@ -397,7 +368,7 @@ def test_a_warm_up_is_bitwise_the_control_until_its_switch():
 
 
 def test_the_early_window_of_a_warm_up_starts_at_its_switch():
-    bump = shifted(BASE, lambda t: np.where((t >= 120) & (t < 140), 0.4, 0.0))
+    bump = shifted(BASE, lambda t: np.where((t >= 120) & (t < 160), 0.15, 0.0))  # too low for a spike
     result = gate(judge_pairs(switched(bump, BASE, 120), BASE, twin=BASE), "L3")
     assert result.status == "FAIL"
     assert result.sentence.startswith("steps 120 to 219")
@@ -471,80 +442,3 @@ def test_the_wide_band_lets_through_about_one_correct_set_in_a_hundred():
         verdict = judge_other_seeds(dict(enumerate(runs[:5])), dict(enumerate(runs[5:])))
         failed += gate(verdict, "band").status == "FAIL"
     assert failed <= 12  # a binomial of 400 draws at 1 % exceeds 12 in 0.03 % of all cases
-
-
-# Error rates
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name.replace(" ", "-"))
-def test_error_rates_on_known_curves(scenario):
-    """The two bounds of the design on 1,000 draws; planted events must be caught nearly always, by their own gate."""
-    draws = 1000
-    verdicts = outcomes(scenario, draws)
-    rate = {o: sum(v.outcome == o for v in verdicts) / draws for o in ("PASS", "FAIL", "INCONCLUSIVE")}
-    count = Counter((g.gate, g.status) for v in verdicts for g in v.gates)
-    status = {key: n / draws for key, n in count.items()}
-    if scenario.name == "no gap":
-        assert rate["PASS"] >= 0.95
-        assert rate["FAIL"] == 0
-    elif abs(scenario.offset) == 1:
-        assert rate["PASS"] <= 0.07
-        for half in ("L4", "L4h"):  # each half alone keeps the level of its test
-            assert status.get((half, "PASS"), 0) <= 0.07
-            assert status.get((half, "FAIL"), 0) <= 0.07
-    elif scenario.offset == 2:
-        assert rate["FAIL"] >= 0.99
-    elif scenario.offset:
-        assert rate["PASS"] >= 0.9
-        assert rate["FAIL"] == 0
-    elif scenario.spike:
-        assert status["L2", "FAIL"] >= 0.99
-    elif scenario.nan:
-        assert status["L1", "FAIL"] == 1
-    elif scenario.bump > 0.05:
-        assert status["L3", "FAIL"] >= 0.99
-        assert status["L4", "PASS"] >= 0.95  # healed: only the early window sees it
-    elif scenario.bump:
-        assert status["L3", "WARN"] >= 0.95
-    else:  # a drift to half a margin is no FAIL; its trend is told in part of the draws
-        assert rate["FAIL"] == 0
-        assert status["L5", "WARN"] >= 0.1
-
-
-def test_the_invented_held_out_gap_shares_the_late_gaps_constant():
-    """Oracle: half of the variance is shared, so the gaps of many seeds correlate by 0.5, each with an sd of M/4."""
-    candidate, base = draw(Scenario("many", seeds=4000), 100, np.random.default_rng(5))
-    late = [(candidate[s].loss.values - base[s].loss.values)[80:].mean() for s in base]
-    ends = [candidate[s].heldout.values[0] - base[s].heldout.values[0] for s in base]
-    assert np.corrcoef(late, ends)[0, 1] == pytest.approx(BETWEEN, abs=0.04)  # three standard errors
-    assert np.std(late) == pytest.approx(MARGIN * END / 4, rel=0.04)
-    assert np.std(ends) == pytest.approx(MARGIN * END / 4, rel=0.04)
-
-
-@pytest.mark.parametrize("half", ["L4", "L4h"])
-def test_one_half_that_passes_too_often_misses_the_bound_though_the_verdict_never_passes(half):
-    passed, torn = judge_pairs(BASE, BASE), judge_pairs(shifted(BASE, 0.00525, 5e-4), BASE)
-    own = tuple(dataclasses.replace(g, status="PASS") if g.gate == half else g for g in torn.gates)
-    lucky = dataclasses.replace(torn, gates=own)
-    assert torn.outcome == lucky.outcome == "INCONCLUSIVE"
-    assert bounds([passed] * 100, [lucky] * 7 + [torn] * 93)[1]
-    said, good = bounds([passed] * 100, [torn] * 100, [lucky] * 8 + [torn] * 92)
-    assert not good
-    assert "verdict 0.0 %" in said
-    assert f"{half} 8.0 %" in said
-    assert not bounds([passed] * 94 + [torn] * 6, [torn] * 100)[1]
-
-
-def test_the_self_test_prints_its_table_and_its_bounds_decide_its_exit_code(capsys):
-    """So few draws scatter beyond the bounds: which word it is depends on them, and the code on the word."""
-    code = command_line(["verdict-selftest", "--draws", "40"])
-    printed = capsys.readouterr().out
-    assert "| two margins | 0.25 | 5 | 0.0 | 100.0 | 0.0 |" in printed
-    assert "PASS at no gap" in printed
-    assert printed.endswith(": MISSED\n" if code else ": ok\n")
-
-
-@pytest.mark.parametrize("words", [["--draws", "0"], ["--steps", "20"], ["--draws", "many"], ["--drws", "3"]])
-def test_the_self_test_refuses_bad_options_in_one_line(capsys, words):
-    assert command_line(["verdict-selftest", *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

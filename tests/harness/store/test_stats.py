@@ -222,12 +222,28 @@ def test_prediction_interval_of_one_value_says_nothing() -> None:
 
 
 @given(*[st.integers(0, 12)] * 4)
-def test_fisher_exact_agrees_with_scipy(a: int, b: int, c: int, d: int) -> None:
-    if a + b and c + d and a + c and b + d:
+def test_larger_sum_of_zeros_and_ones_is_fishers_exact_test(a: int, b: int, c: int, d: int) -> None:
+    if a + b and c + d:
         expected = scipy.stats.fisher_exact([[a, b], [c, d]], alternative="greater").pvalue
-        assert stats.fisher_exact_p(a, b, c, d) == pytest.approx(expected, rel=1e-9)
+        got = stats.larger_sum_p([1] * a + [0] * b, [1] * c + [0] * d)
+        assert got == pytest.approx(expected, rel=1e-9)
 
 
-def test_fisher_exact_refuses_negative_counts() -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
-        stats.fisher_exact_p(1, 2, -1, 3)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5), st.lists(st.integers(0, 9), min_size=1, max_size=5)
+)
+def test_larger_sum_agrees_with_all_ways_to_deal_the_counts(mine: list[int], theirs: list[int]) -> None:
+    dealt = [sum(group) for group in itertools.combinations(mine + theirs, len(mine))]
+    expected = sum(s >= sum(mine) for s in dealt) / len(dealt)
+    assert stats.larger_sum_p(mine, theirs) == pytest.approx(expected, rel=1e-9)
+
+
+def test_larger_sum_of_a_thousand_runs_neither_overflows_nor_loses_its_value() -> None:
+    """Oracle: equal counts can be dealt in one way only, so every deal has the observed sum."""
+    assert stats.larger_sum_p([2] * 1000, [2] * 1000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [([1, -1], [0]), ([], [1]), ([1], [])])
+def test_larger_sum_refuses_negative_counts_and_empty_groups(mine: list[int], theirs: list[int]) -> None:
+    with pytest.raises(ValueError, match="must not be negative and no group empty"):
+        stats.larger_sum_p(mine, theirs)
