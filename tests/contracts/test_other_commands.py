@@ -112,10 +112,10 @@ def test_the_gates_self_test_holds_its_promises_or_is_exit_1(tmp_path: Path) -> 
     ended = run(tmp_path, "gate-selftest", "--trials", "200", "--results-dir", str(tmp_path / "r"))
     assert ended.code in (0, 1)
     kept = [
-        line for line in ended.out if re.match(r"\| .* \| .* \| (at most|at least) .* \| (yes|no) \|", line)
+        line for line in ended.out if re.match(r"\| .* \| .* \| (at most|at least) .* \| (yes|NO) \|", line)
     ]
     assert len(kept) >= 5
-    assert (ended.code == 1) == any(line.endswith("| no |") for line in kept)
+    assert (ended.code == 1) == any(line.endswith("| NO |") for line in kept)
 
 
 def test_the_gpu_session_shows_its_timetable_without_measuring(tmp_path: Path) -> None:
