@@ -206,14 +206,34 @@ def _model(question: Question) -> Model:
         raise UsageError(
             f"seq={question.seq}: a model of your own brings its lengths with model.batch; leave seq out"
         )
+    return _own(spec, question)
+
+
+def _own(spec: UserModel, question: Question) -> Model:
+    """A user's model at the batch, or at the batch that gives its layers the tokens asked for."""
+    one = trace(spec, 1 if question.tokens else question.batch or 8, 0)
+    if not one.layers:
+        raise UsageError(f"{spec.target} calls no nn.Linear, and FP8 converts nothing else")
     if question.tokens is None:
-        return trace(spec, question.batch or 8, 0)
-    one = trace(spec, 1, 0)
+        return one
     if question.tokens % one.tokens:
         raise UsageError(
-            f"tokens={question.tokens} is no multiple of the {one.tokens} of one sequence of model.batch"
+            f"tokens={question.tokens} is no multiple of {one.tokens}, the rows that the layers see of model.batch with "
+            "batch_size 1"
         )
-    return trace(spec, question.tokens // one.tokens, 0)
+    batch = question.tokens // one.tokens
+    if question.batch not in (None, batch):
+        raise UsageError(
+            f"tokens={question.tokens} is not batch={question.batch} times the {one.tokens} rows that the layers see of "
+            "one; leave one of them out"
+        )
+    model = trace(spec, batch, 0)
+    if model.tokens != question.tokens:
+        raise UsageError(
+            f"tokens={question.tokens}: with batch_size {batch} the layers see {model.tokens} rows, with 1 {one.tokens}: no "
+            "proportion; name the batch_size by batch="
+        )
+    return model
 
 
 def _without_batch(own: dict[str, Any], tokens: int) -> Model:

@@ -25,6 +25,7 @@ from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
 from harness.training.models.common import replace_parameters
 from harness.training.models.flops import register_flop_formulas
+from harness.training.models.tokens import common_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,18 +49,17 @@ def trace(spec: ModelSpec | UserModel, batch: int, seq: int) -> Model:
     if isinstance(spec, UserModel):
         module = spec.build(device="meta", dtype=torch.bfloat16)
         inputs = tuple(part.to("meta") for part in spec.batch(0, 0, batch, "cpu"))
-        counted = inputs[0].numel() if not inputs[0].is_floating_point() else batch
-        return trace_module(module, inputs, counted, spec.target)
+        return trace_module(module, inputs, spec.target)
     tokens = torch.empty(batch, seq, dtype=torch.int64, device="meta")
     parts = []
     for layers in (1, 2)[: spec.layers]:
         module = spec.build(device="meta", dtype=torch.bfloat16, layers=layers)
         module.eval()  # without dropout, whose random numbers would keep attention from its fused form
-        parts.append(trace_module(module, (tokens, tokens), batch * seq, spec.name))
+        parts.append(trace_module(module, (tokens, tokens), spec.name))
     return parts[0] if len(parts) == 1 else _repeated(parts[0], parts[1], spec.layers)
 
 
-def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name: str) -> Model:
+def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Model:
     """One forward and backward pass of a module on "meta" whose `module(*inputs)` is the loss.
 
     Raises:
@@ -102,7 +102,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name:
     return Model(
         name=name,
         layers=tuple(seen.layers),
-        tokens=tokens,
+        tokens=common_rows((layer.tokens, layer.K * layer.N) for layer in seen.layers),
         attention=recorder.attention,
         other=recorder.other,
         forward=forward,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from harness.store.case import Case
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
 from harness.training.models import resolve
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OWN = "model._target_=models_to_advise."
 
@@ -207,7 +205,7 @@ def test_stored_training_steps_stand_beside_their_prediction(
 def test_a_module_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     words = (OWN + "mlp", "model.batch=models_to_advise.mlp_batch", "model.width=4096", "gpu=h200")
     found = plain(capsys, *words, "batch=16")
-    assert found["tokens"] == 16, "batches of floats are counted by the sequence"
+    assert found["tokens"] == 16 * 512, "the rows of its layers, whatever its batch is made of"
     assert {layer["fqn"]: layer["tokens"] for layer in found["layers"]} == dict.fromkeys(
         ("gate", "up", "down"), 16 * 512
     )
@@ -215,6 +213,47 @@ def test_a_module_of_the_user(capsys: pytest.CaptureFixture[str]) -> None:
     alone = plain(capsys, OWN + "mlp", "model.width=4096", "gpu=h200", "tokens=8192")
     assert any("model.batch= is missing" in warning for warning in alone["warnings"])
     assert {layer["tokens"] for layer in alone["layers"]} == {8192}
+
+
+@pytest.mark.parametrize(
+    ("build", "batch"), [("pooled", "patches"), ("from_pixels", "pixels")], ids=["floats", "whole numbers"]
+)
+def test_tokens_are_rows_of_the_layers_and_each_layer_keeps_its_share(
+    build: str, batch: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64 patches a picture: 16384 tokens are 256 pictures, of which the pooled head sees one row each."""
+    words = (OWN + build, f"model.batch=models_to_advise.{batch}", "gpu=h200", "recipe=tensorwise")
+    found = plain(capsys, *words, "tokens=16384")
+    rows = {layer["fqn"]: layer["tokens"] for layer in found["layers"]}
+    assert found["tokens"] == 16384
+    assert rows == {"body": 16384, "back": 16384, "head": 256}
+    assert "no multiple of 64" in refused(capsys, *words, "tokens=16400")
+
+
+def test_the_model_of_the_tutorial_has_the_tokens_that_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tutorial-measure-my-model.md").read_text()
+    source = page.split("```python file=my_model.py\n")[1].split("```")[0]
+    (tmp_path / "model_of_the_tutorial.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("model._target_=model_of_the_tutorial.build", "model.batch=model_of_the_tutorial.batch")
+    found = plain(capsys, *own, "gpu=h200", "tokens=16384")
+    assert {layer["tokens"] for layer in found["layers"]} == {found["tokens"]} == {16384}
+
+
+def test_rows_that_do_not_grow_with_the_batch_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (OWN + "pairs", "model.batch=models_to_advise.patches", "gpu=h200")
+    message = refused(capsys, *words, "tokens=256")
+    assert "65536" in message
+    assert "batch=" in message
+    assert plain(capsys, *words, "batch=16")["tokens"] == 256
+
+
+@pytest.mark.parametrize("size", ["tokens=16", "batch=16"])
+def test_a_model_without_linear_layers_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (OWN + "no_linear", "model.batch=models_to_advise.patches", "gpu=h200")
+    assert "calls no nn.Linear" in refused(capsys, *words, size)
 
 
 def test_what_cannot_be_traced_names_the_layer(capsys: pytest.CaptureFixture[str]) -> None:
