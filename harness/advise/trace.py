@@ -66,7 +66,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Mode
         UsageError: it cannot be run so; the layer that failed is named, with its own words.
     """
     register_flop_formulas()
-    barred = _barred(module)
+    barred = barred_layers(module)
     module = copy.deepcopy(module)
     with FakeTensorMode():
         replace_parameters(module, {p: nn.Parameter(_blank(p), p.requires_grad) for p in module.parameters()})
@@ -118,7 +118,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Mode
 
 def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
     """Facts of a module without `model.batch`, which cannot be called: its Linear layers, each on all tokens."""
-    barred = _barred(module)
+    barred = barred_layers(module)
     linears = [(fqn, m) for fqn, m in module.named_modules() if isinstance(m, nn.Linear)]
     nothing = Traffic(0.0, 0.0, 0, 0)
     return Model(
@@ -139,7 +139,7 @@ def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
     )
 
 
-def _barred(module: nn.Module) -> dict[str, dict[str, str]]:
+def barred_layers(module: nn.Module) -> dict[str, dict[str, str]]:
     """For each Linear, the recipes that it cannot run and why."""
     found: dict[str, dict[str, str]] = {}
     shapes = copy.deepcopy(module).to(
