@@ -1,6 +1,6 @@
 """Peak rates of known GPUs, dense, as data; an unknown device is None (N/A) and never a fallback.
 
-`harness/machine/hardware/table.py` holds one literal a GPU: what the vendor publishes and, apart from it, what the silicon can
+`table.py`, `blackwell.py`, `export.py` and `amd.py` hold one literal a GPU: what the vendor publishes and, apart from it, what the silicon can
 do, SMs x clock x FLOP per clock and SM. A test recomputes one from the other and fails over 2.5 %. Where two sources
 say different things both stand there. `clock_mhz` is the clock that belongs to the published figure: the boost clock
 where the vendor prints one, else the clock that the figure implies (`clock_implied`), which must lie below the highest
@@ -79,7 +79,7 @@ def named(text: str) -> Device:
     raise unknown("gpu", text, ("_".join(name.lower().split()) for name in _short()))
 
 
-def _short() -> Mapping[str, Device]:
+def _short() -> dict[str, Device]:
     names: dict[str, Device] = {}
     for device in DEVICES:
         first = device.key.split()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,7 @@ def installed() -> bool:
 
 def parts_of(fields: Fields, name: str) -> HfModel:
     """The model as transformers builds it; raises what transformers raises."""
-    import transformers
-
+    transformers = importlib.import_module("transformers")  # without types of its own
     values = {key: value for key, value in fields.values.items() if key not in (*_STORED, "model_type")}
     config = transformers.AutoConfig.for_model(fields.model_type, **values)
     with torch.device("meta"):
