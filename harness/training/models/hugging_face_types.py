@@ -51,7 +51,7 @@ def _swiglu(at: str, hidden: int, ffn: int) -> list[Part]:
 
 
 def _experts(at: str, hidden: int, ffn: int, count: int) -> list[Part]:
-    """As transformers 5 holds them: gate and up of an expert are one matrix."""
+    """The experts of a block as transformers 5 holds them: gate and up of one are one matrix."""
     names = (("gate_up_proj", hidden, 2 * ffn), ("down_proj", ffn, hidden))
     return [Part(f"{at}.experts.{name}", K, N, EXPERTS, count) for name, K, N in names]
 

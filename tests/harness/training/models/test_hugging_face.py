@@ -164,7 +164,7 @@ def test_what_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Conv1D(nn.Module):
-    """As in transformers.pytorch_utils: [inputs, outputs]."""
+    """The layer of transformers.pytorch_utils: its weight is [inputs, outputs]."""
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
