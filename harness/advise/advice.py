@@ -213,6 +213,7 @@ def _warnings(
         )
     if not model.whole:
         found.append(
-            "model.batch= is missing, so the model cannot be called: attention and everything else are left out"
+            "only the Linear layers are known (of a config.json, or where model.batch= is missing): attention and "
+            "everything else are left out"
         )
     return tuple(found)

@@ -12,6 +12,7 @@ import torch
 from harness.advise import measured
 from harness.advise.advice import advice
 from harness.advise.decide import advise
+from harness.advise.from_config import of_config
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates, unavailable
@@ -25,6 +26,7 @@ from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console, printable
 from harness.store.errors import UsageError, unknown
 from harness.training.models import MODELS, ModelSpec, UserModel, resolve
+from harness.training.models.hugging_face import is_config, read
 from harness.training.models.user import BATCH, TARGET, canonical
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ USAGE = """\
 usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
 does FP8 pay: layer by layer and as a step, with the filter to use; no model is run
 
-model=NAME, or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
+model=NAME, or model=PATH/config.json (Hugging Face; or its folder),
+  or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
 gpu=NAME                            a GPU of the peak table; default: of runs=, else this machine's
 tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
@@ -198,6 +201,14 @@ def _model(question: Question) -> Model:
     own = _value(question.model)
     if isinstance(own, dict) and BATCH not in own:
         return _without_batch(own, question.tokens or _TOKENS)
+    if question.model not in MODELS and is_config(question.model):
+        described = read(question.model)
+        if question.tp > 1 and described.top_k:
+            raise UsageError(
+                f"tp={question.tp}: how {question.model} splits its experts is not known; leave tp out"
+            )
+        batch, seq = sizes(question, described.max_seq or _MOST["seq"])
+        return of_config(described, batch * seq)
     spec = resolve(question.model)
     if isinstance(spec, ModelSpec):
         batch, seq = sizes(question, spec.max_seq)
@@ -206,14 +217,34 @@ def _model(question: Question) -> Model:
         raise UsageError(
             f"seq={question.seq}: a model of your own brings its lengths with model.batch; leave seq out"
         )
+    return _own(spec, question)
+
+
+def _own(spec: UserModel, question: Question) -> Model:
+    """A user's model at the batch, or at the batch that gives its layers the tokens asked for."""
+    one = trace(spec, 1 if question.tokens else question.batch or 8, 0)
+    if not one.layers:
+        raise UsageError(f"{spec.target} calls no nn.Linear, and FP8 converts nothing else")
     if question.tokens is None:
-        return trace(spec, question.batch or 8, 0)
-    one = trace(spec, 1, 0)
+        return one
     if question.tokens % one.tokens:
         raise UsageError(
-            f"tokens={question.tokens} is no multiple of the {one.tokens} of one sequence of model.batch"
+            f"tokens={question.tokens} is no multiple of {one.tokens}, the rows that the layers see of model.batch with "
+            "batch_size 1"
         )
-    return trace(spec, question.tokens // one.tokens, 0)
+    batch = question.tokens // one.tokens
+    if question.batch not in (None, batch):
+        raise UsageError(
+            f"tokens={question.tokens} is not batch={question.batch} times the {one.tokens} rows that the layers see of "
+            "one; leave one of them out"
+        )
+    model = trace(spec, batch, 0)
+    if model.tokens != question.tokens:
+        raise UsageError(
+            f"tokens={question.tokens}: with batch_size {batch} the layers see {model.tokens} rows, with 1 {one.tokens}: no "
+            "proportion; name the batch_size by batch="
+        )
+    return model
 
 
 def _without_batch(own: dict[str, Any], tokens: int) -> Model:

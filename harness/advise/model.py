@@ -60,7 +60,7 @@ class Model:
     Attributes:
         name: for the report.
         layers: every Linear in the order of use.
-        tokens: of the pass.
+        tokens: of the pass: rows that the layers of most FLOPs see; 0 without layers.
         attention: FLOPs of attention's forward products that really run (causal: half of T x T).
         other: FLOPs of all other matrix products, forward (grouped experts, `bmm`): they stay in high precision.
         forward, backward: what runs between the products.

@@ -149,8 +149,8 @@ def rates_of(
         raise UsageError(
             f"{device.key}: no bf16 peak is known; measure it with sweep=ceilings and name the run by runs="
         )
-    family = "hopper" if device.key.startswith(("H1", "H2", "GH")) else "ampere"
-    modern = device.key.startswith(("B2", "GB", "MI", "H", "GH"))
+    family = "hopper" if device.capability == "9.0" else "ampere"
+    modern = device.capability.startswith(("9.", "10.", "gfx"))
     share = _ATTENTION["hopper" if modern else family]
     spread = 0.2 if family == "hopper" else 0.35
     peak = device.tflops["bf16"] * 1e12

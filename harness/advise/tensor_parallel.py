@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from harness.advise.model import Linear, Model, Traffic
 
 # By the last word of a layer's name: split along its output (columns) or along its input (rows).
-COLUMNS = frozenset({"q", "k", "v", "qkv", "gate", "up", "head"})
-ROWS = frozenset({"o", "down", "proj"})
+_HF_COLUMNS = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "c_attn", "c_fc"}
+COLUMNS = frozenset({"q", "k", "v", "qkv", "gate", "up", "head"} | _HF_COLUMNS)
+ROWS = frozenset({"o", "down", "proj", "o_proj", "down_proj", "c_proj"})
 
 
 def split(model: Model, tp: int) -> tuple[Model, tuple[Exchange, ...]]:

@@ -25,6 +25,7 @@ from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
 from harness.training.models.common import replace_parameters
 from harness.training.models.flops import register_flop_formulas
+from harness.training.models.tokens import common_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,25 +49,24 @@ def trace(spec: ModelSpec | UserModel, batch: int, seq: int) -> Model:
     if isinstance(spec, UserModel):
         module = spec.build(device="meta", dtype=torch.bfloat16)
         inputs = tuple(part.to("meta") for part in spec.batch(0, 0, batch, "cpu"))
-        counted = inputs[0].numel() if not inputs[0].is_floating_point() else batch
-        return trace_module(module, inputs, counted, spec.target)
+        return trace_module(module, inputs, spec.target)
     tokens = torch.empty(batch, seq, dtype=torch.int64, device="meta")
     parts = []
     for layers in (1, 2)[: spec.layers]:
         module = spec.build(device="meta", dtype=torch.bfloat16, layers=layers)
         module.eval()  # without dropout, whose random numbers would keep attention from its fused form
-        parts.append(trace_module(module, (tokens, tokens), batch * seq, spec.name))
+        parts.append(trace_module(module, (tokens, tokens), spec.name))
     return parts[0] if len(parts) == 1 else _repeated(parts[0], parts[1], spec.layers)
 
 
-def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name: str) -> Model:
+def trace_module(module: nn.Module, inputs: Sequence[Tensor], name: str) -> Model:
     """One forward and backward pass of a module on "meta" whose `module(*inputs)` is the loss.
 
     Raises:
         UsageError: it cannot be run so; the layer that failed is named, with its own words.
     """
     register_flop_formulas()
-    barred = _barred(module)
+    barred = barred_layers(module)
     module = copy.deepcopy(module)
     with FakeTensorMode():
         replace_parameters(module, {p: nn.Parameter(_blank(p), p.requires_grad) for p in module.parameters()})
@@ -102,7 +102,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name:
     return Model(
         name=name,
         layers=tuple(seen.layers),
-        tokens=tokens,
+        tokens=common_rows((layer.tokens, layer.K * layer.N) for layer in seen.layers),
         attention=recorder.attention,
         other=recorder.other,
         forward=forward,
@@ -118,7 +118,7 @@ def trace_module(module: nn.Module, inputs: Sequence[Tensor], tokens: int, name:
 
 def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
     """Facts of a module without `model.batch`, which cannot be called: its Linear layers, each on all tokens."""
-    barred = _barred(module)
+    barred = barred_layers(module)
     linears = [(fqn, m) for fqn, m in module.named_modules() if isinstance(m, nn.Linear)]
     nothing = Traffic(0.0, 0.0, 0, 0)
     return Model(
@@ -139,7 +139,7 @@ def layers_alone(module: nn.Module, tokens: int, name: str) -> Model:
     )
 
 
-def _barred(module: nn.Module) -> dict[str, dict[str, str]]:
+def barred_layers(module: nn.Module) -> dict[str, dict[str, str]]:
     """For each Linear, the recipes that it cannot run and why."""
     found: dict[str, dict[str, str]] = {}
     shapes = copy.deepcopy(module).to(

@@ -91,9 +91,7 @@ class SweepConfig:
     parts: dict[str, PartConfig] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)  # of every part that is a sweep
     small: dict[str, Any] = field(default_factory=dict)  # likewise, where the device is a CPU: a rehearsal
-    model: Any = (
-        None  # a name of harness.training.models, or `model._target_=my.module.build` with its arguments
-    )
+    model: Any = None  # a name of harness.training.models, the path of a config.json, or `model._target_=my.module.build` with its arguments
     data: str | None = None  # a name of harness.training.data
     data_path: str | None = None
     ceilings: str | None = None  # id or folder of a run of sweep=ceilings, for axes.convert=advised
@@ -325,7 +323,8 @@ def _split_literal(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     others = []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
-        if key in LITERAL and value != "null" and value[:1] not in {"'", '"'}:
+        path = key in LITERAL or (key == "model" and "/" in value and value[:1] not in {"[", "{"})
+        if path and value != "null" and value[:1] not in {"'", '"'}:
             literal[key] = value
         else:
             others.append(word)

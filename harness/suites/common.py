@@ -191,14 +191,17 @@ def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
 
     Args:
         shapes: shape sets; only "from_model" needs a model.
-        model: an nn.Module, or the mapping `{"_target_": "package.module.callable", **arguments}`, which is
-            called with the default device "meta", so that no weight is allocated.
+        model: an nn.Module, the path of a Hugging Face `config.json` or of its folder, or the mapping `{"_target_":
+            "package.module.callable", **arguments}`, which is called with the default device "meta", so that no weight
+            is allocated.
 
     Raises:
         ValueError: no model, or one that cannot be built or that has no nn.Linear.
     """
     if FROM_MODEL not in shapes:
         return []
+    if isinstance(model, str):
+        return _of_config(model)
     built = model if isinstance(model, nn.Module) else _build(model)
     layers = [Layer(*named) for named in _linears(built)]
     if not layers:
@@ -208,12 +211,27 @@ def model_layers(shapes: Sequence[str], model: Any) -> list[Layer]:
     return layers
 
 
+def _of_config(path: str) -> list[Layer]:
+    """The layers of a `config.json`, the blocks of a stack as one; each expert counts."""
+    from harness.training.models.hugging_face import read
+
+    counts: dict[tuple[str, int, int], int] = {}
+    for part in read(path).parts:
+        key = _stacked(part.name), part.K, part.N
+        counts[key] = counts.get(key, 0) + part.count
+    return [Layer(*key, count) for key, count in counts.items()]
+
+
+def _stacked(name: str) -> str:
+    return re.sub(r"\b\d+\b", "*", name)
+
+
 def _linears(model: nn.Module) -> Iterator[tuple[str, int, int, int]]:
     """Name, sizes and count of the linear layers; the blocks of a stack (`layers.0`, `layers.1`) become one."""
     counts: dict[tuple[str, int, int], int] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            key = (re.sub(r"\b\d+\b", "*", name) or "linear", module.in_features, module.out_features)
+            key = (_stacked(name) or "linear", module.in_features, module.out_features)
             counts[key] = counts.get(key, 0) + 1
     for (name, inner, outer), count in counts.items():
         yield name, inner, outer, count
@@ -221,7 +239,9 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, int, int, int]]:
 
 def _build(spec: Any) -> nn.Module:
     if not isinstance(spec, Mapping) or "_target_" not in spec:
-        raise ValueError("shapes=from_model needs a model: model._target_=package.module.callable")
+        raise ValueError(
+            "shapes=from_model needs a model: model._target_=package.module.callable or model=PATH/config.json"
+        )
     from harness.training.models.user import imported
 
     target = str(spec["_target_"])

@@ -26,6 +26,7 @@ from fp8core.gemm import backend_named
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.store.proof import FIELD, ProofOutcome
 from harness.timing.workload import Series
+from harness.training import on_paper
 from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.determinism import reproducible
@@ -364,7 +365,7 @@ def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mappi
         "recipe": str(setup.recipe) if setup.recipe else "none",
         "schedule": str(schedule),
         "steps": regime.steps,
-        "tokens_per_step": setup.tokens_per_step,
+        "tokens_per_step": on_paper.tokens(setup),
         "lr_schedule": {
             "rise_steps": regime.warmup,
             "lr": regime.lr,

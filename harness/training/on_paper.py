@@ -18,6 +18,7 @@ from harness.training.models import ModelSpec, resolve
 from harness.training.models.flops import FORMULAS, counted_flops, recomputed, step_flops
 from harness.training.models.fused import fuse
 from harness.training.models.memory import GIB, fits, of_weights, predict
+from harness.training.models.tokens import tokens_of
 from harness.training.setup import CHECKPOINTING, Setup
 
 if TYPE_CHECKING:
@@ -181,6 +182,24 @@ def recomputed_flops(setup: Setup) -> dict[str, dict[str, float]]:
         once = recomputed(model, setup.batch, setup.seq, formula=formula, high_precision=high)
         found[formula] = {dtype: amount * setup.accumulation for dtype, amount in once.items()}
     return found
+
+
+def tokens(setup: Setup) -> int:
+    """Tokens of an optimizer step; of a user's model the rows that its Linear layers see, 0 where that is not known."""
+    once = _tokens(replace(_plain(setup), recipe=None, fused_modules=False))
+    return once * setup.accumulation
+
+
+@functools.lru_cache(maxsize=64)
+def _tokens(setup: Setup) -> int:
+    if isinstance(resolve(setup.model), ModelSpec):
+        return setup.batch * setup.seq
+    try:
+        return tokens_of(skeleton(setup), shapes(setup))
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - a user's model may look at values, which are not here
+        return 0
 
 
 def flops_formula_id(setup: Setup) -> str:

@@ -171,11 +171,6 @@ class Setup:
         """Sequences of one optimizer step."""
         return self.batch * self.accumulation
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step."""
-        return self.sequences * self.seq
-
 
 @dataclass(slots=True)
 class Trainee:

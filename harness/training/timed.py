@@ -96,19 +96,11 @@ class TimedArm:
             compiled=self.setup.compiled or self.setup.compiled_linears,
             resident=self.resident,
             recompile=self.recompile if self.setup.compiled else None,
-            tokens=self.tokens,
+            tokens=on_paper.tokens(self.setup),
             profile=self.profile if self.profiling is not None else None,
             split=None if self.setup.graph else self._halfway,
             split_metric="" if self.setup.graph else "forward_backward_ms",
         )
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step: elements of the first tensor of its batches if these are ids; else its sequences."""
-        first = [batch[0] for batch in self.batches[0]]
-        if first[0].is_floating_point():
-            return self.setup.sequences
-        return sum(part.numel() for part in first)
 
     @contextmanager
     def resident(self, *, recorded: bool = True) -> Iterator[None]:
@@ -236,7 +228,7 @@ class TimedArm:
             "accumulation": setup.accumulation,
             "batch": setup.batch,
             "seq": setup.seq,
-            "tokens_per_step": self.tokens,
+            "tokens_per_step": on_paper.tokens(setup),
             "optimizer": "AdamW" + (", fused" if self.trainee.optimizer.defaults.get("fused") else ""),
             "linear_layers": len(audit.layers),
             "fp8_layers": len(audit.converted),

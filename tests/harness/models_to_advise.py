@@ -95,5 +95,69 @@ def named_batch(step: int, seed: int, batch_size: int, device: str) -> tuple[Ten
     return (torch.zeros(batch_size, 512, 4096, device=device, dtype=torch.bfloat16),)
 
 
+class Pooled(nn.Module):
+    """A body that sees each of 64 patches and a head that sees their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(1024, 4096, bias=False)
+        self.back = nn.Linear(4096, 1024, bias=False)
+        self.head = nn.Linear(1024, 512, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.back(self.body(x)).mean(dim=1)).float().mean()
+
+
+def pooled() -> nn.Module:
+    return Pooled()
+
+
+def patches(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    return (torch.zeros(batch_size, 64, 1024, device=device, dtype=torch.bfloat16),)
+
+
+def pixels(step: int, seed: int, batch_size: int, device: str) -> tuple[Tensor, ...]:
+    """Whole numbers that are no ids of tokens."""
+    return (torch.zeros(batch_size, 64, 1024, device=device, dtype=torch.uint8),)
+
+
+class FromPixels(Pooled):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.bfloat16())
+
+
+def from_pixels() -> nn.Module:
+    return FromPixels()
+
+
+class Pairs(nn.Module):
+    """Each sequence of a batch against each: rows that grow with the square of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(1024, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean(dim=1)
+        return self.score(x[:, None] * x).float().mean()
+
+
+def pairs() -> nn.Module:
+    return Pairs()
+
+
+class NoLinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1024))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale).float().mean()
+
+
+def no_linear() -> nn.Module:
+    return NoLinear()
+
+
 def not_a_module() -> int:
     return 3

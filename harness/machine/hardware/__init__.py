@@ -1,6 +1,6 @@
 """Peak rates of known GPUs, dense, as data; an unknown device is None (N/A) and never a fallback.
 
-`harness/machine/hardware/table.py` holds one literal a GPU: what the vendor publishes and, apart from it, what the silicon can
+`table.py`, `blackwell.py`, `export.py` and `amd.py` hold one literal a GPU: what the vendor publishes and, apart from it, what the silicon can
 do, SMs x clock x FLOP per clock and SM. A test recomputes one from the other and fails over 2.5 %. Where two sources
 say different things both stand there. `clock_mhz` is the clock that belongs to the published figure: the boost clock
 where the vendor prints one, else the clock that the figure implies (`clock_implied`), which must lie below the highest
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.machine.hardware.device import Device, Other, Reached
 from harness.machine.hardware.table import DEVICES
-from harness.store.errors import unknown
+from harness.store.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,30 +58,40 @@ def of_env(env: Mapping[str, Any]) -> Device | None:
 
 
 def named(text: str) -> Device:
-    """The device that a person means by "h200", "H200 SXM", "rtx_4090" or its exact name.
+    """The device that a person means by "h200", "H200 SXM", "rtx-4090" or its exact name.
 
-    A short name stands for the form that most people have: the SXM board where there are several.
+    Blanks, underscores, hyphens and case do not count. A short name stands for the form that most people have: the SXM
+    board where there are several.
 
     Raises:
-        UsageError: not in the table; the nearest is named.
+        UsageError: a part of names, which are given; or not in the table, with the nearest.
     """
     keys = _spoken()
-    found = keys.get(_plain(text))
-    if found is None:
-        raise unknown("gpu", text, (key for key in keys if not key.startswith(("nvidia_", "amd_"))))
-    return found
+    plain = _plain(text)
+    found = keys.get(plain)
+    if found is not None:
+        return found
+    candidates = [device.key for device in DEVICES if len(plain) > 1 and plain in _plain(device.key)]
+    if candidates:
+        raise UsageError(
+            f"gpu={text!r} is only a part of a name: {', '.join(candidates)}; give one of them whole"
+        )
+    raise unknown("gpu", text, ("_".join(name.lower().split()) for name in _short()))
+
+
+def _short() -> dict[str, Device]:
+    names: dict[str, Device] = {}
+    for device in DEVICES:
+        first = device.key.split()[0]
+        if any(map(str.isdigit, first)):
+            names.setdefault(first, device)  # "H100": the first H100 of the table, the SXM one
+    return names | {device.key: device for device in DEVICES}
 
 
 def _spoken() -> Mapping[str, Device]:
-    names: dict[str, Device] = {}
-    for device in DEVICES:
-        first, *_ = _plain(device.key).split("_")
-        if any(map(str.isdigit, first)):
-            names.setdefault(first, device)  # "h100": the first H100 of the table, the SXM one
-    for device in DEVICES:
-        names |= {_plain(name): device for name in (device.key, *device.names)}
-    return names
+    exact = {name: device for device in DEVICES for name in device.names}
+    return {_plain(name): device for name, device in (_short() | exact).items()}
 
 
 def _plain(text: str) -> str:
-    return "_".join(text.casefold().replace("-", " ").replace("_", " ").split())
+    return "".join(character for character in text.casefold() if character not in " _-\t")

@@ -83,6 +83,13 @@ AMD: tuple[Device, ...] = (
         capability="gfx950",
         max_clock_mhz=2400,
         link_gb_s=537.6,
-        others=(Other("fp8", 10100.0, "press material", "with sparsity", valid=False),),
+        others=(
+            Other(
+                "bf16", 2516.6, "arithmetic: 256 CUs (ROCm's GPU specifications) x 2400 MHz", "not rounded"
+            ),
+            Other("fp8", 5033.2, "arithmetic: 256 CUs (ROCm's GPU specifications) x 2400 MHz", "not rounded"),
+            Other("fp8", 10100.0, "press material", "with sparsity", valid=False),
+        ),
+        date="2026-11",
     ),
 )

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from harness.machine.hardware.amd import AMD
+from harness.machine.hardware.blackwell import BLACKWELL_GPUS
 from harness.machine.hardware.device import Device, Other, Reached
-from harness.machine.hardware.sources import MAMF, TITAN
-
-_AMPERE = MappingProxyType({"bf16": 2048})
-_ADA = MappingProxyType({"bf16": 1024, "fp8": 2048})
-# GeForce halves the rates that accumulate in fp32.
-_GEFORCE = MappingProxyType({"bf16": 512, "fp8": 1024, "fp8_fp16acc": 2048})
-_HOPPER = MappingProxyType({"bf16": 4096, "fp8": 8192})
-_BLACKWELL = MappingProxyType({"bf16": 8192, "fp8": 16384})
-
-_NVLINK3, _NVLINK4, _NVLINK5, _PCIE4, _PCIE5 = 300.0, 450.0, 900.0, 32.0, 64.0
+from harness.machine.hardware.export import EXPORT_GPUS
+from harness.machine.hardware.silicon import ADA, AMPERE, GEFORCE, HOPPER, NVLINK3, NVLINK4, PCIE4, PCIE5
+from harness.machine.hardware.sources import MAMF, TITAN, TORCHAO
 
 _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 _A100 = f"NVIDIA A100 data sheet, {_NVIDIA}a100/"
@@ -24,17 +17,13 @@ _H100 = f"NVIDIA H100 page, {_NVIDIA}h100/"
 _H200 = f"NVIDIA H200 page, {_NVIDIA}h200/"
 _GH200 = f"NVIDIA GH200 data sheet, {_NVIDIA}grace-hopper-superchip/"
 _ADA_PAPER = "NVIDIA Ada GPU architecture white paper, appendix A, through pages that quote it"
-_BLACKWELL_PAPER = (
-    "NVIDIA RTX Blackwell GPU architecture white paper, appendix B, through pages that quote it"
-)
-_TORCHAO = "torchao, roofline_utils.py"
 
 
 def _a100(key: str, names: tuple[str, ...], memory_gib: float, power_w: float, bandwidth: float) -> Device:
-    link = _PCIE4 if "PCIe" in key else _NVLINK3
+    link = PCIE4 if "PCIe" in key else NVLINK3
     shared: dict[str, Any] = {"capability": "8.0", "max_clock_mhz": 1410, "link_gb_s": link}
     return Device(
-        key, names, memory_gib, power_w, 108, 1410, _AMPERE, {"bf16": 312.0}, bandwidth, _A100, **shared
+        key, names, memory_gib, power_w, 108, 1410, AMPERE, {"bf16": 312.0}, bandwidth, _A100, **shared
     )
 
 
@@ -46,14 +35,14 @@ def _gh200(key: str, name: str, memory_gib: float, bandwidth: float, others: tup
         max_power_w=1000,
         sm_count=132,
         clock_mhz=1830,
-        flop_per_clock_sm=_HOPPER,
+        flop_per_clock_sm=HOPPER,
         tflops={"bf16": 989.0, "fp8": 1979.0},
         bandwidth_tb_s=bandwidth,
         source=_GH200,
         capability="9.0",
         max_clock_mhz=1980,
         clock_implied=True,
-        link_gb_s=_NVLINK4,
+        link_gb_s=NVLINK4,
         others=others,
         reached=(
             Reached("bf16", 828.6, MAMF, power_w=900),
@@ -75,13 +64,13 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=72,
         sm_count=58,
         clock_mhz=2040,
-        flop_per_clock_sm=_ADA,
+        flop_per_clock_sm=ADA,
         tflops={"bf16": 121.0, "fp8": 242.0},
         bandwidth_tb_s=0.3,
         source=f"NVIDIA L4 data sheet, {_NVIDIA}l4/, halved",
         capability="8.9",
         max_clock_mhz=2040,
-        link_gb_s=_PCIE4,
+        link_gb_s=PCIE4,
         others=(
             Other("bf16", 242.0, "the data sheet's large type", "with sparsity", valid=False),
             Other("fp8", 485.0, "the data sheet's large type", "with sparsity", valid=False),
@@ -95,14 +84,14 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=350,
         sm_count=142,
         clock_mhz=2490,
-        flop_per_clock_sm=_ADA,
+        flop_per_clock_sm=ADA,
         tflops={"bf16": 362.05, "fp8": 733.0},
         bandwidth_tb_s=0.864,
         source=f"NVIDIA L40S data sheet, {_NVIDIA}l40s/, halved",
         capability="8.9",
         max_clock_mhz=2520,
         clock_implied=True,
-        link_gb_s=_PCIE4,
+        link_gb_s=PCIE4,
         others=(
             Other(
                 "fp8",
@@ -121,13 +110,13 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=300,
         sm_count=142,
         clock_mhz=2505,
-        flop_per_clock_sm=_ADA,
+        flop_per_clock_sm=ADA,
         tflops={"bf16": 364.2, "fp8": 728.5},
         bandwidth_tb_s=0.96,
         source="NVIDIA RTX 6000 Ada data sheet, https://www.nvidia.com/en-us/design-visualization/rtx-6000/, halved",
         capability="8.9",
         max_clock_mhz=3105,
-        link_gb_s=_PCIE4,
+        link_gb_s=PCIE4,
         others=(Other("fp8", 1457.0, "the data sheet's large type", "with sparsity", valid=False),),
     ),
     Device(
@@ -137,17 +126,37 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=250,
         sm_count=46,
         clock_mhz=2475,
-        flop_per_clock_sm=_GEFORCE,
+        flop_per_clock_sm=GEFORCE,
         tflops={"bf16": 58.3, "fp8": 116.6, "fp8_fp16acc": 233.2},
         bandwidth_tb_s=0.504,
         source="https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4070-family/, a quarter of its 466",
         capability="8.9",
         max_clock_mhz=3105,
-        link_gb_s=_PCIE4,
+        link_gb_s=PCIE4,
         others=(
             Other("fp8", 466.0, "the vendor's page", "FP8 with sparsity, accumulated in fp16", valid=False),
         ),
         remark="nobody prints its bf16 rate: it is arithmetic only",
+    ),
+    Device(
+        key="RTX 4080",
+        names=("NVIDIA GeForce RTX 4080",),
+        memory_gib=15.7,
+        max_power_w=320,
+        sm_count=76,
+        clock_mhz=2505,
+        flop_per_clock_sm=GEFORCE,
+        tflops={"bf16": 97.5, "fp8": 194.9, "fp8_fp16acc": 389.9},
+        bandwidth_tb_s=0.717,
+        source="https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4080-family/, a quarter of its 780",
+        capability="8.9",
+        max_clock_mhz=3105,
+        link_gb_s=PCIE4,
+        date="2026-11",
+        others=(
+            Other("fp8", 780.0, "the vendor's page", "FP8 with sparsity, accumulated in fp16", valid=False),
+        ),
+        remark="its bf16 rate is arithmetic only; cards that their makers let draw more than 320 W are not known",
     ),
     Device(
         key="RTX 4090",
@@ -156,13 +165,13 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=600,
         sm_count=128,
         clock_mhz=2520,
-        flop_per_clock_sm=_GEFORCE,
+        flop_per_clock_sm=GEFORCE,
         tflops={"bf16": 165.2, "fp8": 330.3, "fp8_fp16acc": 660.6},
         bandwidth_tb_s=1.008,
         source=_ADA_PAPER,
         capability="8.9",
         max_clock_mhz=3105,
-        link_gb_s=_PCIE4,
+        link_gb_s=PCIE4,
         others=(
             Other(
                 "fp8",
@@ -182,43 +191,23 @@ DEVICES: tuple[Device, ...] = (
         remark="cards boost well above 2520 MHz; limits go up to 600 W",
     ),
     Device(
-        key="RTX 5090",
-        names=("NVIDIA GeForce RTX 5090",),
-        memory_gib=31.4,
-        max_power_w=600,
-        sm_count=170,
-        clock_mhz=2407,
-        flop_per_clock_sm=_GEFORCE,
-        tflops={"bf16": 209.5, "fp8": 419.0, "fp8_fp16acc": 838.0},
-        bandwidth_tb_s=1.792,
-        source=_BLACKWELL_PAPER,
-        capability="12.0",
-        max_clock_mhz=3165,
-        link_gb_s=_PCIE5,
-        others=(
-            Other(
-                "bandwidth_tb_s", 1792.0, _TORCHAO, "1,000 times too high: a slip of the unit", valid=False
-            ),
-        ),
-    ),
-    Device(
         key="H100 SXM",
         names=("NVIDIA H100 80GB HBM3",),
         memory_gib=79.2,
         max_power_w=700,
         sm_count=132,
         clock_mhz=1830,
-        flop_per_clock_sm=_HOPPER,
+        flop_per_clock_sm=HOPPER,
         tflops={"bf16": 989.4, "fp8": 1978.9},
         bandwidth_tb_s=3.35,
         source=_H100,
         capability="9.0",
         max_clock_mhz=1980,
         clock_implied=True,
-        link_gb_s=_NVLINK4,
+        link_gb_s=NVLINK4,
         others=(
             Other(
-                "bandwidth_tb_s", 2.4, _TORCHAO, "a customer's own variant with HBM2e and 500 W", valid=False
+                "bandwidth_tb_s", 2.4, TORCHAO, "a customer's own variant with HBM2e and 500 W", valid=False
             ),
         ),
         reached=(
@@ -233,14 +222,14 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=350,
         sm_count=114,
         clock_mhz=1620,
-        flop_per_clock_sm=_HOPPER,
+        flop_per_clock_sm=HOPPER,
         tflops={"bf16": 756.0, "fp8": 1513.0},
         bandwidth_tb_s=2.0,
         source=_H100,
         capability="9.0",
         max_clock_mhz=1755,
         clock_implied=True,
-        link_gb_s=_PCIE5,
+        link_gb_s=PCIE5,
     ),
     Device(
         key="H100 NVL",
@@ -249,14 +238,14 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=400,
         sm_count=132,
         clock_mhz=1545,
-        flop_per_clock_sm=_HOPPER,
+        flop_per_clock_sm=HOPPER,
         tflops={"bf16": 835.0, "fp8": 1671.0},
         bandwidth_tb_s=3.9,
         source=_H100,
         capability="9.0",
         max_clock_mhz=1785,
         clock_implied=True,
-        link_gb_s=_NVLINK3,
+        link_gb_s=NVLINK3,
         others=(
             Other("bf16", 1979.0, "Lightning forks", "with sparsity", valid=False),
             Other("bf16", 1671.0, "an early data sheet", "two boards, or one with sparsity", valid=False),
@@ -270,14 +259,14 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=700,
         sm_count=132,
         clock_mhz=1830,
-        flop_per_clock_sm=_HOPPER,
+        flop_per_clock_sm=HOPPER,
         tflops={"bf16": 989.0, "fp8": 1979.0},
         bandwidth_tb_s=4.8,
         source=_H200,
         capability="9.0",
         max_clock_mhz=1980,
         clock_implied=True,
-        link_gb_s=_NVLINK4,
+        link_gb_s=NVLINK4,
         reached=(
             Reached("bf16", 794.5, MAMF, (2048, 13312, 2048), of="H100 SXM"),
             Reached("fp8", 1453.4, MAMF, (1280, 12032, 4096)),
@@ -290,14 +279,14 @@ DEVICES: tuple[Device, ...] = (
         max_power_w=600,
         sm_count=132,
         clock_mhz=1545,
-        flop_per_clock_sm=_HOPPER,
+        flop_per_clock_sm=HOPPER,
         tflops={"bf16": 835.5, "fp8": 1670.5},
         bandwidth_tb_s=4.8,
         source=_H200 + " (1,671 and 3,341 with sparsity)",
         capability="9.0",
         max_clock_mhz=1785,
         clock_implied=True,
-        link_gb_s=_NVLINK4,
+        link_gb_s=NVLINK4,
         others=(
             Other(
                 "bf16",
@@ -324,48 +313,7 @@ DEVICES: tuple[Device, ...] = (
         (Other("bandwidth_tb_s", 4.8, "ml-engineering", "HBM3e at the speed of the H200's"),),
     ),
     _gh200("GH200 96GB", "NVIDIA GH200 480GB", 94.5, 4.0, ()),
-    Device(
-        key="B200",
-        names=("NVIDIA B200",),
-        memory_gib=178.4,
-        max_power_w=1000,
-        sm_count=148,
-        clock_mhz=1856,
-        flop_per_clock_sm=_BLACKWELL,
-        tflops={"bf16": 2250.0, "fp8": 4500.0},
-        bandwidth_tb_s=8.0,
-        source=f"NVIDIA DGX B200 data sheet, {_NVIDIA}dgx-b200/ (72 PFLOP/s sparse fp8 of 8 GPUs)",
-        capability="10.0",
-        max_clock_mhz=1965,
-        clock_implied=True,
-        link_gb_s=_NVLINK5,
-        others=(
-            Other("bandwidth_tb_s", 7.672, _TORCHAO, "from the bus width of 7680 bits that CUDA 13 reports"),
-            Other("bf16", 4500.0, "an early entry of torchtitan", "with sparsity", valid=False),
-        ),
-        reached=(Reached("bf16", 1745.0, MAMF), Reached("fp8", 3432.5, MAMF)),
-    ),
-    Device(
-        key="GB200",
-        names=("NVIDIA GB200",),
-        memory_gib=184.3,
-        max_power_w=1200,
-        sm_count=152,
-        clock_mhz=2008,
-        flop_per_clock_sm=_BLACKWELL,
-        tflops={"bf16": 2500.0, "fp8": 5000.0},
-        bandwidth_tb_s=8.0,
-        source=f"NVIDIA GB200 NVL72 page, {_NVIDIA}gb200-nvl72/ (360 PFLOP/s sparse bf16 of 72 GPUs)",
-        capability="10.0",
-        max_clock_mhz=2062,
-        clock_implied=True,
-        link_gb_s=_NVLINK5,
-        others=(
-            Other("bf16", 2250.0, _TORCHAO, "the figure of a B200: 148 SMs and 1000 W"),
-            Other("fp8", 4500.0, _TORCHAO, "the figure of a B200: 148 SMs and 1000 W"),
-        ),
-        reached=(Reached("fp8", 3615.6, MAMF),),
-        remark="one of the two GPUs of a superchip, or of the 72 of an NVL72",
-    ),
+    *EXPORT_GPUS,
+    *BLACKWELL_GPUS,
     *AMD,
 )

@@ -65,7 +65,8 @@ def test_bytes_between_products_by_hand() -> None:
     with torch.device("meta"):
         module = Mlp(4096).to(torch.bfloat16)
         x = torch.zeros(2, 512, 4096, dtype=torch.bfloat16)
-    model = trace_module(module, (x,), 1024, "mlp")
+    model = trace_module(module, (x,), "mlp")
+    assert model.tokens == 2 * 512
     assert model.forward.fused_bytes == pytest.approx(3 * wide + narrow, rel=1e-3)
     assert model.backward.fused_bytes == pytest.approx(5 * wide + narrow, rel=1e-3)
     # eager: silu reads 1 and writes 1, the product reads 2 and writes 1; float() reads 2 B and writes 4, mean reads 4
@@ -95,7 +96,7 @@ def test_a_model_of_one_block_is_traced_whole() -> None:
     module = spec.build(device="meta", dtype=torch.bfloat16)
     module.eval()
     tokens = torch.empty(2, 32, dtype=torch.int64, device="meta")
-    whole = trace_module(module, (tokens, tokens), 64, "whole")
+    whole = trace_module(module, (tokens, tokens), "whole")
     assert short.attention == whole.attention
     assert short.parameters == whole.parameters
     assert short.forward.eager_bytes == pytest.approx(whole.forward.eager_bytes)
@@ -117,7 +118,7 @@ def test_attention_written_out_is_counted_as_products() -> None:
             return (functional.softmax(q @ q.transpose(1, 2), -1) @ q).float().mean()
 
     with torch.device("meta"):
-        model = trace_module(Plain(), (torch.zeros(2, 64, 32),), 128, "plain")
+        model = trace_module(Plain(), (torch.zeros(2, 64, 32),), "plain")
     assert model.attention == 0
     assert model.other == 2 * (2 * 2 * 64 * 64 * 32)
     assert model.forward.fused_bytes > 2 * 4 * 2 * 64 * 64
@@ -127,21 +128,21 @@ def test_what_cannot_be_traced_names_the_layer() -> None:
     with torch.device("meta"):
         module, x = Peeks(), torch.zeros(2, 64, 16)
     with pytest.raises(UsageError, match=r"Peeks cannot be traced: blocks\.1 failed") as refused:
-        trace_module(module, (x,), 128, "Peeks")
+        trace_module(module, (x,), "Peeks")
     assert "\n" not in str(refused.value)
     with pytest.raises(UsageError, match="Chooses failed"):
-        trace_module(Chooses(), (x,), 128, "itself")
+        trace_module(Chooses(), (x,), "itself")
     with pytest.raises(UsageError, match="returned no loss"):
-        trace_module(NoLoss(), (x,), 128, "no loss")
+        trace_module(NoLoss(), (x,), "no loss")
     with pytest.raises(UsageError, match="layer failed"):
-        trace_module(NoLoss(), (x[..., :8],), 128, "wrong width")
+        trace_module(NoLoss(), (x[..., :8],), "wrong width")
 
 
 def test_the_module_given_is_left_as_it_was() -> None:
     with torch.device("meta"):
         module, x = Mlp(64), torch.zeros(2, 16, 64)
     before = dict(module.named_parameters())
-    trace_module(module, (x,), 32, "mlp")
+    trace_module(module, (x,), "mlp")
     assert dict(module.named_parameters()) == before
     assert all(p.grad is None and p.device.type == "meta" for p in module.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs_for_tests import PUBLISHED, written
 from toy import ToySuite, nothing, offered
 
 from harness import store
@@ -105,6 +106,21 @@ def test_a_target_that_is_no_dotted_name_is_refused_in_a_line(
     assert main([*words, "device=cpu", f"model._target_='{target}'", "dry_run=true"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "model.batch='a.b' cannot be imported" in line or (target in line and "dotted name" in line)
+
+
+@pytest.mark.parametrize("sweep", ["gemm", "linear"])
+def test_a_config_of_hugging_face_gives_shapes(
+    sweep: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With shapes=from_model alone; elsewhere, and where it is not understood, it is refused in a line."""
+    path = written(tmp_path / "a [model], so", PUBLISHED["openai-community/gpt2"][0])
+    words = [f"sweep={sweep}", "device=cpu", "axes.tokens=[32]", "dry_run=true"]
+    assert main([*words, "shapes=from_model", f"model={path}"]) == 0
+    assert "transformer.h.*.mlp.c_fc" in capsys.readouterr().out
+    for faulty in (["shapes=tiny", f"model={path}"], ["shapes=from_model", f"model={tmp_path}/none.json"]):
+        assert main([*words, *faulty]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(tmp_path) in line
 
 
 def test_a_dry_run_says_that_it_calls_the_users_code(capsys: pytest.CaptureFixture[str]) -> None:

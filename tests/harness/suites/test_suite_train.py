@@ -623,7 +623,7 @@ def test_the_largest_batch_is_tried_and_not_only_predicted(
     runs_out(monkeypatch, lambda made: made.recipe is not None and made.batch > fits)
     found = train.largest(case(batch=train.MAX), "tensorwise_eager", "cpu")
     assert found.setup.batch == found.resolved["batch"] == expected
-    assert found.tokens == 16 * expected
+    assert found.workload().tokens == found.resolved["tokens_per_step"] == 16 * expected
     assert found.check().ok
 
 

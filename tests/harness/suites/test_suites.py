@@ -16,6 +16,7 @@ import model_for_tests
 import numpy as np
 import pytest
 import torch
+from configs_for_tests import PUBLISHED, written
 from torch import Tensor, nn
 
 import fp8core.scaled_linear
@@ -31,6 +32,7 @@ from harness.store.measurement import METRICS
 from harness.suites import SUITES, cast, ceilings, common, gemm, linear, oracle, outliers, recipes
 from harness.timing.compiling import CompileWatch, compile_unavailable
 from harness.timing.workload import ArmInfo, Axis, Numerics, Workload
+from harness.training.models import hugging_face_meta
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -659,6 +661,28 @@ def test_layers_of_a_model_on_meta() -> None:
         ]
     assert common.model_layers(["tiny"], None) == []
     assert common.model_layers(["from_model"], nn.Linear(3, 5))[0].name == "linear"
+
+
+def test_layers_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixtral's: 32 blocks, and 8 experts in each."""
+    monkeypatch.setattr(hugging_face_meta, "installed", lambda: False)
+    path = written(tmp_path, PUBLISHED["mistralai/Mixtral-8x7B-v0.1"][0])
+    found = {
+        x.name: (x.in_features, x.out_features, x.count)
+        for x in common.model_layers(["from_model"], str(path))
+    }
+    assert found == {
+        "model.layers.*.self_attn.q_proj": (4096, 4096, 32),
+        "model.layers.*.self_attn.k_proj": (4096, 1024, 32),
+        "model.layers.*.self_attn.v_proj": (4096, 1024, 32),
+        "model.layers.*.self_attn.o_proj": (4096, 4096, 32),
+        "model.layers.*.mlp.gate": (4096, 8, 32),
+        "model.layers.*.mlp.experts.gate_up_proj": (4096, 28672, 32 * 8),
+        "model.layers.*.mlp.experts.down_proj": (14336, 4096, 32 * 8),
+        "lm_head": (4096, 32000, 1),
+    }
+    with pytest.raises(ValueError, match="cannot read"):
+        common.model_layers(["from_model"], str(tmp_path / "none.json"))
 
 
 @pytest.mark.parametrize(

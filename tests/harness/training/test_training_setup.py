@@ -370,8 +370,7 @@ def test_a_model_that_returns_no_loss_is_refused(output: Any, message: str) -> N
         trainee(Strange()).step([tokens(0)])
 
 
-def test_tokens_of_a_step() -> None:
-    assert setup(batch=3, seq=5, accumulation=7).tokens_per_step == 105
+def test_the_first_word_of_checkpointing_is_none() -> None:
     assert CHECKPOINTING[0] == "none"
 
 

@@ -1,0 +1,46 @@
+"""Tokens of a pass and of a step. Oracles: sizes of the batches by hand; the command `advise`, which must say the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fp8core import PrecisionSchedule
+from harness.advise.training import traced
+from harness.training import on_paper
+from harness.training.loop import Regime, facts_of
+from harness.training.models.tokens import common_rows
+from harness.training.setup import Setup
+
+
+def test_the_rows_of_most_work_speak_for_the_model() -> None:
+    assert common_rows([]) == 0
+    assert common_rows([(1024, 64), (1024, 64)]) == 1024
+    assert common_rows([(8, 10**6), (512, 10**5)]) == 512, "a pooled head of many classes is little work"
+    assert common_rows([(512, 60), (64, 300), (64, 300)]) == 64, "layers of equal rows speak together"
+
+
+def test_tokens_of_a_step_of_a_named_model() -> None:
+    assert on_paper.tokens(Setup("nano", 3, 5, accumulation=7)) == 105
+
+
+@pytest.mark.parametrize(
+    ("build", "batch", "expected"),
+    [
+        ("pooled", "patches", 3 * 2 * 64),  # of pictures, 64 patches each
+        ("from_pixels", "pixels", 3 * 2 * 64),  # whole numbers, and yet no ids
+        ("no_linear", "patches", 0),
+        ("peeks", "small_batch", 0),  # looks at values, which are not there on paper
+    ],
+)
+def test_tokens_of_a_step_of_a_user_s_model_are_rows_of_its_layers(
+    build: str, batch: str, expected: int
+) -> None:
+    """Whatever `seq` says, which the model has no use for; 0 is "not known"."""
+    model = json.dumps({"_target_": f"models_to_advise.{build}", "batch": f"models_to_advise.{batch}"})
+    made = Setup(model, 2, 77, accumulation=3, compute="bf16")
+    assert on_paper.tokens(made) == expected
+    if expected:
+        assert 3 * traced(model, 2, 0, None, None).tokens == expected
+    assert facts_of(made, Regime(1, 1e-3, 1e-4), PrecisionSchedule())["tokens_per_step"] == expected
