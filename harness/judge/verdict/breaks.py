@@ -13,15 +13,25 @@ if TYPE_CHECKING:
     from harness.judge.verdict.curves import Run
     from harness.judge.verdict.spike_events import Calm
 
+EXCUSED_TIMES = (
+    2.0  # a control that breaks after more than so many times the candidate's steps excuses nothing
+)
+
 
 def finite(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> GateResult:
-    """L1: no NaN or infinity in a loss or gradient. Where the control breaks in the same seed, the gate is INCONCLUSIVE."""
+    """L1: no NaN or infinity in a loss or gradient. Where the control breaks in the same
+    seed, and not much later, the gate is INCONCLUSIVE."""
     broken = {seed: run.broke_at for seed, run in candidate.items() if run.broke_at is not None}
-    base = sorted(seed for seed, run in control.items() if run.broke_at is not None)
+    base = {seed: run.broke_at for seed, run in control.items() if run.broke_at is not None}
     if not broken:
         return GateResult("L1", "PASS", f"finite in all {len(candidate)} runs", seeds=len(candidate))
-    where = ", ".join(f"seed {s} at step {step}" for s, step in sorted(broken.items()))
-    if set(broken) <= set(base):
+    # A control that breaks much later is no excuse: the candidate broke by itself.
+    excused = {seed for seed, step in broken.items() if seed in base and base[seed] <= EXCUSED_TIMES * step}
+    where = ", ".join(
+        f"seed {seed} at step {step}" + (f" (control at {base[seed]})" if seed in base else "")
+        for seed, step in sorted(broken.items())
+    )
+    if set(broken) <= excused:
         sentence = f"NaN or infinity in {where}; the control broke in the same seeds"
         return GateResult("L1", "INCONCLUSIVE", sentence, seeds=len(candidate))
     return GateResult("L1", "FAIL", f"NaN or infinity in {where}", seeds=len(candidate))

@@ -72,6 +72,7 @@ class Run:
         elapsed: seconds of training until the end of each step; evaluation and diagnostics left out, as `METRICS` says.
         planned_steps: how many steps the run was meant to have; 0 where that is not known.
         switch_step: the first step that ran in the other precision; None for a run of one precision.
+        switch_back_step: the next step at which the precision changed; None where it did not change again.
         nonfinite_step: where the run met NaN or infinity, if its curve was cut there.
         stopped: why the run ended early.
         tokens_per_step: for what a run of this length cannot certify; 0 where that is not known.
@@ -94,6 +95,7 @@ class Run:
     proof: str = ""
     proof_outcome: ProofOutcome = ProofOutcome.NONE
     fp8_grad_norm: Curve | None = None
+    switch_back_step: int | None = None
 
     @property
     def disproved(self) -> bool:
@@ -109,7 +111,9 @@ class Run:
     def broke_at(self) -> int | None:
         """The step at which a loss or gradient first was NaN or infinite; None for a finite run."""
         found = [self.nonfinite_step, self.loss.first_nonfinite]
-        found += [c.first_nonfinite for c in (self.heldout, self.grad_norm) if c is not None]
+        found += [
+            c.first_nonfinite for c in (self.heldout, self.grad_norm, self.fp8_grad_norm) if c is not None
+        ]
         return min((s for s in found if s is not None), default=None)
 
 
@@ -299,9 +303,11 @@ def _stack(curves: Sequence[Curve], length: int) -> Vector:
 
 
 def _final_heldout(candidate: Sequence[Run], control: Sequence[Run]) -> tuple[Vector, Vector] | None:
-    """Last held-out loss of each run, where all were taken after the same step."""
+    """Last held-out loss of each run, where all were taken after the same step, and none before the last logged loss."""
     curves = [r.heldout for r in (*candidate, *control) if r.heldout is not None]
     if len(curves) < len(candidate) + len(control) or len({c.steps[-1] for c in curves}) != 1:
+        return None
+    if any(r.heldout is not None and r.heldout.steps[-1] < r.loss.steps[-1] for r in (*candidate, *control)):
         return None
     ends = np.array([c.values[-1] for c in curves])
     return ends[: len(candidate)], ends[len(candidate) :]

@@ -1,7 +1,7 @@
 """Gates on the paired loss gap: early window, late window, held-out loss (L3, L4).
 
 The late loss alone passes five of eight gross faults, because the optimiser absorbs them; so no gate stands for
-another. Gaps are candidate minus control of the same seed, relative to the control's mean loss. All tests have two
+another. Gaps are candidate minus control of the same seed, relative to the control's mean loss. These tests have two
 sides: truncation instead of rounding makes the early loss better.
 """
 
@@ -24,9 +24,13 @@ from harness.judge.verdict.result import (
     LATE,
     MARGIN,
     MIN_GOLDEN,
+    MIN_POINTS,
     MIN_SEEDS,
+    MIN_WINDOW,
+    MOST_OF_GOLDEN,
     MOST_SEEDS,
     STRAY,
+    STRAY_MARGINS,
     GateResult,
     Status,
     estimate,
@@ -62,9 +66,11 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
     missing = too_little(pairs, "L3")
     if missing:
         return missing
+    in_fp8 = int(((pairs.steps >= span[0]) & (pairs.steps < span[1])).sum())
+    if in_fp8 < MIN_POINTS:
+        said = f"{in_fp8} logged steps ran in FP8; fewer than {MIN_POINTS} can't be judged"
+        return GateResult("L3", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
     inside = _early_window(pairs, span)
-    if not inside.any():
-        return GateResult("L3", "INCONCLUSIVE", "no logged step ran in FP8", seeds=len(pairs.seeds))
     missing = calm.too_few_left("L3", inside)
     if missing:
         return missing
@@ -78,10 +84,15 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
     golden_seeds = len(golden.pairs.seeds) if golden is not None else 0
     if golden is not None and golden_seeds >= MIN_SEEDS:
         golden_means, golden_peaks = _early_figures(golden, inside)
-        mean_band, mean_wide = (_prediction(golden_means, times) for times in (1.0, FAIL_TIMES))
+        # A golden arm that is itself far from the control, or whose seeds scatter, is no measure: its band has a limit.
+        mean_band, mean_wide = (
+            _within(_prediction(golden_means, times), capped * EARLY_MEAN * FAIL_TIMES)
+            for times, capped in ((1.0, 1.0), (FAIL_TIMES, MOST_OF_GOLDEN))
+        )
         # A smoothed gap's size has no lower limit: less than the golden arm's is no fault.
         peak_band, peak_wide = (
-            (-math.inf, _prediction(golden_peaks, times)[1]) for times in (1.0, FAIL_TIMES)
+            (-math.inf, min(_prediction(golden_peaks, times)[1], capped * EARLY_MAX * FAIL_TIMES))
+            for times, capped in ((1.0, 1.0), (FAIL_TIMES, MOST_OF_GOLDEN))
         )
         source = f"band of {golden_seeds} golden runs"
     stray = _beyond(means, mean_wide) | _beyond(peaks, peak_wide)
@@ -91,11 +102,14 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
         source += f", {stray.sum()} of {stray.size} seeds are beyond {FAIL_TIMES:g} bands"
     if one_sided >= MOST_SEEDS:
         status = "FAIL"
+        if means.mean() < 0 and calm.bursts[1].any():
+            status = "INCONCLUSIVE"
+            source += ", on the better side, and the control spikes"
     elif stray.mean() > STRAY:
         status = "INCONCLUSIVE"
     elif (_beyond(means, mean_band) | _beyond(peaks, peak_band)).any():
         status = "WARN"
-        if 0 < golden_seeds < MIN_GOLDEN and source.startswith("band"):
+        if MIN_SEEDS <= golden_seeds < MIN_GOLDEN:
             status = "INCONCLUSIVE"
             source += f", too few of {MIN_GOLDEN} to tell a fault from the recipe's own effect"
     raw = float((pairs.gap[:, inside].mean(axis=1) / pairs.control[:, inside].mean(axis=1)).mean())
@@ -104,28 +118,38 @@ def early_window(calm: Calm, golden: Calm | None = None, span: Span = WHOLE) -> 
         f"steps {int(first)} to {int(last)}: mean gap {percent(means.mean())}, worst seed "
         f"{percent(means[np.abs(means).argmax()])} against {percent(mean_band[0])} to {percent(mean_band[1])}; largest "
         f"smoothed gap {percent(peaks.max())} against {percent(peak_band[1])} ({source}; FAIL where "
-        f"{100 * MOST_SEEDS:g} % of the seeds are beyond {FAIL_TIMES:g}){calm.note(inside, raw)}"
+        f"{100 * MOST_SEEDS:g} % of the seeds are beyond {FAIL_TIMES:g} bands){calm.note(inside, raw)}"
     )
     margin = max(abs(mean_band[0]), abs(mean_band[1]))
     return estimate("L3", status, sentence, means, stats.t_interval(means), margin)
 
 
-def late_window(calm: Calm, margin: float = MARGIN) -> GateResult:
-    """L4: mean loss of the last fifth of the steps, equivalent within the margin (two one-sided tests)."""
-    inside = _late_window(calm.pairs)
-    missing = too_little(calm.pairs, "L4") or calm.too_few_left("L4", inside)
+def late_window(calm: Calm, margin: float = MARGIN, start: float = 0.0) -> GateResult:
+    """L4: mean loss of the last fifth of the steps, equivalent within the margin (two one-sided tests).
+
+    Args:
+        calm: candidate and control.
+        margin: of equivalence, relative to the control's mean loss.
+        start: the first step that ran in FP8, of a warm-up; earlier ones are left out of the window.
+    """
+    inside = _late_window(calm.pairs, start)
+    missing = too_little(calm.pairs, "L4")
+    if not missing and inside.sum() < MIN_WINDOW:
+        said = f"{inside.sum()} logged steps of the last {100 * LATE:.0f} % ran in FP8; {MIN_WINDOW} are the least"
+        missing = GateResult("L4", "INCONCLUSIVE", said, seeds=len(calm.pairs.seeds))
+    missing = missing or calm.too_few_left("L4", inside)
     if missing:
         return missing
     raw = calm.pairs.gap[:, inside].mean() / calm.pairs.control[:, inside].mean()
     what = f"last {100 * LATE:.0f} % of the steps"
-    return _equivalence("L4", what, late_gaps(calm), calm, margin, calm.note(inside, raw))
+    return _equivalence("L4", what, late_gaps(calm, start), calm, margin, calm.note(inside, raw))
 
 
-def late_gaps(calm: Calm) -> Vector:
+def late_gaps(calm: Calm, start: float = 0.0) -> Vector:
     """By seed: mean calm gap of the last fifth of the steps, relative to the control's mean loss there."""
     if not calm.pairs.seeds:
         return np.zeros(0)
-    inside = _late_window(calm.pairs)
+    inside = _late_window(calm.pairs, start)
     return np.asarray(calm.gap[:, inside].mean(axis=1) / calm.pairs.control[:, inside].mean(), np.float64)
 
 
@@ -155,31 +179,46 @@ def _equivalence(
 ) -> GateResult:
     """Two one-sided tests at `ALPHA`: PASS where the 90 % interval lies inside the margin.
 
-    Nothing else is asked of the spread: at a true gap of one margin the tests pass in at most 5 % of cases for any
-    number of seeds, and more seeds can only narrow the interval. FAIL needs the 99 % interval wholly outside: where the
-    spread is many margins, an interval of 90 % misses both the margin and a true gap of 0 in one case of ten.
+    For independent, roughly normal gaps the tests pass in at most 5 % of cases at a true gap of one margin, for any number
+    of seeds, and more seeds can only narrow the interval. A mean says nothing of one seed in many that went wrong: beside
+    a gap of `STRAY_MARGINS` margins nothing passes. FAIL needs the 99 % interval wholly outside: where the spread is many
+    margins, an interval of 90 % misses both the margin and a true gap of 0 in one case of ten.
 
-    Seeds of which a run ends within a spike are left out. Where they are more than `STRAY` of all, nothing passes.
+    A seed whose control ends within a spike is left out. Where the candidate alone does, nobody can tell how it goes on,
+    and nothing passes, however many other seeds there are. A candidate that is better than a control that spikes does not
+    fail by that.
     """
-    gaps = of_all[~calm.ends_in_spike]
+    left_out = calm.ends_in_spike[1]
+    alone = calm.ends_in_spike[0] & ~left_out
+    gaps = of_all[~left_out]
     if gaps.size < MIN_SEEDS:
-        said = f"{what}: only {gaps.size} of {of_all.size} seeds do not end within a spike; {MIN_SEEDS} are the least"
+        said = f"{what}: only {gaps.size} of {of_all.size} controls do not end within a spike; {MIN_SEEDS} are the least"
         return GateResult(gate, "INCONCLUSIVE", said, seeds=gaps.size)
     low, high = stats.t_interval(gaps, 1 - 2 * ALPHA)
     wide_low, wide_high = stats.t_interval(gaps, FAIL_CONFIDENCE)
-    left_out = of_all.size - gaps.size
-    if left_out:
-        note = f"; {left_out} more {'end' if left_out > 1 else 'ends'} within a spike{note}"
+    if left_out.any():
+        note = f"; {left_out.sum()} more left out, whose control ends within a spike{note}"
+    stray = np.abs(of_all) > STRAY_MARGINS * margin
     status: Status = "INCONCLUSIVE"
     why = "the interval crosses the margin"
     if wide_low > margin or wide_high < -margin:
         status, why = "FAIL", f"wholly outside the margin, also with {100 * FAIL_CONFIDENCE:g} %"
+        if wide_high < -margin and calm.bursts[1].any():
+            status, why = "INCONCLUSIVE", "better by more than the margin, but the control spikes"
     elif low > margin or high < -margin:
         why = f"outside the margin, but not with {100 * FAIL_CONFIDENCE:g} %"
     elif -margin < low and high < margin:
         status, why = "PASS", "inside the margin"
-        if left_out > STRAY * of_all.size:
-            status, why = "INCONCLUSIVE", "inside the margin, but too many seeds are left out"
+        if alone.any():
+            named = ", ".join(str(s) for s, is_alone in zip(calm.pairs.seeds, alone, strict=True) if is_alone)
+            status, why = (
+                "INCONCLUSIVE",
+                f"inside the margin, but the run of seed {named} ends within a spike",
+            )
+        elif stray.any():
+            worst = int(np.abs(of_all).argmax())
+            status = "INCONCLUSIVE"
+            why = f"inside the margin, but seed {calm.pairs.seeds[worst]} is off by {percent(of_all[worst])}"
     sentence = (
         f"{what}: mean gap {percent(gaps.mean())} (90 % interval {percent(low)} to {percent(high)}), margin "
         f"{percent(margin)[1:]}, sd {percent(gaps.std(ddof=1))[1:]}, {gaps.size} seeds: {why}{note}"
@@ -187,9 +226,12 @@ def _equivalence(
     return estimate(gate, status, sentence, gaps, (low, high), margin)
 
 
-def _late_window(pairs: Pairs) -> Mask:
-    """Logged steps of the last fifth of the run."""
-    return np.asarray(pairs.steps >= pairs.steps[-1] - LATE * (pairs.steps[-1] - pairs.steps[0]), bool)
+def _late_window(pairs: Pairs, start: float = 0.0) -> Mask:
+    """Logged steps of the last fifth of the run, from `start` on."""
+    if not pairs.steps.size:
+        return np.zeros(0, bool)
+    late = pairs.steps[-1] - LATE * (pairs.steps[-1] - pairs.steps[0])
+    return np.asarray(pairs.steps >= max(late, start), bool)
 
 
 def _early_window(pairs: Pairs, span: Span) -> Mask:
@@ -207,6 +249,13 @@ def _early_figures(calm: Calm, inside: Mask) -> tuple[Vector, Vector]:
     smooth_loss = ema(pairs.control, pairs.steps, life)[:, inside]
     means = calm.gap[:, inside].mean(axis=1) / pairs.control[:, inside].mean(axis=1)
     return means, (smooth_gap / smooth_loss).max(axis=1)
+
+
+def _within(band: Span, limit: float) -> Span:
+    """A band, cut at a limit on either side; the limits themselves where it lies beyond one of them."""
+    if band[0] > limit or band[1] < -limit:
+        return -limit, limit
+    return max(band[0], -limit), min(band[1], limit)
 
 
 def _beyond(values: Vector, limits: Span) -> Mask:

@@ -87,11 +87,11 @@ def gradients(pairs: Pairs, golden: Pairs | None = None, span: Span = WHOLE) -> 
     Two ratios to the golden arm are judged, and the worse one decides: the median over steps, and that of step 0, where
     the weights of both arms are still equal and the ratio is exact but for the order of additions. Either is PASS, WARN
     beyond 1 %, FAIL beyond 5 %, where its 95 % interval over seeds lies wholly beyond, and INCONCLUSIVE where the interval
-    reaches beyond 5 %. The ratio to the control is reported beside them: outside `GRAD_BAND` with that of the golden arm,
-    which is the recipe's own effect; beyond four bands as a warning.
+    reaches beyond 5 %. The ratio to the control is reported beside them, outside `GRAD_BAND` with that of the golden arm.
+    Beyond four bands the gate can't tell: the recipe changes the norm so much, or candidate and golden arm share a fault.
 
     Without three golden runs nobody can tell the recipe from a fault: the ratio to the control is INCONCLUSIVE from
-    `GRAD_BAND` up to four bands, and the sentence says which errors it does not see.
+    `GRAD_BAND` up to four bands and where its interval reaches beyond those, and the sentence says what it does not see.
 
     Args:
         pairs: candidate and control.
@@ -109,37 +109,41 @@ def gradients(pairs: Pairs, golden: Pairs | None = None, span: Span = WHOLE) -> 
     found = _against_golden(pairs, golden, span) if golden is not None else None
     if golden is None or found is None:
         return _alone(control)
+    if isinstance(found, str):
+        return GateResult("L6", "INCONCLUSIVE", found, seeds=len(pairs.seeds))
     what, steps, logs = found
     median = _Size.of(np.median(logs, axis=1))
-    judged = [(median, median.status, GRAD_WARN)]
+    judged = [(median, median.status)]
     sentence = f"gradients {median.value:.3f} times the golden arm's ({median.low:.3f} to {median.high:.3f}; {what}; median over steps)"
     if steps[0] == 0:
         first = _Size.of(logs[:, 0])
-        judged.append((first, first.status, GRAD_WARN))
+        judged.append((first, first.status))
         sentence += f", at step 0 {first}"
     is_usual = GRAD_BAND[0] <= control.value <= GRAD_BAND[1]
     is_far = control.value < _USUAL[0] or control.value > _USUAL[1]
-    judged.append((control, "WARN" if is_far else "PASS", _USUAL[1] - 1))
+    judged.append((control, "INCONCLUSIVE" if is_far else "PASS"))
     sentence += f"; WARN beyond {100 * GRAD_WARN:g} %, FAIL beyond {100 * GRAD_FAIL:g} %; {control} times the control's"
     if not is_usual and (own := _against_control(golden, span)) is not None:
-        sentence += f", the golden arm {_Size.of(np.median(own, axis=1))}: the recipe's own effect"
-    size, status, margin = min(judged, key=lambda one: _WORST.index(one[1]))
-    return size.result(status, sentence, margin)
+        sentence += f", the golden arm {_Size.of(np.median(own, axis=1))}: "
+        sentence += "the recipe, or a fault of both" if is_far else "the recipe's own effect"
+    size, status = min(judged, key=lambda one: _WORST.index(one[1]))
+    limit = _USUAL[1] - 1 if size is control else GRAD_WARN if status in ("PASS", "WARN") else GRAD_FAIL
+    return size.result(status, sentence, limit)
 
 
 def _alone(control: _Size) -> GateResult:
     """The result without a golden arm, by the ratio to the control."""
     low, high = GRAD_BAND
     status: Status = "INCONCLUSIVE"
-    if low <= control.value <= high:
+    if low <= control.value <= high and not control.reaches(_USUAL[1] - 1):
         status = "PASS"
     elif control.high < _USUAL[0] or control.low > _USUAL[1]:
         status = "FAIL"
     sentence = (
         f"gradients {control} times the control's, against {low} to {high}; without three golden runs the recipe's own effect is "
-        f"not known, and an error of the gradients' scale of {100 * (high - 1):g} % or less is not seen"
+        f"not known, and an error of the gradients' scale of {100 * (high - 1):g} % or less, or within the interval, is not seen"
     )
-    return control.result(status, sentence, high - 1)
+    return control.result(status, sentence, high - 1 if status == "PASS" else _USUAL[1] - 1)
 
 
 def _against_control(pairs: Pairs, span: Span) -> Vector | None:
@@ -151,8 +155,11 @@ def _against_control(pairs: Pairs, span: Span) -> Vector | None:
     return _logs(mine[:, inside], theirs[:, inside])
 
 
-def _against_golden(pairs: Pairs, golden: Pairs, span: Span) -> tuple[str, Vector, Vector] | None:
-    """(whose norm, steps, log(candidate / golden)) of the seeds of both; None for under three or without norms."""
+def _against_golden(pairs: Pairs, golden: Pairs, span: Span) -> tuple[str, Vector, Vector] | str | None:
+    """(whose norm, steps, log(candidate / golden)) of the seeds of both; None for under three or without norms.
+
+    Norms that both stored and that cannot be compared are a sentence: the other norm would hide what is wrong with them.
+    """
     seeds = [s for s in pairs.seeds if s in golden.seeds]
     if len(seeds) < MIN_SEEDS:
         return None
@@ -166,8 +173,9 @@ def _against_golden(pairs: Pairs, golden: Pairs, span: Span) -> tuple[str, Vecto
         steps = mine[0]
         inside = (steps >= span[0]) & (steps < span[1])
         logs = _logs(mine[1][rows[0]][:, inside], theirs[1][rows[1]][:, inside])
-        if logs is not None:
-            return what, steps[inside], logs
+        if logs is None:
+            return f"the golden arm's gradient norm ({what}) is 0 at some step"
+        return what, steps[inside], logs
     return None
 
 

@@ -93,7 +93,8 @@ def judge_pairs(
     warm_up = twin is control and bool(switches)
     span = gates.WHOLE
     if warm_up:
-        span = (float(max(s for s in switches if s is not None)), math.inf)
+        back = [run.switch_back_step for run in candidate.values() if run.switch_back_step is not None]
+        span = (float(max(s for s in switches if s is not None)), float(min(back, default=math.inf)))
     elif switches and twin:
         span = (0.0, float(min(s for s in switches if s is not None)))
     band = pair(golden, control, "golden arm") if golden else None
@@ -103,9 +104,9 @@ def judge_pairs(
         breaks.spikes(without_spikes),
         # The golden arm has no warm-up; right after one its gap is no measure.
         gates.early_window(without_spikes, None if warm_up or band is None else calm(band), span),
-        gates.late_window(without_spikes, margin),
+        gates.late_window(without_spikes, margin, span[0]),
         gates.heldout(without_spikes, margin),
-        trend(without_spikes, margin),
+        trend(without_spikes, margin, span[0]),
         gradients.gradients(pairs, band, span),
     ]
     notes = list(pairs.problems)

@@ -42,7 +42,12 @@ ALPHA = 0.05  # of each of the two one-sided tests whose PASS is "equivalent"
 FAIL_CONFIDENCE = 0.99  # of the two-sided interval that must lie wholly outside for a FAIL of a gap gate
 SPIKES_FAIL, SPIKES_UNCLEAR = 0.01, 0.125  # p of the excess of bursts: FAIL, and can't tell, up to these
 MOST_SEEDS = 3 / 4  # share of the seeds that must be beyond the widest band of L3, on one side, for a FAIL
-STRAY = 1 / 8  # share of the seeds that may be beyond the widest band of L3, or end within a spike, in a PASS
+MOST_OF_GOLDEN = 2.0  # the golden arm's band of FAIL reaches up to so many times the fixed one's
+MIN_WINDOW = 10  # logged steps in FP8 of a window; fewer say nothing
+STRAY_MARGINS = (
+    8.0  # a seed whose late or held-out gap is so many margins is named, and nothing passes beside it
+)
+STRAY = 1 / 8  # share of the seeds that may be beyond the widest band of L3 in a PASS
 MOST_MASKED = (
     1 / 4
 )  # share of a window whose gaps are interpolated across spikes; beyond it the window can't tell
@@ -115,6 +120,8 @@ def too_little(pairs: Pairs, gate: str) -> GateResult | None:
         said = f"{seeds} paired seeds; {MIN_SEEDS} are the least that has an interval, 5 the default"
     elif points < MIN_POINTS:
         said = f"{points} logged steps; fewer than {MIN_POINTS} can't be judged"
+    elif pairs.control.mean(axis=1).min() <= 0 or pairs.control[:, -max(1, points // 5) :].mean() <= 0:
+        said = "the control's loss is not above 0, so a gap relative to it says nothing"
     else:
         return None
     return GateResult(gate, "INCONCLUSIVE", said, seeds=seeds)

@@ -177,6 +177,7 @@ def _run(about: Mapping[str, Any]) -> Run:
         **{name: about[name] for name in _CURVES.values() if name in about},
         planned_steps=int(resolved.get("steps") or 0),
         switch_step=None if switches[0] is None else int(switches[0]),
+        switch_back_step=int(switches[1]) if len(switches) > 1 else None,
         nonfinite_step=resolved.get("nonfinite_step"),
         stopped=str(resolved.get("stopped") or ""),
         tokens_per_step=float(resolved.get("tokens_per_step") or 0),

@@ -35,6 +35,7 @@ WINDOW_HALF_LIVES = 5  # of the blocks in which the control's noise is taken, an
 MERGE_HALF_LIVES = 2  # events closer than this are one burst: an aftershock is no second event
 LONGEST_HALF_LIVES = 4  # an event that lasts longer is a shift of the loss, which the gap gates must see
 MOST_WINDOWS = 4096
+NOISE_TIMES = 2.0  # a block's noise counts up to so many times the median of the run's blocks
 PAD_SHARE = (
     0.5  # the interpolated steps go on after an event for this share of its length: a tail decays slowly
 )
@@ -66,14 +67,15 @@ class Calm:
         gap: candidate minus control, [S, T]; in the steps of events interpolated linearly between the neighbouring
             gaps, and held at the ends of the run.
         masked: which steps were interpolated, [S, T]. Shifts are not: the gap gates must see them.
-        ends_in_spike: whether either run of a seed ends within an open event, [S]; nobody can tell how it goes on.
+        ends_in_spike: which runs of the candidate and of the control end within an open event, [S] each; nobody can tell
+            how they go on.
         bursts: by seed, bursts of the candidate and of the control, [S] each.
     """
 
     pairs: Pairs
     gap: Vector
     masked: Mask
-    ends_in_spike: Mask
+    ends_in_spike: tuple[Mask, Mask]
     bursts: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def too_few_left(self, gate: str, inside: Mask) -> GateResult | None:
@@ -97,20 +99,20 @@ def calm(pairs: Pairs) -> Calm:
     events: tuple[list[list[Event]], list[list[Event]]] = _events(pairs) if pairs.seeds else ([], [])
     masked = np.zeros(pairs.gap.shape, dtype=bool)
     gap = pairs.gap.copy()
-    ends_in_spike = np.zeros(len(pairs.seeds), dtype=bool)
-    for of_arm in events:
+    ends_in_spike = np.zeros((2, len(pairs.seeds)), dtype=bool)
+    for arm, of_arm in enumerate(events):
         for i, of_run in enumerate(of_arm):
             for event in of_run:
                 if event.kind != "shift":
                     padded = event.last + PAD_SHARE * (event.last - event.first + 1)
                     masked[i] |= (pairs.steps >= event.first) & (pairs.steps <= padded)
-                ends_in_spike[i] |= event.kind == "open"
+                ends_in_spike[arm, i] |= event.kind == "open"
     for row, hidden in zip(gap, masked, strict=True):
         if hidden.any() and not hidden.all():
             row[hidden] = np.interp(pairs.steps[hidden], pairs.steps[~hidden], row[~hidden])
     near = MERGE_HALF_LIVES * half_life(pairs.length)
     mine, theirs = (np.array([_bursts(of_run, near) for of_run in of_arm], np.int64) for of_arm in events)
-    return Calm(pairs, gap, masked, ends_in_spike, (mine, theirs))
+    return Calm(pairs, gap, masked, (ends_in_spike[0], ends_in_spike[1]), (mine, theirs))
 
 
 def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
@@ -145,13 +147,14 @@ def _events(pairs: Pairs) -> tuple[list[list[Event]], list[list[Event]]]:
 
 
 def _noise(residual: Vector, width: int) -> Vector:
-    """MAD-sd of the residuals, block by block, [S, T]."""
+    """MAD-sd of the residuals, block by block, [S, T]; of a block that a spike and its tail fill no more than twice the usual."""
     noise = np.empty_like(residual)
     for start in range(0, residual.shape[1], width):
         block = residual[:, start : start + width]
         deviation = np.abs(block - np.median(block, axis=1, keepdims=True))
         noise[:, start : start + width] = 1.4826 * np.median(deviation, axis=1, keepdims=True)
-    return noise
+    blocks = noise[:, ::width]
+    return np.minimum(noise, NOISE_TIMES * np.median(blocks, axis=1, keepdims=True))
 
 
 def _excursions(

@@ -64,13 +64,16 @@ def test_an_error_of_the_scale_is_named_with_its_size(error, status):
         assert f"at step 0 {error:.3f}" in result.sentence
 
 
-@pytest.mark.parametrize(("ratio", "status"), [(1.0, "PASS"), (1.03, "PASS"), (1.07, "PASS"), (1.1, "WARN")])
-def test_what_the_recipe_itself_does_is_told_and_beyond_four_bands_a_warning(ratio, status):
+@pytest.mark.parametrize(
+    ("ratio", "status"), [(1.0, "PASS"), (1.03, "PASS"), (1.07, "PASS"), (1.1, "INCONCLUSIVE")]
+)
+def test_what_the_recipe_itself_does_is_told_and_beyond_four_bands_nobody_can_tell(ratio, status):
     """The candidate does what its golden arm does, to the bit."""
     result = l6(times(shifted(BASE), ratio), times(shifted(BASE), ratio))
     assert result.status == status
-    assert result.effect == pytest.approx(ratio if status == "WARN" else 1.0)
-    assert ("the recipe's own effect" in result.sentence) == (ratio != 1)
+    assert result.effect == pytest.approx(1.0 if status == "PASS" else ratio)
+    assert ("the recipe's own effect" in result.sentence) == (ratio in (1.03, 1.07))
+    assert ("the recipe, or a fault of both" in result.sentence) == (ratio == 1.1)
     assert f"{ratio:.3f} ({ratio:.3f} to {ratio:.3f}) times the control's" in result.sentence
 
 
@@ -98,7 +101,10 @@ def test_without_golden_runs_the_gate_says_what_it_cannot_see(ratio, alone, gold
     result = l6(times(shifted(BASE), ratio), golden)
     assert result.status == alone
     assert result.effect == pytest.approx(ratio)
-    assert "an error of the gradients' scale of 2 % or less is not seen" in result.sentence
+    assert (
+        "an error of the gradients' scale of 2 % or less, or within the interval, is not seen"
+        in result.sentence
+    )
 
 
 def test_the_interval_is_students_of_the_logarithms_and_decides():
@@ -152,7 +158,7 @@ def test_the_weights_of_the_fp8_layers_are_compared_where_both_arms_have_them():
 
 def test_only_seeds_of_both_arms_are_compared():
     golden = {s: r for s, r in shifted(BASE).items() if s != 2}
-    candidate = times(shifted(BASE), lambda seed, steps: 9.0 if seed == 2 else 1.02)
+    candidate = times(shifted(BASE), lambda seed, steps: 1.05 if seed == 2 else 1.02)
     result = l6(candidate, golden)
     assert (result.effect, result.seeds) == (pytest.approx(1.02), 4)
 

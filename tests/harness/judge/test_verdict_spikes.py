@@ -221,17 +221,22 @@ def test_a_window_that_is_mostly_spikes_cannot_be_judged():
     assert verdict.outcome == "INCONCLUSIVE"
 
 
-def test_a_run_that_ends_within_a_spike_is_left_out_and_too_many_pass_nothing():
-    """One of five is more than an eighth, one of eight is not."""
-    for seeds, status in ((5, "INCONCLUSIVE"), (8, "PASS")):
-        base = control(range(seeds))
-        runs = spiked(shifted(base), [2], (285,), length=15)
-        verdict = judge_pairs(runs, base)
-        assert gate(verdict, "L4").status == status
-        assert gate(verdict, "L4").seeds == seeds - 1
-        assert gate(verdict, "L4h").seeds == seeds - 1
-    ends = spiked(shifted(BASE), range(3), (285,), length=15)
-    assert gate(judge_pairs(ends, BASE), "L4").status == "INCONCLUSIVE"
+@pytest.mark.parametrize("seeds", [5, 8, 20])
+def test_nothing_passes_beside_a_candidate_that_ends_within_a_spike(seeds):
+    """Nobody can tell how it goes on, and one run in twenty that ends like that is one in twenty that may be lost."""
+    base = control(range(seeds))
+    runs = spiked(shifted(base), [2], (285,), length=15)
+    verdict = judge_pairs(runs, base)
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert gate(verdict, "L4").status == "INCONCLUSIVE"
+    assert "seed 2 ends within a spike" in gate(verdict, "L4").sentence
+
+
+def test_a_control_that_ends_within_a_spike_costs_its_seed():
+    base = control(range(8))
+    verdict = judge_pairs(shifted(base), spiked(base, [2], (285,), length=15))
+    assert (gate(verdict, "L4").status, gate(verdict, "L4").seeds) == ("PASS", 7)
+    assert gate(verdict, "L4h").seeds == 7
 
 
 def test_a_fault_fails_although_a_run_ends_within_a_spike():
@@ -270,11 +275,11 @@ def test_early_gaps_of_both_signs_are_no_fault_of_one_kind():
 
 
 def test_a_late_divergence_that_is_not_over_never_passes():
-    """It is an open event in every run: L4 leaves all seeds out, and L2 has five against none."""
+    """It is an open event in every run, and L2 has five against none."""
     late = shifted(BASE, lambda t: 0.8 * np.clip((t - 260) / 40, 0, None))
     verdict = judge_pairs(late, BASE)
-    assert calm(pair(late, BASE)).ends_in_spike.all()
-    assert [gate(verdict, g).status for g in ("L2", "L4", "L4h")] == ["FAIL", "INCONCLUSIVE", "INCONCLUSIVE"]
+    assert calm(pair(late, BASE)).ends_in_spike[0].all()
+    assert [gate(verdict, g).status for g in ("L2", "L4", "L4h")] == ["FAIL", "INCONCLUSIVE", "FAIL"]
     assert verdict.outcome == "FAIL"
     one = {**shifted(BASE), 3: late[3]}
     assert judge_pairs(one, BASE).outcome == "INCONCLUSIVE"
