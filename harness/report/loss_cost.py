@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from harness.judge.verdict.rows import Setup
     from harness.report.runs import Machine
 
-GAPS = {"L4": "late loss", "L4h": "held-out loss"}
+GAPS = {"L4": "late gap", "L4h": "held-out gap"}
 FAR = 12 * MARGIN  # gaps beyond are written at the edge of the figure, so that the others stay legible
 MOST_SETUPS = 8
 SECONDS_PER_HOUR = 3600
@@ -47,7 +47,12 @@ def cost_table(machine: Machine) -> Table:
     """One row an arm: late and held-out gap with their 90 % intervals, the verdict, seeds and hours of CPU."""
     hours = _cpu_hours(machine)
     records = [
-        {"set-up": setup_label(machine, v.axes), "verdict": v, "hours": hours.get((_key(v.axes), v.arm))}
+        {
+            "set-up": setup_label(machine, v.axes),
+            "verdict": v,
+            "hours": hours.get((_key(v.axes), v.arm)),
+            "schedule": str(v.axes.get("schedule") or ""),
+        }
         for v in machine.verdicts
         if any(_gap(v, name) is not None for name in GAPS)
     ]
@@ -58,7 +63,7 @@ def cost_table(machine: Machine) -> Table:
             else []
         ),
         Spec("arm", lambda r: Cell(r["verdict"].arm, r["verdict"].arm), numeric=False),
-        Spec("what is in FP8", lambda r: Cell(what(r["verdict"].fields)), numeric=False),
+        Spec("what is in FP8", lambda r: Cell(what(r["verdict"].fields, r["schedule"])), numeric=False),
         *(
             Spec(title, lambda r, name=name: _gap_cell(_gap(r["verdict"], name)))  # type: ignore[misc]
             for name, title in GAPS.items()
@@ -85,7 +90,7 @@ def cost_table(machine: Machine) -> Table:
     caption = (
         f"Cost in loss: candidate minus {CONTROL} of the same seed, relative to the loss of {CONTROL}, mean over seeds with "
         f"its 90 % interval; margin {100 * MARGIN:g} %. Above 0 is worse."
-        + (f" All runs with those of {CONTROL}: {total:.1f} hours of CPU." if total else "")
+        + (f" All runs with those of {CONTROL}: {_hours(total)} of CPU." if total else "")
     )
     return make_table(f"loss-cost-{machine.env_id}", specs, records, caption)
 
@@ -104,8 +109,8 @@ def cost_charts(machine: Machine) -> list[Chart]:
     return charts
 
 
-def what(arm: Arm) -> str:
-    """What of an arm is in FP8, in words.
+def what(arm: Arm, schedule: str = "") -> str:
+    """What of an arm is in FP8, in words; `schedule` is the precision schedule of its set-up.
 
     >>> what(Arm("tensorwise", variant="only_grad_output")), what(Arm("rowwise", variant="warmup"))
     ('only operand grad_output, emulated', 'all, after a warm-up without FP8')
@@ -121,7 +126,7 @@ def what(arm: Arm) -> str:
     if arm.variant in GRAD_FORMAT:
         return f"all, gradients in {GRAD_FORMAT[arm.variant]}, emulated"
     return {
-        "": "all",
+        "": f"all, by the schedule {schedule}" if schedule else "all",
         EPS: "all; weights perturbed by 1e-4",
         GOLDEN: "all, emulated",
         WARMUP: "all, after a warm-up without FP8",
@@ -221,6 +226,10 @@ def _cpu_hours(machine: Machine) -> dict[tuple[str, str], float]:
             key = _key({k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}), row["arm"]
             hours[key] = hours.get(key, 0.0) + seconds / SECONDS_PER_HOUR
     return hours
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 0.1 else f"{60 * hours:.1f} minutes"
 
 
 def _key(axes: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_row_has_the_mean_gap_and_its_90_percent_interval(parts: Path) -> None:
     made = loss_cost.cost_table(machine(parts))
-    column = [c.title for c in made.columns].index("late loss")
+    column = [c.title for c in made.columns].index("late gap")
     arms = {row[0].text: row[column] for row in made.rows}
     for arm, gap in (("tensorwise", 0.004), ("tensorwise_only_weight", 0.001)):
         runs = shifted(BASE, gap)
@@ -76,8 +76,8 @@ def test_the_figure_names_every_arm_and_writes_what_is_far_off_at_its_edge(parts
     for arm in ("tensorwise", "tensorwise_only_weight", "negative_control"):
         assert f">{arm}<" in chart.svg
     assert re.search(r"\+47\.\d %", chart.svg)  # 1 nat of 2.1
-    assert "late loss" in chart.svg
-    assert "held-out loss" in chart.svg
+    assert "late gap" in chart.svg
+    assert "held-out gap" in chart.svg
 
 
 def test_one_arm_alone_gets_no_figure(tmp_path: Path) -> None:
@@ -98,6 +98,7 @@ def test_every_arm_that_can_be_trained_is_described() -> None:
         if record.variant in ABLATIONS:
             assert said.endswith("emulated")
     assert loss_cost.what(parse("base_eps")).startswith("nothing")
+    assert loss_cost.what(parse("tensorwise"), "warmup_bf16:59") == "all, by the schedule warmup_bf16:59"
 
 
 def test_axes_that_follow_from_others_name_no_set_up(tmp_path: Path) -> None:

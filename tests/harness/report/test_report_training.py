@@ -62,7 +62,7 @@ def gpu(tmp_path_factory):
 def test_training_runs_add_a_fourth_answer(cpu):
     answer = training.trains_the_same(machine(cpu[0]))
     assert answer.verdict == "yes"
-    assert answer.sentence == "3 FP8 arms against base: 3 PASS."
+    assert answer.sentence == "3 FP8 arms against base, margin 0.25 % of the loss: 3 PASS."
     assert any("300 steps, 153,600 tokens a seed" in e for e in answer.evidence)
 
 
@@ -74,6 +74,8 @@ def test_training_runs_add_a_fourth_answer(cpu):
         ({"tensorwise": shifted({s: BASE[s] for s in (0, 1)})}, "can't tell"),
         ({"tensorwise": shifted({s: BASE[s] for s in (0, 1)}), "rowwise": shifted(BASE)}, "partly"),
         ({}, "can't tell"),
+        ({"tensorwise": shifted(BASE)}, "partly"),  # no negative control
+        ({"tensorwise": shifted(BASE), "negative_control": shifted(BASE, 1.0)}, "yes"),
     ],
 )
 def test_the_answer_follows_from_the_verdicts(tmp_path, arms, verdict):
@@ -150,8 +152,8 @@ def test_fp8_arms_show_from_which_step_on_they_stay_in_the_noise(cpu):
     rows = {r["arm"]: r for r in table(training.verdict_table(found))}
     told = settled["tensorwise"]
     assert told.noise_runs == 5
-    assert rows["tensorwise"]["within noise from step"] == f"{told.step:,.0f}"
-    assert (rows["base_eps"]["within noise from step"], settled["base_eps"]) == ("", None)
+    assert rows["tensorwise"]["gap stays small from step"] == f"{told.step:,.0f}"
+    assert (rows["base_eps"]["gap stays small from step"], settled["base_eps"]) == ("", None)
     gates = [r for r in table(training.gates_table(found)) if r["arm"] == "tensorwise"]
     assert told.sentence in [r["what it says"] for r in gates]
 
@@ -160,8 +162,8 @@ def test_a_gap_that_never_settles_is_shown_as_such(tmp_path):
     rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE, 0.1))
     rows += rows_of_runs("rowwise", {s: r for s, r in shifted(BASE).items() if s < 2})
     shown = {r["arm"]: r for r in table(training.verdict_table(run_of(tmp_path, rows)))}
-    assert shown["tensorwise"]["within noise from step"] == "not reached"
-    assert shown["rowwise"]["within noise from step"] == "can't tell"
+    assert shown["tensorwise"]["gap stays small from step"] == "not reached"
+    assert shown["rowwise"]["gap stays small from step"] == "can't tell"
 
 
 def test_missing_controls_stand_in_the_caption(tmp_path):
