@@ -116,18 +116,18 @@ class PrecisionSchedule:
         """The steps before which some layer may change, ascending; without 0, which is the start.
 
         Raises:
-            ValueError: a warm-up or cool-down that leaves no step in FP8.
+            ValueError: a warm-up or cool-down of all layers that leaves no step in FP8.
         """
         found = set()
         for rule in self.rules:
             if rule.amount is None:
                 continue
             length = rule.length(total_steps)
-            if length >= total_steps:
+            if length >= total_steps and rule.pattern == "*" and rule.gemms == GEMMS:
                 raise ValueError(
                     f"{rule} holds for all of the run's {total_steps} steps, so FP8 never runs; take fewer, or keep_bf16"
                 )
-            if length:
+            if 0 < length < total_steps:
                 found.add(length if rule.kind == "warmup_bf16" else total_steps - length)
         return tuple(sorted(found))
 
@@ -264,8 +264,8 @@ def _length(text: str, amount: str) -> int | float:
         raise ValueError(
             f"schedule rule {text!r}: length {amount!r} could mean one step or the whole run; write {kind}:1step, or keep_bf16"
         )
-    if not (value >= 0 if isinstance(value, int) else 0 < value < 1):
+    if not (value >= 1 if isinstance(value, int) else 0 < value < 1):
         raise ValueError(
-            f"schedule rule {text!r}: length {amount!r}; expected a whole number of steps from 0 or a share between 0 and 1"
+            f"schedule rule {text!r}: length {amount!r}; expected a whole number of steps from 1 or a share between 0 and 1"
         )
     return value

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 
 BASE, NEGATIVE = "base", "negative_control"
 PHASE = 0.2  # of the steps, in the arms that change precision
-OTHER_SEEDS = 1_000_000  # added to the seed of base_other, beyond any seed that a sweep asks for
+OTHER_SEEDS = 1_000_000  # added to the seed of base_other; a sweep asks for smaller ones alone
+WITHOUT_HELDOUT = (BASE, f"{BASE}_{OTHER}", NEGATIVE)  # arms that no held-out loss has to pass
 HELDOUT_STEP = 2**31  # held-out batches of a user's model are those of steps that no training reaches
 
 AXES: Mapping[str, Axis] = {
@@ -139,8 +140,10 @@ def points(
     refuse_shapes("divergence", shapes, "whole models by axes.model")
     training_plan.refuse_copies(axes)
     fixed = with_defaults([{}], axes, AXES)
-    for case in expand("divergence", axes, fixed):
+    cases = expand("divergence", axes, fixed)
+    for case in cases:
         _check(case)
+    training_plan.refuse_same_schedules(cases)
     return fixed
 
 
@@ -169,8 +172,10 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
 
 
 def check_request(runs: Mapping[Case, Collection[str]], judged: bool) -> None:
-    """Refuse a whole request with too few seeds or steps for its verdict (`harness.timing.workload.check_request`)."""
+    """Refuse a whole request by its seeds, or with too little for its verdict (`harness.timing.workload.check_request`)."""
+    training_plan.refuse_seeds(runs, OTHER_SEEDS)
     if judged:
+        training_plan.refuse_without_verdict(runs, BASE, WITHOUT_HELDOUT)
         training_plan.refuse_too_few(runs, BASE)
 
 

@@ -1,6 +1,7 @@
 """Training plan: requests that can come to nothing, refused before anything trains.
 
-Too few seeds or steps for a verdict, copies of one run, and arms in which FP8 never runs or a precision never switches.
+Runs that no verdict can be made of, seeds out of range, copies of one run, and arms in which FP8 never runs or a precision
+never switches.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from fp8core import PrecisionSchedule
 from harness.store.errors import UsageError
 from harness.store.loss_limits import MIN_POINTS, MIN_SEEDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from fp8core import PrecisionSchedule
     from fp8core.recipe import Recipe
     from harness.store.case import Case, Scalar
 
@@ -35,6 +36,68 @@ def refuse_copies(axes: Mapping[str, Sequence[Scalar]]) -> None:
                 raise UsageError(
                     f"axes.{axis}=[{given}]: {value} stands {count} times; each value makes one run, so give each once"
                 )
+
+
+def refuse_same_schedules(cases: Iterable[Case]) -> None:
+    """Refuse two schedules that hold the same layers at the same steps: both would be the same run.
+
+    Raises:
+        UsageError: names both texts and the steps.
+    """
+    texts: dict[object, str] = {}
+    for case in cases:
+        text, steps = case.text("schedule"), case.integer("steps")
+        rules = PrecisionSchedule.parse(text).rules
+        held = frozenset((rule.kind, rule.length(steps), rule.pattern, rule.gemms) for rule in rules)
+        other = texts.setdefault((tuple(pair for pair in case.axes if pair[0] != "schedule"), held), text)
+        if other != text:
+            raise UsageError(
+                f"axes.schedule: {other} and {text} are the same in a run of {steps} steps; give one"
+            )
+
+
+def refuse_seeds(cases: Iterable[Case], limit: int) -> None:
+    """Refuse a seed from which no batch is drawn, or that is kept for the arm of another seed.
+
+    Args:
+        cases: whose seed is the sum of the request's and that of the axis.
+        limit: the first seed that is refused.
+
+    Raises:
+        UsageError: names the seed and the range.
+    """
+    for case in cases:
+        seed = case.seed + case.integer("seed")
+        if not 0 <= seed < limit:
+            raise UsageError(
+                f"seed={case.seed}, axes.seed={case.integer('seed')}: trains from seed {seed}; expected a sum from 0 to "
+                f"{limit - 1}"
+            )
+
+
+def refuse_without_verdict(
+    runs: Mapping[Case, Collection[str]], control: str, without_heldout: Collection[str]
+) -> None:
+    """Refuse runs to be judged that lack what every verdict needs: their control, or a held-out loss.
+
+    Args:
+        runs: as for `refuse_too_few`.
+        control: the arm that the others are held against.
+        without_heldout: arms whose outcome needs no held-out loss, the control among them.
+
+    Raises:
+        UsageError: names the key, what is lacking, and how to have the curves alone.
+    """
+    for case, arms in runs.items():
+        if arms and control not in arms:
+            raise UsageError(
+                f"arms=[{','.join(sorted(arms))}]: no run of {control}, so there is nothing to judge them against; add "
+                f"{control} to arms, or {CURVES_ALONE}"
+            )
+        if case.integer("eval_batches") == 0 and not set(arms).issubset(without_heldout):
+            raise UsageError(
+                f"axes.eval_batches=0: no verdict can be PASS without a held-out loss; give at least 1, or {CURVES_ALONE}"
+            )
 
 
 def refuse_too_few(runs: Mapping[Case, Collection[str]], control: str) -> None:

@@ -107,7 +107,8 @@ def test_a_switch_from_bf16_to_bf16_is_nothing() -> None:
 
 
 def test_rules_that_never_hold_are_nothing() -> None:
-    assert train(model("tensorwise"), "warmup_bf16:0,cooldown_bf16:0")[0] == train(model("tensorwise"))[0]
+    rounds_to_0 = "warmup_bf16:0.01,cooldown_bf16:0.01"
+    assert train(model("tensorwise"), rounds_to_0)[0] == train(model("tensorwise"))[0]
 
 
 def test_after_a_warm_up_delayed_scaling_starts_as_any_run_does() -> None:
@@ -198,6 +199,8 @@ def states(text: str, step: int, total: int = 10) -> dict[str, str]:
         ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 1, {"q": "", "k": "", "out": "oi"}),
         ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 5, {"q": "", "k": "", "out": "o"}),
         ("keep_bf16@o*,keep_bf16@out", 5, {"q": "", "k": "", "out": "oiw"}),
+        ("warmup_bf16:10@q", 9, {"q": "oiw", "k": "", "out": ""}),  # the whole run of some layers
+        ("cooldown_bf16:11@output", 0, {"q": "o", "k": "o", "out": "o"}),
     ],
 )
 def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -> None:
@@ -217,8 +220,10 @@ def test_what_each_rule_holds_back(text: str, step: int, want: dict[str, str]) -
         ("warmup_bf16:-1", "length '-1'"),
         (
             "warmup_bf16:1.5",
-            "length '1.5'; expected a whole number of steps from 0 or a share between 0 and 1",
+            "length '1.5'; expected a whole number of steps from 1 or a share between 0 and 1",
         ),
+        ("warmup_bf16:0", "length '0'; expected a whole number of steps from 1"),
+        ("cooldown_bf16:0steps@q", "length '0steps'"),
         ("warmup_bf16:0.0", "length '0.0'"),
         ("warmup_bf16:nan", "length 'nan'"),
         ("warmup_bf16:1e3", "length '1e3'"),
@@ -312,6 +317,7 @@ def test_texts_and_switch_steps() -> None:
     assert PrecisionSchedule.parse(str(schedule)).rules == schedule.rules
     assert schedule.switch_steps(200) == (20, 180)
     assert PrecisionSchedule().switch_steps(5) == ()
+    assert PrecisionSchedule.parse("warmup_bf16:5@q,cooldown_bf16:9@k,warmup_bf16:2").switch_steps(5) == (2,)
 
 
 def test_a_switch_right_after_a_resumption_is_counted_and_the_state_resumed_into_is_not() -> None:

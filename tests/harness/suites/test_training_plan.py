@@ -8,6 +8,7 @@ import pytest
 
 from harness.__main__ import main
 from harness.judge.verdict.result import MIN_POINTS, MIN_SEEDS
+from harness.suites.divergence import OTHER_SEEDS
 
 WORDS = ["sweep=divergence", "device=cpu", "dry_run=true", "axes.lr_warmup=0"]
 
@@ -69,12 +70,83 @@ def test_copies_of_a_run_are_no_seeds(seeds: str, copy: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["arms=[tensorwise]"], ["arms=[tensorwise]", "no run of base"]),
+        (["arms=[rowwise,rowwise_eps]"], ["arms=[rowwise,rowwise_eps]", "no run of base"]),
+        (["without=[base]", "arms=[base,base_other]"], ["arms=[base_other]", "no run of base"]),
+        (["axes.eval_batches=0"], ["axes.eval_batches=0", "PASS"]),
+        (["axes.eval_batches=[4,0]", "arms=[base,base_eps]"], ["axes.eval_batches=0", "PASS"]),
+    ],
+)
+def test_runs_that_no_verdict_can_be_made_of_are_refused_with_the_way_out(
+    words: list[str], values: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Oracle: `judge.verdict.rows`: paired with base, and L4h INCONCLUSIVE without a held-out loss."""
+    line = refused(capsys, *words)
+    assert all(value in line for value in [*values, "train.judge=false"]), line
+    assert main([*WORDS, *words, "train.judge=false"]) == 0
+
+
+@pytest.mark.parametrize("arms", ["[base]", "[base,base_other]", "[base,negative_control]"])
+def test_arms_without_a_held_out_gate_need_no_held_out_loss(arms: str) -> None:
+    assert main([*WORDS, "axes.eval_batches=0", f"arms={arms}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [
+        (["axes.seed=[0,1,18446744073709551616]"], 2**64),  # no generator takes it
+        (["axes.seed=[1000000,2000000,0]"], OTHER_SEEDS),  # base of it is base_other of seed 0
+        (["axes.seed=[0,1,2]", "seed=999998"], OTHER_SEEDS),
+        (["axes.seed=[0,1,2]", "seed=-1"], -1),  # batches are drawn for no seed below 0
+        (["axes.seed=1000000", "train.judge=false"], OTHER_SEEDS),
+    ],
+)
+def test_a_seed_that_cannot_run_or_is_that_of_base_other_is_refused(
+    words: list[str], seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, *words)
+    assert f" {seed}" in line
+    assert f"0 to {OTHER_SEEDS - 1}" in line
+
+
+def test_the_last_seed_below_those_of_base_other_is_planned() -> None:
+    assert main([*WORDS, "axes.seed=[0,1,2]", f"seed={OTHER_SEEDS - 3}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("warmup_bf16:60", "warmup_bf16:0.2"),
+        ("warmup_bf16:60", "warmup_bf16:60steps"),
+        ("warmup_bf16:9,keep_bf16@head", "keep_bf16@head,warmup_bf16:0.03"),
+    ],
+)
+def test_two_schedules_of_the_same_steps_are_copies(
+    first: str, second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, f'axes.schedule=["{first}","{second}"]')
+    assert f"{first} and {second}" in line
+    assert "300 steps" in line
+
+
+def test_schedules_that_are_the_same_at_other_steps_alone_are_planned() -> None:
+    assert main([*WORDS, 'axes.schedule=["warmup_bf16:60","warmup_bf16:0.2"]', "axes.steps=310"]) == 0
+
+
+@pytest.mark.parametrize(
     ("words", "arm", "schedule"),
     [
         (["schedule=warmup_bf16:300"], "tensorwise", "warmup_bf16:300"),
         (["schedule=cooldown_bf16:400"], "tensorwise", "cooldown_bf16:400"),
         (["schedule=keep_bf16"], "tensorwise", "keep_bf16"),
         (["schedule=keep_bf16@layers.*,keep_bf16@head"], "tensorwise", "keep_bf16@layers.*,keep_bf16@head"),
+        (
+            ["schedule=warmup_bf16:300@layers.*,cooldown_bf16:300@head"],
+            "tensorwise",
+            "warmup_bf16:300@layers.*",
+        ),
         (
             ["schedule=keep_bf16@l*,warmup_bf16:0.5@head,cooldown_bf16:0.5@head"],
             "tensorwise",
@@ -113,7 +185,9 @@ def test_an_arm_that_would_never_run_as_named_is_refused_with_its_schedule(
         ["schedule=keep_bf16@layers.*"],  # the head runs in FP8
         ["schedule=keep_bf16@output,keep_bf16@grad_input"],
         ["schedule=warmup_bf16:0.5,cooldown_bf16:0.4"],
-        ["schedule=warmup_bf16:0"],
+        ["schedule=warmup_bf16:300@*.0.*"],  # the second block runs in FP8
+        ["schedule=cooldown_bf16:400@*.0.*"],
+        ["schedule=warmup_bf16:300@output,cooldown_bf16:300@grad_input"],  # grad_weight does
         ["schedule=warmup_bf16:300", "arms=[base,base_eps]"],  # to which it does not apply
         ["axes.steps=3", "train.judge=false", "arms=[base,base_to_tensorwise,tensorwise_to_base]"],
     ],
