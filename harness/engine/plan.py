@@ -104,7 +104,10 @@ def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> 
     runs: dict[str, dict[Case, set[str]]] = {}  # by suite: parts may share out the seeds of one set-up
     suites = {planned.case.suite: planned.suite for planned in cases}
     for planned in cases:
-        runs.setdefault(planned.case.suite, {}).setdefault(planned.case, set()).update(planned.runnable)
+        arms = runs.setdefault(planned.case.suite, {}).setdefault(planned.case, set())
+        arms.update(planned.runnable)
+        if bisected is not None:  # a bisection trains the baselines of its own accord
+            arms.update(planned.suite.ARMS[arm].baseline or arm for arm in planned.runnable)
     checked = [check_request(suites[name], own, judge is not False) for name, own in runs.items()]
     if judge is not None and not any(checked):
         raise UsageError(

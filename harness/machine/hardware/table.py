@@ -148,14 +148,12 @@ DEVICES: tuple[Device, ...] = (
         flop_per_clock_sm=GEFORCE,
         tflops={"bf16": 97.5, "fp8": 194.9, "fp8_fp16acc": 389.9},
         bandwidth_tb_s=0.717,
-        source="https://www.nvidia.com/en-us/geforce/graphics-cards/40-series/rtx-4080-family/, a quarter of its 780",
+        source="https://www.holynerdvana.com/2022/10/nvidia-geforce-rtx-4080-specifications.html, a quarter of its 780",
         capability="8.9",
         max_clock_mhz=3105,
         link_gb_s=PCIE4,
         date="2026-11",
-        others=(
-            Other("fp8", 780.0, "the vendor's page", "FP8 with sparsity, accumulated in fp16", valid=False),
-        ),
+        others=(Other("fp8", 780.0, "the same page", "FP8 with sparsity, accumulated in fp16", valid=False),),
         remark="its bf16 rate is arithmetic only; cards that their makers let draw more than 320 W are not known",
     ),
     Device(

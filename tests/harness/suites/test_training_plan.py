@@ -218,3 +218,17 @@ def test_parts_share_out_the_seeds_of_one_arm(
         (tmp_path / "sweeps" / "mine.yaml").write_text(PARTS % arm)
         assert main(["sweep=mine", "device=cpu", "dry_run=true"]) == code
     assert "seed" in capsys.readouterr().err
+
+
+def test_a_bisection_needs_no_control_among_its_arms() -> None:
+    """It trains the control itself; without bisect= the same arms are refused."""
+    words = [
+        "sweep=divergence",
+        "axes.steps=60",
+        "axes.lr_warmup=6",
+        "arms=[tensorwise]",
+        "dry_run=true",
+        "device=cpu",
+    ]
+    assert main([*words, "bisect=tensorwise"]) == 0
+    assert main(words) == 2
