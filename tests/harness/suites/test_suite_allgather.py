@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fp8core.gemm.torch_mm import _HAS_AMX
 from harness import store
 from harness.__main__ import main
 from harness.store.case import Case
@@ -80,7 +81,11 @@ def test_losses_are_those_without_fp8_on_the_wire(rows: pd.DataFrame) -> None:
         rows[(rows["metric"] == "loss") & (rows["dtype"] == "fp32")].set_index("arm")["samples"].map(list)
     )
     assert losses["fp8"] == losses["fp8_precomputed"]
-    assert losses["torchao"] == pytest.approx(losses["fp8"], rel=1e-6)
+    # On a CPU with AMX torchao's products take oneDNN's code, which adds in another order than fp8core's there
+    # (fp8core.gemm.torch_mm). After an update that can flip an FP8 code: 2**-4 of one of thousands of products.
+    bound = 1e-4 if _HAS_AMX else 1e-6
+    assert losses["torchao"][0] == pytest.approx(losses["fp8"][0], rel=1e-6)
+    assert losses["torchao"] == pytest.approx(losses["fp8"], rel=bound)
 
 
 def test_torchao_fails_where_shards_are_uneven_and_fp8core_does_not(rows: pd.DataFrame) -> None:
