@@ -224,7 +224,7 @@ def _known() -> Iterator[Arm]:
         yield Arm(recipe, variant=EPS)
         yield Arm(recipe, variant=OTHER)
     for recipe in _RECIPES:
-        for variant in ("", GOLDEN, EPS, WARMUP, COOLDOWN, "bf16_gather"):
+        for variant in ("", GOLDEN, EPS, WARMUP, COOLDOWN, *ABLATIONS, "bf16_gather"):
             yield Arm(recipe, variant=variant)
         for variant in ("", "fast", "triton", "fast_triton", "fastest"):
             yield Arm(recipe, PRODUCT, variant=variant)
