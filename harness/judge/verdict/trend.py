@@ -43,12 +43,13 @@ def trend(calm: Calm, margin: float = MARGIN, start: float = 0.0) -> GateResult:
     pairs = calm.pairs
     steps = pairs.steps
     half = steps >= max(steps[0] + (steps[-1] - steps[0]) / 2, start)
-    missing = too_little(pairs, "L5") or calm.too_few_left("L5", half)
+    missing = too_little(pairs, "L5")
+    if not missing and half.sum() < MIN_WINDOW:
+        said = f"{half.sum()} logged steps of the second half ran in FP8; {MIN_WINDOW} are the least"
+        missing = GateResult("L5", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
+    missing = missing or calm.too_few_left("L5", half)
     if missing:
         return missing
-    if half.sum() < MIN_WINDOW:
-        said = f"{half.sum()} logged steps of the second half ran in FP8; {MIN_WINDOW} are the least"
-        return GateResult("L5", "INCONCLUSIVE", said, seeds=len(pairs.seeds))
     scale = pairs.control[:, half].mean()
     gap = ema(calm.gap, steps, half_life(pairs.length), from_zero=True)[:, half] / scale
     x = np.log(steps[half] - steps[0] + 1)

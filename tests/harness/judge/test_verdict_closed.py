@@ -142,6 +142,17 @@ def test_a_warm_up_is_judged_by_its_steps_in_fp8(switch):
     assert "logged steps ran in FP8" in gate(few, "L3").sentence
 
 
+def test_a_warm_up_that_never_ends_has_no_window_and_no_warning():
+    """The switch lies behind the last step: every gate says that nothing ran in FP8, and numpy warns of no empty mean."""
+    runs = {
+        s: dataclasses.replace(r, switch_step=STEPS + 5) for s, r in with_losses(BASE, lambda s, v: v).items()
+    }
+    base = dict(BASE)
+    verdict = judge_pairs(runs, base, twin=base, twin_name="base")
+    assert verdict.outcome == "INCONCLUSIVE"
+    assert gate(verdict, "L5").sentence.startswith("0 logged steps of the second half ran in FP8")
+
+
 def test_a_warm_up_that_cools_down_again_is_judged_in_between():
     """The norms are three times the control's in FP8 and equal after it, most of the steps."""
     steps = np.arange(STEPS)
