@@ -196,7 +196,7 @@ def _spread_keys(
     given |= {key: train.get(key) for key in PROFILE_KEYS}
     for axis, value in given.items():
         takers = [part for part in parts.values() if axis in suites[part["suite"]].AXES]
-        # A model as a mapping, or a config.json, is what shapes=from_model reads; a mapping is passed over elsewhere.
+        # A model as a mapping, or a config.json, is what shapes=from_model reads; other suites ignore a mapping.
         read = any("from_model" in part["shapes"] for part in parts.values())
         if value is None or (axis == "model" and not takers and (read or not isinstance(value, str))):
             continue

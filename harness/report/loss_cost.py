@@ -188,8 +188,9 @@ def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", labelcolor=INK)
     legend(figure, axes)
-    seeds = max(g.seeds for v in verdicts if (g := _gap(v, "L4")) is not None)
-    caption = f"Mean over {text.plural(seeds, 'seed')} of the paired gap to {CONTROL} with its 90 % interval."
+    seeds = sorted({g.seeds for v in verdicts if (g := _gap(v, "L4")) is not None})
+    counted = text.plural(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    caption = f"Mean over {counted} of the paired gap to {CONTROL} with its 90 % interval."
     return Chart(key, f"Cost in loss: {setup_label(machine, setup.axes)}", svg(figure, key), caption)
 
 

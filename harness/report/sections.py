@@ -123,7 +123,7 @@ def _judgement(machine: Machine) -> list[Section]:
         Section(
             f"divergence-{key}",
             "Does it train the same",
-            "Runs of a seed share weights and batches, so gaps are paired. PASS: every gate passed. FAIL: some gate "
+            "Runs of a seed share weights and batches, so gaps are paired. PASS: every gate passed or warned. FAIL: some gate "
             "failed. Anything else is undecided by these runs. A CPU's losses count: they are numerics, not times.",
             first=[training.verdict_table(machine)] if machine.verdicts else [],
             charts=[*loss_cost.cost_charts(machine), *training_charts.losses(machine)],

@@ -1,6 +1,6 @@
 """Judge: all gates of one candidate, and the verdict that follows from them: PASS, FAIL or INCONCLUSIVE.
 
-FAIL: some gate failed. PASS: every gate passed (warnings are told) and every run had its partner. Anything else is
+FAIL: some gate failed. PASS: every gate passed or warned (warnings are shown) and every run had its partner. Anything else is
 INCONCLUSIVE: what could not be tested is never passed in silence.
 """
 

@@ -214,8 +214,10 @@ def test_a_module_of_transformers_is_read_off(
         return Described(one_by_one() if layout == "one by one" else Grouped(turned=layout == "turned"))
 
     stand_in = types.ModuleType("transformers")
-    stand_in.AutoConfig = types.SimpleNamespace(for_model=for_model)  # type: ignore[attr-defined]
-    stand_in.AutoModelForCausalLM = types.SimpleNamespace(from_config=from_config)  # type: ignore[attr-defined]
+    vars(stand_in).update(
+        AutoConfig=types.SimpleNamespace(for_model=for_model),
+        AutoModelForCausalLM=types.SimpleNamespace(from_config=from_config),
+    )
     monkeypatch.setitem(sys.modules, "transformers", stand_in)
     monkeypatch.setattr(hugging_face_meta, "installed", lambda: True)
     fields = {"model_type": "new", "hidden_size": 64, "num_hidden_layers": 1, "num_experts_per_tok": 2}
