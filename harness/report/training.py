@@ -73,7 +73,7 @@ def trains_the_same(machine: Machine) -> Answer:
     evidence += list(dict.fromkeys(v.verdict.limits for v in candidates))
     sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}, margin {100 * MARGIN:g} % of the loss: {outcomes}."
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    unshown = any(v.missing and any(m.startswith(NEGATIVE) for m in v.missing) for v in candidates)
+    unshown = any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
     if unshown and verdict == "yes":
         verdict = "partly"
         sentence += f" No {NEGATIVE} shows that a fault would fail here."
