@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING
 
 from harness.advise import decide
 from harness.advise.casts import TENSORS
+from harness.advise.fits import TOO_LARGE
+from harness.advise.libraries import FP8CORE, not_by_default
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.advise.decide import RecipeAdvice
+    from harness.advise.fits import Memory
     from harness.advise.measured import Check
     from harness.advise.model import Model
     from harness.advise.rates import Rates
     from harness.advise.step import Parts, Plan
     from harness.machine.hardware import Device
 
-MASTER_BYTES = 16.0  # of a parameter trained by AdamW in float32: weight, gradient, two averages
+_END_IN_BF16 = "cooldown_bf16:0.1"
 _COARSE = ("tensorwise", "delayed")
 
 
@@ -45,6 +48,9 @@ class Advice:
         reasons: why.
         warnings: what a reader must know before believing it.
         checks: predictions beside stored measurements of this GPU.
+        library: whose kernels are assumed.
+        schedule: of precisions, which goes with the recipe; "" for none.
+        memory: what the step takes; None where it was not asked.
     """
 
     model: Model
@@ -59,11 +65,27 @@ class Advice:
     reasons: tuple[Reason, ...]
     warnings: tuple[str, ...]
     checks: tuple[Check, ...] = ()
+    library: str = FP8CORE
+    schedule: str = ""
+    memory: Memory | None = None
 
     @property
     def decision(self) -> str:
-        """ "on", "only these layers" or "off"."""
+        """ "on", "only these layers" or "off": of the step's time alone."""
         return self.chosen.verdict
+
+    @property
+    def answer(self) -> str:
+        """The decision, or "does not fit": what nobody can run is neither on nor off."""
+        too_large = self.memory is not None and self.memory.word == TOO_LARGE
+        return TOO_LARGE if too_large else self.decision
+
+    @property
+    def fp8_all_gather(self) -> bool:
+        """FSDP gathers the weights of the converted layers in FP8."""
+        plan = self.plan
+        sends = self.chosen.recipe.gathered_weight is not None and plan.gather_fp8 and plan.dp > 1
+        return self.decision != decide.OFF and sends
 
     @property
     def left_out(self) -> Mapping[str, tuple[str, ...]]:
@@ -87,9 +109,11 @@ def advice(
     *,
     careful: bool,
     checks: Sequence[Check] = (),
+    library: str = FP8CORE,
 ) -> Advice:
     """Puts an advice together; `careful`: the last of the evaluation loss counts more than speed."""
-    chosen = decide.best(options, careful)
+    by_default = [o for o in options if len(options) == 1 or not not_by_default(library, o.recipe.name)]
+    chosen = decide.best(by_default, careful)
     pays = decide.pays_from(model, rates, plan, chosen.recipe) if not chosen.unavailable else None
     return Advice(
         model=model,
@@ -102,8 +126,10 @@ def advice(
         pays_from=pays,
         gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
         reasons=_reasons(model, device, rates, plan, chosen, careful),
-        warnings=_warnings(model, device, rates, plan, chosen),
+        warnings=_warnings(model, device, rates, chosen),
         checks=tuple(checks),
+        library=library,
+        schedule=_END_IN_BF16 if careful and library == FP8CORE and chosen.verdict != decide.OFF else "",
     )
 
 
@@ -183,7 +209,7 @@ def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
     coarse = name in _COARSE
     scales = "one scale a tensor, the coarsest" if coarse else "scales of rows or blocks"
     if careful:
-        found = f"it counts (priority=loss): {name} has {scales}; end in bf16 by schedule=cooldown_bf16:0.1"
+        found = f"it counts (priority=loss): {name} has {scales}; end in bf16 by schedule={_END_IN_BF16}"
     else:
         found = (
             f"{name} has {scales}; whether it trains the same is measured, not predicted: sweep=divergence"
@@ -191,9 +217,7 @@ def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
     return Reason("eval loss", found, "off" if coarse and careful else "")
 
 
-def _warnings(
-    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice
-) -> tuple[str, ...]:
+def _warnings(model: Model, device: Device, rates: Rates, chosen: RecipeAdvice) -> tuple[str, ...]:
     found = []
     if chosen.converted and chosen.step.low < 1 < chosen.step.high:
         found.append("the interval contains 1, so this is undecided: measure with sweep=train on that GPU")
@@ -204,12 +228,6 @@ def _warnings(
         found.append(
             f"{' and '.join(guessed)} rates of {device.key} are not measured here: `python -m harness sweep=ceilings` on "
             "that GPU, then runs=RUN, narrows the intervals"
-        )
-    needed = MASTER_BYTES * model.parameters / plan.dp / 2**30
-    if needed > device.memory_gib:
-        found.append(
-            f"weights, gradients and AdamW in float32 take {needed:.0f} GiB of {device.memory_gib:.0f}: the step does "
-            "not fit; more GPUs (dp=), or bfloat16 weights"
         )
     if not model.whole:
         found.append(

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.advise import measured
+from harness.advise import libraries, measured
 from harness.advise.advice import advice
-from harness.advise.decide import advise
+from harness.advise.decide import OFF, advise
+from harness.advise.fits import memory_of
 from harness.advise.from_config import of_config
 from harness.advise.gpu import gpu_and_rows
+from harness.advise.libraries import ENGINE, FP8CORE, LIBRARIES
 from harness.advise.rates import rates_of
-from harness.advise.recipes import candidates, unavailable
-from harness.advise.show import as_dict, show
+from harness.advise.recipes import candidates
+from harness.advise.show import WIDTH, as_dict, show
 from harness.advise.step import CHECKPOINTING, Plan
 from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
@@ -36,23 +38,26 @@ if TYPE_CHECKING:
 
     from harness.advise.advice import Advice
     from harness.advise.casts import Recipe
+    from harness.advise.fits import Memory
     from harness.advise.measured import Check
     from harness.advise.model import Model
     from harness.advise.rates import Rates
 
 USAGE = """\
-usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...]
-does FP8 pay: layer by layer and as a step, with the filter to use; no model is run
+usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...] [--full]
+does FP8 pay: as a step and layer by layer, with the code; no model is run
 
-model=NAME, or model=PATH/config.json (Hugging Face; or its folder),
-  or model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
-gpu=NAME                            a GPU of the peak table; default: of runs=, else this machine's
+model=NAME, or model=PATH/config.json (Hugging Face; or its folder), or
+  model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
+gpu=NAME            a GPU of the peak table; default: of runs=, else the one here
 tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
+library=fp8core|torchao|transformer_engine          whose kernels are assumed
 checkpointing=none|selective|full accumulation=N weights=fp32|bf16
 dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
-runs=RUN,RUN                        stored runs of that GPU: measured rates instead of assumed ones
-json=true|FILE                      print or write plain values
+runs=RUN,RUN        stored runs of that GPU: measured rates for assumed ones
+full=true, --full   the tables behind the answer
+json=true|FILE      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")
@@ -92,6 +97,8 @@ class Question:
     network_gb_s: float | None = None
     runs: tuple[str, ...] = ()
     json: str = ""
+    library: str = FP8CORE
+    full: bool = False
 
 
 def main(words: Sequence[str]) -> int:
@@ -114,7 +121,7 @@ def main(words: Sequence[str]) -> int:
             Path(question.json).write_text(text + "\n")
         except OSError as error:
             raise UsageError(f"cannot write json={question.json}: {error.strerror}") from error
-    show(found, console())
+    show(found, console(WIDTH), question.full)
     return 0
 
 
@@ -128,7 +135,7 @@ def parse(words: Sequence[str]) -> Question:
     values: dict[str, Any] = {}
     own: dict[str, Any] = {}
     for word in words:
-        key, equals, value = word.partition("=")
+        key, equals, value = ("full", "=", "true") if word == "--full" else word.partition("=")
         if not equals:
             raise UsageError(f"{printable(word)!r} is not key=value; keys: {', '.join(known)}")
         if key.startswith("model."):
@@ -145,6 +152,8 @@ def parse(words: Sequence[str]) -> Question:
         values["model"] = json.dumps(own)
     if not values.get("model"):
         raise UsageError(f"which model? model=NAME of {', '.join(MODELS)}, or model.{TARGET}=my.module.build")
+    if values.get("library") == ENGINE:
+        values.setdefault("mode", "eager")
     return Question(**values)
 
 
@@ -162,17 +171,35 @@ def answer(question: Question) -> Advice:
     if question.tp > 1:
         model, exchanges = split(model, question.tp)
         plan = replace(plan, tp=question.tp, exchanges=exchanges)
-    recipes = candidates(plan.compiled)
+    recipes = libraries.candidates(question.library, plan.compiled)
     if question.recipe:
         if question.recipe not in recipes:
             raise unknown("recipe", question.recipe, recipes)
         recipes = {question.recipe: recipes[question.recipe]}
     options = [
-        advise(model, rates, plan, recipe, unavailable(name, device.capability, plan.compiled))
+        advise(
+            model,
+            rates,
+            plan,
+            recipe,
+            libraries.unavailable(question.library, name, device.capability, plan.compiled),
+        )
         for name, recipe in recipes.items()
     ]
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
-    return advice(model, device, rates, plan, options, careful=question.priority == "loss", checks=checks)
+    careful = question.priority == "loss"
+    found = advice(
+        model, device, rates, plan, options, careful=careful, checks=checks, library=question.library
+    )
+    return replace(found, memory=_memory(question, found))
+
+
+def _memory(question: Question, found: Advice) -> Memory:
+    """What the advised step takes: of a named model whole, of any other at least."""
+    spec = MODELS.get(question.model)
+    batch, seq = sizes(question, spec.max_seq) if spec is not None else (1, found.model.tokens)
+    recipe = found.chosen.recipe.name if found.decision != OFF else ""
+    return memory_of(found, batch, seq, question.checkpointing, question.weights, recipe)
 
 
 def plan_of(question: Question) -> Plan:
@@ -306,11 +333,13 @@ def _checked(key: str, value: str) -> Any:
         "priority": PRIORITIES,
         "checkpointing": tuple(CHECKPOINTING),
         "weights": tuple(WEIGHTS),
+        "library": LIBRARIES,
+        "full": ("true", "false"),
     }
     if key in choices:
         if value not in choices[key]:
             raise unknown(key, printable(value), choices[key])
-        return value
+        return value == "true" if key == "full" else value
     if key == "runs":
         return tuple(run for run in value.split(",") if run)
     if key in _REAL:

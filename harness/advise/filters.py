@@ -1,4 +1,4 @@
-"""The module filter of an advice, as Python code and as keys of the harness."""
+"""The module filter of an advice as keys of the harness; `harness.advise.printed_code` has it as Python."""
 
 from __future__ import annotations
 
@@ -10,44 +10,16 @@ if TYPE_CHECKING:
 _SPECIAL = frozenset("*?[],@:'\"\\ ")  # of schedules, patterns and shells
 
 
-def as_code(recipe: str, left_out: Mapping[str, Sequence[str]]) -> str:
-    """Python that converts a model `model` with fp8core; all names are quoted.
-
-    >>> print(as_code("tensorwise", {"words": ["k"], "names": []}))
-    from fp8core import convert_to_float8_training
-    <BLANKLINE>
-    LEFT_OUT = {'k'}  # last words of names
-    <BLANKLINE>
-    <BLANKLINE>
-    def module_filter_fn(module, fqn):
-        return fqn.rsplit(".", 1)[-1] not in LEFT_OUT
-    <BLANKLINE>
-    <BLANKLINE>
-    convert_to_float8_training(model, config='tensorwise', module_filter_fn=module_filter_fn)
-    """
-    words, names = left_out["words"], left_out["names"]
-    lines = ["from fp8core import convert_to_float8_training", ""]
-    if not words and not names:
-        return "\n".join([*lines, f"convert_to_float8_training(model, config={recipe!r})"])
-    tests = []
-    if words:
-        lines.append(f"LEFT_OUT = {_literal(words)}  # last words of names")
-        tests.append('fqn.rsplit(".", 1)[-1] not in LEFT_OUT')
-    if names:
-        lines.append(f"LEFT_OUT_WHOLE = {_literal(names)}")
-        tests.append("fqn not in LEFT_OUT_WHOLE")
-    lines += ["", "", "def module_filter_fn(module, fqn):", f"    return {' and '.join(tests)}", "", ""]
-    lines.append(f"convert_to_float8_training(model, config={recipe!r}, module_filter_fn=module_filter_fn)")
-    return "\n".join(lines)
-
-
-def as_config(recipe: str, left_out: Mapping[str, Sequence[str]], convertible: Sequence[str]) -> str | None:
+def as_config(
+    recipe: str, left_out: Mapping[str, Sequence[str]], convertible: Sequence[str], schedule: str = ""
+) -> str | None:
     """Keys of a training sweep: the recipe, and a schedule that holds the layers in bf16 for the whole run.
 
     Args:
         recipe: its name.
-        left_out: words and names, as for `as_code`.
+        left_out: what stays in bf16: last words of names under "words", whole ones under "names".
         convertible: fully qualified names of the layers that the sweep will convert; a schedule may name no other.
+        schedule: rules besides, of all layers; "" for none.
 
     Returns:
         Words of a command line; None where a name has characters that a schedule gives a meaning.
@@ -61,9 +33,6 @@ def as_config(recipe: str, left_out: Mapping[str, Sequence[str]], convertible: S
     rules += [name for name in left_out["names"] if name in convertible]
     if any(_SPECIAL & set(rule.removeprefix("*.")) or not rule.isprintable() for rule in rules):
         return None
-    schedule = f" schedule='{','.join(f'keep_bf16@{rule}' for rule in rules)}'" if rules else ""
-    return f"train.mixed_precision=fp8 train.recipe={recipe}{schedule}"
-
-
-def _literal(names: Sequence[str]) -> str:
-    return "{" + ", ".join(repr(name) for name in names) + "}"
+    parts = [*([schedule] if schedule else []), *(f"keep_bf16@{rule}" for rule in rules)]
+    written = f" schedule='{','.join(parts)}'" if parts else ""
+    return f"train.mixed_precision=fp8 train.recipe={recipe}{written}"

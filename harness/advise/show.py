@@ -1,59 +1,64 @@
-"""An advice as tables for a terminal of 100 columns, and as JSON."""
+"""An advice in about 20 lines of at most 80 columns, and as JSON. `harness.advise.tables` has everything."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from harness.advise import decide, filters
-from harness.advise.casts import GEMMS, TENSORS
-from harness.advise.measured import spread
-from harness.advise.rates import FIGURES, MEASURED
-from harness.advise.step import gemm_sizes
-from harness.machine.terminal import row, say, table
-from harness.store.text import number
+from harness.advise.casts import TENSORS
+from harness.advise.fits import GIB, MARGIN, TOO_LARGE
+from harness.advise.libraries import FP8CORE, provenance
+from harness.advise.printed_code import Setup, as_code, is_executed
+from harness.advise.rates import MEASURED
+from harness.advise.tables import show_tables, times
+from harness.machine.terminal import printable, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rich.console import Console
-    from rich.table import Table
 
     from harness.advise.advice import Advice
     from harness.advise.decide import LayerAdvice
-    from harness.advise.measured import Check
     from harness.advise.step import Ratio
 
-_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red"}
-_MOST_CHECKS = 12
+WIDTH = 80
+_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red", TOO_LARGE: "red"}
 
 
-def show(found: Advice, where: Console) -> None:
-    """Everything, the decision first. Names may hold anything: nothing is read as markup."""
-    _headline(found, where)
-    where.print(_reasons(found))
-    tables = (_layers(found), _gemms(found), _recipes(found), _step(found), _rates(found), _checks(found))
-    for part in tables:
-        if part.row_count:
-            where.print(part)
-    for line in _thresholds(found):
-        say(where, line)
-    _filter(found, where)
-    for warning in found.warnings:
-        say(where, f"note: {warning}", "yellow")
+def show(found: Advice, where: Console, full: bool = False) -> None:
+    """The answer; with `full` the tables behind it. Names may hold anything: nothing is read as markup."""
+    first, *rest = lines(found)
+    say(where, first, "bold")
+    headline, rest = rest[: _head(rest)], rest[_head(rest) :]
+    say(where, "\n".join(headline), f"bold {_COLOURS[found.answer]}")
+    for line in rest:
+        where.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    if full:
+        show_tables(found, where)
 
 
-def grouped(layers: Iterable[LayerAdvice]) -> list[tuple[str, int, LayerAdvice]]:
-    """Layers that are alike in shape, last word, tokens and verdict: (name, how many, one of them)."""
-    groups: dict[tuple[object, ...], list[LayerAdvice]] = {}
-    for advice in layers:
-        layer = advice.layer
-        key = (layer.fqn.rsplit(".", 1)[-1], layer.K, layer.N, layer.tokens, advice.converted, advice.reason)
-        groups.setdefault(key, []).append(advice)
-    return [(_name(members), len(members), members[0]) for members in groups.values()]
+def lines(found: Advice) -> list[str]:
+    """The lines of the answer, wrapped at `WIDTH` between words; a longer word, such as a name, keeps its line."""
+    model, plan = found.model, found.plan
+    split = "".join(f", {key}={value}" for key, value in (("dp", plan.dp), ("tp", plan.tp)) if value > 1)
+    mode = "compiled" if plan.compiled else "eager"
+    told = _wrapped("", f"{model.name} on {found.device.key}: {model.tokens:,} tokens a pass, {mode}{split}")
+    told += _wrapped("FP8: ", _decision(found))
+    told += _wrapped("not measured: ", _unmeasured(found))
+    for i, reason in enumerate(_why(found)):
+        told += _wrapped("why: " if not i else "     ", reason)
+    if found.decision != decide.OFF:
+        told += _wrapped("convert: ", _layers(found))
+    if found.memory is not None:
+        told += _wrapped("memory: ", found.memory.said)
+    code = _code(found)
+    if found.answer == TOO_LARGE:
+        told += _wrapped("way out: ", _ways(found))
+    elif code:
+        told += ["code:", *(f"  {line}" for line in code.splitlines())]
+    return told
 
 
 def as_dict(found: Advice) -> dict[str, Any]:
@@ -65,8 +70,13 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "gpu": found.device.key,
             "tokens": found.model.tokens,
             "plan": asdict(found.plan),
-            "decision": found.decision,
+            "decision": found.answer,
+            "decision_by_time": found.decision,
+            "library": found.library,
             "recipe": chosen.recipe.name,
+            "schedule": found.schedule,
+            "not_measured": _unmeasured(found),
+            "memory": _memory_dict(found),
             "step_speedup": _ratio(chosen.step),
             "step_ms": {
                 name: {f.name: 1e3 * getattr(parts, f.name) for f in fields(parts)}
@@ -90,8 +100,10 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "layers": [_layer_dict(advice) for advice in chosen.layers],
             "filter": {
                 "left_out": dict(found.left_out),
-                "code": filters.as_code(chosen.recipe.name, found.left_out) if on else None,
-                "config": filters.as_config(chosen.recipe.name, found.left_out, found.convertible)
+                "code": _code(found) or None,
+                "config": filters.as_config(
+                    chosen.recipe.name, found.left_out, found.convertible, found.schedule
+                )
                 if on
                 else None,
             },
@@ -102,6 +114,118 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "warnings": list(found.warnings),
         }
     )
+
+
+def _decision(found: Advice) -> str:
+    step, chosen = found.chosen.step, found.chosen
+    gain = f"{step.value:.2f}x a step, 95 % interval {step.low:.2f} to {step.high:.2f}"
+    if found.decision == decide.OFF:
+        word = "off"
+        if chosen.unavailable:
+            word += f": {chosen.unavailable}"
+        elif chosen.too_uncertain:
+            word += f" until its rates are measured: {times(step)} is too near to a loss"
+        elif chosen.converted:
+            word += f": at best {times(step)}, not worth {decide.STEP_GAIN - 1:.0%}"
+        else:
+            word += ": no layer gains"
+    else:
+        word = f"{found.decision}, recipe {chosen.recipe.name} of {found.library}: {gain}"
+    if found.answer != TOO_LARGE:
+        return word
+    assert found.memory is not None
+    size = f"{found.memory.needed / GIB:.0f} GiB of {found.memory.device / GIB:.0f}"
+    return f"the step does not fit: {size} by the model. If it did: {word}"
+
+
+def _unmeasured(found: Advice) -> str:
+    parts = [] if not found.rates.has_fp8 else [provenance(found.library)]
+    if found.decision != decide.OFF and not is_executed(found.library):
+        parts.append("the code below (not run here: its library is absent)")
+    elif found.decision != decide.OFF:
+        parts.append("the code on a GPU (tests run it on a CPU)")
+    guessed = [
+        f"{name} rate ({found.rates.figures[name].kind})"
+        for name in ("bf16", "fp8")
+        if name in found.rates.figures and found.rates.figures[name].kind != MEASURED
+    ]
+    if guessed:
+        parts.append(", ".join(guessed))
+    if not found.model.whole:
+        parts.append("attention and all else but the Linear layers are left out")
+    return "; ".join(parts) or "nothing that the gain rests on"
+
+
+def _why(found: Advice) -> list[str]:
+    """At most three lines."""
+    if not found.rates.has_fp8:
+        return [found.reasons[0].finding]
+    able = [one for one in found.chosen.layers if not decide.barred(one.layer, found.chosen.recipe)]
+    bf16, fp8, casts = (
+        sum(sum(getattr(one.cost, part).values()) for one in able) for part in ("bf16", "fp8", "casts")
+    )
+    share = found.parts[0].linear / found.parts[0].total if found.parts[0].total else 0.0
+    gains = (
+        f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x"
+        if able
+        else "no layer can run it"
+    )
+    whole = "" if found.model.whole else " at the most"
+    told = [f"{gains}; Linear layers take {share:.0%} of the bf16 step{whole}"]
+    pays = "at no number of tokens" if found.pays_from is None else f"from {found.pays_from:,} tokens a pass"
+    told.append(f"pays {pays}; most products are {found.model.width} wide")
+    return [*told, _third(found)]
+
+
+def _third(found: Advice) -> str:
+    """What else decides: the split of layers, experts, or the loss."""
+    by_question = {reason.question: reason for reason in found.reasons}
+    if found.plan.tp > 1 and not found.schedule:
+        return by_question["TP"].finding
+    if found.model.experts and not found.schedule:
+        return by_question["dense or MoE"].finding
+    name = found.chosen.recipe.name
+    if found.schedule:
+        return f"loss: {name} has fine scales, and the run ends in bf16 ({found.schedule})"
+    coarse = "one scale a tensor" if name in ("tensorwise", "delayed") else "fine scales"
+    return f"loss: {coarse}; sweep=divergence measures whether it trains alike"
+
+
+def _layers(found: Advice) -> str:
+    total, taken = len(found.model.layers), len(found.chosen.converted)
+    if taken == total:
+        return f"all {total} Linear layers"
+    names = [*found.left_out["words"], *found.left_out["names"]]
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f"{taken} of {total} Linear layers; in bf16 stay {shown}"
+
+
+def _ways(found: Advice) -> str:
+    assert found.memory is not None
+    ways = [f"{way} ({size / GIB:.0f} GiB)" for way, size in found.memory.ways.items()]
+    if not ways:
+        return "none found by the model; a smaller model, or more tensor parallelism"
+    bound = "" if found.memory.whole else " for weights and optimizer alone"
+    return f"{', or '.join(ways)}{bound}; ask again with it for the code"
+
+
+def _code(found: Advice) -> str:
+    """The code, "" where FP8 is off."""
+    if found.decision == decide.OFF:
+        return ""
+    sharded = found.plan.dp > 1
+    schedule = found.schedule if found.library == FP8CORE else ""
+    setup = Setup(found.library, found.plan.compiled, sharded, found.fp8_all_gather, schedule)
+    return as_code(found.chosen.recipe.name, found.left_out, setup)
+
+
+def _memory_dict(found: Advice) -> dict[str, Any] | None:
+    memory = found.memory
+    if memory is None:
+        return None
+    parts = {"bf16": dict(memory.bf16), "fp8": None if memory.fp8 is None else dict(memory.fp8)}
+    rest = {"device": memory.device, "whole": memory.whole, "word": memory.word, "margin": MARGIN}
+    return {**parts, **rest, "ways": dict(memory.ways)}
 
 
 def _layer_dict(advice: LayerAdvice) -> dict[str, Any]:
@@ -120,233 +244,19 @@ def _layer_dict(advice: LayerAdvice) -> dict[str, Any]:
     }
 
 
-def _headline(found: Advice, where: Console) -> None:
-    step = found.chosen.step
-    model, plan = found.model, found.plan
-    how = [
-        f"{model.tokens:,} tokens",
-        "compiled" if plan.compiled else "eager",
-        f"dp={plan.dp}",
-        f"tp={plan.tp}",
-    ]
-    say(where, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
-    if found.decision == decide.OFF:
-        line = "FP8: off"
-        if found.chosen.too_uncertain and not found.chosen.unavailable:
-            line += f" until its rates are measured: {_times(step)} is too near to a loss (sweep=ceilings, runs=RUN)"
-        elif found.chosen.converted and not found.chosen.unavailable:
-            line += f" (at best {_times(step)}, not worth {decide.STEP_GAIN - 1:.0%})"
-    else:
-        some = f" for {len(found.chosen.converted)} of {len(model.layers)} layers"
-        scope = "" if found.decision == decide.ON else some
-        line = (
-            f"FP8: {found.decision}, recipe {found.chosen.recipe.name}{scope}; step predicted {_times(step)}"
-        )
-    say(where, line, f"bold {_COLOURS[found.decision]}")
-
-
-def _reasons(found: Advice) -> Table:
-    shown = table("why", "question", "here", "for")
-    for reason in found.reasons:
-        row(shown, reason.question, reason.finding, reason.speaks_for)
-    return shown
-
-
-def _layers(found: Advice) -> Table:
-    shown = table(
-        f"layers, forward and backward, recipe {found.chosen.recipe.name} (ms)",
-        "layer",
-        ">n",
-        ">K",
-        ">N",
-        ">bf16",
-        ">fp8",
-        ">casts",
-        ">speedup",
-        "FP8, or why not",
-    )
-    for name, count, advice in grouped(found.chosen.layers):
-        bf16, fp8, casts = (
-            1e3 * sum(part.values()) for part in (advice.cost.bf16, advice.cost.fp8, advice.cost.casts)
-        )
-        layer = advice.layer
-        cells = (
-            name,
-            count,
-            layer.K,
-            layer.N,
-            number(bf16),
-            number(fp8),
-            number(casts),
-            _times(advice.ratio),
-        )
-        row(shown, *map(str, cells), "FP8" if advice.converted else advice.reason)
-    shown.caption = Text("speedup: with a cast of its own; layers that read one tensor pay for its cast once")
-    return shown
-
-
-def _gemms(found: Advice) -> Table:
-    shown = table(
-        "products: FLOP/byte against the ridge of each dtype, time (ms)",
-        "layer",
-        "GEMM",
-        ">M",
-        ">K",
-        ">N",
-        ">F/B bf16",
-        ">F/B fp8",
-        ">bf16",
-        ">fp8",
-        ">bound",
-    )
-    bandwidth = found.rates["bandwidth"]
-    for name, _, advice in grouped(found.chosen.layers):
-        for role in GEMMS:
-            M, K, N = gemm_sizes(advice.layer)[role]
-            intensity = {b: 2 * M * K * N / (b * (M * K + K * N) + 2 * M * N) for b in (2, 1)}
-            in_fp8 = role in found.chosen.recipe.fp8_gemms
-            ridge = {2: found.rates["bf16"] / bandwidth, 1: found.rates["fp8"] / bandwidth}
-            bound = " ".join("c" if intensity[b] > ridge[b] else "m" for b in (2, 1))
-            bf16, fp8 = 1e3 * advice.cost.bf16[role], 1e3 * advice.cost.fp8[role]
-            cells = (
-                f"{intensity[2]:.0f}",
-                f"{intensity[1]:.0f}" if in_fp8 else "-",
-                number(bf16),
-                number(fp8),
-                bound,
-            )
-            row(shown, name if role == GEMMS[0] else "", role, str(M), str(K), str(N), *cells)
-    if shown.row_count:
-        ridges = f"ridge bf16 {found.rates['bf16'] / bandwidth:.0f}, FP8 {found.rates['fp8'] / bandwidth:.0f}"
-        shown.caption = Text(f"{ridges}; c: bound by computing, m: by memory, bf16 then FP8")
-    return shown
-
-
-def _recipes(found: Advice) -> Table:
-    shown = table(
-        "recipes: bytes of casts for an element, the step's speedup",
-        "|recipe",
-        ">input",
-        ">weight",
-        ">grad",
-        ">layers",
-        ">with the filter",
-        ">all layers",
-        "",
-    )
-    for option in found.options if found.rates.has_fp8 else ():
-        casts = (f"{option.recipe.casts[tensor].total:.1f}" for tensor in TENSORS)
-        ratios = (_times(option.step), f"{option.everything.value:.2f}x") if option.converted else ("-", "-")
-        if option.layers and not option.converted:
-            ratios = ("-", f"{option.everything.value:.2f}x")
-        note = option.unavailable or ("chosen" if option is found.chosen else "")
-        note = option.why_off or note
-        row(shown, option.recipe.name, *casts, str(len(option.converted)), *ratios, note)
-    return shown
-
-
-def _step(found: Advice) -> Table:
-    shown = table("where the step goes (ms)", "part", ">bf16", ">FP8")
-    bf16, fp8 = found.parts
-    for part in fields(bf16):
-        before, after = 1e3 * getattr(bf16, part.name), 1e3 * getattr(fp8, part.name)
-        if before or after:
-            row(shown, part.name, number(before), number(after))
-    row(shown, "step", number(1e3 * bf16.total), number(1e3 * fp8.total))
-    return shown
-
-
-def _rates(found: Advice) -> Table:
-    shown = table("what this rests on", "figure", ">value", ">+-", "from")
-    for name, figure in found.rates.figures.items():
-        mark = "" if figure.kind == MEASURED else f"{figure.kind}: "
-        row(shown, FIGURES[name], _scaled(figure.value), f"{figure.spread:.0%}", mark + figure.source)
-    return shown
-
-
-def _checks(found: Advice) -> Table:
-    shown = table(
-        "predicted and measured, worst first",
-        "",
-        "case",
-        "arm",
-        ">predicted",
-        ">measured",
-        ">error",
-    )
-    worst = sorted(found.checks, key=lambda check: -abs(math.log(check.predicted / check.measured)))
-    for check in worst[:_MOST_CHECKS]:
-        style = "" if check.trusted else "red"
-        cells = (number(check.predicted), number(check.measured), f"{check.error:+.0%}")
-        row(shown, check.what, check.case, check.arm, *cells, style=style)
-    if worst:
-        shown.caption = Text("; ".join(_spreads(found.checks)))
-    return shown
-
-
-def _spreads(checks: Sequence[Check]) -> list[str]:
-    lines = []
-    for what in ("product", "layer", "step"):
-        own = [check for check in checks if check.what == what]
-        ratio = spread(own)
-        if ratio is not None:
-            lines.append(
-                f"{len(own)} {what}s: predicted / measured {ratio.value:.2f}, 95 % within {ratio.low:.2f} to {ratio.high:.2f}"
-            )
-    return lines
-
-
-def _thresholds(found: Advice) -> list[str]:
-    name = found.chosen.recipe.name
-    if found.pays_from is None:
-        lines = [f"{name} pays at no number of tokens."]
-    else:
-        lines = [
-            f"{name} pays from {found.pays_from:,} tokens in a pass on (asked for: {found.model.tokens:,})."
-        ]
-    if found.gather_from is None:
-        lines.append("Gathering weights (FSDP) stays below 5 % of the step on any number of GPUs.")
-    else:
-        lines.append(
-            f"Gathering weights (FSDP) takes more than 5 % of the bf16 step from {found.gather_from:,} GPUs on."
-        )
-    return lines
-
-
-def _filter(found: Advice, where: Console) -> None:
-    if found.decision == decide.OFF:
-        return
-    name = found.chosen.recipe.name
-    say(where, "\nas code", "bold")
-    say(where, filters.as_code(name, found.left_out))
-    config = filters.as_config(name, found.left_out, found.convertible)
-    say(where, "\nas keys of a training sweep", "bold")
-    say(
-        where,
-        config or "names of these layers hold characters that a schedule gives a meaning; take the code",
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        label + text,
+        WIDTH,
+        subsequent_indent=" " * min(len(label), 9),
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
-def _name(members: Sequence[LayerAdvice]) -> str:
-    """attention.q for layers.0.attention.q and its like in other blocks."""
-    first = members[0].layer.fqn
-    if len(members) == 1:
-        return first
-    # the number of the block, and what stands before it, is the same for all
-    parts = first.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[numbers[-1] + 1 :]) if numbers and numbers[-1] + 1 < len(parts) else first
-
-
-def _times(ratio: Ratio) -> str:
-    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def _scaled(value: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "G")):
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value * 1e6:.3g} us" if value < 1e-3 else f"{value:.2f}"
+def _head(rest: list[str]) -> int:
+    """How many of the lines are the decision's."""
+    return next((i for i, line in enumerate(rest) if i and not line.startswith("     ")), len(rest))
 
 
 def _ratio(ratio: Ratio) -> dict[str, float]:

@@ -10,10 +10,10 @@ from rich.text import Text
 WIDTH = 100
 
 
-def console() -> Console:
-    """Console as wide as the terminal, at most `WIDTH`; `WIDTH` without a terminal."""
+def console(width: int = WIDTH) -> Console:
+    """Console as wide as the terminal, at most `width`; `width` without a terminal."""
     here = Console(highlight=False)
-    return Console(width=min(WIDTH, here.width) if here.is_terminal else WIDTH, highlight=False)
+    return Console(width=min(width, here.width) if here.is_terminal else width, highlight=False)
 
 
 def table(title: str, *columns: str) -> Table:

@@ -34,6 +34,9 @@ class Job:
         weights: "fp32" or "bf16" masters, gradients and optimizer states; products run in bf16 either way.
         reduce: "fp32" or "bf16", in which gradients are reduced, and wait to be.
         compiled: by torch.compile.
+        left_out: last words of the names of layers that stay in bf16; of what is gathered and held alone.
+        loss: how it is computed, a key of `harness.advise.scale.held.LOSS_COPIES`; of its memory alone.
+        unsplit_vocabulary: tensor parallelism splits neither the embedding nor the logits; of their memory alone.
     """
 
     model: str
@@ -52,6 +55,9 @@ class Job:
     weights: str = "fp32"
     reduce: str = "fp32"
     compiled: bool = True
+    left_out: tuple[str, ...] = ()
+    loss: str = "fused"
+    unsplit_vocabulary: bool = False
 
     def __post_init__(self) -> None:
         for name in ("world", "batch", "seq", "accumulation", "tp", "replicas", "node"):

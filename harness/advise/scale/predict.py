@@ -1,28 +1,19 @@
 """What a job is predicted to send, hold and take: bytes by collective, memory of a rank, time of a step and its MFU.
 
-Bytes come from shapes (`harness.advise.scale.counts`). Memory: weights, gradients and optimizer states are the rank's shards;
-activations are those of `harness.training.models.memory` for one block and for two, of which each further block adds the
-difference; FSDP adds what it holds whole. Time is the prediction of `harness.advise`: compute by the rates of the GPU
+Bytes come from shapes (`harness.advise.scale.counts`), memory from `harness.advise.scale.held`. Time is the prediction of `harness.advise`: compute by the rates of the GPU
 (measured ones where runs are named, else published ones), communication by `harness.machine.communication`.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
 from harness.advise.recipes import candidates
-from harness.advise.scale.counts import (
-    BF16,
-    Collective,
-    Weight,
-    exchanging,
-    gathered_bytes,
-    reduced_bytes,
-    sharding,
-)
+from harness.advise.scale.counts import Collective, exchanging, sharding
+from harness.advise.scale.held import MEMORY, memory
 from harness.advise.scale.job import BYTES
 from harness.advise.scale.weights import weights_of
 from harness.advise.step import CHECKPOINTING, Parts, Plan, step_cost
@@ -36,8 +27,10 @@ from harness.training.models import MODELS, ModelSpec
 from harness.training.models.llama_moe import MoeConfig
 from harness.training.setup import Setup
 
+__all__ = ["MEMORY", "Prediction", "check", "memory", "predict", "recipe_sends", "step_parts", "tokens_per_s"]
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from harness.advise.casts import Recipe
     from harness.advise.model import Model
@@ -45,11 +38,8 @@ if TYPE_CHECKING:
     from harness.advise.scale.job import Job
     from harness.advise.step import Exchange
 
-MEMORY = ("weights", "gradients", "optimizer", "gathered", "reduced", "activations", "logits", "workspace")
 # Bytes that the update of a parameter moves, by the masters' dtype (`harness.advise.step.Plan.update_bytes`)
 UPDATE_BYTES = {"fp32": 40.0, "bf16": 20.0}
-_FILLED = 2  # blocks whose weights and gradients are whole at once: the one at work and the one under way
-_ADAMW_STATES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,60 +158,6 @@ def tokens_per_s(job: Job, parts: Parts) -> float:
 def recipe_sends(recipe: str) -> bool:
     """Whether activations of a recipe go around in FP8: one scale for the whole tensor, known before it is sent."""
     return recipe == "tensorwise"
-
-
-def memory(job: Job) -> dict[str, int]:
-    """Bytes of one rank by `MEMORY`, at the most.
-
-    Whole are the weights outside of blocks and those of two blocks, and two blocks' gradients on their way to be
-    reduced; all gradients where they wait for the last microbatch. Of activations, tensor parallelism with sequence
-    parallelism splits everything but the inputs that it gathers.
-    """
-    weights = weights_of(job.model, job.recipe, job.tp)
-    mine = _local(weights.block, job) * weights.blocks + _local(weights.rest, job)
-    master = BYTES[job.weights]
-    gradients, gathered, reduced = mine * master, 0, 0
-    if job.shard > 1:
-        gathered = _FILLED * gathered_bytes(weights.block, job) + gathered_bytes(weights.rest, job)
-        waits = job.accumulation > 1 and not job.reduce_each
-        held = weights.blocks if waits else min(_FILLED, weights.blocks)
-        reduced = held * reduced_bytes(weights.block, job) + reduced_bytes(weights.rest, job)
-        if waits:  # shards are made as the whole ones go
-            reduced = max(0, reduced - gradients)
-    elif job.weights == "fp32":
-        gathered = BF16 * (mine if job.checkpointing == "none" else _local(weights.rest, job))
-    kept = _activations(replace(job, world=job.tp, replicas=1, accumulation=1))
-    return {
-        "weights": mine * master,
-        "gradients": gradients,
-        "optimizer": mine * master * _ADAMW_STATES,
-        "gathered": gathered,
-        "reduced": reduced,
-        **kept,
-    }
-
-
-@functools.lru_cache(maxsize=256)
-def _activations(job: Job) -> dict[str, int]:
-    """What a forward and backward pass keeps and works in: the same for every number of GPUs."""
-    one, two = (
-        on_paper.memory(replace(_setup(job), compute="bf16", layers=layers), "cpu") for layers in (1, 2)
-    )
-    more = MODELS[job.model].layers - 1
-    grown = {part: one[part] + more * (two[part] - one[part]) for part in ("activations", "fp8_weights")}
-    kept = (grown["activations"] + grown["fp8_weights"]) // job.tp
-    work = max(one["workspace"], two["workspace"]) // job.tp
-    if job.tp > 1:
-        wide = BF16 * job.tokens * MODELS[job.model].width
-        whole = 2 * wide * (job.tp - 1) // job.tp  # both inputs of a block that were gathered
-        kept += whole * (more + 1) if job.checkpointing != "full" else 0
-        work += whole
-    return {"activations": kept, "logits": one["logits"] // job.tp, "workspace": work}
-
-
-def _local(weights: Sequence[Weight], job: Job) -> int:
-    """Elements of a rank's shards, that of the first rank, which has the most."""
-    return sum(w.padded(job.shard) for w in weights) // job.shard
 
 
 def _setup(job: Job) -> Setup:

@@ -21,17 +21,19 @@ _BLOCKS = "layers."
 
 
 @functools.cache
-def weights_of(model: str, recipe: str, tp: int) -> Weights:
+def weights_of(model: str, recipe: str, tp: int, left_out: tuple[str, ...] = ()) -> Weights:
     """The parameters of each block and of the rest; a tied one counts once.
 
     Args:
         model: a name of `harness.training.models.MODELS`.
         recipe: a name of `fp8core.RECIPES`, or "" for none.
         tp: GPUs that split each layer.
+        left_out: last words of the names of layers that stay in bf16.
     """
     spec = MODELS[model]
     one = spec.build(device="meta", layers=1)
     coded = set(converted(one, recipe)) if recipe and sends_codes(recipe) else set()
+    coded = {name for name in coded if name.rsplit(".", 1)[-1] not in left_out}
     split = {
         f"{name}.weight": _dimension(name, part) for name, part in one.named_modules() if _splits(name, part)
     }

@@ -1,0 +1,161 @@
+"""Whose kernels run the FP8 layers: fp8core's, torchao's or TransformerEngine's. Costs of each recipe, as plain data.
+
+fp8core's are in `harness.advise.recipes`. The other two's bytes come from their sources, read in August and November 2026;
+published speedups are held against them (docs/advise-cases.md). torchao's eager casts are also counted, operator by
+operator, by a test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.advise import recipes
+from harness.advise.casts import TENSORS, Cast, Recipe
+from harness.machine.ceilings import ROWWISE
+from harness.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FP8CORE, TORCHAO, ENGINE = "fp8core", "torchao", "transformer_engine"
+LIBRARIES = (FP8CORE, TORCHAO, ENGINE)
+
+# Of one layout: what the first forward pass of a checkpoint casts, and its repetition again
+FORWARD: Mapping[str, float] = {"input": 1.0, "weight": 1.0, "grad_output": 0.0}
+_TORCHAO = "torchao: high-precision input and weight are saved and read again backward; compiled"
+TENSORWISE_AO = Recipe(
+    "tensorwise",
+    "compiler",
+    {"input": Cast(3, 3, forward=3), "weight": Cast(5, 3, forward=5), "grad_output": Cast(2, 4)},
+    # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
+    gathered_weight=Cast(0.6, 2),
+    source=_TORCHAO,
+)
+# Along the tokens: a transposed copy in bfloat16 (4), then a cast (3), as torchao's own roofline charges the weight; the
+# input's is made backward, from what was saved. An output gradient is transposed where it is made (5). Gradients' products
+# are tensorwise ones, rescaled afterwards by a kernel of its own each (torchao pull request 1325, issue 2184): 4 bytes of the
+# weight's gradient and of the input's. Asynchronous TP finds products before a scatter, and none behind a gather
+# (pytorch issue 149990).
+ROWWISE_AO = Recipe(
+    "rowwise",
+    "compiler",
+    {"input": Cast(3, 7, forward=3), "weight": Cast(7, 7, forward=3), "grad_output": Cast(3, 5)},
+    kind=ROWWISE,
+    rescaled=4.0,
+    fuses_gathers=False,
+    # Of three products the forward one is a rowwise kernel, at 90 to 100 % of the tensorwise one (pytorch issue 147971)
+    product_share=0.98,
+    source=_TORCHAO,
+)
+GW_HP_AO = Recipe(
+    "rowwise_with_gw_hp",
+    "compiler",
+    {"input": Cast(3, forward=3), "weight": Cast(5, 3, forward=3), "grad_output": Cast(3)},
+    fp8_gemms=("output", "grad_input"),
+    kind=ROWWISE,
+    rescaled=4.0,  # the tensorwise scale of the weight is repeated into one of rows, which takes the same way
+    fuses_gathers=False,
+    source=_TORCHAO,
+)
+DELAYED_TE = Recipe(
+    "delayed",
+    "kernels",
+    {tensor: Cast(4, kernels=1, forward=FORWARD[tensor] * 3) for tensor in TENSORS},
+    source="TransformerEngine: cast_transpose",
+)
+CURRENT_TE = Recipe(
+    "current",
+    "kernels",
+    {tensor: Cast(6, forward=FORWARD[tensor] * 5) for tensor in TENSORS},
+    source="TransformerEngine: amax, cast_transpose",
+)
+BLOCK_TE = Recipe(
+    "block",
+    "kernels",
+    {tensor: Cast(4.1, kernels=1, forward=FORWARD[tensor] * 3.1) for tensor in TENSORS},
+    product_share=0.77,
+    source="TransformerEngine: one read of a tile; product's share as in harness.advise.recipes",
+)
+
+# Bytes of one cast by six operators of torchao 0.18: abs 4, max 2, to float32 6, times scale 8, clamp 8, to FP8 5.
+EAGER_CAST_AO = 33.0
+EAGER_KERNELS_AO = 6
+# Casts of a tensor, and transposed copies of its codes (2 bytes): input and weight are cast in both passes, the output
+# gradient once for each product. `rowwise_with_gw_hp` has no FP8 product for the weight's gradient.
+_EAGER_CASTS = {
+    "tensorwise": {"input": (2, 1), "weight": (2, 1), "grad_output": (2, 1)},
+    "rowwise": {"input": (2, 1), "weight": (2, 1), "grad_output": (2, 1)},
+    "rowwise_with_gw_hp": {"input": (1, 0), "weight": (2, 1), "grad_output": (1, 0)},
+}
+_COMPILED_AO = {recipe.name: recipe for recipe in (TENSORWISE_AO, ROWWISE_AO, GW_HP_AO)}
+# Under the names that fp8core gives to the same numbers
+_ENGINE = {"tensorwise": CURRENT_TE, "delayed": DELAYED_TE, "blockwise": BLOCK_TE}
+_ENGINE_NEEDS = {"blockwise": ("9.0", "10.0", "10.3")}
+
+
+def candidates(library: str, compiled: bool) -> dict[str, Recipe]:
+    """The recipes of a library as they run in that mode, by fp8core's names.
+
+    Raises:
+        UsageError: TransformerEngine under torch.compile.
+    """
+    if library == FP8CORE:
+        return recipes.candidates(compiled)
+    if library == TORCHAO:
+        return dict(_COMPILED_AO) if compiled else {name: _eager(name) for name in _EAGER_CASTS}
+    if compiled:
+        raise UsageError(
+            "library=transformer_engine: its layers break the graphs of torch.compile; take mode=eager, or leave mode out"
+        )
+    return {name: replace(recipe, name=name) for name, recipe in _ENGINE.items()}
+
+
+def unavailable(library: str, name: str, capability: str, compiled: bool) -> str:
+    """Why a GPU of that architecture cannot run a recipe of a library in FP8; "" if it can."""
+    if library == ENGINE:
+        if capability.startswith("gfx"):
+            return "TransformerEngine's kernels are for NVIDIA GPUs"
+        needed = _ENGINE_NEEDS.get(name, ())
+        return (
+            f"needs {', '.join(needed)}, this GPU is {capability}"
+            if needed and capability not in needed
+            else ""
+        )
+    if library == TORCHAO:  # its casts are plain operators, which run everywhere
+        return recipes.unavailable(name, capability, compiled=True)
+    return recipes.unavailable(name, capability, compiled)
+
+
+def not_by_default(library: str, name: str) -> str:
+    """Why a recipe is not advised unless it is asked for by name; "" if it may be.
+
+    One is enough to rule it out: `delayed` of fp8core gains by cast kernels that no GPU has run, and needs a call in each step.
+    """
+    if library == FP8CORE and name == "delayed":
+        return "not the default: it rests on cast kernels that no GPU has run"
+    return ""
+
+
+def provenance(library: str) -> str:
+    """What of a library's FP8 layers was not measured, and where."""
+    if library == FP8CORE:
+        return "fp8core's kernels on any GPU"
+    name = "torchao" if library == TORCHAO else "TransformerEngine"
+    return f"{name}'s kernels here (costs from its source, held against its publications)"
+
+
+def _eager(name: str) -> Recipe:
+    casts = {
+        tensor: Cast(
+            EAGER_CAST_AO * count,
+            2.0 * copies,
+            kernels=EAGER_KERNELS_AO * count + copies,
+            forward=EAGER_CAST_AO * FORWARD[tensor],
+        )
+        for tensor, (count, copies) in _EAGER_CASTS[name].items()
+    }
+    compiled = _COMPILED_AO[name]
+    source = "torchao 0.18: six operators a cast, one after the other"
+    gathered = Cast(EAGER_CAST_AO, 2.0) if compiled.gathered_weight is not None else None
+    return replace(compiled, casts=casts, shares_input=False, gathered_weight=gathered, source=source)

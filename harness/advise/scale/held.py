@@ -1,0 +1,148 @@
+"""Bytes that one rank holds at the most in a step, by part: what the caching allocator has to reserve.
+
+FSDP2 works in streams of its own (`torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py`, 2.13): what is gathered is
+allocated in the stream of copies, shards of gradients in that of reductions. The allocator lends no block from one stream
+to another, so that each stream's maximum adds to the others', also where they are not needed at the same time.
+
+Compiled blocks keep what `harness.advise.scale.kept` says. Eager ones are run on fake tensors
+(`harness.training.models.memory`), one block and two; each further block adds the difference. Not in it: fragments of
+blocks, the libraries' workspaces, the CUDA context. docs/memory-accuracy.md compares it with publications.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fp8core.recipe import RECIPES
+from harness.advise.scale.counts import BF16, Weight, gathered_bytes, reduced_bytes
+from harness.advise.scale.job import BYTES
+from harness.advise.scale.kept import BY_OP, Block, at_work, kept, kept_weights
+from harness.advise.scale.weights import weights_of
+from harness.training import on_paper
+from harness.training.models import MODELS
+from harness.training.setup import Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from harness.advise.scale.job import Job
+
+MEMORY = ("weights", "gradients", "optimizer", "gathered", "reduced", "activations", "logits", "workspace")
+_FILLED = 2  # blocks whose weights and gradients are whole at once: the one at work and the one under way
+_ADAMW_STATES = 2
+# Copies of the logits in bf16 that the loss takes at once, the logits themselves not counted. "fused": their gradient (a
+# compiled loss, or this project's in chunks). "native": F.cross_entropy on bf16: log softmax, its gradient, the logits'.
+# "float32": F.cross_entropy on logits.float(), three times four bytes; the float32 logits are gone by then.
+LOSS_COPIES: Mapping[str, int] = {"fused": 1, "native": 3, "float32": 6}
+
+
+def memory(job: Job) -> dict[str, int]:
+    """Bytes of one rank by `MEMORY`; their sum is the most that it holds.
+
+    Whole are the weights outside of blocks and those of two blocks, and two blocks' gradients on their way to be
+    reduced; all gradients where they wait for the last microbatch. Of activations, tensor parallelism with sequence
+    parallelism splits everything but the inputs that it gathers.
+    """
+    weights = weights_of(job.model, job.recipe, job.tp, job.left_out)
+    rest = _unsplit(weights.rest, job)
+    mine = _local(weights.block, job) * weights.blocks + _local(rest, job)
+    master = BYTES[job.weights]
+    gradients, gathered, reduced = mine * master, 0, 0
+    if job.shard > 1:
+        block, root = gathered_bytes(weights.block, job), gathered_bytes(rest, job)
+        gathered = _FILLED * block + root  # as parameters
+        gathered += (
+            max(block, root) + block
+        )  # as they arrive, in a stream of their own: one group and the next
+        waits = job.accumulation > 1 and not job.reduce_each
+        if waits:  # shards are made as the whole ones go
+            whole = weights.blocks * reduced_bytes(weights.block, job) + reduced_bytes(rest, job)
+            reduced = max(0, whole - gradients)
+    elif job.weights == "fp32":
+        gathered = BF16 * (mine if job.checkpointing == "none" else _local(rest, job))
+    held = _activations(replace(job, world=job.tp, replicas=1, accumulation=1, node=max(job.node, job.tp)))
+    # Gradients are reduced when the activations of the loss and of most blocks are gone: the larger of the two counts
+    if job.shard > 1 and not reduced:
+        on_the_way = min(_FILLED, weights.blocks) * reduced_bytes(weights.block, job) + reduced_bytes(
+            rest, job
+        )
+        reduced = max(0, on_the_way - sum(held.values()))
+    return {
+        "weights": mine * master,
+        "gradients": gradients,
+        "optimizer": mine * master * _ADAMW_STATES,
+        "gathered": gathered,
+        "reduced": reduced,
+        **held,
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def _activations(job: Job) -> dict[str, int]:
+    """What a forward and backward pass keeps and works in: the same for every number of GPUs."""
+    spec = MODELS[job.model]
+    split = 1 if job.unsplit_vocabulary else job.tp
+    logits = BF16 * job.tokens * spec.vocab_size
+    closed = job.compiled or job.checkpointing == BY_OP
+    waiting, work = _closed(job) if closed else _by_running(job)
+    waiting //= job.tp
+    loss = LOSS_COPIES[job.loss] * logits // split
+    work = max(work // job.tp, loss)
+    if job.tp > 1:
+        wide = BF16 * job.tokens * spec.width
+        whole = 2 * wide * (job.tp - 1) // job.tp  # both inputs of a block that were gathered
+        waiting += whole * spec.layers if job.checkpointing != "full" else 0
+        work += whole
+    return {"activations": waiting, "logits": logits // split, "workspace": work}
+
+
+def _closed(job: Job) -> tuple[int, int]:
+    """Bytes that wait, and that one block takes in its backward pass, before tensor parallelism splits them."""
+    spec = MODELS[job.model]
+    block = Block.of(spec.config)
+    elements = sum(w.padded(1) for w in weights_of(job.model, job.recipe, 1).block)
+    waiting = spec.layers * kept(block, job.checkpointing, job.recipe, job.compiled) * job.tokens
+    waiting += spec.layers * kept_weights(elements, job.checkpointing, job.recipe)
+    work = (
+        at_work(block, job.checkpointing, job.recipe) * job.tokens + BF16 * elements
+    )  # and its weights' gradients
+    if job.recipe:
+        work += 2 * max(
+            w.padded(1) for w in weights_of(job.model, job.recipe, 1).block
+        )  # codes along both axes
+    return waiting, work
+
+
+def _by_running(job: Job) -> tuple[int, int]:
+    """The same in eager mode, of one block and of two that ran on fake tensors."""
+    setup = Setup(
+        model=job.model,
+        batch=job.batch,
+        seq=job.seq,
+        recipe=RECIPES[job.recipe] if job.recipe else None,
+        checkpointing=job.checkpointing,
+        accumulation=job.accumulation,
+        compute="bf16",
+    )
+    one, two = (on_paper.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
+    more = MODELS[job.model].layers - 1
+    waiting = sum(one[part] + more * (two[part] - one[part]) for part in ("activations", "fp8_weights"))
+    return waiting, max(one["workspace"], two["workspace"])
+
+
+def _unsplit(rest: Sequence[Weight], job: Job) -> tuple[Weight, ...]:
+    """What is outside of blocks, with an embedding that tensor parallelism does not split."""
+    if not job.unsplit_vocabulary:
+        return tuple(rest)
+    vocabulary = MODELS[job.model].vocab_size
+    first = next((i for i, w in enumerate(rest) if w.shape[0] * job.tp == vocabulary), None)
+    return tuple(
+        replace(w, shape=(vocabulary, *w.shape[1:])) if i == first else w for i, w in enumerate(rest)
+    )
+
+
+def _local(weights: Sequence[Weight], job: Job) -> int:
+    """Elements of a rank's shards, that of the first rank, which has the most."""
+    return sum(w.padded(job.shard) for w in weights) // job.shard

@@ -1,0 +1,158 @@
+"""The answer as a reader sees it: lines, width, words. Oracles: the same advice rendered far wider, and its JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from harness.__main__ import main
+from harness.advise.advice import Advice
+from harness.advise.command import answer, parse
+from harness.advise.fits import GIB, MARGIN, TOO_LARGE
+from harness.advise.show import lines, show
+
+QUESTIONS = {
+    "a step that fits": "model=llama3_8b gpu=h100 dp=8 batch=1 seq=8192 checkpointing=selective",
+    "a step that does not": "model=llama3_8b gpu=h100",
+    "no FP8 units": "model=llama3_8b gpu=a100 dp=8 checkpointing=full",
+    "a filter, eager": "model=gpt2 gpu=rtx_4090 tokens=16384 mode=eager",
+    "a schedule": "model=llama3_1b gpu=h200 priority=loss",
+    "delayed": "model=llama3_1b gpu=h200 recipe=delayed checkpointing=full",
+    "split layers": "model=llama3_70b gpu=h200 dp=32 tp=8 seq=8192 tokens=131072 checkpointing=full",
+    "torchao, eager": "model=llama3_1b gpu=h200 library=torchao mode=eager",
+    "torchao": "model=llama3_1b gpu=h200 library=torchao recipe=tensorwise checkpointing=full",
+    "experts": "model=llama_moe gpu=h200",
+}
+
+
+@pytest.fixture(scope="module")
+def advice() -> dict[str, Advice]:
+    return {name: answer(parse(words.split())) for name, words in QUESTIONS.items()}
+
+
+def rendered(found: Advice, width: int, full: bool) -> str:
+    where = Console(width=width, file=io.StringIO(), highlight=False)
+    show(found, where, full)
+    assert isinstance(where.file, io.StringIO)
+    return where.file.getvalue()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_answer_is_twenty_lines_of_eighty_columns(name: str, advice: dict[str, Advice]) -> None:
+    text = rendered(advice[name], 80, full=False).splitlines()
+    assert len(text) <= 20
+    assert max(map(len, text)) <= 80
+    assert [line.rstrip() for line in text] == lines(advice[name])
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("full", [False, True])
+def test_no_word_is_broken(name: str, full: bool, advice: dict[str, Advice]) -> None:
+    """Each word of the narrow rendering stands in one that is wide enough for everything."""
+    narrow, wide = (rendered(advice[name], width, full) for width in (80, 600))
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert set(narrow.split()) - {word for word in narrow.split() if set(word) == {"\u2500"}} <= set(
+        wide.split()
+    )
+
+
+def test_a_step_that_does_not_fit_is_the_headline(
+    advice: dict[str, Advice], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """120 GiB of weights, gradients and averages on 79: never "on", in words and in JSON; no code to run."""
+    found = advice["a step that does not"]
+    told = lines(found)
+    assert told[1].startswith("FP8: the step does not fit: ")
+    assert not any(line.startswith("code") for line in told)
+    assert main(["advise", *QUESTIONS["a step that does not"].split(), "json=true"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["decision"] == TOO_LARGE
+    assert plain["decision_by_time"] == "on"
+    states = 16 * 8_030_261_248
+    assert sum(plain["memory"]["fp8"].values()) > states
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "model=llama3_8b gpu=h100",
+        "model=llama3_8b gpu=h100 dp=8 batch=8 seq=8192",
+        "model=llama3_70b gpu=h200 dp=8 checkpointing=full",
+        "model=gpt2_xl gpu=rtx_4090",
+    ],
+)
+def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
+    """What the answer promises is what the same command then says."""
+    found = answer(parse(words.split()))
+    assert found.answer == TOO_LARGE
+    assert found.memory is not None
+    assert found.memory.ways
+    for way, promised in found.memory.ways.items():
+        asked = {pair.split("=")[0]: pair for pair in (*words.split(), *way.split())}
+        if "batch" in way:
+            asked.setdefault("seq", "seq=4096")
+            asked.pop("tokens", None)
+        again = answer(parse(list(asked.values())))
+        assert again.memory is not None
+        assert again.memory.word == "fits", way
+        if again.decision == found.decision:
+            assert again.memory.needed == pytest.approx(promised, rel=0.05), way
+
+
+def test_a_lower_bound_never_fits(advice: dict[str, Advice]) -> None:
+    """Experts' activations are not predicted: weights alone leave room, and the word is neither fits nor tight."""
+    memory = advice["experts"].memory
+    assert memory is not None
+    assert not memory.whole
+    assert memory.needed < memory.device
+    assert memory.word == "not predicted"
+    assert "fits" not in " ".join(lines(advice["experts"]))
+
+
+def test_between_the_prediction_and_the_margin_it_is_tight(advice: dict[str, Advice]) -> None:
+    from dataclasses import replace
+
+    memory = advice["a step that fits"].memory
+    assert memory is not None
+    assert memory.word == "fits"
+    for share, word in (
+        (1.001, "tight"),
+        (MARGIN * 0.999, "tight"),
+        (MARGIN * 1.001, "fits"),
+        (0.999, TOO_LARGE),
+    ):
+        assert replace(memory, device=int(memory.needed * share)).word == word
+    assert memory.device == pytest.approx(79 * GIB, rel=0.02)
+
+
+def test_without_fp8_units_there_is_one_column(advice: dict[str, Advice]) -> None:
+    text = rendered(advice["no FP8 units"], 80, full=True)
+    step = text.split("where the step goes")[1].split("what this rests on")[0]
+    assert "bf16" in step
+    assert "FP8" not in step
+    assert "no FP8 matrix units" in text.splitlines()[1]
+    assert "recipes:" not in text
+
+
+def test_what_was_never_measured_stands_in_the_first_lines(advice: dict[str, Advice]) -> None:
+    for name, found in advice.items():
+        if found.rates.has_fp8:
+            head = " ".join(lines(found)[:5])
+            assert "not measured: " in head, name
+            kernels = "torchao's kernels" if "torchao" in name else "fp8core's kernels on any GPU"
+            assert kernels in " ".join(head.split()), name
+
+
+def test_delayed_is_no_default_while_its_kernels_ran_on_no_gpu() -> None:
+    """It is the fastest of the table here, and is taken where it is asked for."""
+    found = answer(parse(["model=llama3_8b", "gpu=h200", "mode=eager", "dp=8", "checkpointing=full"]))
+    fastest = max(found.options, key=lambda option: option.step.value)
+    assert fastest.recipe.name == "delayed"
+    assert found.chosen.recipe.name != "delayed"
+    asked = answer(
+        parse(["model=llama3_1b", "gpu=h200", "mode=eager", "recipe=delayed", "checkpointing=full"])
+    )
+    assert asked.chosen.recipe.name == "delayed"

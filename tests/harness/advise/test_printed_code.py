@@ -1,0 +1,209 @@
+"""The code that is printed, run as a reader would. Oracle: `fp8core.verify`, and the layers that were to be converted."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import types
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fp8core import Float8Linear, verify
+from fp8core.distributed.gather_reasons import gathered_as
+from harness.advise.libraries import ENGINE, TORCHAO, candidates
+from harness.advise.printed_code import Setup, as_code, is_executed
+from harness.advise.recipes import candidates as our_candidates
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fp8core import Proof
+
+# No kernel here multiplies mxfp8, and no GPU is advised to take it: docs/advise.md
+RECIPES = [name for name in our_candidates(True) if name != "mxfp8"]
+HEAD = {"words": ["head"], "names": ["layers.1.up"]}
+CHOSEN = {"layers.0.up", "layers.0.down", "layers.1.down"}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(128, 256, bias=False)
+        self.down = nn.Linear(256, 128, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.silu(self.up(x)))
+
+
+class Tiny(nn.Module):
+    """Two blocks and a head; returns its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(128, 128, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).float().square().mean()
+
+
+def run(code: str, **verified: Any) -> tuple[Proof, set[str]]:
+    """Executes it on a small model, trains three steps, verifies the next; the proof, and what is in FP8."""
+    torch.manual_seed(0)
+    model = Tiny().to(torch.bfloat16)
+    names: dict[str, Any] = {"model": model, "total_steps": 100}
+    exec(code, names)
+    names["optimizer"] = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batch = (torch.randn(128, 128, dtype=torch.bfloat16),)
+
+    def plain(step: int, batch: tuple[Tensor, ...]) -> None:
+        model(*batch).backward()
+        names["optimizer"].step()
+        names["optimizer"].zero_grad()
+
+    step = names.get("train_step", plain)
+    for i in range(3):
+        step(i, batch)
+    proof = verify(lambda: step(3, batch), model, announce=False, **verified)
+    return proof, {layer.fqn for layer in proof.layers if layer.recipe}
+
+
+@pytest.fixture
+def eager_backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """torch.compile without code generation, and the calls of it."""
+    calls: list[Any] = []
+    compile_ = torch.compile
+
+    @functools.wraps(compile_)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return compile_(*args, **{**kwargs, "backend": "eager"})
+
+    monkeypatch.setattr(torch, "compile", recorded)
+    return calls
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_code_of_every_recipe_verifies(recipe: str) -> None:
+    """`delayed` was rejected before: "delayed scales never moved; call fp8core.update_scales(model) in each step"."""
+    proof, converted = run(as_code(recipe, HEAD), recipe=recipe)
+    assert proof.ok, proof.line
+    assert converted == CHOSEN
+
+
+def test_without_its_sync_of_scales_or_its_filter_it_does_not(eager_backend: list[Any]) -> None:
+    """Each line of the code counts: what is dropped is seen by the same judge."""
+    code = as_code("delayed", HEAD)
+    proof, _ = run(code.replace("    fp8core.update_scales(model)\n", ""))
+    assert not proof.ok
+    assert "update_scales" in proof.line
+    _, converted = run(code.replace(", module_filter_fn=takes", ""))
+    assert converted == CHOSEN | {"head", "layers.1.up"}
+    proof, _ = run(as_code("rowwise", HEAD), recipe="tensorwise")
+    assert not proof.ok
+    assert not eager_backend
+
+
+def test_compiled_where_the_advice_is(eager_backend: list[Any]) -> None:
+    proof, converted = run(as_code("tensorwise", HEAD, Setup(compiled=True)))
+    assert proof.ok, proof.line
+    assert proof.compiled
+    assert converted == CHOSEN
+    assert eager_backend
+
+
+def test_a_schedule_holds_layers_back_at_the_end() -> None:
+    """Ends in bf16: of 100 steps the last ten, in which FP8 must not run."""
+    code = as_code("rowwise", HEAD, Setup(schedule="cooldown_bf16:0.1"))
+    proof, converted = run(code, recipe="rowwise")
+    assert proof.ok, proof.line
+    assert converted == CHOSEN
+    assert "cooldown_bf16:0.1" in code
+    late, _ = run(code.replace("(model, step,", "(model, step + 90,"))
+    assert not late.ok
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_fp8_all_gather_is_switched_on_where_it_is_advised(wanted: bool) -> None:
+    """Oracle: what fp8core says that FSDP2 will gather, of each converted layer, before anything is sharded."""
+    code = as_code("tensorwise", HEAD, Setup(sharded=True, fp8_all_gather=wanted))
+    model = Tiny().to(torch.bfloat16)
+    exec(code, {"model": model})
+    gathered = {name: gathered_as(m) for name, m in model.named_modules() if isinstance(m, Float8Linear)}
+    assert set(gathered) == CHOSEN
+    assert {found == "fp8" for found in gathered.values()} == {wanted}
+    assert sum(line.startswith("# FSDP") for line in code.splitlines()) == 1
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise_with_gw_hp"])
+def test_torchaos_code_runs_in_torchao(recipe: str) -> None:
+    """In a process of its own: torchao's conversion changes settings of Inductor for the whole process."""
+    pytest.importorskip("torchao.float8")
+    code = as_code(recipe, HEAD, Setup(TORCHAO, sharded=True))
+    program = f"""
+import sys
+sys.path.insert(0, {__file__.rpartition("/")[0]!r})
+import torch
+from test_printed_code import CHOSEN, Tiny
+model = Tiny().to(torch.bfloat16)
+{code}
+from torchao.float8.float8_linear import Float8Linear
+from fp8core import count_matmuls
+assert {{n for n, m in model.named_modules() if isinstance(m, Float8Linear)}} == CHOSEN
+x = torch.randn(128, 128, dtype=torch.bfloat16)
+count = count_matmuls(lambda: model(x).backward(), model)
+in_fp8 = sum(m.flops for m in count.matmuls if m.is_fp8) / (2 * 128 * 128 * 256)
+assert in_fp8 == 3 * {3 if recipe != "rowwise_with_gw_hp" else 2}, in_fp8
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+@pytest.mark.parametrize("recipe", list(candidates(ENGINE, compiled=False)))
+def test_transformer_engines_code_on_a_stand_in(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is absent: this shows that the code is Python and swaps the advised layers, and it is marked "not run here"."""
+    assert not is_executed(ENGINE)
+    seen: list[str] = []
+
+    class Linear(nn.Linear):
+        def __init__(self, inner: int, outer: int, bias: bool, params_dtype: torch.dtype) -> None:
+            super().__init__(inner, outer, bias=bias, dtype=params_dtype)
+
+    @contextmanager
+    def autocast(enabled: bool, recipe: Any) -> Iterator[None]:
+        seen.append(type(recipe).__name__)
+        yield
+
+    classes = {
+        name: type(name, (), {}) for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling")
+    }
+    stand_in = {
+        "transformer_engine": {},
+        "transformer_engine.common": {},
+        "transformer_engine.common.recipe": classes,
+        "transformer_engine.pytorch": {"Linear": Linear, "autocast": autocast},
+    }
+    for name, content in stand_in.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(
+        sys.modules["transformer_engine"], "pytorch", sys.modules["transformer_engine.pytorch"], raising=False
+    )
+    model = Tiny().to(torch.bfloat16)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    names: dict[str, Any] = {"model": model}
+    exec(as_code(recipe, HEAD, Setup(ENGINE)), names)
+    assert {name for name, m in model.named_modules() if isinstance(m, Linear)} == CHOSEN
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    names["optimizer"] = torch.optim.SGD(model.parameters(), lr=1e-2)
+    names["train_step"](0, (torch.randn(128, 128, dtype=torch.bfloat16),))
+    assert len(seen) == 1
+    assert not torch.equal(model.head.weight, before["head.weight"])
