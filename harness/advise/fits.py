@@ -7,7 +7,7 @@ gradients and AdamW's two averages are known: a lower bound, by which a step may
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.advise.scale.held import memory
 from harness.advise.scale.job import BYTES, Job
@@ -159,9 +159,9 @@ def _together(job: Job) -> Iterator[dict[str, str | int]]:
 
 
 def _changed(job: Job, changes: Mapping[str, str | int]) -> Job:
-    fields: dict[str, object] = dict(changes)
+    fields: dict[str, Any] = dict(changes)
     if "dp" in fields:
-        fields["world"] = int(str(fields.pop("dp"))) * job.tp
+        fields["world"] = fields.pop("dp") * job.tp
     if "weights" in fields:
         fields["reduce"] = fields["weights"]
     return replace(job, **fields)

@@ -14,7 +14,7 @@ from published_speedups import machine, step_of
 from speedups.throughputs import LEFT_OUT, PUBLISHED, Published
 
 from harness.advise.scale.job import Job
-from harness.advise.scale.predict import memory, step_parts, tokens_per_s
+from harness.advise.scale.predict import step_parts, tokens_per_s
 from harness.advise.step import step_cost
 from harness.machine.hardware import named
 
@@ -26,23 +26,15 @@ NEAR = (0.10, 0.25)  # shares of the published figure
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A published throughput and its prediction, tokens/s of one GPU; memory where it was published, 1e9 bytes."""
+    """A published throughput and its prediction, tokens/s of one GPU."""
 
     case: Published
     predicted: float
-    memory_gb: float | None = None
 
     @property
     def error(self) -> float:
         """Predicted over published, less 1."""
         return self.predicted / self.case.tokens_per_s - 1
-
-    @property
-    def memory_error(self) -> float | None:
-        """The same of the memory."""
-        if self.memory_gb is None or self.case.memory_gb is None:
-            return None
-        return self.memory_gb / self.case.memory_gb - 1
 
 
 def outcome(case: Published) -> Outcome:
@@ -50,7 +42,7 @@ def outcome(case: Published) -> Outcome:
     if isinstance(case.step, Job):
         job = case.step
         parts = step_parts(job, machine(named(job.gpu).key))
-        return Outcome(case, tokens_per_s(job, parts), sum(memory(job).values()) / 1e9)
+        return Outcome(case, tokens_per_s(job, parts))
     step = step_of(case.step)
     recipe, layers = (case.step.recipe, step.converted) if case.fp8 else (None, frozenset[str]())
     parts = step_cost(step.model, step.rates, step.plan, recipe, layers)
@@ -62,21 +54,12 @@ def table(found: Sequence[Outcome]) -> list[str]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        (
-            *("run", "assumed", "published_tokens_per_s", "predicted_tokens_per_s", "off_by_percent"),
-            *("published_memory_gb", "predicted_memory_gb", "memory_off_by_percent", "source"),
-        )
+        ("run", "assumed", "published_tokens_per_s", "predicted_tokens_per_s", "off_by_percent", "source")
     )
     for one in found:
         case = one.case
-        off = one.memory_error
-        sizes = (
-            (f"{case.memory_gb:.1f}", f"{one.memory_gb:.1f}", f"{100 * off:+.0f}")
-            if off is not None
-            else ("",) * 3
-        )
         speeds = (f"{case.tokens_per_s:.0f}", f"{one.predicted:.0f}", f"{100 * one.error:+.0f}")
-        writer.writerow((case.key, case.assumed, *speeds, *sizes, case.source))
+        writer.writerow((case.key, case.assumed, *speeds, case.source))
     return text.getvalue().splitlines()
 
 
@@ -95,13 +78,11 @@ def summary(found: Sequence[Outcome]) -> list[str]:
         lines.append(
             f"| {name} | {len(ones)} | {100 * statistics.median(errors):+.0f} % | {' | '.join(map(str, shares))} |"
         )
-    sizes = [abs(one.memory_error) for one in found if one.memory_error is not None]
     spread = math.sqrt(statistics.fmean(math.log1p(one.error) ** 2 for one in found))
     return [
         *lines,
         "",
-        f"Typical factor of error {math.exp(spread):.2f}. Memory: {len(sizes)} figures, {statistics.median(sizes):.0%} off "
-        "in the median.",
+        f"Typical factor of error {math.exp(spread):.2f}.",
     ]
 
 
