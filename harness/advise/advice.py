@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness.advise import decide
 from harness.advise.casts import TENSORS
 from harness.advise.fits import TOO_LARGE
-from harness.advise.libraries import FP8CORE, not_by_default
+from harness.advise.library_names import FP8CORE, not_by_default
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

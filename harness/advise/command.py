@@ -12,10 +12,10 @@ import torch
 from harness.advise import libraries, measured
 from harness.advise.advice import advice
 from harness.advise.decide import OFF, advise
-from harness.advise.fits import memory_of
 from harness.advise.from_config import of_config
 from harness.advise.gpu import gpu_and_rows
-from harness.advise.libraries import ENGINE, FP8CORE, LIBRARIES
+from harness.advise.library_names import ENGINE, FP8CORE, LIBRARIES
+from harness.advise.need import memory_of
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.show import WIDTH, as_dict, show

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from harness.advise import recipes
 from harness.advise.casts import TENSORS, Cast, Recipe
+from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO
 from harness.machine.ceilings import ROWWISE
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-FP8CORE, TORCHAO, ENGINE = "fp8core", "torchao", "transformer_engine"
-LIBRARIES = (FP8CORE, TORCHAO, ENGINE)
 
 # Of one layout: what the first forward pass of a checkpoint casts, and its repetition again
 FORWARD: Mapping[str, float] = {"input": 1.0, "weight": 1.0, "grad_output": 0.0}
@@ -125,24 +123,6 @@ def unavailable(library: str, name: str, capability: str, compiled: bool) -> str
     if library == TORCHAO:  # its casts are plain operators, which run everywhere
         return recipes.unavailable(name, capability, compiled=True)
     return recipes.unavailable(name, capability, compiled)
-
-
-def not_by_default(library: str, name: str) -> str:
-    """Why a recipe is not advised unless it is asked for by name; "" if it may be.
-
-    One is enough to rule it out: `delayed` of fp8core gains by cast kernels that no GPU has run, and needs a call in each step.
-    """
-    if library == FP8CORE and name == "delayed":
-        return "not the default: it rests on cast kernels that no GPU has run"
-    return ""
-
-
-def provenance(library: str) -> str:
-    """What of a library's FP8 layers was not measured, and where."""
-    if library == FP8CORE:
-        return "fp8core's kernels on any GPU"
-    name = "torchao" if library == TORCHAO else "TransformerEngine"
-    return f"{name}'s kernels here (costs from its source, held against its publications)"
 
 
 def _eager(name: str) -> Recipe:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.advise.libraries import ENGINE, FP8CORE, TORCHAO
+from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.advise import decide, filters
 from harness.advise.casts import TENSORS
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
-from harness.advise.libraries import FP8CORE, provenance
+from harness.advise.library_names import FP8CORE, provenance
 from harness.advise.printed_code import Setup, as_code, is_executed
 from harness.advise.rates import MEASURED
 from harness.advise.tables import show_tables, times

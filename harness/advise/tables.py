@@ -11,7 +11,7 @@ from rich.text import Text
 from harness.advise import decide, filters
 from harness.advise.casts import GEMMS, TENSORS
 from harness.advise.fits import GIB
-from harness.advise.libraries import not_by_default
+from harness.advise.library_names import not_by_default
 from harness.advise.measured import spread
 from harness.advise.rates import FIGURES, MEASURED
 from harness.advise.step import gemm_sizes

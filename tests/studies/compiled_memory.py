@@ -79,7 +79,7 @@ def kept_by_the_partitioner(recipe: str) -> list[Kept]:
 
 
 def bytes_of_a_token(kept: list[Kept]) -> float:
-    """Of all of them."""
+    """Sum over all of them."""
     return sum(one.bytes for one in kept) / (BATCH * SEQ)
 
 

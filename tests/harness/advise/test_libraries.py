@@ -11,16 +11,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.advise.casts import TENSORS
-from harness.advise.libraries import (
-    EAGER_CAST_AO,
-    EAGER_KERNELS_AO,
-    ENGINE,
-    FP8CORE,
-    TORCHAO,
-    candidates,
-    not_by_default,
-    unavailable,
-)
+from harness.advise.libraries import EAGER_CAST_AO, EAGER_KERNELS_AO, candidates, unavailable
+from harness.advise.library_names import ENGINE, FP8CORE, TORCHAO, not_by_default
 from harness.peers.torchao import linear, missing
 from harness.store.errors import UsageError
 

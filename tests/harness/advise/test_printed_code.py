@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fp8core import Float8Linear, verify
 from fp8core.distributed.gather_reasons import gathered_as
-from harness.advise.libraries import ENGINE, TORCHAO, candidates
+from harness.advise.libraries import candidates
+from harness.advise.library_names import ENGINE, TORCHAO
 from harness.advise.printed_code import Setup, as_code, is_executed
 from harness.advise.recipes import candidates as our_candidates
 
