@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
 
 USAGE = """\
-usage: python -m harness advise model=NAME [gpu=NAME] [key=value ...] [--full]
+usage: python -m harness advise model=NAME [gpu=NAME] [KEY=VALUE ...] [--full]
 does FP8 pay: as a step and layer by layer, with the code; no model is run
 
 model=NAME, or model=PATH/config.json (Hugging Face; or its folder), or
   model._target_=my.module.build model.batch=my.module.batch model.ARG=VALUE
-gpu=NAME            a GPU of the peak table; default: of runs=, else the one here
+gpu=NAME            a GPU of the peak table; default: of runs=, or this one
 tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
-library=fp8core|torchao|transformer_engine          whose kernels are assumed
+library=fp8core|torchao|transformer_engine         whose kernels are assumed
 checkpointing=none|selective|full accumulation=N weights=fp32|bf16
 dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
 runs=RUN,RUN        stored runs of that GPU: measured rates for assumed ones

@@ -333,7 +333,7 @@ def test_hostile_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
     text = said(capsys, *words, "--full")
     assert "[red]a[/red]" in text
     assert "</script>" in text
-    assert "take the code" in text, "no schedule can say x*y,z"
+    assert "take the code" in " ".join(text.split()), "no schedule can say x*y,z"
     found = plain(capsys, *words)
     module = torch.nn.Module()
     for layer in found["layers"]:
