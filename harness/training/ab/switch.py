@@ -43,7 +43,10 @@ class Switch:
                     "the model is sharded and has no FP8 layer: call convert_to_float8_training before fully_shard"
                 )
             convert_to_float8_training(
-                getattr(model, "_orig_mod", model), config=recipe, module_filter_fn=module_filter_fn
+                getattr(model, "_orig_mod", model),
+                config=recipe,
+                module_filter_fn=module_filter_fn,
+                allow_no_conversion=True,  # told below, in one line
             )
         self.layers = _layers(model)
         if not self.layers:

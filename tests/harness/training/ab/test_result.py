@@ -61,7 +61,7 @@ WITHIN_A_WIDE_FLOOR = tuple(
         {
             BASE: (100.0,),
             AGAIN: (100.0 * (1.06 if i % 2 else 1 / 1.06),),
-            FP8: (98.0 * (1.05 if i % 4 < 2 else 1 / 1.05),),
+            FP8: (98.0 * (1.05 if i < 3 else 1 / 1.05),),
         },
     )
     for i in range(6)
