@@ -73,9 +73,7 @@ class Passes:
         self._seen = Seen(self._watch)
         self._layers = [layer for _, layer in self._watch.layers]
         self._updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in self._layers]
-        self._moved = [
-            layer.recipe.scaling != "delayed" or layer.amaxes is None for layer in self._layers
-        ]
+        self._moved = [layer.recipe.scaling != "delayed" or layer.amaxes is None for layer in self._layers]
         if self._layers:
             self._seen.device = self._layers[0].weight.device
         elif self._watch.products:
@@ -111,7 +109,11 @@ class Passes:
         with profiling(self.on_gpu) as profiled:
             yield
         seen = self._seen
-        seen.counted, seen.kernel_share, seen.compiled = profiled.counted, profiled.fp8_share, profiled.compiled
+        seen.counted, seen.kernel_share, seen.compiled = (
+            profiled.counted,
+            profiled.fp8_share,
+            profiled.compiled,
+        )
         self.look_at_scales()
 
     def look_at_scales(self) -> None:

@@ -140,9 +140,13 @@ def test_fewer_than_two_steps_prove_nothing_and_a_third_is_refused() -> None:
 def test_a_step_that_raises_is_none_of_the_two() -> None:
     loop = Loop()
     proof = StepProof(loop.model)
-    with pytest.raises(ZeroDivisionError), proof.step():
+
+    def fails() -> None:
         loop.step()
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), proof.step():
+        fails()
     assert not proof.complete
     assert not any(module._forward_hooks for module in loop.model.modules())
 

@@ -45,7 +45,8 @@ class Exchange:
         key = f"{self._prefix}/{next(self._turn)}"
         self._store.set(f"{key}/{self.rank}", json.dumps(mine))
         if self.rank == 0:
-            gathered, silent = [], []
+            gathered: list[dict[str, Any]] = []
+            silent: list[int] = []
             for rank in range(self.size):
                 text = self._get(f"{key}/{rank}", self._timeout_s if not silent else 0.1)
                 gathered.append(json.loads(text) if text is not None else {})

@@ -117,7 +117,9 @@ class TrialResult:
     @property
     def gap_ms(self) -> float:
         """Median time between steps: data loader and whatever else runs outside of `step()`; NaN without one."""
-        gaps = [g for r in self.rounds for arm in (BASE, AGAIN, FP8) if r.has(arm) for g in r.gaps_ms.get(arm, ())]
+        gaps = [
+            g for r in self.rounds for arm in (BASE, AGAIN, FP8) if r.has(arm) for g in r.gaps_ms.get(arm, ())
+        ]
         return statistics.median(gaps) if gaps else math.nan
 
     @property
@@ -126,7 +128,10 @@ class TrialResult:
         gaps = [
             statistics.fmean(r.losses[FP8]) / statistics.fmean(r.losses[BASE]) - 1
             for r in self.rounds
-            if r.has(BASE, FP8) and r.losses.get(FP8) and r.losses.get(BASE) and statistics.fmean(r.losses[BASE])
+            if r.has(BASE, FP8)
+            and r.losses.get(FP8)
+            and r.losses.get(BASE)
+            and statistics.fmean(r.losses[BASE])
         ]
         if len(gaps) < effect.MIN_ROUNDS or not all(map(math.isfinite, gaps)):
             return None
@@ -194,7 +199,10 @@ class TrialResult:
         if self.peak_bytes:
             named = {BASE: "bf16", FP8: "FP8"}
             out.append(
-                "peak memory: " + ", ".join(f"{named[a]} {b / 2**30:.2f} GiB" for a, b in self.peak_bytes.items() if a in named)
+                "peak memory: "
+                + ", ".join(
+                    f"{named[a]} {b / 2**30:.2f} GiB" for a, b in self.peak_bytes.items() if a in named
+                )
             )
         if self.proof:
             out.append(self.proof)
@@ -225,14 +233,14 @@ class TrialResult:
         return [line]
 
 
-def merged(
-    index: int, messages: Sequence[Mapping[str, Any]]
-) -> Round:
+def merged(index: int, messages: Sequence[Mapping[str, Any]]) -> Round:
     """One round of all ranks: of each step the slowest rank's time, of each block any rank's fault."""
     arms = [arm for arm in (BASE, AGAIN, FP8) if all(arm in m["times_ms"] for m in messages)]
 
     def slowest(key: str) -> dict[str, tuple[float, ...]]:
-        return {a: tuple(max(column) for column in zip(*(m[key][a] for m in messages), strict=True)) for a in arms}
+        return {
+            a: tuple(max(column) for column in zip(*(m[key][a] for m in messages), strict=True)) for a in arms
+        }
 
     faults: dict[str, str] = {}
     for rank, message in enumerate(messages):

@@ -25,7 +25,13 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measuremen
     """One row an arm: its timed steps with their rounds, or why there are none."""
     case = Case.of(
         SUITE,
-        {"model": model, "recipe": result.recipe, "block": plan.block, "lead": plan.lead, "ranks": result.ranks},
+        {
+            "model": model,
+            "recipe": result.recipe,
+            "block": plan.block,
+            "lead": plan.lead,
+            "ranks": result.ranks,
+        },
         plan.seed,
     )
     records = {BASE: Arm("base"), AGAIN: Arm("base", control=True), FP8: Arm(result.recipe)}

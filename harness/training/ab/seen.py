@@ -89,7 +89,10 @@ class Block:
             if self.shapes is None:
                 self.shapes = looks.shapes
             elif looks.shapes != self.shapes:
-                self.fault = self.fault or f"batches of other shapes: {_words(self.shapes)}, then {_words(looks.shapes)}"
+                self.fault = (
+                    self.fault
+                    or f"batches of other shapes: {_words(self.shapes)}, then {_words(looks.shapes)}"
+                )
         self._last = end
 
     def times_ms(self, clock: Clock) -> list[float]:

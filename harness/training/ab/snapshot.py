@@ -57,7 +57,12 @@ class Snapshot:
         self._grads = [None if grad is None else _copied(grad) for grad in grads]
         self._states = [_deep_copied(state) for state in states]
         self._memories = [
-            (m, copy.deepcopy({k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)}))
+            (
+                m,
+                copy.deepcopy(
+                    {k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)}
+                ),
+            )
             for m in model.modules()
             if isinstance(m, AmaxMemory)
         ]

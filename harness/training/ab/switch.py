@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class Switch:
     """The FP8 layers of a model, and the precision in which they are.
 
+    Attributes:
+        layers: all of them.
+        recipe: that they run, with what the conversion added to the named one (FP8 all-gather).
+
     Args:
         model: converted, or to be converted now, in place: its parameters stay the objects that an optimizer holds.
         recipe: of the layers that are converted now; a model that is converted already must run it.
@@ -60,6 +64,7 @@ class Switch:
                 f"recipe={recipe!r}: the model was converted with {', '.join(sorted(others))}; name that one, or give the "
                 "model as it was before"
             )
+        self.recipe = self.layers[0].recipe if len({layer.recipe for layer in self.layers}) == 1 else asked
         self._fp8 = {id(layer): layer.recipe for layer in self.layers}
         self._held, self._free = PrecisionSchedule.parse("keep_bf16"), PrecisionSchedule()
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
 from torch import Tensor, nn
 
 from fp8core.arguments import check_type
 from fp8core.verify import StepProof
 from fp8core.watching import profiling
 from harness.store.errors import UsageError, one_line, out_of_memory
-from harness.timing.compiling import CompileWatch
 from harness.training.ab import facts, rows
 from harness.training.ab.clock import Clock, clock_for
 from harness.training.ab.exchange import Exchange, SilentRankError
@@ -160,7 +158,9 @@ class Trial:
     def _around(self, turn: Turn) -> Iterator[None]:
         """What watches the step."""
         if turn.purpose == "compare":
-            self._proof = StepProof(self.model, recipe=self.recipe, fp8_all_gather=self._fp8_all_gather)
+            self._proof = StepProof(
+                self.model, recipe=self._switch.recipe, fp8_all_gather=self._fp8_all_gather
+            )
         if turn.purpose in ("compare", "count"):
             with self._proof.step():
                 yield
@@ -218,7 +218,9 @@ class Trial:
             self._stop(str(error))
             return
         if any(m["round"] != index for m in messages):
-            self._stop(f"ranks are in rounds {[m['round'] for m in messages]}: they took other numbers of steps")
+            self._stop(
+                f"ranks are in rounds {[m['round'] for m in messages]}: they took other numbers of steps"
+            )
             return
         self._rounds.append(merged(index, messages))
         self._known.add_round(messages)
@@ -298,5 +300,6 @@ class Trial:
             UsageError: it cannot be written to.
         """
         self._end()
-        return rows.store(self.result(), self.plan, type(self.model).__name__, results_dir, self._exchange.rank == 0)
-
+        return rows.store(
+            self.result(), self.plan, type(self.model).__name__, results_dir, self._exchange.rank == 0
+        )

@@ -11,7 +11,9 @@ from harness.training.ab.plan import FP8, Plan
 from harness.training.ab.result import Round, TrialResult
 
 Vector = NDArray[np.float64]
-Noise = Callable[[np.random.Generator, int], Vector]  # (generator, steps) -> log of the factor on each step's time
+Noise = Callable[
+    [np.random.Generator, int], Vector
+]  # (generator, steps) -> log of the factor on each step's time
 
 
 def quiet(rng: np.random.Generator, steps: int) -> Vector:
@@ -51,9 +53,7 @@ def correlated(rng: np.random.Generator, steps: int) -> Vector:
     return out
 
 
-NOISES: dict[str, Noise] = {
-    f.__name__: f for f in (quiet, drift, thermal, heavy_tails, stalls, correlated)
-}
+NOISES: dict[str, Noise] = {f.__name__: f for f in (quiet, drift, thermal, heavy_tails, stalls, correlated)}
 
 
 def simulated(noise: Noise, speedup: float, seed: int, plan: Plan | None = None) -> TrialResult:
@@ -68,4 +68,6 @@ def simulated(noise: Noise, speedup: float, seed: int, plan: Plan | None = None)
             step = 100.0 / (speedup if turn.arm == FP8 else 1.0)
             times.setdefault(turn.round, {}).setdefault(turn.arm, []).append(step * float(np.exp(log)))
     rounds = tuple(Round(i, {arm: tuple(v) for arm, v in arms.items()}) for i, arms in times.items())
-    return TrialResult(recipe="tensorwise", device="cuda", rounds=rounds, method="simulated", proved=True, proof="simulated")
+    return TrialResult(
+        recipe="tensorwise", device="cuda", rounds=rounds, method="simulated", proved=True, proof="simulated"
+    )

@@ -25,7 +25,12 @@ def test_equal_precisions_are_claimed_to_differ_in_at_most_one_trial_of_20(name:
 
 # What 400 trials of an interval that covers 95 % show lies within 92.8 and 97.2 % in 19 cases of 20. A step of the clock
 # and stalls make a few rounds far larger than the rest; Student's interval is then too wide, which is told in the page.
-COVERAGE = {"quiet": (0.93, 0.97), "drift": (0.93, 0.97), "correlated": (0.93, 0.97), "heavy_tails": (0.93, 0.985)}
+COVERAGE = {
+    "quiet": (0.93, 0.97),
+    "drift": (0.93, 0.97),
+    "correlated": (0.93, 0.97),
+    "heavy_tails": (0.93, 0.985),
+}
 
 
 @pytest.mark.parametrize("name", NOISES)
@@ -109,7 +114,7 @@ def test_ranks_are_merged_by_the_slowest_step() -> None:
         arms = (BASE, AGAIN, FP8)
         return {
             "times_ms": dict.fromkeys(arms, times),
-            "gaps_ms": dict.fromkeys(arms, [0.0]),
+            "gaps_ms": {arm: [0.0] for arm in arms},
             "losses": dict.fromkeys(arms, times),
             "faults": {FP8: fault} if fault else {},
         }
@@ -139,7 +144,12 @@ def test_the_loss_gap_is_that_of_the_blocks() -> None:
 
 
 def test_the_answer_is_short() -> None:
-    full = good(tokens=4096.0, peak_bytes={BASE: 2**30, FP8: 2**31}, slow_rank="rank 1 takes 21 % longer", steps_run=(64, 123))
+    full = good(
+        tokens=4096.0,
+        peak_bytes={BASE: 2**30, FP8: 2**31},
+        slow_rank="rank 1 takes 21 % longer",
+        steps_run=(64, 123),
+    )
     assert len(with_faults(full, FP8, 6).lines()) <= 20
 
 

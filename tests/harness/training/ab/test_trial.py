@@ -109,14 +109,22 @@ def test_an_exception_restores_too(error: type[BaseException], where: str) -> No
     loop, plain = Loop(), Loop()
     loop.step()
     plain.step()
-    with pytest.raises(error), ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT) as trial:
-        for turn in range(20):
-            if turn == 12 and where == "between":
-                raise error("planted")
-            with trial.step():
-                loop.step()
-                if turn == 12:
-                    raise error("planted")
+    trial = ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT)
+
+    def ends(turn: int) -> None:
+        if turn == 12:
+            raise error("planted")
+
+    def train() -> None:
+        with trial:
+            for turn in range(20):
+                ends(turn if where == "between" else 0)
+                with trial.step():
+                    loop.step()
+                    ends(turn)
+
+    with pytest.raises(error):
+        train()
     assert trial.done
     assert "planted" in trial.result().doubt or error.__name__ in trial.result().doubt
     assert equal(loop.state()[:-1], plain.state()[:-1])
