@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import FakeCuda
 from loops import Loop, PlantedClock, equal
 from torch import nn
 
@@ -15,6 +16,7 @@ from harness import ab, store
 from harness.__main__ import main
 from harness.store.compare import paired_ratios
 from harness.store.errors import UsageError
+from harness.training.ab.clock import EventClock
 from harness.training.ab.plan import BASE, FP8
 
 SHORT = {"steps": 52}  # three rounds
@@ -240,3 +242,16 @@ def test_a_compiled_model_keeps_its_graphs() -> None:
     assert result.loss_gap is not None
     assert isinstance(plain, nn.Module)
     assert PrecisionSchedule().apply(plain, 0, 1) == 2  # was left in bf16
+
+
+def test_a_gpus_steps_are_read_by_its_own_events() -> None:
+    """Oracle: the fake device's time, of which the host's work between marks is none."""
+    cuda = FakeCuda()
+    clock = EventClock(cuda)
+    start = clock.mark()
+    cuda.enqueue(2.5e-3)
+    cuda.time.sleep(1e-3)
+    end = clock.mark()
+    clock.settle()
+    assert clock.ms(start, end) == pytest.approx(2.5, rel=0.01)
+    assert clock.method == "cuda_events_adjoining"
