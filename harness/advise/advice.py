@@ -66,6 +66,16 @@ class Advice:
         return self.chosen.verdict
 
     @property
+    def fp8_all_gather(self) -> bool:
+        """To switch on `enable_fsdp_float8_all_gather`, and to call `precompute_float8_dynamic_scale_for_fsdp` each step."""
+        return self.decision != decide.OFF and self.chosen.fp8_all_gather
+
+    @property
+    def tp_fp8_all_gather(self) -> bool:
+        """To split layers by the `Float8ColwiseParallel` styles, which gather activations in FP8."""
+        return self.decision != decide.OFF and self.chosen.tp_fp8_all_gather
+
+    @property
     def left_out(self) -> Mapping[str, tuple[str, ...]]:
         """What the filter leaves in bf16: last words of names, and whole names."""
         return decide.module_filter(
@@ -115,6 +125,7 @@ def _reasons(
         _width(model, rates, chosen),
         _dense(model),
         _split(model, plan, chosen),
+        _communication(model, rates, plan, chosen),
         _loss(chosen, careful),
     )
 
@@ -176,6 +187,30 @@ def _split(model: Model, plan: Plan, chosen: RecipeAdvice) -> Reason:
         f"tp={plan.tp} leaves layers as narrow as {layer.fqn}, {layer.K} to {layer.N}: {narrow.ratio.value:.2f}x",
         "on" if narrow.ratio.value > 1 else "off",
     )
+
+
+def _communication(model: Model, rates: Rates, plan: Plan, chosen: RecipeAdvice) -> Reason:
+    """What is sent and not hidden, in bf16 and as chosen."""
+    question = "communication"
+    if plan.dp == plan.tp == plan.pp == 1:
+        return Reason(question, "nothing is sent (one GPU)", "")
+    bf16, fp8 = decide.parts_of(model, rates, plan, chosen)
+    share = bf16.communication / bf16.total
+    found = f"exposed {1e3 * bf16.communication:.3g} of {1e3 * bf16.total:.3g} ms in bf16 ({share:.0%})"
+    if not chosen.converted:
+        return Reason(question, found, "off" if share > decide.EXPOSED else "")
+    found += f", {1e3 * fp8.communication:.3g} of {1e3 * fp8.total:.3g} ms in FP8"
+    if chosen.fp8_all_gather:
+        found += "; FSDP gathers weights in FP8 (fp8_all_gather), half the bytes"
+    elif plan.dp > 1:
+        found += "; FSDP gathers weights in bf16"
+        if chosen.recipe.gathered_weight is None:
+            found += f", as {chosen.recipe.name} casts each along both axes"
+    if chosen.tp_fp8_all_gather:
+        found += "; tensor parallelism gathers inputs in FP8 (Float8ColwiseParallel)"
+    if chosen.fp8_all_gather:
+        return Reason(question, found, "on")
+    return Reason(question, found, "off" if share > decide.EXPOSED else "")
 
 
 def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:

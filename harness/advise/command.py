@@ -51,12 +51,14 @@ tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
 checkpointing=none|selective|full accumulation=N weights=fp32|bf16
 dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
+fp8_all_gather=auto|true|false      weights (FSDP), inputs (TP) gathered in FP8; auto: if it gains
 runs=RUN,RUN                        stored runs of that GPU: measured rates instead of assumed ones
 json=true|FILE                      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")
 PRIORITIES = ("speed", "loss")
+GATHERS = {"auto": None, "true": True, "false": False}
 _TOKENS, _SEQ = 16384, 4096
 _REAL = {"network_gb_s": "GB/s of one GPU", "bf16_tokens_per_s": "tokens/s of one GPU"}
 _MOST = {
@@ -88,6 +90,7 @@ class Question:
     tp: int = 1
     node: int = 8
     weights: str = "fp32"
+    fp8_all_gather: str = "auto"
     bf16_tokens_per_s: float | None = None
     network_gb_s: float | None = None
     runs: tuple[str, ...] = ()
@@ -163,16 +166,36 @@ def answer(question: Question) -> Advice:
         model, exchanges = split(model, question.tp)
         plan = replace(plan, tp=question.tp, exchanges=exchanges)
     recipes = candidates(plan.compiled)
+    if question.fp8_all_gather == "true" and plan.dp == plan.tp == 1:
+        raise UsageError(
+            "fp8_all_gather=true: one GPU gathers nothing; name the GPUs by dp=, or leave it out"
+        )
     if question.recipe:
         if question.recipe not in recipes:
             raise unknown("recipe", question.recipe, recipes)
         recipes = {question.recipe: recipes[question.recipe]}
+        if why := _cannot_send(recipes[question.recipe], question):
+            raise UsageError(f"fp8_all_gather=true: {why}; take fp8_all_gather=auto, or recipe=tensorwise")
     options = [
-        advise(model, rates, plan, recipe, unavailable(name, device.capability, plan.compiled))
+        advise(
+            model,
+            rates,
+            plan,
+            recipe,
+            unavailable(name, device.capability, plan.compiled) or _cannot_send(recipe, question),
+            GATHERS[question.fp8_all_gather],
+        )
         for name, recipe in recipes.items()
     ]
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
     return advice(model, device, rates, plan, options, careful=question.priority == "loss", checks=checks)
+
+
+def _cannot_send(recipe: Recipe, question: Question) -> str:
+    """Why a recipe cannot do what `fp8_all_gather=true` asks for; "" if it can, or nothing is asked."""
+    if question.fp8_all_gather != "true" or recipe.gathered_weight is not None:
+        return ""
+    return f"{recipe.name} casts a weight along both axes, so that FSDP must gather it in bf16"
 
 
 def plan_of(question: Question) -> Plan:
@@ -184,7 +207,6 @@ def plan_of(question: Question) -> Plan:
         accumulation=question.accumulation,
         dp=question.dp,
         node=question.node,
-        gather_fp8=False,  # fp8core sends weights in bf16 unless it is asked to send codes
         update_bytes=update,
         gradient_bytes=gradient,
     )
@@ -306,6 +328,7 @@ def _checked(key: str, value: str) -> Any:
         "priority": PRIORITIES,
         "checkpointing": tuple(CHECKPOINTING),
         "weights": tuple(WEIGHTS),
+        "fp8_all_gather": tuple(GATHERS),
     }
     if key in choices:
         if value not in choices[key]:

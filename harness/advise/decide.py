@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from harness.advise import pays
 from harness.advise.advised_arms import FLOOR
+from harness.advise.sent import as_sent, sends_codes
 from harness.advise.step import (
     Ratio,
     layer_cost,
@@ -41,7 +42,7 @@ CAUTION = 1.28  # standard errors of the prediction by which the step may be slo
 ON, SOME, OFF = "on", "only these layers", "off"
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
-_EXPOSED = 0.05  # of the step: communication that matters
+EXPOSED = 0.05  # of the step: communication that matters
 _MOST_GPUS = 2**16
 
 
@@ -71,6 +72,7 @@ class RecipeAdvice:
     Attributes:
         recipe: which.
         layers: each of the model's.
+        plan: how it is trained, with what goes around in FP8.
         step: bf16 step over FP8 step with the chosen layers; 1 where there are none.
         everything: the same with every layer that can be converted.
         unavailable: why this GPU cannot run it; "" if it can.
@@ -78,9 +80,20 @@ class RecipeAdvice:
 
     recipe: Recipe
     layers: tuple[LayerAdvice, ...]
+    plan: Plan
     step: Ratio
     everything: Ratio
     unavailable: str = ""
+
+    @property
+    def fp8_all_gather(self) -> bool:
+        """FSDP gathers the weights of the converted layers in FP8."""
+        return sends_codes(self.recipe, self.plan)
+
+    @property
+    def tp_fp8_all_gather(self) -> bool:
+        """Tensor parallelism gathers the inputs of the converted layers in FP8."""
+        return self.plan.tp > 1 and self.plan.tp_gather_fp8
 
     @property
     def converted(self) -> frozenset[str]:
@@ -115,31 +128,67 @@ class RecipeAdvice:
         return f"off: {gains}{slower}{near}"
 
 
-def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: str = "") -> RecipeAdvice:
-    """What one recipe gives."""
+def advise(
+    model: Model,
+    rates: Rates,
+    plan: Plan,
+    recipe: Recipe,
+    unavailable: str = "",
+    fp8_all_gather: bool | None = False,
+) -> RecipeAdvice:
+    """What one recipe gives.
+
+    Args:
+        model: one GPU's part.
+        rates: of the GPU.
+        plan: how it is trained; what goes around in FP8 is asked by `fp8_all_gather`.
+        recipe: which.
+        unavailable: why this GPU cannot run it; "" if it can.
+        fp8_all_gather: what is gathered goes around in FP8 (FSDP's weights, tensor parallelism's inputs); None: where the
+            recipe can and the step gains by it.
+    """
+    kept = replace(plan, gather_fp8=False, tp_gather_fp8=False)
     if not rates.has_fp8:
         one = Ratio(1.0, 1.0, 1.0)
-        return RecipeAdvice(recipe, (), one, one, f"{rates.name} has no FP8 matrix units")
-    chosen = choose(model, rates, plan, recipe)
+        return RecipeAdvice(recipe, (), kept, one, one, f"{rates.name} has no FP8 matrix units")
+    plan, chosen = _best_plan(model, rates, kept, recipe, fp8_all_gather)
+    sent = as_sent(recipe, plan)
     ratios: dict[tuple[int, int, int], Ratio] = {}  # blocks repeat the same few sizes
     layers = []
+    waits = "" if chosen else _what_waits(model, rates, plan, recipe)
     for layer in model.layers:
         size = (layer.K, layer.N, layer.tokens)
         if size not in ratios:
 
             def value(at: Rates, layer: Linear = layer) -> float:
-                return layer_cost(layer, recipe, at).speedup
+                return layer_cost(layer, sent, at).speedup
 
             ratios[size] = with_interval(value, rates, rates.figures)
         ratio, converted = ratios[size], layer.fqn in chosen
-        cost = layer_cost(layer, recipe, rates)
-        layers.append(
-            LayerAdvice(layer, cost, ratio, converted, "" if converted else _why_not(layer, recipe, ratio))
-        )
-    every = frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
+        cost = layer_cost(layer, sent, rates)
+        why = "" if converted else _why_not(layer, recipe, ratio, waits)
+        layers.append(LayerAdvice(layer, cost, ratio, converted, why))
+    every = able(model, recipe)
     step = speedup(model, rates, plan, recipe, chosen) if chosen else Ratio(1.0, 1.0, 1.0)
     everything = speedup(model, rates, plan, recipe, every) if every else Ratio(1.0, 1.0, 1.0)
-    return RecipeAdvice(recipe, tuple(layers), step, everything, unavailable)
+    return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable)
+
+
+def able(model: Model, recipe: Recipe) -> frozenset[str]:
+    """Names of the layers that can run a recipe."""
+    return frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
+
+
+def _best_plan(
+    model: Model, rates: Rates, kept: Plan, recipe: Recipe, fp8_all_gather: bool | None
+) -> tuple[Plan, frozenset[str]]:
+    """How what is gathered goes around, and the layers to convert then; `kept`: all of it in bf16."""
+    coded = replace(kept, gather_fp8=True, tp_gather_fp8=kept.tp > 1)
+    can = recipe.gathered_weight is not None and (kept.dp > 1 or kept.tp > 1)
+    plans = {True: [coded], False: [kept], None: [kept, coded]}[fp8_all_gather] if can else [kept]
+    chosen = {each: choose(model, rates, each, recipe) for each in plans}
+    best = max(plans, key=lambda each: step_ratio(model, rates, each, recipe, chosen[each]))
+    return best, chosen[best]
 
 
 def choose(
@@ -149,30 +198,46 @@ def choose(
 
     () if the step as a whole would not be faster: launches and communication can eat what the layers gain.
     """
+    sent = as_sent(recipe, plan)
     groups: dict[int, list[Linear]] = {}
     for i, layer in enumerate(model.layers):
         if not barred(layer, recipe):
             groups.setdefault(layer.input_id if recipe.shares_input else -1 - i, []).append(layer)
     chosen: set[str] = set()
     for members in groups.values():
-        costs = [_with_again(layer_cost(layer, recipe, rates), plan) for layer in members]
+        costs = [_with_again(layer_cost(layer, sent, rates), plan) for layer in members]
         # Each must win without the shared cast, all together with it.
         winners = [(c, before, after) for c, before, after, _ in costs if before >= gain * after]
         shared = max(cast for *_, cast in costs)
         if winners and sum(b for _, b, _ in winners) >= gain * (sum(a for _, _, a in winners) + shared):
             chosen |= {cost.layer.fqn for cost, _, _ in winners}
     found = frozenset(chosen)
-    if not found:
+    coded = sends_codes(recipe, plan)
+    if not found and not coded:
         return found
     total = step_cost(model, rates, plan, recipe, found)
-    if total.launches:
-        # The CPU is late: launches of a layer's casts can cost more than its products bring.
+    if total.launches or coded:
+        # The CPU is late: launches of a layer's casts can cost more than its products bring. Or the step waits for what is
+        # sent: a layer that loses by itself can gain by fewer bytes.
         for size in dict.fromkeys((la.K, la.N) for la in sorted(model.layers, key=lambda la: la.K * la.N)):
-            fewer = found - {la.fqn for la in model.layers if size == (la.K, la.N)}
-            cost = step_cost(model, rates, plan, recipe, fewer)
-            if cost.total < total.total:
-                found, total = fewer, cost
-    return found if total.total <= step_cost(model, rates, plan, None).total else frozenset()
+            alike = {la.fqn for la in model.layers if size == (la.K, la.N) and not barred(la, recipe)}
+            tried = [found - alike, found | alike] if coded else [found - alike]
+            for other in tried:
+                cost = step_cost(model, rates, plan, recipe, other) if other != found else total
+                if cost.total < total.total:
+                    found, total = other, cost
+    # A step that takes exactly as long waits for something else; rounding is no gain
+    return found if total.total < step_cost(model, rates, plan, None).total * (1 - 1e-9) else frozenset()
+
+
+def _what_waits(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> str:
+    """Why a step gains nothing although layers of it do: "communication" or "launches" of the CPU; "" if neither."""
+    bf16 = step_cost(model, rates, plan, None)
+    fp8 = step_cost(model, rates, plan, recipe, able(model, recipe))
+    gained = bf16.linear - fp8.linear - fp8.casts
+    later = {name: getattr(fp8, name) - getattr(bf16, name) for name in ("communication", "launches")}
+    worst = max(later, key=lambda name: later[name])
+    return worst if gained > 0 and later[worst] > gained / 2 else ""
 
 
 def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
@@ -207,7 +272,7 @@ def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
     def matters(gpus: int) -> bool:
         parts = step_cost(model, rates, replace(plan, dp=gpus), None)
         alone = step_cost(model, rates, replace(plan, dp=1), None)
-        return parts.communication - alone.communication > _EXPOSED * parts.total
+        return parts.communication - alone.communication > EXPOSED * parts.total
 
     return next((gpus for gpus in _powers(2, _MOST_GPUS) if matters(gpus)), None)
 
@@ -248,7 +313,14 @@ def barred(layer: Linear, recipe: Recipe) -> str:
     return layer.barred.get(recipe.name, "")
 
 
-def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio) -> str:
+_WAITS = {
+    "communication": "no: the step waits for communication",
+    "launches": "no: the step waits for the CPU",
+    "": "no: the step as a whole gains nothing",
+}
+
+
+def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio, waits: str) -> str:
     never = barred(layer, recipe)
     if never:
         return never.split(";")[0].split(", which")[0]
@@ -256,7 +328,7 @@ def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio) -> str:
         return "no: casts cost more than products gain"
     if ratio.value < LAYER_GAIN:
         return f"no: gains less than {LAYER_GAIN - 1:.0%}"
-    return "no: the step as a whole gains nothing"
+    return _WAITS[waits]
 
 
 def _first(true_from: Callable[[int], bool], low: int, high: int) -> int | None:
@@ -283,5 +355,5 @@ def parts_of(model: Model, rates: Rates, plan: Plan, advice: RecipeAdvice) -> tu
     """The step in bf16 and with the chosen layers in FP8."""
     bf16 = step_cost(model, rates, plan, None)
     rest = unexplained(plan, bf16)
-    fp8 = step_cost(model, rates, plan, advice.recipe, advice.converted) if advice.converted else bf16
+    fp8 = step_cost(model, rates, advice.plan, advice.recipe, advice.converted) if advice.converted else bf16
     return replace(bf16, unexplained=rest), replace(fp8, unexplained=rest)

@@ -67,6 +67,8 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "plan": asdict(found.plan),
             "decision": found.decision,
             "recipe": chosen.recipe.name,
+            "fp8_all_gather": found.fp8_all_gather,
+            "tp_fp8_all_gather": found.tp_fp8_all_gather,
             "step_speedup": _ratio(chosen.step),
             "step_ms": {
                 name: {f.name: 1e3 * getattr(parts, f.name) for f in fields(parts)}
@@ -81,6 +83,7 @@ def as_dict(found: Advice) -> dict[str, Any]:
                     "layers": len(option.converted),
                     "step_speedup": _ratio(option.step),
                     "step_speedup_all_layers": _ratio(option.everything),
+                    "fp8_all_gather": option.fp8_all_gather,
                     "unavailable": option.unavailable,
                     "verdict": option.verdict,
                     "why_off": option.why_off,
@@ -90,7 +93,11 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "layers": [_layer_dict(advice) for advice in chosen.layers],
             "filter": {
                 "left_out": dict(found.left_out),
-                "code": filters.as_code(chosen.recipe.name, found.left_out) if on else None,
+                "code": filters.as_code(
+                    chosen.recipe.name, found.left_out, fp8_all_gather=found.fp8_all_gather
+                )
+                if on
+                else None,
                 "config": filters.as_config(chosen.recipe.name, found.left_out, found.convertible)
                 if on
                 else None,
@@ -318,7 +325,7 @@ def _filter(found: Advice, where: Console) -> None:
         return
     name = found.chosen.recipe.name
     say(where, "\nas code", "bold")
-    say(where, filters.as_code(name, found.left_out))
+    say(where, filters.as_code(name, found.left_out, fp8_all_gather=found.fp8_all_gather))
     config = filters.as_config(name, found.left_out, found.convertible)
     say(where, "\nas keys of a training sweep", "bold")
     say(

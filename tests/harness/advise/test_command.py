@@ -80,6 +80,7 @@ def test_the_same_as_plain_values_and_in_a_file(tmp_path: Path, capsys: pytest.C
         "dim",
         "dense or MoE",
         "TP",
+        "communication",
         "eval loss",
     ]
     target = tmp_path / "advice.json"
@@ -134,7 +135,7 @@ def test_experts_tensor_parallelism_and_loss_are_reasons(capsys: pytest.CaptureF
     assert split["reasons"][3]["speaks_for"] == "off"
     careful = plain(capsys, "model=llama3_8b", "gpu=h200", "priority=loss")
     assert careful["recipe"] not in ("tensorwise", "delayed")
-    assert "cooldown_bf16" in careful["reasons"][4]["finding"]
+    assert "cooldown_bf16" in careful["reasons"][5]["finding"]
 
 
 def test_a_measured_throughput_dilutes_the_gain(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ TENSORWISE_AO = Recipe(
     "compiler",
     {"input": Cast(3, 3, forward=3), "weight": Cast(5, 3, forward=5), "grad_output": Cast(2, 4)},
     # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
-    gathered_weight=Cast(0.6, 2),
+    gathered_weight=Cast(5, 2),
     source=_TORCHAO,
 )
 # Along the tokens: a transposed copy in bfloat16 (4), then a cast (3), as torchao's own roofline charges the weight; the
