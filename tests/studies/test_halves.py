@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from speedups.halves import FITTED, HELD_OUT, half
+from speedups.table import RAW, SEEN
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,12 @@ def test_a_row_stays_in_its_half(
     source: str, model: str, gpu: str, recipe: str, first: int, expected: str
 ) -> None:
     assert half(source, model, gpu, recipe) == expected == (HELD_OUT if first < 86 else FITTED)
+
+
+def test_every_row_of_the_table_lies_where_its_key_says() -> None:
+    for cells in RAW:
+        assert cells["half"] == half(cells["source"], cells["model"], cells["gpu"], cells["recipe"])
+        assert cells["seen"] in SEEN
+        assert cells["date"]
+    assert {cells["half"] for cells in RAW} == {FITTED, HELD_OUT}
+    assert 0.2 < sum(cells["half"] == HELD_OUT for cells in RAW) / len(RAW) < 0.45
