@@ -2,8 +2,8 @@
 
 A layer is converted if FP8 is predicted to be at least `LAYER_GAIN` times as fast, its casts counted; layers that read
 one cast of their input are judged together for it. So the filter can never make a model slower than bf16 by the same
-prediction, and if what is left gains less than `STEP_GAIN` over the whole step the advice is "off". So it is where the rates
-are too uncertain to tell: `CAUTION` standard errors below the prediction the step must still not be below `FLOOR` of bf16.
+prediction. The advice is "on" only where the whole interval of the step's ratio lies above 1, and it gains `STEP_GAIN` or more; it is
+"off" where nothing is predicted to gain, or at most less than that; in between nobody can tell before something is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.advise import pays
-from harness.advise.advised_arms import FLOOR
 from harness.advise.sent import as_sent, sends_codes
 from harness.advise.step import (
     Ratio,
@@ -33,13 +32,12 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
     from harness.advise.step import LayerCost, Parts, Plan
 
-# Set so that at least 95 % of the steps which the advice converts anything of stay at 0.98 of bf16 or above where the rates
-# err as they say, drawn ones and those of each named model: `python tests/studies/margins.py`. docs/advise.md has what they
-# hold (all but nanogpt_char), and what the two gains alone did not.
+# Of the steps that the advice is "on" for at least 95 % stay at 0.98 of bf16 or above where the rates err as they say, drawn
+# ones and those of each named model: `python tests/studies/margins.py`; docs/advise.md has what it found.
 LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
-CAUTION = 1.28  # standard errors of the prediction by which the step may be slower, and still not below that
-ON, SOME, OFF = "on", "only these layers", "off"
+ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
+POSITIVE = (ON, SOME)
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
 EXPOSED = 0.05  # of the step: communication that matters
@@ -101,31 +99,33 @@ class RecipeAdvice:
         return frozenset(advice.layer.fqn for advice in self.layers if advice.converted)
 
     @property
-    def too_uncertain(self) -> bool:
-        """The step is predicted to gain, by rates that leave too much room for a loss."""
-        return self.step.value >= STEP_GAIN and self.step.less(CAUTION) < FLOOR
-
-    @property
     def verdict(self) -> str:
-        """ "on", "only these layers" or "off"."""
-        if not self.converted or self.step.value < STEP_GAIN or self.too_uncertain or self.unavailable:
-            return OFF
+        """ "on", "only these layers", "off" or "can't tell": never positive where the interval of the step contains 1."""
+        found = OFF if self.unavailable or not self.converted else verdict(self.step)
+        if found != ON:
+            return found
         return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
 
     @property
     def why_off(self) -> str:
-        """Why the recipe is off although this GPU runs it: what products gain and casts take; "" otherwise."""
-        able = [a for a in self.layers if not barred(a.layer, self.recipe)]
-        if self.verdict != OFF or self.unavailable or not able:
+        """Why the recipe is not on although this GPU runs it: what products gain and casts take; "" otherwise."""
+        runs = [a for a in self.layers if not barred(a.layer, self.recipe)]
+        if self.verdict in POSITIVE or self.unavailable or not runs:
             return ""
         bf16, fp8, casts = (
-            sum(sum(getattr(a.cost, part).values()) for a in able) for part in ("bf16", "fp8", "casts")
+            sum(sum(getattr(a.cost, part).values()) for a in runs) for part in ("bf16", "fp8", "casts")
         )
         gains = f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x"
         slow = self.recipe.product_share
         slower = f", as they run at {slow:.0%} of tensorwise's rate" if slow < _SLOW else ""
-        near = "; too near to a loss" if self.too_uncertain else ""
-        return f"off: {gains}{slower}{near}"
+        return f"{self.verdict}: {gains}{slower}"
+
+
+def verdict(step: Ratio) -> str:
+    """`ON`, `OFF` or `UNDECIDED` of a step's ratio: on only where its whole interval lies above 1."""
+    if step.high < STEP_GAIN or (step.low > 1 and step.value < STEP_GAIN):
+        return OFF
+    return ON if step.low > 1 else UNDECIDED
 
 
 def advise(
@@ -250,7 +250,10 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
         usable = [
             o for o in usable if o.recipe.name not in ("tensorwise", "delayed") and o.verdict != OFF
         ] or usable
-    usable = [o for o in usable if o.verdict != OFF] or usable
+    for words in (POSITIVE, (UNDECIDED,)):
+        if found := [o for o in usable if o.verdict in words]:
+            usable = found
+            break
     top = max(option.step.value for option in usable)
     return next(option for option in usable if option.step.value >= top / STEP_GAIN)
 
@@ -270,8 +273,8 @@ def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
     """Fewest GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None if that never happens."""
 
     def matters(gpus: int) -> bool:
-        parts = step_cost(model, rates, replace(plan, dp=gpus), None)
-        alone = step_cost(model, rates, replace(plan, dp=1), None)
+        parts = step_cost(model, rates, replace(plan, dp=gpus, replicas=1), None)
+        alone = step_cost(model, rates, replace(plan, dp=1, replicas=1), None)
         return parts.communication - alone.communication > EXPOSED * parts.total
 
     return next((gpus for gpus in _powers(2, _MOST_GPUS) if matters(gpus)), None)

@@ -45,16 +45,15 @@ def slowest_stage(model: Model, pp: int) -> Model:
     share = count / model.blocks
 
     def traffic(whole: Traffic, out: Traffic) -> Traffic:
+        def part(name: str) -> float:
+            outer = float(getattr(out, name))
+            return (getattr(whole, name) - outer) * share + ends * outer
+
         return Traffic(
-            *(
-                kind((getattr(whole, name) - getattr(out, name)) * share + ends * getattr(out, name))
-                for name, kind in (
-                    ("eager_bytes", float),
-                    ("fused_bytes", float),
-                    ("eager_kernels", round),
-                    ("fused_kernels", round),
-                )
-            )
+            part("eager_bytes"),
+            part("fused_bytes"),
+            round(part("eager_kernels")),
+            round(part("fused_kernels")),
         )
 
     mine = tuple(layer for block, layer in numbered if block is not None and block < count)

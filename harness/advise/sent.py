@@ -133,7 +133,8 @@ def tensor_parallel(
     """
     fp8 = recipe is not None
     small = _SCALES_A_LAYER * converted if fp8 else 0
-    halved = _FP8 / _BF16 if fp8 and plan.tp_gather_fp8 else 1.0
+    coded = recipe is not None and plan.tp_gather_fp8 and recipe.gathered_weight is not None
+    halved = _FP8 / _BF16 if coded else 1.0
     group = Group.of(plan.tp, 1, plan.node)
     forward = backward = 0.0
     for exchange in plan.exchanges:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from harness.advise.measured import Check
     from harness.advise.step import Ratio
 
-_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red"}
+_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red", decide.UNDECIDED: "yellow"}
 _MOST_CHECKS = 12
 
 
@@ -58,7 +58,7 @@ def grouped(layers: Iterable[LayerAdvice]) -> list[tuple[str, int, LayerAdvice]]
 
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
-    chosen, on = found.chosen, found.decision != decide.OFF
+    chosen, on = found.chosen, found.decision in decide.POSITIVE
     return _plain(
         {
             "model": found.model.name,
@@ -136,12 +136,15 @@ def _headline(found: Advice, where: Console) -> None:
         f"dp={plan.dp}",
         f"tp={plan.tp}",
     ]
+    if plan.pp > 1:
+        schedule = "1F1B" if plan.virtual == 1 else "interleaved"
+        how.append(f"pp={plan.pp} ({schedule}, {plan.accumulation} microbatches)")
     say(where, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
-    if found.decision == decide.OFF:
+    if found.decision == decide.UNDECIDED:
+        line = f"FP8: can't tell; {_times(step)} contains 1; measure: sweep=ceilings, then runs=RUN"
+    elif found.decision == decide.OFF:
         line = "FP8: off"
-        if found.chosen.too_uncertain and not found.chosen.unavailable:
-            line += f" until its rates are measured: {_times(step)} is too near to a loss (sweep=ceilings, runs=RUN)"
-        elif found.chosen.converted and not found.chosen.unavailable:
+        if found.chosen.converted and not found.chosen.unavailable:
             line += f" (at best {_times(step)}, not worth {decide.STEP_GAIN - 1:.0%})"
     else:
         some = f" for {len(found.chosen.converted)} of {len(model.layers)} layers"
@@ -321,7 +324,7 @@ def _thresholds(found: Advice) -> list[str]:
 
 
 def _filter(found: Advice, where: Console) -> None:
-    if found.decision == decide.OFF:
+    if found.decision not in decide.POSITIVE:
         return
     name = found.chosen.recipe.name
     say(where, "\nas code", "bold")

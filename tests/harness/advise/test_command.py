@@ -104,10 +104,13 @@ def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(
 def test_a_gain_that_the_rates_leave_in_doubt_asks_for_measured_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """llama_125m, 4096 tokens, on an H200 by published rates, 1.03x (0.93-1.14); those of a run leave next to no doubt."""
+    """llama_125m, 4096 tokens, on an H200 by published rates, 1.03x (0.93-1.14): nobody can tell, and it is not "off" either."""
     words = ("model=llama_125m", "gpu=h200", "recipe=tensorwise", "tokens=4096")
     text = said(capsys, *words)
-    assert "FP8: off until its rates are measured: 1.03x (0.93-1.14) is too near to a loss" in text
+    assert "FP8: can't tell; 1.03x (0.93-1.14) contains 1; measure: sweep=ceilings, then runs=RUN" in text
+    assert "nobody can tell: measure the H200 SXM by `python -m harness sweep=ceilings`" in " ".join(
+        text.split()
+    )
     assert "as code" not in text
     run = gpu_run(tmp_path / "results" / "gemm" / "a-run")
     assert "FP8: off\n" in said(capsys, *words, f"runs={run}")
