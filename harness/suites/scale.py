@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.advise.decide import verdict
 from harness.advise.gpu import gpu_and_rows
+from harness.advise.plan import BYTES
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
 from harness.advise.scale.counts import given, sharding
-from harness.advise.scale.job import BYTES, MOST_GPUS, Job
+from harness.advise.scale.job import MOST_GPUS, Job
 from harness.advise.scale.predict import check, predict
 from harness.advise.scale.weights import weights_of
 from harness.machine.ceilings import ceilings

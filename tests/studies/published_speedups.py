@@ -168,11 +168,12 @@ def table(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> list[str]:
         if case.known and not found.hit:
             marks.append("**miss**")
         if not case.known:
-            marks.append(f"sign only: {case.note} not published")
+            marks.append(f"sign only: {case.note}")
+        source = case.source if row.date in case.source else f"{case.source}, {row.date}"
         anchored = "" if found.anchored is None else f"{found.anchored:.3f}"
         lines.append(
-            f"| {case.key} | {case.measured:.3f} | {ratio.value:.3f} | {ratio.low:.2f} to {ratio.high:.2f} | "
-            f"{found.said} | {100 * found.points:+.1f} | {anchored} | {', '.join(marks)} | {row.seen} | {case.source}, {row.date} |"
+            f"| {case.key} | {case.measured:.3f} | {ratio.value:.3f} | {ratio.low:.2f}-{ratio.high:.2f} | "
+            f"{found.said} | {100 * found.points:+.1f} | {anchored} | {', '.join(marks)} | {row.seen} | {source} |"
         )
     return [*lines, "", *summary(outcomes)]
 

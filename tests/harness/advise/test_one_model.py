@@ -66,7 +66,7 @@ def test_a_sweep_at_scale_and_the_command_say_the_same(sweep: str, axes: dict[st
 
 
 def test_each_predicted_ratio_of_a_sweep_has_an_interval() -> None:
-    """Of the reference recipe: today's "1.35 to 1.36" is a range over arms, each of which has an interval of its own."""
+    """The reference recipe: its 1.33 to 1.38 are a range over arms, each of which has an interval of its own."""
     case = case_of("reference_7b", {"world": 16, "batch": 8})
     for arm in scale.ARMS:
         found = predict(scale._job(case, arm), scale._rates(case)).speedup
