@@ -62,14 +62,24 @@ class Advice:
 
     @property
     def decision(self) -> str:
-        """ "on", "only these layers" or "off"."""
+        """ "on", "only these layers", "off" or "can't tell"."""
         return self.chosen.verdict
+
+    @property
+    def fp8_all_gather(self) -> bool:
+        """To switch on `enable_fsdp_float8_all_gather`, and to call `precompute_float8_dynamic_scale_for_fsdp` each step."""
+        return self.decision in decide.POSITIVE and self.chosen.fp8_all_gather
+
+    @property
+    def tp_fp8_all_gather(self) -> bool:
+        """To split layers by the `Float8ColwiseParallel` styles, which gather activations in FP8."""
+        return self.decision in decide.POSITIVE and self.chosen.tp_fp8_all_gather
 
     @property
     def left_out(self) -> Mapping[str, tuple[str, ...]]:
         """What the filter leaves in bf16: last words of names, and whole names."""
         return decide.module_filter(
-            self.model, self.chosen.converted if self.decision != decide.OFF else frozenset()
+            self.model, self.chosen.converted if self.decision in decide.POSITIVE else frozenset()
         )
 
     @property
@@ -115,6 +125,7 @@ def _reasons(
         _width(model, rates, chosen),
         _dense(model),
         _split(model, plan, chosen),
+        _communication(model, rates, plan, chosen),
         _loss(chosen, careful),
     )
 
@@ -178,6 +189,30 @@ def _split(model: Model, plan: Plan, chosen: RecipeAdvice) -> Reason:
     )
 
 
+def _communication(model: Model, rates: Rates, plan: Plan, chosen: RecipeAdvice) -> Reason:
+    """What is sent and not hidden, in bf16 and as chosen."""
+    question = "communication"
+    if plan.dp == plan.tp == plan.pp == 1:
+        return Reason(question, "nothing is sent (one GPU)", "")
+    bf16, fp8 = decide.parts_of(model, rates, plan, chosen)
+    share = bf16.communication / bf16.total
+    found = f"exposed {1e3 * bf16.communication:.3g} of {1e3 * bf16.total:.3g} ms in bf16 ({share:.0%})"
+    if not chosen.converted:
+        return Reason(question, found, "off" if share > decide.EXPOSED else "")
+    found += f", {1e3 * fp8.communication:.3g} of {1e3 * fp8.total:.3g} ms in FP8"
+    if chosen.fp8_all_gather:
+        found += "; FSDP gathers weights in FP8 (fp8_all_gather), half the bytes"
+    elif plan.dp > 1:
+        found += "; FSDP gathers weights in bf16"
+        if chosen.recipe.gathered_weight is None:
+            found += f", as {chosen.recipe.name} casts each along both axes"
+    if chosen.tp_fp8_all_gather:
+        found += "; tensor parallelism gathers inputs in FP8 (Float8ColwiseParallel)"
+    if chosen.fp8_all_gather:
+        return Reason(question, found, "on")
+    return Reason(question, found, "off" if share > decide.EXPOSED else "")
+
+
 def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
     name = chosen.recipe.name
     coarse = name in _COARSE
@@ -195,8 +230,8 @@ def _warnings(
     model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice
 ) -> tuple[str, ...]:
     found = []
-    if chosen.converted and chosen.step.low < 1 < chosen.step.high:
-        found.append("the interval contains 1, so this is undecided: measure with sweep=train on that GPU")
+    if chosen.verdict == decide.UNDECIDED:
+        found.append(f"the interval contains 1, so nobody can tell: {way_out(model, device, rates, plan)}")
     guessed = [
         name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
     ]
@@ -205,7 +240,7 @@ def _warnings(
             f"{' and '.join(guessed)} rates of {device.key} are not measured here: `python -m harness sweep=ceilings` on "
             "that GPU, then runs=RUN, narrows the intervals"
         )
-    needed = MASTER_BYTES * model.parameters / plan.dp / 2**30
+    needed = MASTER_BYTES * model.parameters * plan.replicas / plan.dp / plan.pp / 2**30
     if needed > device.memory_gib:
         found.append(
             f"weights, gradients and AdamW in float32 take {needed:.0f} GiB of {device.memory_gib:.0f}: the step does "
@@ -217,3 +252,13 @@ def _warnings(
             "everything else are left out"
         )
     return tuple(found)
+
+
+def way_out(model: Model, device: Device, rates: Rates, plan: Plan) -> str:
+    """What to measure where the prediction cannot tell."""
+    train = f"`python -m harness sweep=train model={model.name}`"
+    if plan.dp * plan.tp * plan.pp > 1:
+        train = "`harness.ab` in your own loop on these GPUs"
+    if rates.figures["fp8"].kind == "measured":
+        return f"measure the step itself on that GPU by {train}"
+    return f"measure the {device.key} by `python -m harness sweep=ceilings` and name it by runs=RUN, or the step by {train}"

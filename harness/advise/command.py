@@ -14,14 +14,15 @@ from harness.advise.advice import advice
 from harness.advise.decide import advise
 from harness.advise.from_config import of_config
 from harness.advise.gpu import gpu_and_rows
+from harness.advise.plan import BYTES, CHECKPOINTING
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates, unavailable
+from harness.advise.scale.asked import cannot_send, job_of, step_seconds
+from harness.advise.scale.layout import SCHEDULES
 from harness.advise.show import as_dict, show
-from harness.advise.step import CHECKPOINTING, Plan
-from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
-from harness.advise.training import WEIGHTS, traced
 from harness.advise.training import plan_of as plan_of_case
+from harness.advise.training import traced
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console, printable
 from harness.store.errors import UsageError, unknown
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from harness.advise.casts import Recipe
     from harness.advise.measured import Check
     from harness.advise.model import Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
 
 USAGE = """\
@@ -49,22 +51,29 @@ model=NAME, or model=PATH/config.json (Hugging Face; or its folder),
 gpu=NAME                            a GPU of the peak table; default: of runs=, else this machine's
 tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
-checkpointing=none|selective|full accumulation=N weights=fp32|bf16
-dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
+checkpointing=none|selective|full accumulation=N weights=fp32|bf16 reduce=fp32|bf16
+gpus=N                              all GPUs; how they are split is printed, or named:
+  dp=N tp=N pp=N schedule=1f1b|interleaved replicas=N node=N network_gb_s=X
+bf16_tokens_per_s=X                 measured in bf16, of one GPU
+fp8_all_gather=auto|true|false      weights (FSDP), inputs (TP) gathered in FP8; auto: if it gains
 runs=RUN,RUN                        stored runs of that GPU: measured rates instead of assumed ones
 json=true|FILE                      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")
 PRIORITIES = ("speed", "loss")
+GATHERS = {"auto": None, "true": True, "false": False}
 _TOKENS, _SEQ = 16384, 4096
 _REAL = {"network_gb_s": "GB/s of one GPU", "bf16_tokens_per_s": "tokens/s of one GPU"}
 _MOST = {
     "tokens": 2**22,
     "batch": 2**16,
     "seq": 2**20,
+    "gpus": 2**16,
     "dp": 2**16,
     "tp": 64,
+    "pp": 256,
+    "replicas": 2**16,
     "accumulation": 2**12,
     "node": 256,
 }
@@ -83,11 +92,17 @@ class Question:
     recipe: str = ""
     priority: str = "speed"
     checkpointing: str = "none"
-    accumulation: int = 1
-    dp: int = 1
-    tp: int = 1
+    accumulation: int | None = None
+    gpus: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    schedule: str = "1f1b"
+    replicas: int = 1
     node: int = 8
     weights: str = "fp32"
+    reduce: str = ""
+    fp8_all_gather: str = "auto"
     bf16_tokens_per_s: float | None = None
     network_gb_s: float | None = None
     runs: tuple[str, ...] = ()
@@ -158,43 +173,35 @@ def answer(question: Question) -> Advice:
     reached = ceilings(frame) if frame is not None else None
     rates = rates_of(device, reached, network_gb_s=question.network_gb_s)
     model = _model(question)
-    plan = replace(plan_of(question), bf16_step_s=_step_seconds(question, model))
-    if question.tp > 1:
-        model, exchanges = split(model, question.tp)
-        plan = replace(plan, tp=question.tp, exchanges=exchanges)
+    job, said = job_of(question, model, device)
+    tokens = model.tokens
+    model, plan = job.on_a_gpu(model)
+    plan = replace(plan, bf16_step_s=step_seconds(question, tokens, job))
     recipes = candidates(plan.compiled)
+    if question.fp8_all_gather == "true" and plan.dp == plan.tp == 1:
+        raise UsageError(
+            "fp8_all_gather=true: one GPU gathers nothing; name the GPUs by dp=, or leave it out"
+        )
     if question.recipe:
         if question.recipe not in recipes:
             raise unknown("recipe", question.recipe, recipes)
         recipes = {question.recipe: recipes[question.recipe]}
+        if why := cannot_send(recipes[question.recipe], question):
+            raise UsageError(f"fp8_all_gather=true: {why}; take fp8_all_gather=auto, or recipe=tensorwise")
     options = [
-        advise(model, rates, plan, recipe, unavailable(name, device.capability, plan.compiled))
+        advise(
+            model,
+            rates,
+            plan,
+            recipe,
+            unavailable(name, device.capability, plan.compiled) or cannot_send(recipe, question),
+            GATHERS[question.fp8_all_gather],
+        )
         for name, recipe in recipes.items()
     ]
     checks = _checks(frame, rates) if frame is not None and rates.has_fp8 else []
-    return advice(model, device, rates, plan, options, careful=question.priority == "loss", checks=checks)
-
-
-def plan_of(question: Question) -> Plan:
-    """How the model is trained, but for tensor parallelism."""
-    update, gradient = WEIGHTS[question.weights]
-    return Plan(
-        compiled=question.mode == "compile",
-        again=CHECKPOINTING[question.checkpointing],
-        accumulation=question.accumulation,
-        dp=question.dp,
-        node=question.node,
-        gather_fp8=False,  # fp8core sends weights in bf16 unless it is asked to send codes
-        update_bytes=update,
-        gradient_bytes=gradient,
-    )
-
-
-def _step_seconds(question: Question, model: Model) -> float | None:
-    """Seconds of the measured bf16 step, from the tokens/s of one GPU."""
-    if question.bf16_tokens_per_s is None:
-        return None
-    return model.tokens * question.accumulation / (question.tp * question.bf16_tokens_per_s)
+    found = advice(model, device, rates, plan, options, careful=question.priority == "loss", checks=checks)
+    return replace(found, warnings=(said, *found.warnings)) if said else found
 
 
 def _model(question: Question) -> Model:
@@ -203,7 +210,7 @@ def _model(question: Question) -> Model:
         return _without_batch(own, question.tokens or _TOKENS)
     if question.model not in MODELS and is_config(question.model):
         described = read(question.model)
-        if question.tp > 1 and described.top_k:
+        if (question.tp or 1) > 1 and described.top_k:
             raise UsageError(
                 f"tp={question.tp}: how {question.model} splits its experts is not known; leave tp out"
             )
@@ -305,7 +312,10 @@ def _checked(key: str, value: str) -> Any:
         "mode": MODES,
         "priority": PRIORITIES,
         "checkpointing": tuple(CHECKPOINTING),
-        "weights": tuple(WEIGHTS),
+        "weights": tuple(BYTES),
+        "reduce": tuple(BYTES),
+        "schedule": tuple(SCHEDULES),
+        "fp8_all_gather": tuple(GATHERS),
     }
     if key in choices:
         if value not in choices[key]:

@@ -10,8 +10,13 @@ if TYPE_CHECKING:
 _SPECIAL = frozenset("*?[],@:'\"\\ ")  # of schedules, patterns and shells
 
 
-def as_code(recipe: str, left_out: Mapping[str, Sequence[str]]) -> str:
+def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], *, fp8_all_gather: bool = False) -> str:
     """Python that converts a model `model` with fp8core; all names are quoted.
+
+    Args:
+        recipe: its name.
+        left_out: last words of names under "words", and whole "names".
+        fp8_all_gather: FSDP, which comes after it, gathers the weights in FP8 (`enable_fsdp_float8_all_gather`).
 
     >>> print(as_code("tensorwise", {"words": ["k"], "names": []}))
     from fp8core import convert_to_float8_training
@@ -26,9 +31,14 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]]) -> str:
     convert_to_float8_training(model, config='tensorwise', module_filter_fn=module_filter_fn)
     """
     words, names = left_out["words"], left_out["names"]
+    config = repr(recipe)
     lines = ["from fp8core import convert_to_float8_training", ""]
+    if fp8_all_gather:
+        # with enable_fsdp_float8_all_gather=True, of recipes by name
+        lines.insert(1, "from fp8core.recipe import RECIPES")
+        config = f"RECIPES[{recipe!r}].with_fp8_all_gather()"
     if not words and not names:
-        return "\n".join([*lines, f"convert_to_float8_training(model, config={recipe!r})"])
+        return "\n".join([*lines, f"convert_to_float8_training(model, config={config})"])
     tests = []
     if words:
         lines.append(f"LEFT_OUT = {_literal(words)}  # last words of names")
@@ -37,7 +47,7 @@ def as_code(recipe: str, left_out: Mapping[str, Sequence[str]]) -> str:
         lines.append(f"LEFT_OUT_WHOLE = {_literal(names)}")
         tests.append("fqn not in LEFT_OUT_WHOLE")
     lines += ["", "", "def module_filter_fn(module, fqn):", f"    return {' and '.join(tests)}", "", ""]
-    lines.append(f"convert_to_float8_training(model, config={recipe!r}, module_filter_fn=module_filter_fn)")
+    lines.append(f"convert_to_float8_training(model, config={config}, module_filter_fn=module_filter_fn)")
     return "\n".join(lines)
 
 

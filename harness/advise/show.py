@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from harness.advise.measured import Check
     from harness.advise.step import Ratio
 
-_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red"}
+_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red", decide.UNDECIDED: "yellow"}
 _MOST_CHECKS = 12
 
 
@@ -58,7 +58,7 @@ def grouped(layers: Iterable[LayerAdvice]) -> list[tuple[str, int, LayerAdvice]]
 
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
-    chosen, on = found.chosen, found.decision != decide.OFF
+    chosen, on = found.chosen, found.decision in decide.POSITIVE
     return _plain(
         {
             "model": found.model.name,
@@ -67,6 +67,8 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "plan": asdict(found.plan),
             "decision": found.decision,
             "recipe": chosen.recipe.name,
+            "fp8_all_gather": found.fp8_all_gather,
+            "tp_fp8_all_gather": found.tp_fp8_all_gather,
             "step_speedup": _ratio(chosen.step),
             "step_ms": {
                 name: {f.name: 1e3 * getattr(parts, f.name) for f in fields(parts)}
@@ -81,6 +83,7 @@ def as_dict(found: Advice) -> dict[str, Any]:
                     "layers": len(option.converted),
                     "step_speedup": _ratio(option.step),
                     "step_speedup_all_layers": _ratio(option.everything),
+                    "fp8_all_gather": option.fp8_all_gather,
                     "unavailable": option.unavailable,
                     "verdict": option.verdict,
                     "why_off": option.why_off,
@@ -90,7 +93,11 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "layers": [_layer_dict(advice) for advice in chosen.layers],
             "filter": {
                 "left_out": dict(found.left_out),
-                "code": filters.as_code(chosen.recipe.name, found.left_out) if on else None,
+                "code": filters.as_code(
+                    chosen.recipe.name, found.left_out, fp8_all_gather=found.fp8_all_gather
+                )
+                if on
+                else None,
                 "config": filters.as_config(chosen.recipe.name, found.left_out, found.convertible)
                 if on
                 else None,
@@ -129,12 +136,15 @@ def _headline(found: Advice, where: Console) -> None:
         f"dp={plan.dp}",
         f"tp={plan.tp}",
     ]
+    if plan.pp > 1:
+        schedule = "1F1B" if plan.virtual == 1 else "interleaved"
+        how.append(f"pp={plan.pp} ({schedule}, {plan.accumulation} microbatches)")
     say(where, f"{model.name} on {found.device.key}, {', '.join(how)}", "bold")
-    if found.decision == decide.OFF:
+    if found.decision == decide.UNDECIDED:
+        line = f"FP8: can't tell; {_times(step)} contains 1; measure: sweep=ceilings, then runs=RUN"
+    elif found.decision == decide.OFF:
         line = "FP8: off"
-        if found.chosen.too_uncertain and not found.chosen.unavailable:
-            line += f" until its rates are measured: {_times(step)} is too near to a loss (sweep=ceilings, runs=RUN)"
-        elif found.chosen.converted and not found.chosen.unavailable:
+        if found.chosen.converted and not found.chosen.unavailable:
             line += f" (at best {_times(step)}, not worth {decide.STEP_GAIN - 1:.0%})"
     else:
         some = f" for {len(found.chosen.converted)} of {len(model.layers)} layers"
@@ -314,11 +324,11 @@ def _thresholds(found: Advice) -> list[str]:
 
 
 def _filter(found: Advice, where: Console) -> None:
-    if found.decision == decide.OFF:
+    if found.decision not in decide.POSITIVE:
         return
     name = found.chosen.recipe.name
     say(where, "\nas code", "bold")
-    say(where, filters.as_code(name, found.left_out))
+    say(where, filters.as_code(name, found.left_out, fp8_all_gather=found.fp8_all_gather))
     config = filters.as_config(name, found.left_out, found.convertible)
     say(where, "\nas keys of a training sweep", "bold")
     say(
