@@ -27,6 +27,7 @@ from harness.store import text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.report.answer import Answer
     from harness.report.headline import HeadlineRow
     from harness.report.runs import Machine, Material
     from harness.report.section import Section
@@ -45,7 +46,7 @@ class MachineView:
     described: str
     notice: str
     headline: Table | None
-    answers: tuple[verdicts.Answer, ...]
+    answers: tuple[Answer, ...]
     sections: tuple[Section, ...]
     facts: tuple[tuple[str, str], ...]
 
