@@ -50,6 +50,12 @@ def trace(spec: ModelSpec | UserModel, batch: int, seq: int) -> Model:
         module = spec.build(device="meta", dtype=torch.bfloat16)
         inputs = tuple(part.to("meta") for part in spec.batch(0, 0, batch, "cpu"))
         return trace_module(module, inputs, spec.target)
+    return _named(spec, batch, seq)
+
+
+@functools.lru_cache(maxsize=16)  # many GPUs are asked about one model; neither a spec nor a Model can change
+def _named(spec: ModelSpec, batch: int, seq: int) -> Model:
+    """One pass of a named model."""
     tokens = torch.empty(batch, seq, dtype=torch.int64, device="meta")
     parts = []
     for layers in (1, 2)[: spec.layers]:
