@@ -11,7 +11,8 @@
 # make gpu          sweep=gpu on a GPU machine: kernels checked, training steps, casts, tests, sweeps and a loss, in slots of 8.5 minutes;
 #                   run it again to continue. ARGS=dry_run=true prints the timetable, ARGS=text=FILE names nanoGPT's text,
 #                   ARGS=device=cpu rehearses it all here, in some minutes
-# make published    reports/published, docs/compatibility*.md and the table of casts in docs/numerics.md, from results/published
+# make published    reports/published, docs/compatibility*.md and the table of casts in docs/numerics.md, from results/published;
+#                   the page of advice from predictions, some minutes
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
@@ -86,6 +87,7 @@ wheels: $(READY)
 
 published: $(READY)
 	$(PY) -m harness report results/published -o reports/published/mfu.html --mfu --figures
+	OMP_NUM_THREADS=1 $(PY) -m harness.cli.advice_page reports/published/advice.html
 	$(PY) -m harness.report.compatibility results/published > docs/compatibility.md
 	$(PY) -m harness.report.compatibility --details results/published > docs/compatibility-details.md
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PY) tests/studies/plain_casts.py results/published docs/numerics.md

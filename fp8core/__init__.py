@@ -43,7 +43,7 @@ from fp8core.recipe import RECIPES, AmaxHistory, Cast, Gemm, Recipe
 from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
-from fp8core.verify import Proof, verify
+from fp8core.verify import Proof, StepProof, verify
 
 if TYPE_CHECKING:
     from fp8core.distributed.arrival import WaitedRowwiseParallel
@@ -94,6 +94,7 @@ __all__ = [
     "Recipe",
     "ScalingGranularity",
     "ScalingType",
+    "StepProof",
     "SwiGLU",
     "WaitedRowwiseParallel",
     "WeightAudit",

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.autograd.profiler import profile
 from fp8core.gemm.fastest import MEASURING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
 
 FP8_GEMM_OPS = (
     "aten::_scaled_mm",
@@ -31,23 +33,41 @@ GEMM_KERNEL = re.compile(r"^(?!.*(flash|fmha|attention)).*(gemm|nvjet|cutlass|xm
 FP8_KERNEL = re.compile(r"e4m3|e5m2|fp8|float8|nvjet_(sm\d+_)?[qr]{2}", re.IGNORECASE)
 
 
-def profiled(step_fn: Callable[[], object], on_gpu: bool) -> tuple[int, float | None, bool]:
-    """(FP8 GEMMs that ran in one step, share of the GEMM kernels' time in FP8 ones or None off CUDA, compiled code ran)."""
+@dataclass
+class Profiled:
+    """What a profiler saw of a step; filled in when the step has ended.
+
+    Attributes:
+        counted: FP8 GEMMs that ran.
+        fp8_share: of the GEMM kernels' time, in FP8 ones; None off CUDA.
+        compiled: compiled code ran.
+    """
+
+    counted: int = 0
+    fp8_share: float | None = None
+    compiled: bool = False
+
+
+@contextmanager
+def profiling(on_gpu: bool) -> Iterator[Profiled]:
+    """Profiles one step; what it saw is there once the block has ended without an exception."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes each start to stderr otherwise
+    seen = Profiled()
     with profile(use_kineto=on_gpu, use_device="cuda" if on_gpu else None) as profiler:
-        step_fn()
+        yield seen
         if on_gpu:
             torch.cuda.synchronize()
     events = profiler.function_events or []
-    counted = count_fp8_gemms(events)
-    compiled = any(event.name.startswith(("CompiledFunction", "Torch-Compiled Region")) for event in events)
-    if not on_gpu:
-        return counted, None, compiled
-    times: Counter[bool] = Counter()
-    for event in events:
-        if event.device_type == DeviceType.CUDA and GEMM_KERNEL.search(event.name):
-            times[FP8_KERNEL.search(event.name) is not None] += event.self_device_time_total
-    return counted, times[True] / times.total() if times.total() else 0.0, compiled
+    seen.counted = count_fp8_gemms(events)
+    seen.compiled = any(
+        event.name.startswith(("CompiledFunction", "Torch-Compiled Region")) for event in events
+    )
+    if on_gpu:
+        times: Counter[bool] = Counter()
+        for event in events:
+            if event.device_type == DeviceType.CUDA and GEMM_KERNEL.search(event.name):
+                times[FP8_KERNEL.search(event.name) is not None] += event.self_device_time_total
+        seen.fp8_share = times[True] / times.total() if times.total() else 0.0
 
 
 def count_fp8_gemms(events: Iterable[Any]) -> int:

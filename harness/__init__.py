@@ -1,0 +1,24 @@
+"""harness: measures fp8core, its peers and bf16 in one run, and keeps every number with its conditions.
+
+In code of your own: `from harness import ab` (`harness.training.ab`) for a training loop, `harness.measure` for functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.timing.closures import measure
+    from harness.training import ab
+
+__all__ = ["ab", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    """These on use: they need torch, and what reads stored results does not."""
+    if name == "ab":
+        return importlib.import_module("harness.training.ab")
+    if name == "measure":
+        return importlib.import_module("harness.timing.closures").measure
+    raise AttributeError(f"module 'harness' has no attribute {name!r}")

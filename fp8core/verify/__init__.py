@@ -29,38 +29,26 @@ float32, is said in the line. docs/verify.md lists planted faults and what catch
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
 from fp8core.arguments import check_type
 from fp8core.config import as_recipe
-from fp8core.distributed.gather_reasons import gathered_as
-from fp8core.distributed.wire import count_collectives
-from fp8core.flops import MatmulCount, MatmulCounter
+from fp8core.verify.in_loop import StepProof
+from fp8core.verify.passes import Passes, Seen, conclude
 from fp8core.verify.proof import Proof
-from fp8core.verify.ranks import Ranks
+from fp8core.verify.ranks import RANK_TIMEOUT_S, Ranks
 from fp8core.verify.records import GemmProof, LayerProof
-from fp8core.verify.self_test import tested_recipes
 from fp8core.verify.state import State
-from fp8core.verify.structure import structural_problems
-from fp8core.verify.watch import Watch
-from fp8core.watching import profiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fp8core.config import Float8LinearConfig
-    from fp8core.linear import Float8Linear
     from fp8core.recipe import Recipe
 
-__all__ = ["GemmProof", "LayerProof", "Proof", "verify"]
-
-UNDERFLOW_ALARM = 0.01  # share of nonzero elements that became zero
-RANK_TIMEOUT_S = 300.0
+__all__ = ["GemmProof", "LayerProof", "Proof", "StepProof", "verify"]
 
 
 def verify(
@@ -97,163 +85,38 @@ def verify(
             f"step_fn is a {type(step_fn).__name__}; expected a function that runs one training step"
         )
     wanted = None if recipe is None else as_recipe(recipe)
-    ranks = Ranks()
-    try:
-        seen = _run(step_fn, model)
-        problems = _counts(seen) if seen.predicted and not seen.counted else []
-        problems += structural_problems(seen.watch, seen.proofs, wanted)
-        problems += [text for text in _counts(seen) if text not in problems] + seen.problems
-        if fp8_all_gather:
-            problems += _gather_problems([m for _, m in seen.watch.layers], seen.proofs, seen.gathers)
-        probed = tested_recipes(seen.watch, model)
-        problems += probed.problems
-    except BaseException as error:
-        ranks.answer(f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        raise
-    unchecked = [f"{proof.fqn}: {text}" for proof in seen.proofs for text in proof.not_checked]
-    unchecked += probed.not_checked
-    ranks.answer("; ".join(problems or unchecked))
-    problems += ranks.problems(rank_timeout_s)
-    device = seen.device
-    proof = Proof(
-        ok=not problems and not unchecked,
-        problems=tuple(problems),
-        warnings=tuple(_warnings(seen.proofs) + _gather_warnings(seen.watch.layers) + seen.warnings),
-        layers=tuple(proof for proof in seen.proofs if not proof.of_experts),
-        predicted=seen.predicted,
-        counted=seen.counted,
-        device=str(device or ""),
-        fp8_kernel_share=seen.kernel_share,
-        all_gathers=seen.gathers,
-        # `torch._scaled_mm` there, as the plain twin of `fp8core::matmul`: see `fp8core.gemm.torch_mm`, `.triton_mm`
-        emulated_in="float32" if device is not None and device.type == "cpu" else "",
-        experts=tuple(proof for proof in seen.proofs if proof.of_experts),
-        not_checked=tuple(unchecked),
-        probed=probed.recipes,
-        matmuls=seen.matmuls,
-        compiled=seen.compiled,
+    proof = conclude(
+        lambda: _run(step_fn, model),
+        model,
+        Ranks(),
+        recipe=wanted,
+        fp8_all_gather=fp8_all_gather,
+        rank_timeout_s=rank_timeout_s,
     )
     if announce:
         sys.stdout.write(proof.line + "\n")
     return proof
 
 
-@dataclass
-class _Seen:
-    """What the three passes showed."""
-
-    watch: Watch
-    proofs: list[LayerProof] = field(default_factory=list)
-    gathers: dict[str, int] = field(default_factory=dict)
-    device: torch.device | None = None
-    counted: int = 0
-    predicted: int = 0
-    kernel_share: float | None = None
-    compiled: bool = False
-    matmuls: MatmulCount = field(default_factory=lambda: MatmulCount(()))
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
-def _run(step_fn: Callable[[], object], model: nn.Module) -> _Seen:
+def _run(step_fn: Callable[[], object], model: nn.Module) -> Seen:
     """The three passes; the model is as it was before and after each of them."""
     state = State(model)
-    watch = Watch(model, state.about_to_write)
-    seen = _Seen(watch)
-    layers = [layer for _, layer in watch.layers]
-    updates = [layer.amaxes.updates if layer.amaxes is not None else 0 for layer in layers]
-    moved = [layer.recipe.scaling != "delayed" or layer.amaxes is None for layer in layers]
-
-    def look_at_scales() -> None:
-        for index, (layer, before) in enumerate(zip(layers, updates, strict=True)):
-            moved[index] |= layer.amaxes is not None and layer.amaxes.updates != before
-
-    if layers:
-        seen.device = layers[0].weight.device
-    elif watch.products:
-        seen.device = next(model.parameters()).device
+    passes = Passes(model, state.about_to_write)
     with state:
-        with torch.compiler.set_stance("force_eager"), watch, MatmulCounter(model) as counter:
-            if dist.is_available() and dist.is_initialized():
-                with count_collectives() as counts:
-                    step_fn()
-                seen.gathers = counts.of("all_gather")
-            else:
-                step_fn()
-        seen.matmuls = counter.result()
-        look_at_scales()
+        with passes.compare():
+            step_fn()
         state.restore()
         step_fn()
-        look_at_scales()
+        passes.look_at_scales()
         lost = state.unrestorable()
         state.restore()
-        seen.counted, seen.kernel_share, seen.compiled = profiled(
-            step_fn, seen.device is not None and seen.device.type == "cuda"
-        )
-        look_at_scales()
+        with passes.count():
+            step_fn()
         lost = max(lost, state.unrestorable())
-    seen.proofs = watch.proofs()
-    seen.problems += list(dict.fromkeys(watch.linears.arrived.faults))
-    seen.predicted = sum(proof.predicted for proof in seen.proofs)
+    seen = passes.seen()
     if lost:
         seen.problems.append(
             f"a later pass wrote {lost} tensors of the model that the first did not: they could not be put back; "
             "step_fn must do the same in each call"
         )
-    seen.problems += [
-        f"{fqn}: delayed scales never moved; call fp8core.update_scales(model) in each step"
-        for (fqn, _), has in zip(watch.layers, moved, strict=True)
-        if not has
-    ]
-    for each in watch.linears.accumulations.values():
-        if each.additions and each.dtype in (torch.bfloat16, torch.float16):
-            seen.warnings.append(
-                f"{each.proof.fqn}: gradients of microbatches add up in {str(each.dtype).removeprefix('torch.')}; keep "
-                "weights or gradients in float32"
-            )
     return seen
-
-
-def _counts(seen: _Seen) -> list[str]:
-    problems = []
-    if seen.counted == 0:
-        problems.append("no FP8 GEMM ran")
-    if seen.counted != seen.predicted:
-        problems.append(f"{seen.counted} FP8 GEMMs ran in a step where {seen.predicted} were predicted")
-    if seen.watch.stray:
-        problems.append(f"{seen.watch.stray} FP8 GEMMs ran outside of all converted layers")
-    if seen.kernel_share is not None and seen.kernel_share == 0:
-        problems.append("no GEMM kernel on the device has an FP8 type in its name")
-    return problems
-
-
-def _gather_problems(
-    layers: list[Float8Linear], proofs: list[LayerProof], gathers: dict[str, int]
-) -> list[str]:
-    """Why the weights of the converted layers are not all gathered in FP8; empty if they are."""
-    high: dict[str, list[str]] = {}
-    for proof in proofs:
-        if proof.recipe and proof.all_gather != "fp8":
-            high.setdefault(proof.all_gather, []).append(proof.fqn)
-    found = [f"the all-gather is not in FP8: {', '.join(fqns)}: {reason}" for reason, fqns in high.items()]
-    if layers and not high and not gathers.get("uint8"):
-        found.append(f"the all-gather is not in FP8: gathered {gathers or 'nothing'}")
-    return found
-
-
-def _gather_warnings(layers: list[tuple[str, Float8Linear]]) -> list[str]:
-    """Layers that were to be gathered in FP8 and are not."""
-    asked = ((fqn, gathered_as(layer)) for fqn, layer in layers if layer.recipe.fp8_all_gather)
-    return [f"{fqn}: FP8 all-gather was asked for; {how}" for fqn, how in asked if how != "fp8"]
-
-
-def _warnings(proofs: list[LayerProof]) -> list[str]:
-    found = []
-    for proof in proofs:
-        for role, share in proof.saturated.items():
-            if share > 0:
-                found.append(f"{proof.fqn}: {100 * share:.3g} % of {role} saturates")
-        for role, share in proof.underflowed.items():
-            if share > UNDERFLOW_ALARM:
-                found.append(f"{proof.fqn}: {100 * share:.3g} % of {role} underflows to zero")
-    return found

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+RANK_TIMEOUT_S = 300.0
 _CALLS = itertools.count()
 
 

@@ -45,7 +45,7 @@ class State:
         self.held = {_address(t): t for t in _tensors(model) if t.numel()}
         self.written: dict[int, torch.Tensor] = {}  # address -> copy
         self.versions: dict[int, int] = {}
-        self.random = _random_state(p.device for p in self.parameters)
+        self.random = random_state(p.device for p in self.parameters)
         self.set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.handles: list[Any] = []
 
@@ -82,7 +82,7 @@ class State:
             vars(memory).update(known)
         for p in self.parameters:
             p.grad = None
-        _set_random_state(self.random)
+        set_random_state(self.random)
         self.versions = {address: t._version for address, t in self.held.items()}
 
     def unrestorable(self) -> int:
@@ -132,14 +132,15 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def restored_randomness(devices: Iterable[torch.device]) -> Iterator[None]:
     """Random numbers after the block are those that would have followed without it."""
-    state = _random_state(devices)
+    state = random_state(devices)
     try:
         yield
     finally:
-        _set_random_state(state)
+        set_random_state(state)
 
 
-def _random_state(used: Iterable[torch.device]) -> dict[str, Any]:
+def random_state(used: Iterable[torch.device]) -> dict[str, Any]:
+    """State of the generators of PyTorch (the CPU's and those of the GPUs in use), Python and NumPy."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     devices = {device.index or 0 for device in used if device.type == "cuda"}
     state["cuda"] = {index: torch.cuda.get_rng_state(index) for index in devices}
@@ -149,7 +150,8 @@ def _random_state(used: Iterable[torch.device]) -> dict[str, Any]:
     return state
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: dict[str, Any]) -> None:
+    """Puts back what `random_state` gave."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     for index, value in state["cuda"].items():

@@ -9,6 +9,7 @@ from harness.advise import decide
 from harness.advise.casts import TENSORS
 from harness.advise.fits import TOO_LARGE
 from harness.advise.library_names import FP8CORE, not_by_default
+from harness.store.text import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +72,7 @@ class Advice:
 
     @property
     def decision(self) -> str:
-        """ "on", "only these layers" or "off": of the step's time alone."""
+        """ "on", "only these layers", "off" or "can't tell": of the step's time alone."""
         return self.chosen.verdict
 
     @property
@@ -83,15 +84,18 @@ class Advice:
     @property
     def fp8_all_gather(self) -> bool:
         """FSDP gathers the weights of the converted layers in FP8."""
-        plan = self.plan
-        sends = self.chosen.recipe.gathered_weight is not None and plan.gather_fp8 and plan.dp > 1
-        return self.decision != decide.OFF and sends
+        return self.decision in decide.POSITIVE and self.chosen.fp8_all_gather
+
+    @property
+    def tp_fp8_all_gather(self) -> bool:
+        """To split layers by the `Float8ColwiseParallel` styles, which gather activations in FP8."""
+        return self.decision in decide.POSITIVE and self.chosen.tp_fp8_all_gather
 
     @property
     def left_out(self) -> Mapping[str, tuple[str, ...]]:
         """What the filter leaves in bf16: last words of names, and whole names."""
         return decide.module_filter(
-            self.model, self.chosen.converted if self.decision != decide.OFF else frozenset()
+            self.model, self.chosen.converted if self.decision in decide.POSITIVE else frozenset()
         )
 
     @property
@@ -126,10 +130,10 @@ def advice(
         pays_from=pays,
         gather_from=decide.gather_matters_from(model, rates, replace(plan, accumulation=1)),
         reasons=_reasons(model, device, rates, plan, chosen, careful),
-        warnings=_warnings(model, device, rates, chosen),
+        warnings=_warnings(model, device, rates, plan, chosen),
         checks=tuple(checks),
         library=library,
-        schedule=_END_IN_BF16 if careful and library == FP8CORE and chosen.verdict != decide.OFF else "",
+        schedule=_END_IN_BF16 if careful and library == FP8CORE and chosen.verdict in decide.POSITIVE else "",
     )
 
 
@@ -141,6 +145,7 @@ def _reasons(
         _width(model, rates, chosen),
         _dense(model),
         _split(model, plan, chosen),
+        _communication(model, rates, plan, chosen),
         _loss(chosen, careful),
     )
 
@@ -204,6 +209,32 @@ def _split(model: Model, plan: Plan, chosen: RecipeAdvice) -> Reason:
     )
 
 
+def _communication(model: Model, rates: Rates, plan: Plan, chosen: RecipeAdvice) -> Reason:
+    """What is sent and not hidden, in bf16 and as chosen."""
+    question = "communication"
+    if plan.dp == plan.tp == plan.pp == 1:
+        return Reason(question, "nothing is sent (one GPU)", "")
+    bf16, fp8 = decide.parts_of(model, rates, plan, chosen)
+    share = bf16.communication / bf16.total
+    found = (
+        f"exposed {number(1e3 * bf16.communication)} of {number(1e3 * bf16.total)} ms in bf16 ({share:.0%})"
+    )
+    if not chosen.converted:
+        return Reason(question, found, "off" if share > decide.EXPOSED else "")
+    found += f", {number(1e3 * fp8.communication)} of {number(1e3 * fp8.total)} ms in FP8"
+    if chosen.fp8_all_gather:
+        found += "; FSDP gathers weights in FP8 (fp8_all_gather), half the bytes"
+    elif plan.dp > 1:
+        found += "; FSDP gathers weights in bf16"
+        if chosen.recipe.gathered_weight is None:
+            found += f", as {chosen.recipe.name} casts each along both axes"
+    if chosen.tp_fp8_all_gather:
+        found += "; tensor parallelism gathers inputs in FP8 (Float8ColwiseParallel)"
+    if chosen.fp8_all_gather:
+        return Reason(question, found, "on")
+    return Reason(question, found, "off" if share > decide.EXPOSED else "")
+
+
 def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
     name = chosen.recipe.name
     coarse = name in _COARSE
@@ -217,10 +248,12 @@ def _loss(chosen: RecipeAdvice, careful: bool) -> Reason:
     return Reason("eval loss", found, "off" if coarse and careful else "")
 
 
-def _warnings(model: Model, device: Device, rates: Rates, chosen: RecipeAdvice) -> tuple[str, ...]:
+def _warnings(
+    model: Model, device: Device, rates: Rates, plan: Plan, chosen: RecipeAdvice
+) -> tuple[str, ...]:
     found = []
-    if chosen.converted and chosen.step.low < 1 < chosen.step.high:
-        found.append("the interval contains 1, so this is undecided: measure with sweep=train on that GPU")
+    if chosen.verdict == decide.UNDECIDED:
+        found.append(f"the interval contains 1, so nobody can tell: {way_out(model, device, rates, plan)}")
     guessed = [
         name for name in ("bf16", "fp8") if name in rates.figures and rates.figures[name].kind != "measured"
     ]
@@ -235,3 +268,13 @@ def _warnings(model: Model, device: Device, rates: Rates, chosen: RecipeAdvice) 
             "everything else are left out"
         )
     return tuple(found)
+
+
+def way_out(model: Model, device: Device, rates: Rates, plan: Plan) -> str:
+    """What to measure where the prediction cannot tell."""
+    train = f"`python -m harness sweep=train model={model.name}`"
+    if plan.dp * plan.tp * plan.pp > 1:
+        train = "`harness.ab` in your own loop on these GPUs"
+    if rates.figures["fp8"].kind == "measured":
+        return f"measure the step itself on that GPU by {train}"
+    return f"measure the {device.key} by `python -m harness sweep=ceilings` and name it by runs=RUN, or the step by {train}"

@@ -55,8 +55,8 @@ class Recipe:
         rescaled: bytes for an element of the input's gradient, where a kernel of its own applies the scales to it.
         fuses_gathers: asynchronous tensor parallelism finds its products behind what is gathered.
         product_share: rate of its products over those of `kind`.
-        gathered_weight: the weight's cast where FSDP sends it in FP8, so that only a shard is cast before; None where it
-            can't.
+        gathered_weight: the weight's cast where FSDP sends it in FP8: in order what the shard alone is charged, across what
+            the whole is; None where FSDP can't send it so.
         source: where the bytes are from.
     """
 

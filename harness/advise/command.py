@@ -11,19 +11,20 @@ import torch
 
 from harness.advise import libraries, measured
 from harness.advise.advice import advice
-from harness.advise.decide import OFF, advise
+from harness.advise.decide import POSITIVE, advise
 from harness.advise.from_config import of_config
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.library_names import ENGINE, FP8CORE, LIBRARIES
 from harness.advise.need import memory_of
+from harness.advise.plan import BYTES, CHECKPOINTING
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
+from harness.advise.scale.asked import cannot_send, job_of, step_seconds
+from harness.advise.scale.layout import SCHEDULES
 from harness.advise.show import WIDTH, as_dict, show
-from harness.advise.step import CHECKPOINTING, Plan
-from harness.advise.tensor_parallel import split
 from harness.advise.trace import layers_alone, trace
-from harness.advise.training import WEIGHTS, traced
 from harness.advise.training import plan_of as plan_of_case
+from harness.advise.training import traced
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console, printable
 from harness.store.errors import UsageError, unknown
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from harness.advise.fits import Memory
     from harness.advise.measured import Check
     from harness.advise.model import Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
+    from harness.advise.scale.job import Job
 
 USAGE = """\
 usage: python -m harness advise model=NAME [gpu=NAME] [KEY=VALUE ...] [--full]
@@ -53,8 +56,13 @@ gpu=NAME            a GPU of the peak table; default: of runs=, or this one
 tokens=N batch=N seq=N              size of one forward pass of one GPU
 mode=compile|eager recipe=NAME priority=speed|loss
 library=fp8core|torchao|transformer_engine         whose kernels are assumed
-checkpointing=none|selective|full accumulation=N weights=fp32|bf16
-dp=N tp=N node=N network_gb_s=X bf16_tokens_per_s=X
+checkpointing=none|selective|full accumulation=N
+weights=fp32|bf16 reduce=fp32|bf16  masters, reduced gradients
+gpus=N              all GPUs; how they are split is printed, or named:
+  dp=N tp=N pp=N schedule=1f1b|interleaved replicas=N node=N network_gb_s=X
+fp8_all_gather=auto|true|false      weights (FSDP), inputs (TP) gathered in
+                    FP8; auto: if it gains
+bf16_tokens_per_s=X measured in bf16, of one GPU
 runs=RUN,RUN        stored runs of that GPU: measured rates for assumed ones
 full=true, --full   the tables behind the answer
 json=true|FILE      print or write plain values
@@ -62,14 +70,18 @@ exit 0 answered; 2 the request could not be carried out
 """
 MODES = ("compile", "eager")
 PRIORITIES = ("speed", "loss")
+GATHERS = {"auto": None, "true": True, "false": False}
 _TOKENS, _SEQ = 16384, 4096
 _REAL = {"network_gb_s": "GB/s of one GPU", "bf16_tokens_per_s": "tokens/s of one GPU"}
 _MOST = {
     "tokens": 2**22,
     "batch": 2**16,
     "seq": 2**20,
+    "gpus": 2**16,
     "dp": 2**16,
     "tp": 64,
+    "pp": 256,
+    "replicas": 2**16,
     "accumulation": 2**12,
     "node": 256,
 }
@@ -88,11 +100,17 @@ class Question:
     recipe: str = ""
     priority: str = "speed"
     checkpointing: str = "none"
-    accumulation: int = 1
-    dp: int = 1
-    tp: int = 1
+    accumulation: int | None = None
+    gpus: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    schedule: str = "1f1b"
+    replicas: int = 1
     node: int = 8
     weights: str = "fp32"
+    reduce: str = ""
+    fp8_all_gather: str = "auto"
     bf16_tokens_per_s: float | None = None
     network_gb_s: float | None = None
     runs: tuple[str, ...] = ()
@@ -167,22 +185,30 @@ def answer(question: Question) -> Advice:
     reached = ceilings(frame) if frame is not None else None
     rates = rates_of(device, reached, network_gb_s=question.network_gb_s)
     model = _model(question)
-    plan = replace(plan_of(question), bf16_step_s=_step_seconds(question, model))
-    if question.tp > 1:
-        model, exchanges = split(model, question.tp)
-        plan = replace(plan, tp=question.tp, exchanges=exchanges)
+    job, said = job_of(question, model, device)
+    tokens = model.tokens
+    model, plan = job.on_a_gpu(model)
+    plan = replace(plan, bf16_step_s=step_seconds(question, tokens, job))
     recipes = libraries.candidates(question.library, plan.compiled)
+    if question.fp8_all_gather == "true" and plan.dp == plan.tp == 1:
+        raise UsageError(
+            "fp8_all_gather=true: one GPU gathers nothing; name the GPUs by dp=, or leave it out"
+        )
     if question.recipe:
         if question.recipe not in recipes:
             raise unknown("recipe", question.recipe, recipes)
         recipes = {question.recipe: recipes[question.recipe]}
+        if why := cannot_send(recipes[question.recipe], question):
+            raise UsageError(f"fp8_all_gather=true: {why}; take fp8_all_gather=auto, or recipe=tensorwise")
     options = [
         advise(
             model,
             rates,
             plan,
             recipe,
-            libraries.unavailable(question.library, name, device.capability, plan.compiled),
+            libraries.unavailable(question.library, name, device.capability, plan.compiled)
+            or cannot_send(recipe, question),
+            GATHERS[question.fp8_all_gather],
         )
         for name, recipe in recipes.items()
     ]
@@ -191,37 +217,20 @@ def answer(question: Question) -> Advice:
     found = advice(
         model, device, rates, plan, options, careful=careful, checks=checks, library=question.library
     )
-    return replace(found, memory=_memory(question, found))
-
-
-def _memory(question: Question, found: Advice) -> Memory:
-    """What the advised step takes: of a named model whole, of any other at least."""
-    spec = MODELS.get(question.model)
-    batch, seq = sizes(question, spec.max_seq) if spec is not None else (1, found.model.tokens)
-    recipe = found.chosen.recipe.name if found.decision != OFF else ""
-    return memory_of(found, batch, seq, question.checkpointing, question.weights, recipe)
-
-
-def plan_of(question: Question) -> Plan:
-    """How the model is trained, but for tensor parallelism."""
-    update, gradient = WEIGHTS[question.weights]
-    return Plan(
-        compiled=question.mode == "compile",
-        again=CHECKPOINTING[question.checkpointing],
-        accumulation=question.accumulation,
-        dp=question.dp,
-        node=question.node,
-        gather_fp8=False,  # fp8core sends weights in bf16 unless it is asked to send codes
-        update_bytes=update,
-        gradient_bytes=gradient,
+    return replace(
+        found,
+        memory=_memory(question, found, job),
+        warnings=(said, *found.warnings) if said else found.warnings,
     )
 
 
-def _step_seconds(question: Question, model: Model) -> float | None:
-    """Seconds of the measured bf16 step, from the tokens/s of one GPU."""
-    if question.bf16_tokens_per_s is None:
-        return None
-    return model.tokens * question.accumulation / (question.tp * question.bf16_tokens_per_s)
+def _memory(question: Question, found: Advice, job: Job) -> Memory:
+    """What the advised step takes: of a named model whole, of any other at least."""
+    spec = MODELS.get(question.model)
+    batch, seq = sizes(question, spec.max_seq) if spec is not None else (1, job.seq)
+    recipe = found.chosen.recipe.name if found.decision in POSITIVE else ""
+    asked = replace(job, batch=batch, seq=seq, recipe=recipe, gather_fp8=found.fp8_all_gather)
+    return memory_of(found, asked, by_gpus=question.gpus is not None, reduce=question.reduce)
 
 
 def _model(question: Question) -> Model:
@@ -230,7 +239,7 @@ def _model(question: Question) -> Model:
         return _without_batch(own, question.tokens or _TOKENS)
     if question.model not in MODELS and is_config(question.model):
         described = read(question.model)
-        if question.tp > 1 and described.top_k:
+        if (question.tp or 1) > 1 and described.top_k:
             raise UsageError(
                 f"tp={question.tp}: how {question.model} splits its experts is not known; leave tp out"
             )
@@ -332,7 +341,10 @@ def _checked(key: str, value: str) -> Any:
         "mode": MODES,
         "priority": PRIORITIES,
         "checkpointing": tuple(CHECKPOINTING),
-        "weights": tuple(WEIGHTS),
+        "weights": tuple(BYTES),
+        "reduce": tuple(BYTES),
+        "schedule": tuple(SCHEDULES),
+        "fp8_all_gather": tuple(GATHERS),
         "library": LIBRARIES,
         "full": ("true", "false"),
     }

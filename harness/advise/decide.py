@@ -2,8 +2,8 @@
 
 A layer is converted if FP8 is predicted to be at least `LAYER_GAIN` times as fast, its casts counted; layers that read
 one cast of their input are judged together for it. So the filter can never make a model slower than bf16 by the same
-prediction, and if what is left gains less than `STEP_GAIN` over the whole step the advice is "off". So it is where the rates
-are too uncertain to tell: `CAUTION` standard errors below the prediction the step must still not be below `FLOOR` of bf16.
+prediction. The advice is "on" only where the whole interval of the step's ratio lies above 1, and it gains `STEP_GAIN` or more; it is
+"off" where nothing is predicted to gain, or at most less than that; in between nobody can tell before something is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.advise import pays
-from harness.advise.advised_arms import FLOOR
+from harness.advise.sent import as_sent, sends_codes
 from harness.advise.step import (
     Ratio,
     layer_cost,
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
     from harness.advise.step import LayerCost, Parts, Plan
 
-# Set so that at least 95 % of the steps which the advice converts anything of stay at 0.98 of bf16 or above where the rates
-# err as they say, drawn ones and those of each named model: `python tests/studies/margins.py`. docs/advise.md has what they
-# hold (all but nanogpt_char), and what the two gains alone did not.
+# Of the steps that the advice is "on" for at least 95 % stay at 0.98 of bf16 or above where the rates err as they say, drawn
+# ones and those of each named model: `python tests/studies/margins.py`; docs/advise-margins.md has what it found.
 LAYER_GAIN = 1.03
 STEP_GAIN = 1.02
-CAUTION = 1.28  # standard errors of the prediction by which the step may be slower, and still not below that
-ON, SOME, OFF = "on", "only these layers", "off"
+ON, SOME, OFF, UNDECIDED = "on", "only these layers", "off", "can't tell"
+POSITIVE = (ON, SOME)
 _SLOW = 0.9  # share of the rate of tensorwise products that is worth a word
 _MOST_TOKENS = 2**22
-_EXPOSED = 0.05  # of the step: communication that matters
+EXPOSED = 0.05  # of the step: communication that matters
 _MOST_GPUS = 2**16
 
 
@@ -71,6 +70,7 @@ class RecipeAdvice:
     Attributes:
         recipe: which.
         layers: each of the model's.
+        plan: how it is trained, with what goes around in FP8.
         step: bf16 step over FP8 step with the chosen layers; 1 where there are none.
         everything: the same with every layer that can be converted.
         unavailable: why this GPU cannot run it; "" if it can.
@@ -78,9 +78,20 @@ class RecipeAdvice:
 
     recipe: Recipe
     layers: tuple[LayerAdvice, ...]
+    plan: Plan
     step: Ratio
     everything: Ratio
     unavailable: str = ""
+
+    @property
+    def fp8_all_gather(self) -> bool:
+        """FSDP gathers the weights of the converted layers in FP8."""
+        return sends_codes(self.recipe, self.plan)
+
+    @property
+    def tp_fp8_all_gather(self) -> bool:
+        """Tensor parallelism gathers the inputs of the converted layers in FP8."""
+        return self.plan.tp > 1 and self.plan.tp_gather_fp8
 
     @property
     def converted(self) -> frozenset[str]:
@@ -88,58 +99,96 @@ class RecipeAdvice:
         return frozenset(advice.layer.fqn for advice in self.layers if advice.converted)
 
     @property
-    def too_uncertain(self) -> bool:
-        """The step is predicted to gain, by rates that leave too much room for a loss."""
-        return self.step.value >= STEP_GAIN and self.step.less(CAUTION) < FLOOR
-
-    @property
     def verdict(self) -> str:
-        """ "on", "only these layers" or "off"."""
-        if not self.converted or self.step.value < STEP_GAIN or self.too_uncertain or self.unavailable:
-            return OFF
+        """ "on", "only these layers", "off" or "can't tell": never positive where the interval of the step contains 1."""
+        found = OFF if self.unavailable or not self.converted else verdict(self.step)
+        if found != ON:
+            return found
         return ON if all(a.converted for a in self.layers if not barred(a.layer, self.recipe)) else SOME
 
     @property
     def why_off(self) -> str:
-        """Why the recipe is off although this GPU runs it: what products gain and casts take; "" otherwise."""
-        able = [a for a in self.layers if not barred(a.layer, self.recipe)]
-        if self.verdict != OFF or self.unavailable or not able:
+        """Why the recipe is not on although this GPU runs it: what products gain and casts take; "" otherwise."""
+        runs = [a for a in self.layers if not barred(a.layer, self.recipe)]
+        if self.verdict in POSITIVE or self.unavailable or not runs:
             return ""
         bf16, fp8, casts = (
-            sum(sum(getattr(a.cost, part).values()) for a in able) for part in ("bf16", "fp8", "casts")
+            sum(sum(getattr(a.cost, part).values()) for a in runs) for part in ("bf16", "fp8", "casts")
         )
         gains = f"products {bf16 / fp8:.2f}x, with casts {bf16 / (fp8 + casts):.2f}x"
         slow = self.recipe.product_share
         slower = f", as they run at {slow:.0%} of tensorwise's rate" if slow < _SLOW else ""
-        near = "; too near to a loss" if self.too_uncertain else ""
-        return f"off: {gains}{slower}{near}"
+        return f"{self.verdict}: {gains}{slower}"
 
 
-def advise(model: Model, rates: Rates, plan: Plan, recipe: Recipe, unavailable: str = "") -> RecipeAdvice:
-    """What one recipe gives."""
+def verdict(step: Ratio) -> str:
+    """`ON`, `OFF` or `UNDECIDED` of a step's ratio: on only where its whole interval lies above 1."""
+    if step.high < STEP_GAIN or (step.low > 1 and step.value < STEP_GAIN):
+        return OFF
+    return ON if step.low > 1 else UNDECIDED
+
+
+def advise(
+    model: Model,
+    rates: Rates,
+    plan: Plan,
+    recipe: Recipe,
+    unavailable: str = "",
+    fp8_all_gather: bool | None = False,
+) -> RecipeAdvice:
+    """What one recipe gives.
+
+    Args:
+        model: one GPU's part.
+        rates: of the GPU.
+        plan: how it is trained; what goes around in FP8 is asked by `fp8_all_gather`.
+        recipe: which.
+        unavailable: why this GPU cannot run it; "" if it can.
+        fp8_all_gather: what is gathered goes around in FP8 (FSDP's weights, tensor parallelism's inputs); None: where the
+            recipe can and the step gains by it.
+    """
+    kept = replace(plan, gather_fp8=False, tp_gather_fp8=False)
     if not rates.has_fp8:
         one = Ratio(1.0, 1.0, 1.0)
-        return RecipeAdvice(recipe, (), one, one, f"{rates.name} has no FP8 matrix units")
-    chosen = choose(model, rates, plan, recipe)
+        return RecipeAdvice(recipe, (), kept, one, one, f"{rates.name} has no FP8 matrix units")
+    plan, chosen = _best_plan(model, rates, kept, recipe, fp8_all_gather)
+    sent = as_sent(recipe, plan)
     ratios: dict[tuple[int, int, int], Ratio] = {}  # blocks repeat the same few sizes
     layers = []
+    waits = "" if chosen else _what_waits(model, rates, plan, recipe)
     for layer in model.layers:
         size = (layer.K, layer.N, layer.tokens)
         if size not in ratios:
 
             def value(at: Rates, layer: Linear = layer) -> float:
-                return layer_cost(layer, recipe, at).speedup
+                return layer_cost(layer, sent, at).speedup
 
             ratios[size] = with_interval(value, rates, rates.figures)
         ratio, converted = ratios[size], layer.fqn in chosen
-        cost = layer_cost(layer, recipe, rates)
-        layers.append(
-            LayerAdvice(layer, cost, ratio, converted, "" if converted else _why_not(layer, recipe, ratio))
-        )
-    every = frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
+        cost = layer_cost(layer, sent, rates)
+        why = "" if converted else _why_not(layer, recipe, ratio, waits)
+        layers.append(LayerAdvice(layer, cost, ratio, converted, why))
+    every = able(model, recipe)
     step = speedup(model, rates, plan, recipe, chosen) if chosen else Ratio(1.0, 1.0, 1.0)
     everything = speedup(model, rates, plan, recipe, every) if every else Ratio(1.0, 1.0, 1.0)
-    return RecipeAdvice(recipe, tuple(layers), step, everything, unavailable)
+    return RecipeAdvice(recipe, tuple(layers), plan, step, everything, unavailable)
+
+
+def able(model: Model, recipe: Recipe) -> frozenset[str]:
+    """Names of the layers that can run a recipe."""
+    return frozenset(layer.fqn for layer in model.layers if not barred(layer, recipe))
+
+
+def _best_plan(
+    model: Model, rates: Rates, kept: Plan, recipe: Recipe, fp8_all_gather: bool | None
+) -> tuple[Plan, frozenset[str]]:
+    """How what is gathered goes around, and the layers to convert then; `kept`: all of it in bf16."""
+    coded = replace(kept, gather_fp8=True, tp_gather_fp8=kept.tp > 1)
+    can = recipe.gathered_weight is not None and (kept.dp > 1 or kept.tp > 1)
+    plans = {True: [coded], False: [kept], None: [kept, coded]}[fp8_all_gather] if can else [kept]
+    chosen = {each: choose(model, rates, each, recipe) for each in plans}
+    best = max(plans, key=lambda each: step_ratio(model, rates, each, recipe, chosen[each]))
+    return best, chosen[best]
 
 
 def choose(
@@ -149,30 +198,46 @@ def choose(
 
     () if the step as a whole would not be faster: launches and communication can eat what the layers gain.
     """
+    sent = as_sent(recipe, plan)
     groups: dict[int, list[Linear]] = {}
     for i, layer in enumerate(model.layers):
         if not barred(layer, recipe):
             groups.setdefault(layer.input_id if recipe.shares_input else -1 - i, []).append(layer)
     chosen: set[str] = set()
     for members in groups.values():
-        costs = [_with_again(layer_cost(layer, recipe, rates), plan) for layer in members]
+        costs = [_with_again(layer_cost(layer, sent, rates), plan) for layer in members]
         # Each must win without the shared cast, all together with it.
         winners = [(c, before, after) for c, before, after, _ in costs if before >= gain * after]
         shared = max(cast for *_, cast in costs)
         if winners and sum(b for _, b, _ in winners) >= gain * (sum(a for _, _, a in winners) + shared):
             chosen |= {cost.layer.fqn for cost, _, _ in winners}
     found = frozenset(chosen)
-    if not found:
+    coded = sends_codes(recipe, plan)
+    if not found and not coded:
         return found
     total = step_cost(model, rates, plan, recipe, found)
-    if total.launches:
-        # The CPU is late: launches of a layer's casts can cost more than its products bring.
+    if total.launches or coded:
+        # The CPU is late: launches of a layer's casts can cost more than its products bring. Or the step waits for what is
+        # sent: a layer that loses by itself can gain by fewer bytes.
         for size in dict.fromkeys((la.K, la.N) for la in sorted(model.layers, key=lambda la: la.K * la.N)):
-            fewer = found - {la.fqn for la in model.layers if size == (la.K, la.N)}
-            cost = step_cost(model, rates, plan, recipe, fewer)
-            if cost.total < total.total:
-                found, total = fewer, cost
-    return found if total.total <= step_cost(model, rates, plan, None).total else frozenset()
+            alike = {la.fqn for la in model.layers if size == (la.K, la.N) and not barred(la, recipe)}
+            tried = [found - alike, found | alike] if coded else [found - alike]
+            for other in tried:
+                cost = step_cost(model, rates, plan, recipe, other) if other != found else total
+                if cost.total < total.total:
+                    found, total = other, cost
+    # A step that takes exactly as long waits for something else; rounding is no gain
+    return found if total.total < step_cost(model, rates, plan, None).total * (1 - 1e-9) else frozenset()
+
+
+def _what_waits(model: Model, rates: Rates, plan: Plan, recipe: Recipe) -> str:
+    """Why a step gains nothing although layers of it do: "communication" or "launches" of the CPU; "" if neither."""
+    bf16 = step_cost(model, rates, plan, None)
+    fp8 = step_cost(model, rates, plan, recipe, able(model, recipe))
+    gained = bf16.linear - fp8.linear - fp8.casts
+    later = {name: getattr(fp8, name) - getattr(bf16, name) for name in ("communication", "launches")}
+    worst = max(later, key=lambda name: later[name])
+    return worst if gained > 0 and later[worst] > gained / 2 else ""
 
 
 def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
@@ -185,7 +250,10 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
         usable = [
             o for o in usable if o.recipe.name not in ("tensorwise", "delayed") and o.verdict != OFF
         ] or usable
-    usable = [o for o in usable if o.verdict != OFF] or usable
+    for words in (POSITIVE, (UNDECIDED,)):
+        if found := [o for o in usable if o.verdict in words]:
+            usable = found
+            break
     top = max(option.step.value for option in usable)
     return next(option for option in usable if option.step.value >= top / STEP_GAIN)
 
@@ -205,9 +273,9 @@ def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
     """Fewest GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None if that never happens."""
 
     def matters(gpus: int) -> bool:
-        parts = step_cost(model, rates, replace(plan, dp=gpus), None)
-        alone = step_cost(model, rates, replace(plan, dp=1), None)
-        return parts.communication - alone.communication > _EXPOSED * parts.total
+        parts = step_cost(model, rates, replace(plan, dp=gpus, replicas=1), None)
+        alone = step_cost(model, rates, replace(plan, dp=1, replicas=1), None)
+        return parts.communication - alone.communication > EXPOSED * parts.total
 
     return next((gpus for gpus in _powers(2, _MOST_GPUS) if matters(gpus)), None)
 
@@ -248,7 +316,14 @@ def barred(layer: Linear, recipe: Recipe) -> str:
     return layer.barred.get(recipe.name, "")
 
 
-def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio) -> str:
+_WAITS = {
+    "communication": "no: the step waits for communication",
+    "launches": "no: the step waits for the CPU",
+    "": "no: the step as a whole gains nothing",
+}
+
+
+def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio, waits: str) -> str:
     never = barred(layer, recipe)
     if never:
         return never.split(";")[0].split(", which")[0]
@@ -256,7 +331,7 @@ def _why_not(layer: Linear, recipe: Recipe, ratio: Ratio) -> str:
         return "no: casts cost more than products gain"
     if ratio.value < LAYER_GAIN:
         return f"no: gains less than {LAYER_GAIN - 1:.0%}"
-    return "no: the step as a whole gains nothing"
+    return _WAITS[waits]
 
 
 def _first(true_from: Callable[[int], bool], low: int, high: int) -> int | None:
@@ -283,5 +358,5 @@ def parts_of(model: Model, rates: Rates, plan: Plan, advice: RecipeAdvice) -> tu
     """The step in bf16 and with the chosen layers in FP8."""
     bf16 = step_cost(model, rates, plan, None)
     rest = unexplained(plan, bf16)
-    fp8 = step_cost(model, rates, plan, advice.recipe, advice.converted) if advice.converted else bf16
+    fp8 = step_cost(model, rates, advice.plan, advice.recipe, advice.converted) if advice.converted else bf16
     return replace(bf16, unexplained=rest), replace(fp8, unexplained=rest)

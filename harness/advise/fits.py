@@ -24,6 +24,7 @@ class Memory:
         device: bytes of the GPU.
         whole: every part is predicted; False: a lower bound.
         ways: changes of the question, each of which makes it fit by the model, with the bytes that it then takes.
+        unknown: whose activations are not predicted, where `whole` is False.
     """
 
     bf16: Mapping[str, int]
@@ -31,6 +32,7 @@ class Memory:
     device: int
     whole: bool
     ways: Mapping[str, int]
+    unknown: str = "this model"
 
     @property
     def needed(self) -> int:
@@ -52,7 +54,7 @@ class Memory:
         room = f"of {self.device / GIB:.0f} GiB"
         if not self.whole:
             states = f"weights, gradients and AdamW alone take {self.needed / GIB:.1f} {room}"
-            return f"{states}; activations are not predicted for this model"
+            return f"{states}; activations are not predicted for {self.unknown}"
         if self.fp8 is None:
             return f"{self.word}: {self.needed / GIB:.1f} {room} in bf16, by the model"
         more = (sum(self.fp8.values()) - sum(self.bf16.values())) / GIB

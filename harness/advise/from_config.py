@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fp8core.recipe import RECIPES
-from harness.advise.model import Linear, Model, Traffic
+from harness.advise.model import Linear, Model, Outside, Traffic
 from harness.advise.trace import barred_layers
 from harness.training.models.hugging_face import EXPERTS, ROUTER
 
@@ -56,4 +56,11 @@ def of_config(described: HfModel, tokens: int) -> Model:
         blocks=described.blocks,
         experts=bool(experts),
         whole=False,
+        outside=Outside(described.parameters - _in_blocks(described), nothing, nothing),
     )
+
+
+def _in_blocks(described: HfModel) -> int:
+    """Weights of matrices in blocks, which have a number in their names; those of norms are left to the rest."""
+    inside = (p for p in described.parts if any(word.isdigit() for word in p.name.split(".")))
+    return sum(part.elements for part in inside)

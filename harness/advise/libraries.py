@@ -27,7 +27,7 @@ TENSORWISE_AO = Recipe(
     "compiler",
     {"input": Cast(3, 3, forward=3), "weight": Cast(5, 3, forward=5), "grad_output": Cast(2, 4)},
     # A shard's amax and cast, by the gather, which recomputation does not repeat; codes transposed backward
-    gathered_weight=Cast(0.6, 2),
+    gathered_weight=Cast(5, 2),
     source=_TORCHAO,
 )
 # Along the tokens: a transposed copy in bfloat16 (4), then a cast (3), as torchao's own roofline charges the weight; the
@@ -137,5 +137,7 @@ def _eager(name: str) -> Recipe:
     }
     compiled = _COMPILED_AO[name]
     source = "torchao 0.18: six operators a cast, one after the other"
-    gathered = Cast(EAGER_CAST_AO, 2.0) if compiled.gathered_weight is not None else None
+    gathered = None
+    if compiled.gathered_weight is not None:  # the shard by operators, its codes transposed backward
+        gathered = Cast(EAGER_CAST_AO, 2.0, kernels=EAGER_KERNELS_AO + 1)
     return replace(compiled, casts=casts, shares_input=False, gathered_weight=gathered, source=source)

@@ -54,6 +54,27 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """What of a model lies outside of its repeated blocks: embedding, head, loss. Meanings as in `Model`."""
+
+    parameters: int
+    forward: Traffic
+    backward: Traffic
+    attention: float = 0.0
+    other: float = 0.0
+
+    def scaled(self, factor: float, weights: float = 1.0) -> Outside:
+        """Traffic and FLOPs times one factor, parameters times another."""
+        return Outside(
+            round(self.parameters * weights),
+            _scaled(self.forward, factor),
+            _scaled(self.backward, factor),
+            self.attention * factor,
+            self.other * factor,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """One forward and backward pass on one GPU.
 
@@ -69,6 +90,7 @@ class Model:
         blocks: repeated blocks, by the longest numbered list of modules.
         experts: it has grouped experts.
         whole: False where only the Linear layers are known, and neither attention nor what runs between.
+        outside: what of all that lies outside of the blocks; None where that is not known.
     """
 
     name: str
@@ -83,6 +105,7 @@ class Model:
     blocks: int
     experts: bool = False
     whole: bool = True
+    outside: Outside | None = None
 
     @property
     def width(self) -> int:
@@ -107,6 +130,7 @@ class Model:
             other=self.other * factor,
             forward=_scaled(self.forward, factor),
             backward=_scaled(self.backward, factor),
+            outside=None if self.outside is None else self.outside.scaled(factor),
         )
 
 

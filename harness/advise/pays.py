@@ -132,9 +132,9 @@ def _steps(
         fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
         saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)
         evidence = [
-            f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms ({pair['speedup']:.2f}x, "
-            f"95 % interval {pair['low']:.2f} to {pair['high']:.2f})",
-            f"FP8 GEMMs can save at most {saved:.3g} ms of it ({machine.source})",
+            f"step {step['value']:.3g} ms against {pair['baseline_value']:.3g} ms: {pair['speedup']:.2f}x "
+            f"({pair['low']:.2f} to {pair['high']:.2f})",
+            f"FP8 GEMMs can save at most {saved:.3g} ms of it, by {machine.source}",
         ]
         casts = next(
             (r["value"] for r in own if r["metric"] == "kernel_time_ms" and r.get("part") == CAST), None

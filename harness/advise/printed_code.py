@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _WIDTH = 78
+_SPLIT = "# TP: parallelize_module the model here"
+_SPLIT_FP8 = "# TP: parallelize_module it by Float8ColwiseParallel, Float8RowwiseParallel"
 _SHARD = "# FSDP: fully_shard each block and the model here, then make the optimizer"
 # Our name of a recipe -> TransformerEngine's class
 _ENGINE_RECIPES = {
@@ -34,6 +36,8 @@ class Setup:
         compiled: torch.compile.
         sharded: FSDP shards the model.
         fp8_all_gather: FSDP gathers the weights in FP8.
+        split: tensor parallelism splits layers.
+        tp_fp8_all_gather: it gathers their inputs in FP8.
         schedule: of precisions, as `fp8core.PrecisionSchedule` reads it; "" for none. fp8core alone has one.
     """
 
@@ -41,6 +45,8 @@ class Setup:
     compiled: bool = False
     sharded: bool = False
     fp8_all_gather: bool = False
+    split: bool = False
+    tp_fp8_all_gather: bool = False
     schedule: str = ""
 
 
@@ -136,7 +142,8 @@ def _convert(function: str, config: str, takes: list[str]) -> list[str]:
 
 
 def _then(setup: Setup) -> list[str]:
-    return [_SHARD] * setup.sharded + ["model.compile()"] * setup.compiled
+    split = [_SPLIT_FP8 if setup.tp_fp8_all_gather else _SPLIT] * setup.split
+    return [*split, *[_SHARD] * setup.sharded, *["model.compile()"] * setup.compiled]
 
 
 def _step(before: list[str], after: list[str]) -> list[str]:

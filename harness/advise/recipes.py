@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fp8core.distributed.gather_reasons import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise.cast_traffic import TENSORS as PLACES
 from harness.advise.cast_traffic import cast_bytes, one_layout_bytes
@@ -72,9 +73,20 @@ def described(recipe: CoreRecipe, compiled: bool) -> Recipe:
         kind=ROWWISE if granularity == "rowwise" else TENSORWISE,
         product_share=_PRODUCT_SHARE[granularity],
         fuses_gathers=granularity == "tensorwise",  # pytorch issue 149990
-        gathered_weight=Cast(0.6, 2.0) if recipe.name == "tensorwise" else None,
+        gathered_weight=_gathered(recipe),
         source="docs/compiled-casts.md" if compiled else "fp8core.kernels.traffic",
     )
+
+
+def _gathered(recipe: CoreRecipe) -> Cast | None:
+    """The weight's cast where FSDP gathers its codes, which only one scale a tensor lets it do under tensor parallelism too.
+
+    A shard is read, for its amax too if the scale is new, and written as codes; gathered codes are transposed once, backward.
+    """
+    first = recipe.gemms["output"].b
+    if first is None or first.granularity != "tensorwise" or recipe_reason(recipe):
+        return None
+    return Cast(3.0 + 2.0 * _whole(first), 2.0)
 
 
 def _fused(recipe: CoreRecipe, tensor: str) -> Cast:

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from harness.advise import decide, filters
+from harness.advise.advice import way_out
 from harness.advise.casts import TENSORS
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
 from harness.advise.library_names import FP8CORE, provenance
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from harness.advise.step import Ratio
 
 WIDTH = 80
-_COLOURS = {decide.ON: "green", decide.SOME: "yellow", decide.OFF: "red", TOO_LARGE: "red"}
+_COLOURS = {
+    decide.ON: "green",
+    decide.SOME: "yellow",
+    decide.OFF: "red",
+    decide.UNDECIDED: "yellow",
+    TOO_LARGE: "red",
+}
 
 
 def show(found: Advice, where: Console, full: bool = False) -> None:
@@ -41,15 +48,14 @@ def show(found: Advice, where: Console, full: bool = False) -> None:
 
 def lines(found: Advice) -> list[str]:
     """The lines of the answer, wrapped at `WIDTH` between words; a longer word, such as a name, keeps its line."""
-    model, plan = found.model, found.plan
-    split = "".join(f", {key}={value}" for key, value in (("dp", plan.dp), ("tp", plan.tp)) if value > 1)
-    mode = "compiled" if plan.compiled else "eager"
-    told = _wrapped("", f"{model.name} on {found.device.key}: {model.tokens:,} tokens a pass, {mode}{split}")
+    told = _wrapped("", _asked(found))
     told += _wrapped("FP8: ", _decision(found))
     told += _wrapped("not measured: ", _unmeasured(found))
+    if found.decision == decide.UNDECIDED:
+        told += _wrapped("to tell: ", way_out(found.model, found.device, found.rates, found.plan))
     for i, reason in enumerate(_why(found)):
         told += _wrapped("why: " if not i else "     ", reason)
-    if found.decision != decide.OFF:
+    if found.decision in decide.POSITIVE:
         told += _wrapped("convert: ", _layers(found))
     if found.memory is not None:
         told += _wrapped("memory: ", found.memory.said)
@@ -63,7 +69,7 @@ def lines(found: Advice) -> list[str]:
 
 def as_dict(found: Advice) -> dict[str, Any]:
     """The same as plain values; times in milliseconds, infinities as null."""
-    chosen, on = found.chosen, found.decision != decide.OFF
+    chosen, on = found.chosen, found.decision in decide.POSITIVE
     return _plain(
         {
             "model": found.model.name,
@@ -74,6 +80,8 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "decision_by_time": found.decision,
             "library": found.library,
             "recipe": chosen.recipe.name,
+            "fp8_all_gather": found.fp8_all_gather,
+            "tp_fp8_all_gather": found.tp_fp8_all_gather,
             "schedule": found.schedule,
             "not_measured": _unmeasured(found),
             "memory": _memory_dict(found),
@@ -91,6 +99,7 @@ def as_dict(found: Advice) -> dict[str, Any]:
                     "layers": len(option.converted),
                     "step_speedup": _ratio(option.step),
                     "step_speedup_all_layers": _ratio(option.everything),
+                    "fp8_all_gather": option.fp8_all_gather,
                     "unavailable": option.unavailable,
                     "verdict": option.verdict,
                     "why_off": option.why_off,
@@ -116,15 +125,30 @@ def as_dict(found: Advice) -> dict[str, Any]:
     )
 
 
+def _asked(found: Advice) -> str:
+    model, plan = found.model, found.plan
+    mode = "compiled" if plan.compiled else "eager"
+    told = f"{model.name} on {found.device.key}: {model.tokens:,} tokens a pass, {mode}"
+    for key in ("dp", "replicas", "tp"):
+        if getattr(plan, key) > 1:
+            told += f", {key}={getattr(plan, key)}"
+    if plan.pp > 1:
+        schedule = "1F1B" if plan.virtual == 1 else "interleaved"
+        told += f", pp={plan.pp} ({schedule}, {plan.accumulation} microbatches)"
+    return told
+
+
 def _decision(found: Advice) -> str:
     step, chosen = found.chosen.step, found.chosen
     gain = f"{step.value:.2f}x a step, 95 % interval {step.low:.2f} to {step.high:.2f}"
-    if found.decision == decide.OFF:
+    if found.decision == decide.UNDECIDED:
+        word = f"{found.decision}; {times(step)} contains 1"
+        if found.rates.figures["fp8"].kind != MEASURED:
+            word += "; measure: sweep=ceilings, then runs=RUN"
+    elif found.decision == decide.OFF:
         word = "off"
         if chosen.unavailable:
             word += f": {chosen.unavailable}"
-        elif chosen.too_uncertain:
-            word += f" until its rates are measured: {times(step)} is too near to a loss"
         elif chosen.converted:
             word += f": at best {times(step)}, not worth {decide.STEP_GAIN - 1:.0%}"
         else:
@@ -140,9 +164,10 @@ def _decision(found: Advice) -> str:
 
 def _unmeasured(found: Advice) -> str:
     parts = [] if not found.rates.has_fp8 else [provenance(found.library)]
-    if found.decision != decide.OFF and not is_executed(found.library):
+    coded = found.answer in decide.POSITIVE
+    if coded and not is_executed(found.library):
         parts.append("the code below (not run here: its library is absent)")
-    elif found.decision != decide.OFF:
+    elif coded:
         parts.append("the code on a GPU (tests run it on a CPU)")
     guessed = [
         f"{name} rate ({found.rates.figures[name].kind})"
@@ -178,8 +203,10 @@ def _why(found: Advice) -> list[str]:
 
 
 def _third(found: Advice) -> str:
-    """What else decides: the split of layers, experts, or the loss."""
+    """What else decides: what is sent, the split of layers, experts, or the loss."""
     by_question = {reason.question: reason for reason in found.reasons}
+    if found.plan.dp > 1 and not found.schedule:
+        return f"communication {by_question['communication'].finding}"
     if found.plan.tp > 1 and not found.schedule:
         return by_question["TP"].finding
     if found.model.experts and not found.schedule:
@@ -204,18 +231,26 @@ def _ways(found: Advice) -> str:
     assert found.memory is not None
     ways = [f"{way} ({size / GIB:.0f} GiB)" for way, size in found.memory.ways.items()]
     if not ways:
-        return "none found by the model; a smaller model, or more tensor parallelism"
+        rest = "more tensor parallelism, or a pipeline (pp=), of which no memory is predicted"
+        return f"none found by the model; a smaller model, {rest}"
     bound = "" if found.memory.whole else " for weights and optimizer alone"
     return f"{', or '.join(ways)}{bound}; ask again with it for the code"
 
 
 def _code(found: Advice) -> str:
-    """The code, "" where FP8 is off."""
-    if found.decision == decide.OFF:
+    """The code, "" where FP8 is off or nobody can tell."""
+    if found.decision not in decide.POSITIVE:
         return ""
-    sharded = found.plan.dp > 1
-    schedule = found.schedule if found.library == FP8CORE else ""
-    setup = Setup(found.library, found.plan.compiled, sharded, found.fp8_all_gather, schedule)
+    plan = found.plan
+    setup = Setup(
+        found.library,
+        plan.compiled,
+        sharded=plan.dp > 1,
+        fp8_all_gather=found.fp8_all_gather,
+        split=plan.tp > 1,
+        tp_fp8_all_gather=found.tp_fp8_all_gather,
+        schedule=found.schedule if found.library == FP8CORE else "",
+    )
     return as_code(found.chosen.recipe.name, found.left_out, setup)
 
 

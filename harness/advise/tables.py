@@ -43,7 +43,7 @@ def show_tables(found: Advice, where: Console) -> None:
             where.print(part)
     for line in (*_why_not(found), *_thresholds(found)):
         say(where, line)
-    if found.decision != decide.OFF:
+    if found.decision in decide.POSITIVE:
         config = filters.as_config(
             found.chosen.recipe.name, found.left_out, found.convertible, found.schedule
         )

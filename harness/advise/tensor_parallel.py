@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harness.advise.step import Exchange
+from harness.advise.plan import Exchange
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def split(model: Model, tp: int) -> tuple[Model, tuple[Exchange, ...]]:
         backward=_shared(model.backward, tp),
         parameters=round(model.parameters / tp),
         in_linears=round(model.in_linears / tp),
+        outside=None if model.outside is None else model.outside.scaled(1 / tp, weights=1 / tp),
     )
     return part, (*gathered, *scattered)
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from fp8core import audit, convert_to_float8_training
 from fp8core.recipe import RECIPES
-from harness.advise.model import Linear, Model, Traffic
+from harness.advise.model import Linear, Model, Outside, Traffic
 from harness.advise.recorder import Recorder, Watch
 from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
@@ -50,6 +50,12 @@ def trace(spec: ModelSpec | UserModel, batch: int, seq: int) -> Model:
         module = spec.build(device="meta", dtype=torch.bfloat16)
         inputs = tuple(part.to("meta") for part in spec.batch(0, 0, batch, "cpu"))
         return trace_module(module, inputs, spec.target)
+    return _named(spec, batch, seq)
+
+
+@functools.lru_cache(maxsize=16)  # many GPUs are asked about one model; neither a spec nor a Model can change
+def _named(spec: ModelSpec, batch: int, seq: int) -> Model:
+    """One pass of a named model."""
     tokens = torch.empty(batch, seq, dtype=torch.int64, device="meta")
     parts = []
     for layers in (1, 2)[: spec.layers]:
@@ -162,6 +168,9 @@ def _repeated(one: Model, two: Model, blocks: int) -> Model:
     def traffic(a: Traffic, b: Traffic) -> Traffic:
         return Traffic(*(grown(getattr(a, f), getattr(b, f)) for f in Traffic.__dataclass_fields__))
 
+    def traffic_outside(a: Traffic, b: Traffic) -> Traffic:
+        return Traffic(*(2 * getattr(a, f) - getattr(b, f) for f in Traffic.__dataclass_fields__))
+
     prefix = f"{_BLOCKS}.0."
     block = [layer for layer in one.layers if layer.fqn.startswith(prefix)]
     rest = [layer for layer in one.layers if not layer.fqn.startswith(prefix)]
@@ -175,6 +184,13 @@ def _repeated(one: Model, two: Model, blocks: int) -> Model:
         for i in range(blocks)
         for layer in block
     ]
+    outside = Outside(
+        parameters=2 * one.parameters - two.parameters,
+        forward=traffic_outside(one.forward, two.forward),
+        backward=traffic_outside(one.backward, two.backward),
+        attention=2 * one.attention - two.attention,
+        other=2 * one.other - two.other,
+    )
     sums = {
         f: grown(getattr(one, f), getattr(two, f)) for f in ("attention", "other", "parameters", "in_linears")
     }
@@ -184,6 +200,7 @@ def _repeated(one: Model, two: Model, blocks: int) -> Model:
         forward=traffic(one.forward, two.forward),
         backward=traffic(one.backward, two.backward),
         blocks=blocks,
+        outside=outside,
         **sums,
     )
 

@@ -17,9 +17,9 @@ import torch
 from fp8core.convert import audit
 from harness.advise import decide
 from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
+from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan
 from harness.advise.rates import rates_of
 from harness.advise.recipes import described, unavailable
-from harness.advise.step import CHECKPOINTING, Plan
 from harness.advise.trace import trace
 from harness.machine.ceilings import SUITES, ceilings
 from harness.store.compare import rows_of
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
     from harness.training.setup import Setup
 
-WEIGHTS: Mapping[str, tuple[float, float]] = {
-    "fp32": (40.0, 4.0),
-    "bf16": (20.0, 2.0),
-}  # bytes updated, reduced
 _ALL = "leave axes.convert out to convert all layers"
 _ELSEWHERE = ("link", "network")  # figures of what a step on one GPU does not use
 
@@ -137,7 +133,7 @@ def advised(setup: Setup, machine: Machine) -> Advised:
     recipe = described(setup.recipe, setup.compiled)
     reason = unavailable(recipe.name, machine.capability, setup.compiled)
     found = decide.advise(model, machine.rates, plan, recipe, reason)
-    off = found.verdict == decide.OFF
+    off = found.verdict not in decide.POSITIVE
     every = [layer.fqn for layer in audit(skeleton(replace(setup, recipe=None, peer=""))).layers]
     left = tuple(fqn for fqn in every if off or fqn not in found.converted)
     facts = {
@@ -168,8 +164,8 @@ def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
     """Reason for each layer that stays in bf16, with its predicted ratio."""
     reasons = dict.fromkeys(every, "not used in the forward pass")
     whole = found.unavailable or f"the step as a whole is predicted to gain {found.step.value - 1:.1%}"
-    if found.too_uncertain:
-        whole += f", too uncertain ({found.step.low:.2f} to {found.step.high:.2f}): measure the rates by sweep=ceilings"
+    if found.verdict == decide.UNDECIDED:
+        whole += f", which may be none ({found.step.low:.2f} to {found.step.high:.2f}): measure the rates by sweep=ceilings"
     for one in found.layers:
         ratio = one.ratio
         why = whole if one.converted else one.reason
@@ -205,11 +201,11 @@ def traced(model: str, batch: int, seq: int, layers: int | None, vocab_size: int
 
 def plan_of(compute: str, checkpointing: str, accumulation: int, compiled: bool) -> Plan:
     """How a training case is run, on one GPU."""
-    update, gradient = WEIGHTS["bf16" if compute == "bf16" else "fp32"]
+    held = "bf16" if compute == "bf16" else "fp32"
     return Plan(
         compiled=compiled,
         again=CHECKPOINTING[checkpointing],
         accumulation=accumulation,
-        update_bytes=update,
-        gradient_bytes=gradient,
+        update_bytes=UPDATE_BYTES[held],
+        gradient_bytes=float(BYTES[held]),
     )

@@ -275,6 +275,8 @@ def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Note) ->
     out, config, is_interrupted = sys.stdout, whole.config, False
     banner = REHEARSAL + "\n" if rehearsed(config) else ""
     out.write(banner)
+    if config["run_id"] is None and config["resume"] is None:
+        sys.stderr.write(run_folder.opening(whole.folder.name) + "\n")
     nothing_open = not whole.left()
     try:
         whole.slot()

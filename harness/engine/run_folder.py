@@ -23,6 +23,11 @@ LAST = "last"  # as resume=: the newest run of the sweep, where there is none a 
 _SHARDS = "shard-*-of-*"
 
 
+def opening(run_id: str) -> str:
+    """What a command says first of a run that it named itself, so that a run ended by a kill can be continued."""
+    return f"run {run_id}: resume={run_id} continues it if it is ended early"
+
+
 def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> tuple[str, Path, Path | None]:
     """Run id, the folder to write to (that of a shard lies within the run's), and the folder that a resumed run has.
 

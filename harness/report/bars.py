@@ -21,13 +21,14 @@ def bars_table(machine: Machine) -> Table:
     rows = []
     for one in found:
         known = not math.isnan(one.ratio)
-        note = text.interval(one.low, one.high) if known else one.reason
         rows.append(
             (
                 Cell(one.bar.arm, one.bar.arm),
                 Cell(one.bar.words, one.bar.words),
                 Cell(one.outcome, one.outcome, _STYLES[one.outcome]),
-                Cell(text.ratio(one.ratio) if known else "", one.ratio if known else None, note=note),
+                Cell(text.ratio(one.ratio), one.ratio, interval=text.interval(one.low, one.high))
+                if known
+                else Cell("", None, note=one.reason),
                 Cell(one.model, one.model),
             )
         )

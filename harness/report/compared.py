@@ -202,7 +202,7 @@ def _ratio_cell(ratios: Sequence[float]) -> Cell:
     if not ratios:
         return Cell("", None)
     mean = stats.geometric_mean(ratios).value
-    note = text.interval(min(ratios), max(ratios)) if len(ratios) > 1 else ""
+    note = text.spread(min(ratios), max(ratios), len(ratios), "case") if len(ratios) > 1 else ""
     return Cell(text.ratio(mean), mean, note=note)
 
 

@@ -14,7 +14,7 @@ from harness.store.compare import rows_of
 from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from harness.report.runs import Machine
 
@@ -98,11 +98,17 @@ def runs_in_fp8(machine: Machine) -> tuple[Counter[str], list[str], list[str]]:
     return count, short, unproven
 
 
+def named(arms: Iterable[str], most: int = 6) -> str:
+    """Arms by name; how many where they are too many for a sentence and the evidence below has the names."""
+    distinct = list(dict.fromkeys(arms))
+    return ", ".join(distinct) if len(distinct) <= most else f"{len(distinct)} arms, named below,"
+
+
 def summary_of(steps: Sequence[FirstStep]) -> str:
     """One sentence about steps that are sound."""
     far = max(steps, key=lambda s: s.loss_gap)
     return (
-        f"The first training step of {text.plural(len(steps), 'FP8 arm')} agrees with the control's: losses within "
+        f"The first training step of {named(s.arm for s in steps)} agrees with the control's: losses within "
         f"{text.number(far.loss_gap, 2)} nats."
     )
 
@@ -110,18 +116,18 @@ def summary_of(steps: Sequence[FirstStep]) -> str:
 def evidence_of(steps: Sequence[FirstStep]) -> list[str]:
     """What the sentence rests on: the worst gaps, how the precision was proved, and every warning once."""
     far = max(steps, key=lambda s: s.loss_gap)
-    sentences = [f"{SUITE}: largest gap of a first loss {text.number(far.loss_gap, 2)} nats ({far.arm})"]
+    sentences = [f"{SUITE}: largest gap of a first loss {text.number(far.loss_gap, 2)} nats, of {far.arm}"]
     ratios = [s for s in steps if not math.isnan(s.norm_ratio)]
     if ratios:
         worst = max(ratios, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
         sentences[0] += (
             f"; norm of the first gradients at worst {text.number(worst.norm_ratio, 4)} of the control's"
         )
-        sentences[0] += f" ({worst.arm})"
+        sentences[0] += f", of {worst.arm}"
     proved = [s for s in steps if s.proof]
     if proved:
         sentences.append(
-            f"{SUITE}: fp8core.verify proves {text.plural(len(proved), 'arm')}, each layer by its output"
+            f"{SUITE}: fp8core.verify proves {', '.join(dict.fromkeys(s.arm for s in proved))}, each layer by its output"
         )
     warned: dict[str, list[str]] = {}
     for step in steps:

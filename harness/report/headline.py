@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.judge.model_title import title_of
@@ -21,7 +21,7 @@ from harness.report.records import arm_records, newest
 from harness.report.runs import once
 from harness.report.table import Cell, Column, Table, known, resolved_of
 from harness.report.training import STYLES, is_candidate
-from harness.report.verdicts import WHAT, fp8_pairs
+from harness.report.verdicts import WHAT, counted, fp8_pairs
 from harness.store import text
 from harness.store.arm import Arm, arm_of
 from harness.store.compare import TIMES, rows_of, summary
@@ -42,7 +42,7 @@ COLUMNS = (
     Column(
         "speedup over bf16",
         True,
-        "geometric mean over the cases; below it the interval of one, the range of several",
+        "geometric mean over the cases; below it the interval of one case, or the range over several",
     ),
     Column(
         "mixed MFU",
@@ -137,9 +137,10 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
     def claim(what: str, cell: Cell, rows: Rows) -> Cell:
         if not cell.text or not rows:
             return cell
-        entry = f"{what} {cell.text}" + (f" ({cell.note})" if cell.note else "")
+        entry = f"{what} {cell.text}" + (f" ({cell.interval})" if cell.interval else "")
+        entry += f", {cell.note}" if cell.note else ""
         key = ledger.add(machine, conditions, standing.arm, entry, rows)
-        return Cell(cell.text, cell.order, cell.style, cell.note, href=f"#{key}")
+        return replace(cell, href=f"#{key}")
 
     titles = _titles(machine, standing)
     what = WHAT.get(standing.suite, f"suite {standing.suite}").partition(" (")[0] if standing.suite else ""
@@ -160,7 +161,7 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
         claim("worst SQNR (dB)", worst, where),
         claim("FP8 GEMMs", seen, ran),
         claim("loss", loss, trained),
-        Cell(what, what, note=f"{titles} ({count})" if titles else count),
+        Cell(what, what, note=f"{titles}, {count}" if titles else count),
     )
 
 
@@ -180,10 +181,11 @@ def _gain(standing: Standing) -> Cell:
     verdicts = Counter(p["verdict"] for p in standing.pairs)
     style = next(iter(verdicts)) if len(verdicts) == 1 else ""
     values = [p["speedup"] for p in standing.pairs]
-    note = text.interval(min(values), max(values))
-    if len(values) == 1:
-        note = text.interval(standing.pairs[0]["low"], standing.pairs[0]["high"])
-    return Cell(text.ratio(standing.gain), standing.gain, style, "" if note == text.NONE else note)
+    shown = Cell(text.ratio(standing.gain), standing.gain, style)
+    if len(values) > 1:
+        return replace(shown, note=text.spread(min(values), max(values), *counted(standing.pairs)))
+    interval = text.interval(standing.pairs[0]["low"], standing.pairs[0]["high"])
+    return shown if interval == text.NONE else replace(shown, interval=interval)
 
 
 def _worst(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
@@ -219,7 +221,12 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
     if not shares:
         return Cell(text.NONE, None, "muted"), []
     middle = statistics.median(shares)
-    notes = [f"{text.percent(min(shares))} to {text.percent(max(shares))}"] if len(shares) > 1 else []
+    over = text.plural(len(shares), "case")
+    notes = (
+        [f"{text.percent(min(shares))} to {text.percent(max(shares))}, range over {over}"]
+        if len(shares) > 1
+        else []
+    )
     notes += [flag.replace("_", " ") for flag in sorted(flags)]
     return Cell(text.percent(middle), middle, "bad" if "over_peak" in flags else "", "; ".join(notes)), rows
 

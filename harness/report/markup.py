@@ -29,7 +29,9 @@ def cell_markdown(cell: Cell) -> str:
         if cell.style == "command"
         else markdown(cell.text)
     )
-    return f"{shown} ({markdown(cell.note)})" if cell.note else shown
+    # Parentheses mean an interval and nothing else.
+    shown += f" ({markdown(cell.interval)})" if cell.interval else ""
+    return f"{shown}; {markdown(cell.note)}" if cell.note and shown else shown + markdown(cell.note)
 
 
 def rows_html(table: Table, start: int = 0, stop: int | None = None) -> Markup:
@@ -52,7 +54,8 @@ def _cell_html(cell: Cell, column: Column) -> str:
     shown: str = escape(printable(cell.text))
     if cell.href:
         shown = f'<a href="{escape(cell.href)}">{shown}</a>'
-    note = f"<small>{escape(printable(cell.note))}</small>" if cell.note else ""
+    below = ", ".join(filter(None, (cell.interval, cell.note)))
+    note = f"<small>{escape(printable(below))}</small>" if below else ""
     return f"<td{name}{key}>{shown}{note}</td>"
 
 

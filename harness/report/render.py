@@ -21,14 +21,16 @@ from harness.report.claims import Ledger
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
 from harness.report.headline import headline, headline_rows, overview
-from harness.report.sections import Section, about_mfu, sections, shared
+from harness.report.sections import about_mfu, sections, shared
 from harness.store import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.report.answer import Answer
     from harness.report.headline import HeadlineRow
     from harness.report.runs import Machine, Material
+    from harness.report.section import Section
     from harness.report.table import Table
 
 HERE = Path(__file__).parent
@@ -44,7 +46,7 @@ class MachineView:
     described: str
     notice: str
     headline: Table | None
-    answers: tuple[verdicts.Answer, ...]
+    answers: tuple[Answer, ...]
     sections: tuple[Section, ...]
     facts: tuple[tuple[str, str], ...]
 
@@ -71,19 +73,24 @@ def render(material: Material, static: bool, focus: str = "", figures: str = "")
     rows = {m: headline_rows(m, described(m), ledger) for m in material.machines}
     views = [_view(machine, own, focus) for machine, own in rows.items()]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
-    first: tuple[Section, ...] = ()
+    published: tuple[Section, ...] = ()
+    title, missing = views[0].name if len(views) == 1 else f"{len(views)} machines", ""
     if focus == "mfu":
-        notices = [note for note in (utilization.why_none(material), *notices) if note]
-        first = about_mfu(material)
+        published, missing = about_mfu(), utilization.why_none(material)
+        title = utilization.NONE_OURS if missing else title
+        notices = [note for note in (missing, *notices) if note]
     together = shared(material)
-    charts = [c for s in (*together, *(s for view in views for s in view.sections)) for c in s.charts]
+    own = (*together, *(s for view in views for s in view.sections))
+    charts = [c for s in (*published, *own) for c in s.charts]
     common = {
         "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else "FP8 against bf16",
-        "title": views[0].name if len(views) == 1 else f"{len(views)} machines",
+        "title": title,
         "subtitle": views[0].conditions if len(views) == 1 else _dates(material),
         "machines": views,
         "notices": [*notices, *material.problems],
-        "first": first,
+        # Without a figure of its own a page about MFU has those of others first.
+        "first": published if missing else (),
+        "last": () if missing else published,
         "definitions": utilization.definitions() if focus == "mfu" else (),
         "overview": overview(rows) if len(rows) > 1 else None,
         "shared": together,

@@ -44,6 +44,7 @@ def scale_table(machine: Machine) -> Table:
         Spec("arm", lambda r: Cell(r["arm"], r["arm"]), numeric=False),
         Spec("step (ms)", lambda r: number_cell(r.get("predicted_step_ms"), 4), "predicted"),
         Spec("exposed (ms)", lambda r: number_cell(r.get("exposed"), 3), "communication that nothing hides"),
+        Spec("over bf16", _speedup_cell, "predicted, with its 95 % interval", needs="predicted_speedup"),
         Spec("tokens/s/GPU", lambda r: number_cell(r["resolved_"].get("tokens_per_s"), 4), "predicted"),
         Spec("mixed MFU", lambda r: share_cell(r["resolved_"].get("mfu_mixed")), "FLOPs as PaLM counts them"),
         Spec("memory (GB)", _memory_cell, "of one GPU, predicted; 1e9 bytes"),
@@ -70,6 +71,7 @@ def _records(machine: Machine) -> list[dict[str, Any]]:
             axes = text.axes_of(row["axes"])
             record = {name: row[name] for name in ("run_id", "case_id", "arm", "axes")}
             record |= {"world": axes.get("world"), "resolved_": resolved_of(row)}
+            record["predicted_speedup"] = record["resolved_"].get("predicted_speedup")
             found[key] = record
         elif row["run_id"] < record["run_id"]:
             continue
@@ -99,6 +101,14 @@ def _memory_cell(record: Record) -> Cell:
         return Cell("", None)
     fits = record["resolved_"].get("fits", True)
     return Cell(text.number(size / _GB, 3), size, "" if fits else "bad", "" if fits else "more than it has")
+
+
+def _speedup_cell(record: Record) -> Cell:
+    found = record["predicted_speedup"]
+    if not found:
+        return Cell("", None)
+    said = f"{found['value']:.2f}x ({found['low']:.2f}-{found['high']:.2f})"
+    return Cell(said, found["value"], "", str(found["decision"]))
 
 
 def _sent(part: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.report import (
@@ -16,6 +15,7 @@ from harness.report import (
     loss_cost,
     numerics,
     paying,
+    published_page,
     roofline,
     scaling,
     steps,
@@ -27,6 +27,7 @@ from harness.report import (
     verdicts,
 )
 from harness.report.heatmap import heat_maps
+from harness.report.section import Section
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -51,34 +52,6 @@ PLACED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One part of a report: a short table, then figures, small grids (squares, heat maps) and the long tables."""
-
-    key: str
-    title: str
-    intro: str = ""
-    first: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    grids: Sequence[Grid] = ()
-    tables: Sequence[Table] = ()
-    folded: bool = False
-    in_markdown: bool = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
-
-    @property
-    def all_tables(self) -> tuple[Table, ...]:
-        """Short and long tables that have rows."""
-        return tuple(t for t in (*self.first, *self.tables) if t.rows)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not (self.charts or self.grids or self.all_tables)
-
-
 def sections(machine: Machine, first: str = "") -> tuple[Section, ...]:
     """All sections of a machine that have something to show, the one named `first` before all, folded ones last."""
     found = [*_judgement(machine), *_speed(machine), *_suites(machine), *_rest(machine)]
@@ -98,13 +71,14 @@ def shared(material: Material) -> tuple[Section, ...]:
     return () if both.empty else (both,)
 
 
-def about_mfu(material: Material) -> tuple[Section, ...]:
-    """The head of a report about MFU: how the figures are formed, and published ones that mislead."""
+def about_mfu() -> tuple[Section, ...]:
+    """What a report about MFU says beside its own runs: others' figures, recomputed, and published ones that mislead."""
     return (
+        *published_page.sections(),
         Section(
             "mfu-examples",
             "Published figures, read again",
-            "Each is recomputed from its published inputs. One number alone misleads: the same step reads as a "
+            "Figures that mislead, each recomputed from its published inputs. One number alone misleads: the same step reads as a "
             "slowdown against the FP8 peak and as a record against the bf16 peak.",
             first=[utilization.examples_table()],
         ),

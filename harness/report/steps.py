@@ -95,13 +95,13 @@ def advised_table(machine: Machine) -> Table:
     constant = machine.constant_axes(SUITE)
 
     def cells(a: AdvisedArm) -> tuple[Cell, ...]:
-        note = text.interval(a.low, a.high) if a.outcome != "missing" else ""
+        interval = text.interval(a.low, a.high) if a.outcome != "missing" else ""
         decided = f"{a.converted} of {a.layers}" if a.layers else text.NONE
         return (
             Cell(text.case_label(a.axes, constant), a.model),
             Cell(a.arm, a.arm),
             Cell(a.baseline, a.baseline),
-            Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), note),
+            Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), interval=interval),
             Cell(
                 "its control" if a.layers and math.isnan(a.predicted) else text.ratio(a.predicted),
                 a.predicted,

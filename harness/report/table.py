@@ -24,6 +24,7 @@ class Cell:
     order: float | str | None = None
     style: str = ""
     note: str = ""  # a second, smaller line
+    interval: str = ""  # of the text, "1.30 to 1.34": stands before the note, in markdown in parentheses
     href: str = ""  # where the text leads, within the page
     anchor: str = ""  # the id under which others lead here
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from harness.report import product_alone
 from harness.report.paying import FACTS, compilations
 from harness.report.records import arm_records, repeated
 from harness.report.table import (
@@ -43,6 +44,8 @@ def suite_table(machine: Machine, suite: str) -> Table:
     Columns that no row can fill are left out; axes that are the same in every row stand in the caption.
     """
     records: list[Record] = [*arm_records(machine, suite)]
+    if suite == product_alone.LAYERS:
+        records = product_alone.added(machine, records)
     axes = [text.axes_of(r["axes"]) for r in records]
     names = sorted(
         {name for a in axes for name in a}, key=lambda n: (n in NUMBERS, n in text.SIZES, "MKN".find(n), n)
@@ -202,7 +205,7 @@ def gain_cell(record: Record) -> Cell:
         text.ratio(speedup),
         speedup,
         verdict,
-        "" if not known(record["low"]) else text.interval(record["low"], record["high"]),
+        interval="" if not known(record["low"]) else text.interval(record["low"], record["high"]),
     )
 
 
@@ -279,6 +282,13 @@ _SUITE_COLUMNS = (
         gain_cell,
         "baseline time / this time, with its 95 % interval over rounds",
         needs="speedup",
+    ),
+    Spec(
+        "products alone",
+        product_alone.cell,
+        "what the three products of this layer gain without their casts: bf16 time over FP8 time of the same sizes in "
+        "suite gemm, operands already cast",
+        needs=product_alone.DUE,
     ),
     _figure_spec("sqnr_db", "SQNR (dB)"),
     _figure_spec("accum_sqnr_db", "exact sum (dB)"),

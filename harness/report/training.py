@@ -12,8 +12,8 @@ import numpy as np
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, time_to_loss
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE
+from harness.report.answer import Answer, Verdict
 from harness.report.table import Cell, Column, Spec, Table, make_table, number_cell, share_cell
-from harness.report.verdicts import Answer, Verdict
 from harness.store import text
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, WARMUP, Arm, arms_of
 

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from harness.report.table import Record
 
 SUITE = "train"
+NONE_OURS = "MFU of others' published runs: none was measured by this project"
 NO_GPU = (
-    "No training step has been measured on a GPU in these runs, so there is no MFU here. A CPU has no entry in the table "
-    "of peaks and none is substituted: the results below were measured on a CPU and show numerics and mechanisms."
+    "No training step has been measured on a GPU in these runs: no MFU, no tokens/s and no time of a GPU on this page was "
+    "measured by this project. What others published comes first, its MFU recomputed. A CPU has no entry in the table of "
+    "peaks and none is substituted: what was measured here follows after it and shows numerics and mechanisms."
 )
 
 
@@ -67,7 +69,8 @@ def why_none(material: Material) -> str:
         return ""
     named = ", ".join(dict.fromkeys(m.name for m in gpus))
     return (
-        f"No training step has been measured on {named} in these runs (sweep=train), so there is no MFU here."
+        f"No training step has been measured on {named} in these runs (sweep=train): no MFU on this page was measured by "
+        "this project. What others published comes first, its MFU recomputed."
     )
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.first_steps import evidence_of, first_steps, runs_in_fp8, summary_of
-from harness.report.numerics import SQNR, Worst, fp8_rows, numerics_by_arm
+from harness.report.answer import Answer, Verdict, reasons, shortened
+from harness.report.first_steps import runs_in_fp8
+from harness.report.numerics import fp8_rows
 from harness.report.runs import once
+from harness.report.soundness import is_sound
 from harness.report.table import Cell, Column, Table
 from harness.store import text
 from harness.store.arm import baseline_of
-from harness.store.cause import REFUTED, Cause
+from harness.store.cause import Cause
 from harness.store.compare import MODES, TIMES, rows_of, summary
 from harness.store.json_columns import parse
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from harness.report.runs import Machine
-
-Verdict = Literal["yes", "partly", "no", "can't tell"]
 
 CPU_NOTICE = (
     "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
@@ -39,23 +37,16 @@ WHAT = {
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A question, its verdict in one sentence, and what the verdict rests on."""
-
-    question: str
-    verdict: Verdict
-    sentence: str
-    evidence: tuple[str, ...] = ()
-
-
 def answers(machine: Machine) -> tuple[Answer, Answer, Answer]:
     """The headline of one machine."""
     return is_faster(machine), is_sound(machine), did_fp8_run(machine)
 
 
 def is_faster(machine: Machine) -> Answer:
-    """Whole layers decide where they were measured, compiled ones first, since that is how models are trained."""
+    """Whole layers decide where they were measured, compiled ones first, since that is how models are trained.
+
+    Each arm is judged by itself, against the baseline of its own mode: a pool of a fast arm and a slow one is neither.
+    """
     question = "Is FP8 faster here?"
     if not machine.is_gpu:
         return Answer(
@@ -66,59 +57,16 @@ def is_faster(machine: Machine) -> Answer:
         )
     pairs = fp8_pairs(machine)
     if not pairs["speedup"].notna().any():
-        return Answer(question, "can't tell", _no_pairs(machine), _reasons(machine))
+        return Answer(question, "can't tell", _no_pairs(machine), reasons(machine))
     parts = _by_part(pairs)
-    evidence = [_spread(*part, machine.constant_axes(part[0])) for part in parts]
+    evidence = [line for part in parts for line in _spreads(*part, machine.constant_axes(part[0]))]
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
         evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
-    return Answer(question, _speed_verdict(parts[0][2]), _speed_sentence(*parts[0]), tuple(evidence))
-
-
-def is_sound(machine: Machine) -> Answer:
-    """Every FP8 result passed the check that precedes its timing, or the ones that did not are named.
-
-    Of a training step that check is its first loss and gradients against the control's, and the proof of its layers.
-    """
-    question = "Is it numerically sound?"
-    worst = [w for w in numerics_by_arm(machine) if w.judged]
-    fp8 = [w for w in worst if w.fp8 and w.sqnr]
-    evidence = [
-        _worst_of(suite, [w for w in fp8 if w.suite == suite])
-        for suite in dict.fromkeys(w.suite for w in fp8)
-    ]
-    bad = [f"{suite} {arm}: {reason}" for suite, arm, reason in _numerics_failures(machine)]
-    bad += [f"{w.suite} {w.arm}: {text.count(w.mismatches)} codes differ" for w in worst if w.mismatches]
-    bad += [
-        f"{w.suite} {w.arm}: SQNR of {SQNR[m]} below its bound" for w in fp8 for m in w.sqnr if w.below(m)
-    ]
-    bad += [
-        f"{w.suite} {w.arm}: SQNR of {SQNR[m]} is no number"
-        for w in fp8
-        for m in w.sqnr
-        if math.isnan(w.sqnr[m])
-    ]
-    trained = first_steps(machine)
-    bad += [f"train {s.arm}: {s.fault}" for s in trained if s.fault]
-    sound = [s for s in trained if not s.fault]
-    evidence += _shortened(evidence_of(sound), 5) if sound else []
-    if bad:
-        sentence = f"{text.plural(len(bad), 'result')} outside of what the format allows."
-        return Answer(question, "no", sentence, (*_shortened(bad, 6), *evidence))
-    exact = sum(w.checked_codes for w in worst)
-    if not fp8 and not exact and not trained:
-        return Answer(question, "can't tell", "No FP8 result was checked in these runs.", _reasons(machine))
-    sentences = []
-    if fp8:
-        low = min(fp8, key=lambda w: w.worst[1])
-        sentences.append(
-            f"Every FP8 result passed its check; the worst SQNR is {text.number(low.worst[1])} dB ({low.arm})."
-        )
-    if exact:
-        sentences.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
-    if trained:
-        sentences.append(summary_of(trained))
-    return Answer(question, "yes", " ".join(sentences), tuple(evidence))
+    suite, how, deciding = parts[0]
+    arms = _by_arm(deciding)
+    verdict = _together([_speed_verdict(own) for _, own in arms])
+    return Answer(question, verdict, _speed_sentence(suite, how, arms), tuple(evidence))
 
 
 def did_fp8_run(machine: Machine) -> Answer:
@@ -128,6 +76,7 @@ def did_fp8_run(machine: Machine) -> Answer:
     """
     question = "Did FP8 really run?"
     tally: dict[str, Counter[str]] = {}
+    arms: dict[str, dict[str, None]] = {}  # suite -> arms that were counted or ran on float8 operands
     short: list[str] = []
     frame = machine.frame
     fell_short = frame[(frame["cause"] == Cause.NOT_FP8) & frame["metric"].isin(TIMES)]
@@ -138,8 +87,11 @@ def did_fp8_run(machine: Machine) -> Answer:
         # A suite that counts gives no time to an arm that falls short, so a time without an expectation met it.
         expected = resolved.get("fp8_gemms_expected", counted)
         count = tally.setdefault(row["suite"], Counter())
+        direct = "float8" in str(resolved.get("a_dtype"))
+        if counted is not None or direct:
+            arms.setdefault(row["suite"], {})[row["arm"]] = None
         if counted is None:
-            count["direct" if "float8" in str(resolved.get("a_dtype")) else "unproven"] += 1
+            count["direct" if direct else "unproven"] += 1
             continue
         count.update(arms=1, counted=counted, expected=expected)
         if counted < expected:
@@ -150,18 +102,19 @@ def did_fp8_run(machine: Machine) -> Answer:
     rows = frame[(frame["cause"] == Cause.UNPROVEN) & frame["metric"].isin(TIMES)]
     unproven += [f"{r['suite']} {r['arm']}, case {r['case_id']}: {r['reason']}" for r in rows_of(rows)]
     evidence = [line for suite, count in tally.items() for line in _proof(suite, count)]
+    evidence += [f"{suite}, arms that ran in FP8: {', '.join(own)}" for suite, own in arms.items()]
     evidence += [f"{key}: {', '.join(values)}" for key, values in _what_ran(machine) if values]
-    evidence += _reasons(machine)
+    evidence += reasons(machine)
     total = sum(tally.values(), Counter[str]())
     if short:
         sentence = f"{text.plural(len(short), 'measured arm')} ran fewer FP8 GEMMs than the recipe has."
-        return Answer(question, "no", sentence, (*_shortened(short + disproved, 6), *evidence))
+        return Answer(question, "no", sentence, (*shortened(short + disproved, 6), *evidence))
     if disproved:
         sentence = f"{text.plural(len(disproved), 'training run')} did not run in FP8 as asked."
-        return Answer(question, "no", sentence, (*_shortened(disproved, 6), *evidence))
+        return Answer(question, "no", sentence, (*shortened(disproved, 6), *evidence))
     if unproven:
         sentence = f"{text.plural(len(unproven), 'measured arm')} could not be proved to run in FP8."
-        return Answer(question, "can't tell", sentence, (*_shortened(unproven, 6), *evidence))
+        return Answer(question, "can't tell", sentence, (*shortened(unproven, 6), *evidence))
     if not total["arms"] and not total["direct"]:
         sentence = (
             "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
@@ -242,25 +195,60 @@ def _speed_verdict(pairs: pd.DataFrame) -> Verdict:
     return "yes" if not count["slower"] and 2 * count["faster"] >= decided else "partly"
 
 
-def _speed_sentence(suite: str, how: str, pairs: pd.DataFrame) -> str:
-    count = Counter(pairs["verdict"])
-    told = ", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])
+def _together(verdicts: Sequence[Verdict]) -> Verdict:
+    """The answer over arms: yes where it is yes for each of them, partly where it is for some."""
+    if all(v == "yes" for v in verdicts):
+        return "yes"
+    if any(v in ("yes", "partly") for v in verdicts):
+        return "partly"
+    return "no" if all(v == "no" for v in verdicts) else "can't tell"
+
+
+def _by_arm(pairs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Each arm with its pairs, the fastest first; arms without a ratio are left out."""
+    means = summary(pairs).dropna(subset="geometric_mean").sort_values("geometric_mean", ascending=False)
+    return [(str(arm), pairs[pairs["arm"] == arm]) for arm in dict.fromkeys(means["arm"])]
+
+
+def _speed_sentence(suite: str, how: str, arms: Sequence[tuple[str, pd.DataFrame]]) -> str:
     what = ", ".join(filter(None, (WHAT.get(suite, f"suite {suite}"), how)))
-    best = summary(pairs).sort_values("geometric_mean", ascending=False).iloc[0]
-    sentence = f"{what[0].upper()}{what[1:]}: {text.ratio(_mean(pairs))} the speed of bf16 in the geometric mean ({told})."
-    if pairs["arm"].nunique() > 1:
-        sentence += f" Best arm: {best['arm']}, {text.ratio(best['geometric_mean'])}."
-    return sentence
+    words = [_arm_words(arm, own) for arm, own in arms]
+    of = counted(rows_of(arms[0][1]))
+    mean = f" Each a geometric mean over {text.plural(*of)}." if of[0] > 1 else ""
+    return f"{what[0].upper()}{what[1:]}, speed over bf16: {'; '.join(words)}.{mean}"
+
+
+def _arm_words(arm: str, pairs: pd.DataFrame) -> str:
+    """One arm's ratio, its interval where it is one pair, and how many pairs are faster, same, slower."""
+    known = rows_of(pairs[pairs["speedup"].notna()])
+    interval = f" ({text.interval(known[0]['low'], known[0]['high'])})" if len(known) == 1 else ""
+    count = Counter(pairs["verdict"])
+    return f"{arm} {text.ratio(_mean(pairs))}{interval}, " + ", ".join(
+        f"{count[v]} {v}" for v in VERDICTS if count[v]
+    )
+
+
+def counted(pairs: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
+    """What a range or a mean over pairs is over: models where each case has another one, else cases."""
+    cases = {p["case_id"] for p in pairs}
+    models = {text.axes_of(p["axes"]).get("model") for p in pairs} - {None}
+    only_models = all(p["suite"] == "train" for p in pairs) and len(models) == len(cases)
+    return (len(models), "model") if only_models else (len(cases), "case")
 
 
 def _mean(pairs: pd.DataFrame) -> float:
     return float(summary(pairs.assign(arm="", baseline=""))["geometric_mean"].iloc[0])
 
 
-def _spread(suite: str, how: str, pairs: pd.DataFrame, constant: Collection[str]) -> str:
-    low, high = _extremes(pairs, constant)
-    name = ", ".join(filter(None, (suite, how)))
-    return f"{name}: {text.ratio(_mean(pairs))}; from {low.text} ({low.note}) to {high.text} ({high.note})"
+def _spreads(suite: str, how: str, pairs: pd.DataFrame, constant: Collection[str]) -> Iterable[str]:
+    """A line an arm: geometric mean, slowest and fastest pair with their intervals."""
+    for arm, own in _by_arm(pairs):
+        low, high = (
+            f"{cell.text} ({cell.interval})" + (f" at {cell.note}" if cell.note else "")
+            for cell in _extremes(own, constant)
+        )
+        name = ", ".join(filter(None, (suite, how, arm)))
+        yield f"{name}: {text.ratio(_mean(own))}; from {low} to {high}"
 
 
 def _extremes(pairs: pd.DataFrame, constant: Collection[str]) -> tuple[Cell, Cell]:
@@ -275,21 +263,9 @@ def _extremes(pairs: pd.DataFrame, constant: Collection[str]) -> tuple[Cell, Cel
 
 def _pair_cell(pair: Mapping[str, Any], constant: Collection[str] | None) -> Cell:
     """A speedup with its interval and, unless `constant` is None, its case."""
-    note = text.interval(pair["low"], pair["high"])
-    if constant is not None:
-        note += f", {text.case_label(text.axes_of(pair['axes']), constant)}"
-    return Cell(text.ratio(pair["speedup"]), float(pair["speedup"]), str(pair["verdict"]), note)
-
-
-def _numerics_failures(machine: Machine) -> list[tuple[str, str, str]]:
-    frame = machine.frame
-    bad = frame[(frame["status"] == "failed") & frame["cause"].isin(REFUTED)]
-    first = bad.drop_duplicates(["suite", "arm", "case_id"])
-    constant = {suite: machine.constant_axes(suite) for suite in first["suite"]}
-    return [
-        (s, a, f"{text.case_label(text.axes_of(x), constant[s])}: {r.removeprefix('numerics: ')}")
-        for s, a, x, r in zip(first["suite"], first["arm"], first["axes"], first["reason"], strict=True)
-    ]
+    note = "" if constant is None else text.case_label(text.axes_of(pair["axes"]), constant)
+    interval = text.interval(pair["low"], pair["high"])
+    return Cell(text.ratio(pair["speedup"]), float(pair["speedup"]), str(pair["verdict"]), note, interval)
 
 
 def _proof(suite: str, count: Counter[str]) -> Iterable[str]:
@@ -301,41 +277,16 @@ def _proof(suite: str, count: Counter[str]) -> Iterable[str]:
         yield f"{suite}: {text.plural(count['unproven'], 'measured arm')} without a count"
 
 
-def _worst_of(suite: str, worst: Sequence[Worst]) -> str:
-    low = min(worst, key=lambda w: w.worst[1])
-    metric, value = low.worst
-    bound = f", bound {text.number(low.bounds[metric], 4)} dB" if metric in low.bounds else ""
-    checks = text.plural(sum(w.cases for w in worst), "check")
-    return f"{suite}: worst SQNR {text.number(value)} dB ({low.arm}, {SQNR[metric]}{bound}) in {checks}"
-
-
 def _what_ran(machine: Machine) -> Iterable[tuple[str, list[str]]]:
     """Backends and kernels that the FP8 arms report; of the kernels those whose name says FP8, if any does."""
     resolved = [parse(r) for r in fp8_rows(machine)["resolved"]]
     yield "backend", list(dict.fromkeys(str(r["backend"]) for r in resolved if r.get("backend")))
     kernels = list(dict.fromkeys(str(k) for r in resolved for k in r.get("kernels") or ()))
     named = [k for k in kernels if re.search("e4m3|e5m2|fp8|f8", k, re.IGNORECASE)]
-    yield ("FP8 kernels" if named else "kernels"), _shortened([k[:72] for k in named or kernels], 3)
+    yield ("FP8 kernels" if named else "kernels"), shortened([k[:72] for k in named or kernels], 3)
 
 
 def _no_pairs(machine: Machine) -> str:
     if len(fp8_rows(machine)):
         return "FP8 ran, but no arm could be paired with its bf16 baseline."
     return "No FP8 arm was timed in these runs."
-
-
-def _reasons(machine: Machine, most: int = 4) -> tuple[str, ...]:
-    """Arms that did not run, by reason, the most frequent first."""
-    frame = machine.frame
-    bad = frame[(frame["status"] != "ok") & frame["metric"].isin(TIMES)]
-    counts = Counter(zip(bad["status"], bad["suite"], bad["reason"], strict=True))
-    lines = [
-        f"{status}, {suite}, {text.plural(n, 'arm')}: {why}"
-        for (status, suite, why), n in counts.most_common()
-    ]
-    return tuple(_shortened(lines, most))
-
-
-def _shortened(lines: Sequence[str], most: int) -> list[str]:
-    more = len(lines) - most
-    return [*lines[:most], *([f"and {more} more in the tables below"] if more > 0 else [])]

@@ -66,6 +66,11 @@ def interval(low: float, high: float) -> str:
     return NONE if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
 
 
+def spread(low: float, high: float, count: int, what: str) -> str:
+    """A range over cases, which is no interval: "1.10 to 1.50, range over 3 models"."""
+    return f"{number(low)} to {number(high)}, range over {plural(count, what)}"
+
+
 def percent(value: float | None, digits: int = 2) -> str:
     """A share: "83 %"."""
     return NONE if value is None or math.isnan(value) else f"{number(100 * value, digits)} %"

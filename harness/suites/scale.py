@@ -13,14 +13,16 @@ were counted.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.advise.decide import verdict
 from harness.advise.gpu import gpu_and_rows
+from harness.advise.plan import BYTES
 from harness.advise.rates import rates_of
 from harness.advise.recipes import unavailable
 from harness.advise.scale.counts import given, sharding
-from harness.advise.scale.job import BYTES, MOST_GPUS, Job
+from harness.advise.scale.job import MOST_GPUS, Job
 from harness.advise.scale.predict import check, predict
 from harness.advise.scale.weights import weights_of
 from harness.machine.ceilings import ceilings
@@ -127,6 +129,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         "flops_formula_id": found.use.formula,
         **{name: getattr(found.use, name) for name in ("model_tflops", "mfu_mixed", "mfu_bf16_peak", "hfu")},
         "fits": needed <= room,
+        "predicted_speedup": _speedup(found),
         "gpu_memory_bytes": int(room),
         "rates": {
             name: {"value": figure.value, "kind": figure.kind, "source": figure.source}
@@ -142,12 +145,20 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     return Trial(() if failure else _series(found), resolved, failure, cause=Cause.NUMERICS)
 
 
+def _speedup(found: Prediction) -> dict[str, object] | None:
+    """Over bf16, with its 95 % interval and what that decides; None for bf16."""
+    if found.speedup is None:
+        return None
+    return {**asdict(found.speedup), "decision": verdict(found.speedup)}
+
+
 def _rates(case: Case) -> Rates:
     """Rates of the case's GPU: measured where its runs are named, else published."""
     runs = [run for run in case.text("runs").split("+") if run]
     gpu, frame = gpu_and_rows(case.text("gpu"), runs)
     reached = ceilings(frame) if frame is not None else None
-    return rates_of(gpu, reached, network_gb_s=case.number("network_gb_s"))
+    network = case.number("network_gb_s")
+    return rates_of(gpu, reached, network_gb_s=None if network == AXES["network_gb_s"].default else network)
 
 
 def _series(found: Prediction) -> list[Series]:

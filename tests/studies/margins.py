@@ -5,8 +5,8 @@ say. Steps are drawn (layers, shared inputs, tokens, mode, recipe, GPU of the pe
 are chosen at the assumed rates; then every rate is moved at random, log-normal by its own stated error, and the step taken
 at those. Rates are the published or typical ones of the GPU, or the same figures with the errors that measured ones have.
 
-The rule for `decide.LAYER_GAIN`, `STEP_GAIN` and `CAUTION`: of the steps that the advice converts anything of, at least `KEPT`
-stay at `FLOOR` of bf16 or above; of the drawn ones, and of those of each named model. No published case has a part in it.
+The rule for `decide.LAYER_GAIN`, `STEP_GAIN` and for what is "on": of the steps that the advice converts anything of, at least
+`KEPT` stay at `FLOOR` of bf16 or above; of the drawn ones, and of those of each named model. No published case has a part in it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 KEPT = 0.95
 DRAWS = 1000
+SURE = 1.96  # standard errors: the interval of an advice (`decide.verdict`), two-sided 95 %
 _NAMED = (
     "nanogpt_char",
     "gpt2",
@@ -60,26 +61,20 @@ class Margins:
 
     layer_gain: float = decide.LAYER_GAIN
     step_gain: float = decide.STEP_GAIN
-    caution: float = decide.CAUTION
+    sure: float = SURE
 
     def allow(self, found: Outcome) -> bool:
-        """Whether the advice is not "off"."""
+        """Whether the advice is "on": so many standard errors below the prediction the step still gains."""
         predicted = found.predicted
-        return (
-            predicted is not None
-            and predicted.value >= self.step_gain
-            and predicted.less(self.caution) >= FLOOR
-        )
+        return predicted is not None and predicted.value >= self.step_gain and predicted.less(self.sure) > 1
 
 
-# The last row is all that the rates leave sure: 95 %, one-sided, of each single prediction.
 COMPARED = (
     Margins(1.0, 1.0, -math.inf),
-    Margins(caution=-math.inf),
+    Margins(sure=-math.inf),
     Margins(1.06, 1.05, -math.inf),
-    Margins(caution=1.0),
+    Margins(sure=1.0),
     Margins(),
-    Margins(caution=1.645),
 )
 
 
@@ -150,7 +145,7 @@ def outcomes(source: Source, measured: bool, layer_gain: float, draws: int) -> l
 
 
 def on(found: Sequence[Outcome], margins: Margins) -> list[float]:
-    """The real ratios of the steps that the advice is not "off" for, ascending."""
+    """The real ratios of the steps that the advice is "on" for, ascending."""
     return sorted(o.real for o in found if margins.allow(o))
 
 
@@ -200,7 +195,7 @@ def _size(random_: random.Random, low: int, high: int = 16384) -> int:
 
 def table(draws: int) -> Iterator[str]:
     """Markdown: what several margins leave of drawn steps, then what the present ones do of each named model."""
-    yield "| steps | rates | layer, step, caution | converted | below 0.98 | 1 % quantile | 5 % | median | least |"
+    yield "| steps | rates | layer, step, sure | converted | below 0.98 | 1 % quantile | 5 % | median | least |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for measured in (False, True):
         gains = {m.layer_gain: outcomes(drawn, measured, m.layer_gain, draws) for m in COMPARED}
@@ -209,17 +204,17 @@ def table(draws: int) -> Iterator[str]:
     for name in _NAMED:
         for measured in (False, True):
             found = outcomes(functools.partial(named, name), measured, decide.LAYER_GAIN, draws)
-            for margins in (Margins(caution=-math.inf), Margins()):
+            for margins in (Margins(sure=-math.inf), Margins()):
                 yield _row(name, measured, margins, found)
 
 
 def _row(steps: str, measured: bool, margins: Margins, found: Sequence[Outcome]) -> str:
     real = on(found, margins)
-    caution = f"{margins.caution:g}" if margins.caution > 0 else "none"
+    sure = f"{margins.sure:g}" if margins.sure > 0 else "none"
     cells = [
         steps,
         "as measured" if measured else "published, typical",
-        f"{margins.layer_gain:g}, {margins.step_gain:g}, {caution}",
+        f"{margins.layer_gain:g}, {margins.step_gain:g}, {sure}",
         f"{len(real)} of {len(found)}",
         f"{lost(real):.1%}",
         *(f"{real[len(real) * share // 100]:.3f}" if real else "" for share in (1, 5, 50, 0)),

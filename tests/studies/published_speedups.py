@@ -1,4 +1,7 @@
-"""The prediction against what others published: `python tests/studies/published_speedups.py` prints the tables of docs/advise-cases.md."""
+"""The prediction against what others published: `python tests/studies/published_speedups.py` prints the tables of docs/advise-cases.md.
+
+With `--fitted` it leaves the held-out half alone, which is scored once, at the end.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from speedups.case import META_H100, Case
-from speedups.cases import CASES
-from speedups.held_out import HELD_OUT
+from speedups.halves import FITTED, HELD_OUT
+from speedups.table import ROWS, Row
 
+from harness.advise.decide import ON, UNDECIDED, verdict
 from harness.advise.model import Linear, Model, Traffic
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.advise.step import Plan, Ratio, layer_cost, speedup, step_ratio, with_interval
@@ -70,6 +74,16 @@ class Outcome:
         if abs(self.case.measured - 1) <= FLAT:
             return "flat"
         return "right" if (self.predicted.value > 1) == (self.case.measured > 1) else "wrong"
+
+    @property
+    def said(self) -> str:
+        """What the advice says of the ratio: "on", "off" or "can't tell"."""
+        return verdict(self.predicted)
+
+    @property
+    def false(self) -> bool:
+        """It was measured slower and the advice says "on"."""
+        return self.said == ON and self.case.measured < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +156,24 @@ def _model(name: str, seq: int) -> Model:
     return trace(spec, 1, seq)
 
 
-def table(outcomes: Sequence[Outcome]) -> list[str]:
+def table(outcomes: Sequence[Outcome], rows: Sequence[Row]) -> list[str]:
     """Markdown: a row for each case, then the summary."""
     lines = [
-        "| case | measured | predicted | 95 % interval | off by | anchored | | source |",
-        "|---|---|---|---|---|---|---|---|",
+        "| case | measured | predicted | 95 % interval | said | off by | anchored | | seen | source |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for found in outcomes:
+    for found, row in zip(outcomes, rows, strict=True):
         case, ratio = found.case, found.predicted
         marks = {"wrong": ["**wrong sign**"], "flat": ["measured flat"], "right": []}[found.sign]
         if case.known and not found.hit:
             marks.append("**miss**")
         if not case.known:
-            marks.append(f"sign only: {case.note} not published")
+            marks.append(f"sign only: {case.note}")
+        source = case.source if row.date in case.source else f"{case.source}, {row.date}"
         anchored = "" if found.anchored is None else f"{found.anchored:.3f}"
         lines.append(
-            f"| {case.key} | {case.measured:.3f} | {ratio.value:.3f} | {ratio.low:.2f} to {ratio.high:.2f} | "
-            f"{100 * found.points:+.1f} | {anchored} | {', '.join(marks)} | {case.source} |"
+            f"| {case.key} | {case.measured:.3f} | {ratio.value:.3f} | {ratio.low:.2f}-{ratio.high:.2f} | "
+            f"{found.said} | {100 * found.points:+.1f} | {anchored} | {', '.join(marks)} | {row.seen} | {source} |"
         )
     return [*lines, "", *summary(outcomes)]
 
@@ -167,8 +182,15 @@ def summary(found: Sequence[Outcome]) -> list[str]:
     """Summary of the outcomes, one sentence per line."""
     signs = Counter(o.sign for o in found)
     lines = [f"Signs: {signs['right']} right, {signs['wrong']} wrong, {signs['flat']} flat, of {len(found)}."]
+    said = Counter(o.said for o in found)
+    lines.append(
+        f"Said: on {said['on']}, off {said['off']}, can't tell {said[UNDECIDED]}; on where it was measured slower: "
+        f"{sum(o.false for o in found)}."
+    )
     steps = [o for o in found if o.case.known and o.is_step]
     hits, inside = sum(o.hit for o in steps), sum(o.inside for o in steps)
+    if not steps:
+        return lines
     error = math.sqrt(sum(o.points**2 for o in steps) / len(steps))
     lines.append(
         f"Steps whose conditions are known: {hits} of {len(steps)} within {100 * POINTS:.0f} points "
@@ -183,9 +205,16 @@ def summary(found: Sequence[Outcome]) -> list[str]:
     return lines
 
 
+def of_half(half: str) -> list[Row]:
+    """The rows of a half, in the order of the file."""
+    return [row for row in ROWS if row.half == half]
+
+
 def main() -> int:
-    """Prints both tables."""
-    tables = (table([outcome(case) for case in cases]) for cases in (CASES, HELD_OUT))
+    """Prints the tables."""
+    halves = (FITTED,) if "--fitted" in sys.argv[1:] else (FITTED, HELD_OUT)
+    parts = (of_half(half) for half in halves)
+    tables = (table([outcome(row.case) for row in rows], rows) for rows in parts)
     sys.stdout.write("\n\n".join("\n".join(lines) for lines in tables) + "\n")
     return 0
 

@@ -12,6 +12,7 @@ import pytest
 from advise_fixtures import SIX, model, round_h200
 from margins import Margins, Outcome, Step, drawn, lost, named, on, outcome, outcomes
 
+from harness.advise import decide
 from harness.advise.advised_arms import FLOOR
 from harness.advise.rates import MEASURED
 from harness.advise.step import Plan, Ratio
@@ -69,7 +70,7 @@ def test_measured_rates_are_the_same_figures_with_smaller_errors() -> None:
 
 
 def test_margins_and_shares() -> None:
-    """1.05 that may be 0.95 by 1.96 standard errors is 0.983 by 1.28 of them, and 0.978 by 1.45."""
+    """1.05 that may be 0.95 by 1.96 standard errors is 1.003 by 0.9 of them; the advice is on where none of it is below 1."""
     sure, wide = Ratio(1.05, 1.04, 1.06), Ratio(1.05, 0.95, 1.16)
     found = [
         Outcome(None, 1.0),
@@ -78,8 +79,9 @@ def test_margins_and_shares() -> None:
         Outcome(Ratio(1.01, 1.0, 1.02), 0.9),
     ]
     assert on(found, NONE) == [0.9, 0.97, 1.04]
-    assert on(found, PRESENT) == [0.97, 1.04]
-    assert on(found, Margins(caution=1.45)) == [1.04]
+    assert on(found, PRESENT) == [1.04]
+    assert on(found, Margins(sure=0.9)) == [0.97, 1.04]
+    assert [decide.verdict(o.predicted) for o in found if o.predicted] == ["on", "can't tell", "can't tell"]
     assert lost(on(found, NONE)) == pytest.approx(2 / 3)
     assert lost([]) == 0
 
@@ -90,5 +92,5 @@ def test_the_table_has_a_row_a_source_a_kind_of_rates_and_margins(monkeypatch: p
     lines = list(margins.table(40))
     assert len(lines) == 2 + 2 + 2 * 2
     assert all(line.count("|") == lines[0].count("|") for line in lines)
-    assert lines[2].startswith("| drawn | published, typical | 1.03, 1.02, 1.28 |")
+    assert lines[2].startswith("| drawn | published, typical | 1.03, 1.02, 1.96 |")
     assert lines[4].startswith("| gpt2 | published, typical | 1.03, 1.02, none |")

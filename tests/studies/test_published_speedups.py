@@ -8,29 +8,43 @@ from pathlib import Path
 
 import pytest
 from documented_table import documented
-from published_speedups import OTHER_MODELS, POINTS, TE_LAYER, Outcome, machine, outcome, summary, table
-from speedups.case import META_H100, Case
-from speedups.cases import CASES
-from speedups.held_out import HELD_OUT
+from published_speedups import (
+    OTHER_MODELS,
+    POINTS,
+    TE_LAYER,
+    Outcome,
+    machine,
+    of_half,
+    outcome,
+    summary,
+    table,
+)
+from speedups.case import META_H100
+from speedups.halves import FITTED, HELD_OUT
+from speedups.table import CASES
 
 from harness.machine.hardware import DEVICES
 from harness.training.models import MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "advise-cases.md"
-ALL = (*CASES, *HELD_OUT)
+HALVES = (FITTED, HELD_OUT)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    return {case.key: outcome(case) for case in ALL}
+    return {case.key: outcome(case) for case in CASES}
 
 
-@pytest.mark.parametrize(("name", "cases"), [("cases", CASES), ("held out", HELD_OUT)])
+def of(half: str, outcomes: dict[str, Outcome]) -> list[Outcome]:
+    return [outcomes[row.case.key] for row in of_half(half)]
+
+
+@pytest.mark.parametrize("half", HALVES)
 def test_the_page_lists_every_case_with_its_prediction_and_every_miss(
-    name: str, cases: tuple[Case, ...], outcomes: dict[str, Outcome]
+    half: str, outcomes: dict[str, Outcome]
 ) -> None:
     """Words exactly; figures to 0.01, since another torch may trace a norm as more or fewer operators."""
-    lines, expected = documented(PAGE, name), table([outcomes[case.key] for case in cases])
+    lines, expected = documented(PAGE, half), table(of(half, outcomes), of_half(half))
     assert len(lines) == len(expected)
     number = re.compile(r"-?\+?\d+\.\d+")
     for line, due in zip(lines, expected, strict=True):
@@ -42,35 +56,42 @@ def test_the_page_lists_every_case_with_its_prediction_and_every_miss(
             )
 
 
-@pytest.mark.parametrize("name", ["cases", "held out"])
-def test_the_page_of_accuracy_repeats_the_summaries_of_the_tables(name: str) -> None:
-    """Oracle: the three lines of figures below each table, which the test above recomputes."""
+@pytest.mark.parametrize("half", HALVES)
+def test_the_page_of_accuracy_repeats_the_summaries_of_the_tables(half: str) -> None:
+    """Oracle: the figures below each table, which the test above recomputes."""
     page = (PAGE.parent / "advise-accuracy.md").read_text()
-    column = 1 if name == "cases" else 2
-    rows = [line.split("|")[1 + column] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)[2:7]]
-    shown = [int(n) for row in rows for n in re.findall(r"\d+", row.partition("(")[0].replace(".", ""))]
-    signs, steps, anchored = (re.findall(r"\d+(?:\.\d+)?", line) for line in documented(PAGE, name)[-3:])
-    total, error = steps[1], steps[-1].replace(".", "")
-    due = [*signs, steps[0], total, steps[-2], total, error, *anchored[1:3]]  # after "bf16"
-    assert shown == [int(n) for n in due]
+    column = 1 + HALVES.index(half)
+    rows = [line.split("|")[1 + column] for line in re.findall(r"^\|.*\|$", page, re.MULTILINE)[2:8]]
+    shown = [int(n) for row in rows for n in re.findall(r"\d+", row.replace(".", ""))]
+    lines = documented(PAGE, half)[-4:]
+    due = [re.findall(r"\d+(?:\.\d+)?", line.partition("(")[0]) for line in lines]
+    steps = re.findall(r"\d+(?:\.\d+)?", lines[2])
+    kept = [*due[0], *due[1], steps[0], steps[1], steps[3], steps[4], *steps[-1:], *due[3][1:3]]
+    assert shown == [int(n.replace(".", "")) for n in kept]
 
 
-def test_signs_and_points(outcomes: dict[str, Outcome]) -> None:
-    """What holds: every sign but one, 4 of 5 steps within 10 points and inside the interval. The aim was every sign."""
-    found = [outcomes[case.key] for case in CASES]
-    assert [o.case.key for o in found if o.sign == "wrong"] == ["8B, TP2 and FSDP2, rowwise"]
-    assert [o.case.key for o in found if o.sign == "flat"] == ["70B, TP8, rowwise"]
-    steps = [o for o in found if o.case.known and o.is_step]
-    assert len(steps) >= 20
-    assert sum(o.hit for o in steps) / len(steps) >= 0.8
-    assert sum(o.inside for o in steps) / len(steps) >= 0.8
+def test_the_advice_is_on_for_nothing_that_was_measured_slower(outcomes: dict[str, Outcome]) -> None:
+    """But for one that was measured flat: 0.997 of bf16, one run, MPT 3b at length 32768."""
+    false = [o.case.key for o in outcomes.values() if o.false]
+    assert false == ["MPT 3b, length 32768"]
+    assert outcomes[false[0]].sign == "flat"
+    wrong = [o for o in outcomes.values() if o.sign == "wrong"]
+    assert [(o.case.key, o.said) for o in wrong if o.case.known] == [
+        ("8B, TP2 and FSDP2, rowwise", "can't tell")
+    ]
+    assert {o.case.key: o.said for o in wrong if not o.case.known} == {
+        "70B, 128 H100, TP8, rowwise": "can't tell",
+        "70B, up to 1856 B200, mxfp8": "off",
+    }
 
 
-def test_the_held_out_cases_are_no_worse(outcomes: dict[str, Outcome]) -> None:
-    found = [outcomes[case.key] for case in HELD_OUT]
-    assert [o.case.key for o in found if o.sign == "wrong"] == ["70B, 128 H100, TP8, rowwise"]
-    known = [o for o in found if o.case.known]
-    assert sum(o.hit for o in known) / len(known) >= 0.8
+@pytest.mark.parametrize(("half", "least"), [(FITTED, 0.80), (HELD_OUT, 0.75)])
+def test_points(half: str, least: float, outcomes: dict[str, Outcome]) -> None:
+    """What holds. The aim was 85 % within 10 points; docs/advise-accuracy.md says by how much it is missed."""
+    steps = [o for o in of(half, outcomes) if o.case.known and o.is_step]
+    assert len(steps) >= 10
+    assert sum(o.hit for o in steps) / len(steps) >= least
+    assert sum(o.inside for o in steps) / len(steps) >= least
 
 
 def test_the_cases_that_the_question_names(outcomes: dict[str, Outcome]) -> None:
@@ -85,9 +106,9 @@ def test_the_cases_that_the_question_names(outcomes: dict[str, Outcome]) -> None
 
 
 def test_cases_are_complete() -> None:
-    assert len({case.key for case in ALL}) == len(ALL)
+    assert len({case.key for case in CASES}) == len(CASES)
     keys = {device.key for device in DEVICES}
-    for case in ALL:
+    for case in CASES:
         assert case.source
         assert case.machine in keys | {META_H100}
         assert case.layer is not None or case.model in {*MODELS, *OTHER_MODELS, TE_LAYER}
@@ -112,4 +133,4 @@ def test_what_hits_and_signs_mean(outcomes: dict[str, Outcome]) -> None:
         "wrong",
         "flat",
     ]
-    assert "0 of 1 within" in summary([like(off, one.case.measured)])[1]
+    assert "0 of 1 within" in summary([like(off, one.case.measured)])[2]

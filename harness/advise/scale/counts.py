@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.advise.scale.job import BYTES
+from harness.advise.plan import BYTES
 from harness.machine.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, wire_bytes
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
+from harness.advise.plan import BYTES
 from harness.advise.scale.counts import BF16, Weight, gathered_bytes, reduced_bytes
-from harness.advise.scale.job import BYTES
 from harness.advise.scale.kept import BY_OP, Block, at_work, kept, kept_weights
 from harness.advise.scale.weights import weights_of
+from harness.store.errors import UsageError
 from harness.training import on_paper
 from harness.training.models import MODELS
 from harness.training.setup import Setup
@@ -44,7 +45,12 @@ def memory(job: Job) -> dict[str, int]:
     Whole are the weights outside of blocks and those of two blocks, and two blocks' gradients on their way to be
     reduced; all gradients where they wait for the last microbatch. Of activations, tensor parallelism with sequence
     parallelism splits everything but the inputs that it gathers.
+
+    Raises:
+        UsageError: a pipeline, whose stages hold microbatches on their way; that is not modelled.
     """
+    if job.pp > 1:
+        raise UsageError(f"pp={job.pp}: the memory of a pipeline's stages is not predicted; leave pp out")
     weights = weights_of(job.model, job.recipe, job.tp, job.left_out)
     rest = _unsplit(weights.rest, job)
     mine = _local(weights.block, job) * weights.blocks + _local(rest, job)

@@ -1,24 +1,23 @@
 """What a job is predicted to send, hold and take: bytes by collective, memory of a rank, time of a step and its MFU.
 
-Bytes come from shapes (`harness.advise.scale.counts`), memory from `harness.advise.scale.held`. Time is the prediction of `harness.advise`: compute by the rates of the GPU
-(measured ones where runs are named, else published ones), communication by `harness.machine.communication`.
+Bytes come from shapes (`harness.advise.scale.counts`), memory from `harness.advise.scale.held`. Time is the prediction of
+`harness.advise`: compute by the rates of the GPU (measured ones where runs are named, else published ones), communication by
+`harness.machine.communication`.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fp8core.recipe import RECIPES
+from harness.advise.decide import able
 from harness.advise.recipes import candidates
 from harness.advise.scale.counts import Collective, exchanging, sharding
 from harness.advise.scale.held import MEMORY, memory
-from harness.advise.scale.job import BYTES
 from harness.advise.scale.weights import weights_of
-from harness.advise.step import CHECKPOINTING, Parts, Plan, step_cost
-from harness.advise.tensor_parallel import split
-from harness.advise.trace import trace
+from harness.advise.step import Parts, speedup, step_cost
+from harness.advise.training import traced
 from harness.machine.hardware import named
 from harness.machine.mfu import Utilization, utilization
 from harness.store.errors import UsageError, unknown
@@ -27,19 +26,17 @@ from harness.training.models import MODELS, ModelSpec
 from harness.training.models.llama_moe import MoeConfig
 from harness.training.setup import Setup
 
-__all__ = ["MEMORY", "Prediction", "check", "memory", "predict", "recipe_sends", "step_parts", "tokens_per_s"]
+__all__ = ["MEMORY", "Prediction", "check", "gain", "memory", "predict", "step_parts", "tokens_per_s"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.advise.casts import Recipe
     from harness.advise.model import Model
+    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
     from harness.advise.scale.job import Job
-    from harness.advise.step import Exchange
-
-# Bytes that the update of a parameter moves, by the masters' dtype (`harness.advise.step.Plan.update_bytes`)
-UPDATE_BYTES = {"fp32": 40.0, "bf16": 20.0}
+    from harness.advise.step import Ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +50,7 @@ class Prediction:
         parts: seconds of a step.
         use: tokens/s of a GPU and the MFU columns.
         flops: of a step of a rank by dtype, nothing recomputed.
+        speedup: over the same step in bf16, with its interval; None for bf16.
     """
 
     job: Job
@@ -61,6 +59,7 @@ class Prediction:
     parts: Parts
     use: Utilization
     flops: Mapping[str, float]
+    speedup: Ratio | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -74,10 +73,10 @@ def predict(job: Job, rates: Rates) -> Prediction:
     Raises:
         UsageError: an unknown model, GPU or recipe, a length that the model has not, layers that `tp` does not divide.
     """
-    spec = check(job)
+    check(job)
     weights = weights_of(job.model, job.recipe, job.tp)
-    _, exchanges = _split(_traced(spec, job.seq), job)
-    collectives = (*sharding(weights, job), *exchanging(exchanges, weights.blocks, job))
+    _, plan = part_of(job)
+    collectives = (*sharding(weights, job), *exchanging(plan.exchanges, weights.blocks, job))
     parts = step_parts(job, rates)
     # Of the whole group's tokens, each rank works on its part
     setup = _setup(job)
@@ -90,7 +89,7 @@ def predict(job: Job, rates: Rates) -> Prediction:
         tokens=job.tokens * job.accumulation / job.tp,
         recomputed=again,
     )
-    return Prediction(job, collectives, memory(job), parts, use, flops)
+    return Prediction(job, collectives, memory(job), parts, use, flops, gain(job, rates))
 
 
 def check(job: Job) -> ModelSpec:
@@ -104,6 +103,10 @@ def check(job: Job) -> ModelSpec:
     if job.recipe and job.recipe not in RECIPES:
         raise unknown("recipe", job.recipe, RECIPES)
     spec = MODELS[job.model]
+    if job.pp > 1:
+        raise UsageError(
+            f"pp={job.pp}: bytes and memory of a pipeline are not counted here; `advise` predicts its step"
+        )
     if isinstance(spec.config, MoeConfig):
         raise UsageError(f"{job.model} has experts, whose exchanges are not modelled; take a dense model")
     if job.seq > spec.max_seq:
@@ -114,7 +117,7 @@ def check(job: Job) -> ModelSpec:
         if heads % job.tp:
             raise UsageError(f"tp={job.tp} does not divide the {heads} {name} of {job.model}")
     if job.tp > 1:
-        _split(_traced(spec, job.seq), job)
+        part_of(job)
     return spec
 
 
@@ -126,38 +129,30 @@ def step_parts(job: Job, rates: Rates, recipe: Recipe | None = None) -> Parts:
         rates: of its GPU.
         recipe: costs of `job.recipe` as somebody else's library runs it; None: as fp8core does.
     """
-    model = _traced(MODELS[job.model], job.seq).with_tokens(job.tokens)
-    model, exchanges = _split(model, job)
-    plan = Plan(
-        compiled=job.compiled,
-        again=CHECKPOINTING[job.checkpointing],
-        accumulation=job.accumulation,
-        dp=job.dp,
-        replicas=job.replicas,
-        tp=job.tp,
-        exchanges=exchanges,
-        node=job.node,
-        gather_fp8=job.gather_fp8,
-        reduce_each=job.reduce_each,
-        tp_gather_fp8=job.gather_fp8 and recipe_sends(job.recipe),
-        update_bytes=UPDATE_BYTES[job.weights],
-        gradient_bytes=float(BYTES[job.reduce]),
-    )
+    model, plan = part_of(job)
     if not job.recipe:
         return step_cost(model, rates, plan, None)
     recipe = recipe or candidates(job.compiled)[job.recipe]
-    able = {layer.fqn for layer in model.layers if job.recipe not in layer.barred}
-    return step_cost(model, rates, plan, recipe, able)
+    return step_cost(model, rates, plan, recipe, able(model, recipe))
+
+
+def gain(job: Job, rates: Rates) -> Ratio | None:
+    """Step time in bf16 over that in FP8 with its interval, all that can be converted converted; None for bf16."""
+    if not job.recipe:
+        return None
+    model, plan = part_of(job)
+    recipe = candidates(job.compiled)[job.recipe]
+    return speedup(model, rates, plan, recipe, able(model, recipe))
+
+
+def part_of(job: Job) -> tuple[Model, Plan]:
+    """One GPU's part of the job's model, and how it is trained."""
+    return job.on_a_gpu(traced(job.model, job.batch, job.seq, None, None))
 
 
 def tokens_per_s(job: Job, parts: Parts) -> float:
     """Tokens/s of one GPU."""
     return job.tokens * job.accumulation / job.tp / parts.total
-
-
-def recipe_sends(recipe: str) -> bool:
-    """Whether activations of a recipe go around in FP8: one scale for the whole tensor, known before it is sent."""
-    return recipe == "tensorwise"
 
 
 def _setup(job: Job) -> Setup:
@@ -169,13 +164,3 @@ def _setup(job: Job) -> Setup:
         checkpointing=job.checkpointing,
         accumulation=job.accumulation,
     )
-
-
-@functools.lru_cache(maxsize=32)
-def _traced(spec: ModelSpec, seq: int) -> Model:
-    """One sequence; all else is proportional."""
-    return trace(spec, 1, seq)
-
-
-def _split(model: Model, job: Job) -> tuple[Model, tuple[Exchange, ...]]:
-    return split(model, job.tp) if job.tp > 1 else (model, ())

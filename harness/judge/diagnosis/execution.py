@@ -143,7 +143,7 @@ def _remedies(row: Record, parts: Mapping[str, float]) -> str:
     """The two ways out with the bytes that each frees: as the suite predicted them, else bounds from the parts."""
     predicted = row.resolved.get("remedies")
     if isinstance(predicted, dict) and predicted:
-        return " or ".join(f"axes.{way} (frees {gib(size)})" for way, size in predicted.items())
+        return " or ".join(f"axes.{way}, which frees {gib(size)}" for way, size in predicted.items())
     batch, of_batch = (
         row.axes.get("batch"),
         sum(parts.get(k, 0) for k in ("activations", "logits", "workspace")),
@@ -151,8 +151,8 @@ def _remedies(row: Record, parts: Mapping[str, float]) -> str:
     halved = f"axes.batch={batch // 2}" if isinstance(batch, int) and batch > 1 else "a smaller batch"
     kept = parts.get("activations", 0)
     return (
-        f"{halved} (frees {f'about {gib(of_batch / 2)}' if of_batch else 'bytes not known'}) or "
-        f"axes.checkpointing=full (frees {f'at most {gib(kept)}' if kept else 'bytes not known'})"
+        f"{halved}, which frees {f'about {gib(of_batch / 2)}' if of_batch else 'bytes not known'}, or "
+        f"axes.checkpointing=full, which frees {f'at most {gib(kept)}' if kept else 'bytes not known'}"
     )
 
 

@@ -29,6 +29,10 @@ what changed between two runs: the set-up, what ran, times and where they went
 RUN  a folder results/<sweep>/<run_id>, or its id    json=true  as plain values    results_dir  where ids are looked up
 exit 0 compared; 2 the request could not be carried out
 """
+CPU_CAUTION = (
+    "measured on a CPU: its times decide nothing about a GPU, and another day's load moves them; set-up, losses and other "
+    "figures compare"
+)
 _MOST = 20
 _STYLES = {"slower": "red", "faster": "green"}
 
@@ -82,6 +86,8 @@ def show(found: Changes, runs: Sequence[str], where: Console) -> None:
             "another device: times differ for that reason; compare speedups within each run",
             "yellow",
         )
+    if found.cpu:
+        say(where, CPU_CAUTION, "yellow")
     for part in (_environment(found), _resolved(found), _times(found), _parts(found), _figures(found)):
         if part.row_count:
             where.print(part)
@@ -114,6 +120,8 @@ def as_dict(found: Changes) -> dict[str, Any]:
         ],
         "parts": [asdict(part) for part in found.parts],
         "figures": [list(figure) for figure in found.figures],
+        "cpu": found.cpu,
+        "caution": CPU_CAUTION if found.cpu else "",
         "policy": POLICY,
     }
 

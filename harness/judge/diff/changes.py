@@ -111,6 +111,7 @@ class Changes:
         times: of both.
         parts: of profiled steps.
         figures: (suite, case, arm, metric, before, after): what is no time and differs by more than 1 %.
+        cpu: either run was measured on a CPU, so that its times decide nothing about a GPU.
     """
 
     environment: Mapping[str, tuple[Any, Any]]
@@ -121,6 +122,7 @@ class Changes:
     times: tuple[Timed, ...]
     parts: tuple[Part, ...]
     figures: tuple[tuple[str, str, str, str, float, float], ...]
+    cpu: bool = False
 
 
 def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
@@ -147,6 +149,11 @@ def changes(before: pd.DataFrame, after: pd.DataFrame) -> Changes:
         times=_with_causes(timed, first, second, parts),
         parts=tuple(parts),
         figures=_figures(before, after),
+        cpu=any(
+            parse(env).get("device") in (None, "", "cpu")
+            for frame in (before, after)
+            for env in set(frame["env"])
+        ),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,11 +15,17 @@ from harness.advise.command import answer, parse
 from harness.advise.fits import GIB, MARGIN, TOO_LARGE
 from harness.advise.show import lines, show
 
+QWEN = Path(__file__).parents[3] / "docs" / "examples" / "Qwen3-8B"
 QUESTIONS = {
     "a step that fits": "model=llama3_8b gpu=h100 dp=8 batch=1 seq=8192 checkpointing=selective",
     "a step that does not": "model=llama3_8b gpu=h100",
     "no FP8 units": "model=llama3_8b gpu=a100 dp=8 checkpointing=full",
-    "a filter, eager": "model=gpt2 gpu=rtx_4090 tokens=16384 mode=eager",
+    "a filter": "model=llama3_8b gpu=h100 tp=8 dp=8 tokens=65536 recipe=tensorwise fp8_all_gather=false checkpointing=full",
+    "nobody can tell": "model=gpt2 gpu=rtx_4090 tokens=16384 mode=eager",
+    "many GPUs that nobody can tell of": "model=llama3_8b gpu=h100 gpus=1024 seq=8192 batch=1 recipe=rowwise",
+    "a pipeline": "model=llama3_405b gpu=h100 gpus=512 seq=8192 batch=1",
+    "a pipeline that does not fit": "model=llama3_405b gpu=h100 gpus=64 seq=8192 batch=1",
+    "copies": "model=llama3_8b gpu=h100 dp=16 replicas=4 batch=1 seq=8192",
     "a schedule": "model=llama3_1b gpu=h200 priority=loss",
     "delayed": "model=llama3_1b gpu=h200 recipe=delayed checkpointing=full",
     "split layers": "model=llama3_70b gpu=h200 dp=32 tp=8 seq=8192 tokens=131072 checkpointing=full",
@@ -81,6 +88,8 @@ def test_a_step_that_does_not_fit_is_the_headline(
         "model=llama3_8b gpu=h100",
         "model=llama3_8b gpu=h100 dp=8 batch=8 seq=8192",
         "model=llama3_70b gpu=h200 dp=8 checkpointing=full",
+        "model=llama3_8b gpu=h100 gpus=2",
+        "model=llama3_8b gpu=h100 dp=8 replicas=8 batch=1 seq=8192 checkpointing=selective",
         "model=gpt2_xl gpu=rtx_4090",
     ],
 )
@@ -128,6 +137,73 @@ def test_between_the_prediction_and_the_margin_it_is_tight(advice: dict[str, Adv
     assert memory.device == pytest.approx(79 * GIB, rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["nobody can tell", "many GPUs that nobody can tell of"])
+def test_where_nobody_can_tell_no_code_is_printed_and_the_sweeps_that_would_tell_are_named(
+    name: str, advice: dict[str, Advice]
+) -> None:
+    found = advice[name]
+    assert found.decision == "can't tell"
+    assert found.chosen.step.low <= 1 < found.chosen.step.high
+    told = " ".join(" ".join(lines(found)).split())
+    assert "contains 1; measure: sweep=ceilings, then runs=RUN" in told
+    assert "to tell: measure the" in told
+    assert ("sweep=train" if found.plan.dp == 1 else "harness.ab") in told
+    assert "code:" not in told
+    assert "convert:" not in told
+    assert "the code" not in told, "none is printed, so none was not measured"
+
+
+def test_what_is_sent_is_the_third_reason_where_data_is_split(advice: dict[str, Advice]) -> None:
+    for name, found in advice.items():
+        told = " ".join(" ".join(lines(found)).split())
+        sent = "communication exposed" in told
+        assert sent == (found.plan.dp > 1 and found.rates.has_fp8), name
+
+
+def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -> None:
+    """By hand: 16 bytes of 405.85e9 parameters over 64 and 512 GPUs are 94.5 and 11.8 GiB; what else a stage holds is not predicted."""
+    for name, size, word in (
+        ("a pipeline", 11.8, "not predicted"),
+        ("a pipeline that does not fit", 94.5, TOO_LARGE),
+    ):
+        memory = advice[name].memory
+        assert memory is not None
+        assert memory.needed / GIB == pytest.approx(size, abs=0.05)
+        assert memory.word == word
+        assert "activations are not predicted for a pipeline" in memory.said
+    assert advice["a pipeline that does not fit"].answer == TOO_LARGE
+
+
+def test_copies_of_the_weights_are_in_the_memory(advice: dict[str, Advice]) -> None:
+    """Of 16 GPUs 4 hold one copy: four times the states of FSDP over all, 16 bytes of 8.03e9 parameters over 4."""
+    memory = advice["copies"].memory
+    assert memory is not None
+    states = sum((memory.fp8 or memory.bf16)[part] for part in ("weights", "gradients", "optimizer"))
+    assert states == pytest.approx(16 * 8_030_261_248 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ("model=llama3_405b gpu=h100 gpus=64 seq=8192 batch=1", {"gpus=128 dp=2"}),
+        (f"model={QWEN} gpu=h100", {"dp=2", "pp=2"}),
+        (f"model={QWEN} gpu=h100 gpus=1", {"gpus=2 dp=2", "gpus=2 pp=2"}),
+    ],
+)
+def test_more_gpus_or_stages_bound_what_weights_take(words: str, kinds: set[str]) -> None:
+    """What the answer promises of weights and optimizer alone is what the same command then says; never that it fits."""
+    found = answer(parse(words.split()))
+    assert found.answer == TOO_LARGE
+    assert found.memory is not None
+    assert set(found.memory.ways) == kinds
+    for way, promised in found.memory.ways.items():
+        asked = {pair.split("=")[0]: pair for pair in (*words.split(), *way.split())}
+        again = answer(parse(list(asked.values())))
+        assert again.memory is not None
+        assert again.memory.needed == promised, way
+        assert again.memory.word == "not predicted", way
+
+
 def test_without_fp8_units_there_is_one_column(advice: dict[str, Advice]) -> None:
     text = rendered(advice["no FP8 units"], 80, full=True)
     step = text.split("where the step goes")[1].split("what this rests on")[0]
@@ -142,7 +218,7 @@ def test_what_was_never_measured_stands_in_the_first_lines(advice: dict[str, Adv
         if found.rates.has_fp8:
             head = " ".join(lines(found)[:5])
             assert "not measured: " in head, name
-            kernels = "torchao's kernels" if "torchao" in name else "fp8core's kernels on any GPU"
+            kernels = "torchao's kernels" if found.library == "torchao" else "fp8core's kernels on any GPU"
             assert kernels in " ".join(head.split()), name
 
 

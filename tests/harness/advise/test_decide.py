@@ -16,7 +16,7 @@ from harness.advise.casts import Cast, Recipe
 from harness.advise.model import Linear, Traffic
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
-from harness.advise.step import Plan, step_ratio
+from harness.advise.step import Plan, Ratio, step_ratio
 from harness.advise.trace import trace
 from harness.machine.hardware import named
 from harness.training.models import ModelSpec
@@ -130,17 +130,31 @@ def test_verdicts() -> None:
     assert "no FP8" in old.unavailable
 
 
-def test_a_step_whose_rates_leave_room_for_a_loss_is_off_until_they_are_measured() -> None:
-    """A layer of 1.06x in half of the step: with rates that err by 20 % it may as well be 0.98, by 1 % it is not."""
+def test_a_step_whose_interval_contains_1_is_never_on() -> None:
+    """A layer of 1.06x in half of the step: with rates that err by 20 % it may as well be 0.9, by 1 % it is not."""
     narrow = ("narrow", 1280, 1280)
-    for spread, verdict in ((0.01, decide.ON), (0.2, decide.OFF)):
+    for spread, verdict in ((0.01, decide.ON), (0.2, decide.UNDECIDED)):
         figures = {n: replace(f, spread=spread) for n, f in RATES.figures.items()}
         found = decide.advise(model(narrow), replace(RATES, figures=figures), PLAN, SIX)
         assert found.step.value > decide.STEP_GAIN
-        assert (found.verdict, found.too_uncertain) == (verdict, verdict == decide.OFF)
+        assert found.verdict == verdict
+        assert (found.step.low > 1) == (verdict == decide.ON)
     sure = decide.advise(model(("wide", 8192, 8192)), RATES, PLAN, SIX)
     assert decide.best([found, sure], careful=False) is sure
     assert decide.best([found], careful=False) is found
+    off = decide.advise(model(("tiny", 128, 128)), RATES, PLAN, SIX)
+    assert decide.best([off, found], careful=False) is found, "what may gain stands before what cannot"
+
+
+@given(value=st.floats(0.5, 2.0), down=st.floats(1.0, 2.0), up=st.floats(1.0, 2.0))
+def test_no_interval_that_contains_1_is_on(value: float, down: float, up: float) -> None:
+    ratio = Ratio(value, value / down, value * up)
+    said = decide.verdict(ratio)
+    assert said in (decide.ON, decide.OFF, decide.UNDECIDED)
+    if ratio.low <= 1 <= ratio.high:
+        assert said != decide.ON
+    if said == decide.OFF:
+        assert ratio.high < decide.STEP_GAIN or value < decide.STEP_GAIN
 
 
 def test_a_shared_cast_decides_for_its_readers_together() -> None:

@@ -9,8 +9,10 @@ import types
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import code_on_ranks
 import pytest
 import torch
+from code_on_ranks import Tiny
 from torch import Tensor, nn
 
 from fp8core import Float8Linear, verify
@@ -29,30 +31,6 @@ if TYPE_CHECKING:
 RECIPES = [name for name in our_candidates(True) if name != "mxfp8"]
 HEAD = {"words": ["head"], "names": ["layers.1.up"]}
 CHOSEN = {"layers.0.up", "layers.0.down", "layers.1.down"}
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(128, 256, bias=False)
-        self.down = nn.Linear(256, 128, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.silu(self.up(x)))
-
-
-class Tiny(nn.Module):
-    """Two blocks and a head; returns its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block(), Block()])
-        self.head = nn.Linear(128, 128, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x).float().square().mean()
 
 
 def run(code: str, **verified: Any) -> tuple[Proof, set[str]]:
@@ -150,9 +128,10 @@ def test_torchaos_code_runs_in_torchao(recipe: str) -> None:
     code = as_code(recipe, HEAD, Setup(TORCHAO, sharded=True))
     program = f"""
 import sys
-sys.path.insert(0, {__file__.rpartition("/")[0]!r})
+sys.path.insert(0, {code_on_ranks.__file__.rpartition("/")[0]!r})
 import torch
-from test_printed_code import CHOSEN, Tiny
+from code_on_ranks import Tiny
+CHOSEN = {CHOSEN!r}
 model = Tiny().to(torch.bfloat16)
 {code}
 from torchao.float8.float8_linear import Float8Linear

@@ -29,7 +29,7 @@ def job(world: int = 8, **changes: Any) -> Job:
 
 def test_one_gpu_is_what_advise_says() -> None:
     one = job(1, checkpointing="none", weights="bf16")
-    model = trace(MODELS["llama_tiny"], 1, 64).with_tokens(256)
+    model = trace(MODELS["llama_tiny"], 4, 64)
     plan = Plan(again=CHECKPOINTING["none"], update_bytes=20.0, gradient_bytes=4.0)
     assert step_parts(one, RATES) == step_cost(model, RATES, plan, None)
     assert step_parts(one, RATES).communication == 0

@@ -44,7 +44,7 @@ def test_it_is_the_advice_of_the_command(recipe: str, mode: str) -> None:
     found = advised(replace(GPT2, recipe=RECIPES[recipe], compiled=mode == "compile"), H200)
     said = answer(Question("gpt2", "h200", batch=16, seq=1024, mode=mode, recipe=recipe)).chosen
     facts: Any = found.facts["advice"]
-    off = said.verdict == "off"
+    off = said.verdict not in ("on", "only these layers")  # also where nobody can tell
     assert facts["decision"] == said.verdict
     assert set(facts["converted"]) == (set() if off else said.converted)
     assert facts["predicted_step"] == (None if off else [said.step.value, said.step.low, said.step.high])

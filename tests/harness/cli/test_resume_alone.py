@@ -74,6 +74,23 @@ def test_a_run_continues_by_its_own_settings(name: str) -> None:
     assert len(store.read(RUN, all_attempts=True)) == len(store.read(RUN)) + 3  # the rows of the first budget
 
 
+def test_a_run_that_named_itself_tells_its_id_before_it_measures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run ended by SIGKILL says nothing at its end: the id must have been told before."""
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.cli.measure._measure", killed)
+    words = [word for word in MADE if not word.startswith("run_id=")]
+    assert main(words) == 2
+    (run,) = (p.parent for p in Path("results/toy").glob("*/run.json"))
+    assert f"resume={run.name} " in capsys.readouterr().err
+    assert main(MADE) == 2
+    assert "resume=" not in capsys.readouterr().err.splitlines()[0], "whoever gives the id knows it"
+
+
 @pytest.mark.usefixtures("cut_off")
 def test_a_sweep_file_that_has_changed_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "sweeps" / "toy.yaml"

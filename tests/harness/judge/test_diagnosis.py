@@ -250,8 +250,8 @@ def test_out_of_memory_names_both_remedies_with_their_bytes(tmp_path):
     (finding,) = found(tmp_path, rows, "runs out of memory")
     assert finding.symptom == "train rowwise_eager runs out of memory, bf16_eager does not"
     assert finding.evidence[0] == "out of memory: tried to allocate 2.00 GiB"
-    assert "axes.batch=8 (frees about 4.00 GiB)" in finding.change
-    assert "axes.checkpointing=full (frees at most 5.86 GiB)" in finding.change
+    assert "axes.batch=8, which frees about 4.00 GiB" in finding.change
+    assert "axes.checkpointing=full, which frees at most 5.86 GiB" in finding.change
 
 
 @pytest.mark.parametrize("recipe", ["", "rowwise"])
@@ -287,7 +287,7 @@ def test_remedies_that_the_suite_predicted_are_taken_as_they_are(tmp_path):
     )
     facts = {"recipe": "rowwise", "memory": {"weights": 2**30}, "remedies": {"batch=8": 3 * 2**30}}
     (finding,) = found(tmp_path, [*rows, dataclasses.replace(failed, resolved=facts)], "runs out of memory")
-    assert finding.change == "axes.batch=8 (frees 3.00 GiB)"
+    assert finding.change == "axes.batch=8, which frees 3.00 GiB"
     assert finding.evidence == (failed.reason,)
 
 

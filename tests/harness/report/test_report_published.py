@@ -57,9 +57,29 @@ def test_without_a_gpu_run_it_claims_no_mfu_and_no_speed(again: Path) -> None:
     rows = store.read(ROOT / "results" / "published")
     if any(json.loads(env)["device"] != "cpu" for env in rows["env"].unique()):
         pytest.skip("runs of a GPU are published: the page has figures")
-    assert "No training step has been measured on a GPU in these runs, so there is no MFU here." in text
-    head = text.partition("### ")[0]
-    assert not re.search(r"\d x\b|\d+(\.\d+)?x\b|TFLOP|tokens/s", head)
+    title, _, first, *_ = [line for line in text.splitlines() if line]
+    assert title.endswith("MFU of others' published runs: none was measured by this project")
+    assert "no MFU, no tokens/s and no time of a GPU on this page was measured by this project" in first
+    # What stands before the runs of others says no speed, and neither do the headlines of our own.
+    head, _, rest = text.partition("### ")
+    ours = rest.partition("## What was measured in these runs: no MFU")[2].partition("### ")[0]
+    assert ours
+    for part in (head, ours):
+        assert not re.search(r"\d x\b|\d+(\.\d+)?x\b|TFLOP", part.replace("no tokens/s", ""))
+    (named,) = re.findall(r"^### (\d+) published runs of others, MFU recomputed$", text, re.MULTILINE)
+    assert int(named) >= 85
+
+
+def test_every_recomputed_figure_says_who_measured_it(again: Path) -> None:
+    """Each row of others' runs ends with its source."""
+    text = (again / "mfu.md").read_text()
+    section = text.partition("published runs of others, MFU recomputed")[2].partition("## What was")[0]
+    tables = section.split("| run | precision |")[1:]
+    rows = [line for table in tables for line in table.partition("\n\n")[0].splitlines()[2:] if line]
+    assert len(rows) >= 85
+    known = ("torchao", "torchtitan", "llm-foundry", "pytorch issue", "KempnerForge", "IBM and Meta")
+    for row in rows:
+        assert row.strip("| ").rsplit(" | ", 1)[1].startswith(known), row
 
 
 def test_nothing_published_names_a_place_of_the_machine_that_made_it() -> None:

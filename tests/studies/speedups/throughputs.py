@@ -1,6 +1,6 @@
 """Published throughputs of training steps with their conditions: what the prediction is held against. Plain data.
 
-Nothing is fitted to them. Where the same run also gives a speedup it stands in `speedups.cases` and is taken from
+Nothing is fitted to them. Where the same run also gives a speedup it stands in `speedups.table` and is taken from
 there. Tokens/s are of one GPU. Sources read in November 2026.
 """
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from harness.advise.scale.job import Job
 from speedups.case import BY_OP, Case
-from speedups.cases import CASES
-from speedups.held_out import HELD_OUT
 from speedups.libraries import TENSORWISE_AO
+from speedups.table import CASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Published:
         key: short name.
         tokens_per_s: of one GPU.
         source: where it stands.
-        step: what ran: a case of `speedups.cases`, or a job.
+        step: what ran: a case of `speedups.table`, or a job.
         fp8: with the recipe of the case; else in bf16.
         memory_gb: published peak of a GPU, 1e9 bytes.
         assumed: a condition that was not published.
@@ -149,7 +148,7 @@ PUBLISHED: tuple[Published, ...] = (
     *_once(
         tuple(
             one
-            for case in (*CASES, *HELD_OUT)
+            for case in CASES
             if case.bf16 is not None and "without k and v" not in case.key
             for one in _both(case)
         )
@@ -170,11 +169,16 @@ LEFT_OUT: dict[str, str] = {
     "Crusoe, 2025: 70B on 1600 to 1920 H200, up to 1856 B200": "only ratios; batch, length and context parallelism "
     "are not published",
     "torchtitan, 2024-12, table 2 and 6: 8B and 405B, 32,768 to 262,144 tokens": "context parallelism is not modelled",
-    "torchtitan, 2024-12, table 5: 405B, 512 H100, PP8, 100 and 128 tokens/s": "pipelines are not modelled, and the "
-    "number of microbatches is not published",
+    "torchtitan, 2024-12, table 5: 405B, 512 H100, PP8, 100 and 128 tokens/s": "the number of microbatches is not "
+    "published, which a pipeline's bubble depends on",
     "Llama 4 Scout on GB200, torchao's 2-layer MoE on B200, KempnerForge's MoE": "experts are not modelled",
-    "torchtitan, nvfp4.md: 8B on 4 Blackwell GPUs": "NVFP4 and MXFP8 products have no published rate here, and batch "
-    "and GPU are not published",
+    "torchtitan, nvfp4.md: 8B on 4 Blackwell GPUs": "batch and GPU are not published",
+    "Megatron-Bridge, performance summaries 25.09 to 26.08: Llama 3 on H100, B200, GB200, GB300": "FP8 alone, or bf16 with "
+    "other parallelism; nothing in both precisions at the same settings but mixtures of experts",
+    "Megatron-LM, issue 396: 13B, 0.34 and 0.24 s a step": "GPUs, batch and length are not published, nor the model's shape",
+    "PaddleMIX, pull request 584: DiT, 1.64 times": "a diffusion model, whose shapes and batch are not published",
+    "unsloth, pull request 6839: FLUX and Z-Image on B200, 0.76 and 0.38 times": "an adapter is trained, batch 1: no weight's gradient",
+    "FP8-LM, COAT": "states, gradients or activations in FP8 too: more than the Linear layers",
     "KempnerForge, configs/train/7b_16gpu_fp8.toml": "a configuration without a figure",
     "nanochat, RFC of 2023, TransformerEngine": "ratios only, see docs/advise-cases.md",
 }

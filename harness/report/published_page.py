@@ -1,0 +1,222 @@
+"""The section of others' published runs: MFU recomputed with every denominator named, in tables and one figure."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from harness.report.drawing import MUTED, STYLE, Chart, legend, mark, svg
+from harness.report.published_runs import COUNTS, MACHINES, Run, runs
+from harness.report.section import Section
+from harness.report.table import Cell, Column, Table
+from harness.store import text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+INTRO = (
+    "All of these were measured by others, who are named in the last column; none of them was measured by this project. "
+    "What is ours is the arithmetic: FLOPs a token from the sizes of the model, times the published tokens/s, over the "
+    'published dense peak of the GPU. "palm" counts the whole of attention\'s T x T, "causal" the half that runs. '
+    "Only HFU counts what is recomputed. Each figure is one run without an interval."
+)
+# What was published and gives no MFU -> why.
+NOT_FORMED: Mapping[str, str] = {
+    "IBM and Meta, 2024-11: 1.8B and 8B": "the sizes of the 1.8B model are not published; 8B is printed as 8K and 10K "
+    "tokens/s, to one digit",
+    "Crusoe, 2025: 70B on 1600 to 1920 H200, up to 1856 B200": "only ratios and hours, no tokens/s",
+    "Llama 4 Scout on GB200, torchao's 2-layer MoE on B200, KempnerForge's MoE": "how many tokens each expert got, and so "
+    "the FLOPs that ran, is not published; the peak of GB200 is 2250 or 2500 TFLOP/s by two sources",
+    "torchtitan, nvfp4.md: 8B in NVFP4 and MXFP8 on 4 Blackwell GPUs": "neither the GPU nor the length of a sequence is "
+    "published, so that peak and attention are unknown",
+    "KempnerForge, configs/train/7b_16gpu_fp8.toml": "a configuration without a figure: no tokens/s",
+    "nanochat, RFC of 2023, TransformerEngine": "only ratios of whole steps, or single layers",
+    "Databricks, 2024-03: 1.4 to 1.5 times on 64 H100": "only ratios, no tokens/s",
+    "FP8-LM, COAT": "only ratios and percentages, no tokens/s",
+}
+COLUMNS = (
+    Column("run"),
+    Column("precision"),
+    Column("tokens/s/GPU", True),
+    Column("model TFLOP/s", True, "palm"),
+    Column("mixed MFU, palm", True, "sum of F_d / P_d over the time, each dtype against its own peak"),
+    Column("mixed MFU, causal", True, "the same, attention without the masked half"),
+    Column("of bf16 peak, palm", True, "all FLOPs against the bf16 peak: comparable with the literature"),
+    Column("of FP8 peak, palm", True, "all FLOPs against the FP8 peak; low where bf16 has a part"),
+    Column("HFU, causal", True, "as mixed MFU, with what is recomputed"),
+    Column("printed MFU", True, "by its authors; below it whether it follows from their tokens/s"),
+    Column("measured by"),
+)
+
+
+@cache
+def sections() -> tuple[Section, ...]:
+    """One section: how the shares are formed, the figure, the runs by publisher, and what gives no MFU."""
+    by_publisher: dict[str, list[Run]] = {}
+    for run in runs():
+        by_publisher.setdefault(run.publisher, []).append(run)
+    return (
+        Section(
+            "published",
+            f"{len(runs())} published runs of others, MFU recomputed",
+            INTRO,
+            first=[_summary(by_publisher)],
+            charts=[_chart()],
+            tables=[
+                *(_runs_table(name, own) for name, own in by_publisher.items()),
+                _peaks_table(),
+                _counts_table(),
+                _not_formed(),
+            ],
+        ),
+    )
+
+
+def _summary(by_publisher: Mapping[str, Sequence[Run]]) -> Table:
+    columns = (
+        Column("measured by"),
+        Column("figures", True),
+        Column("mixed MFU of bf16 runs, palm", True),
+        Column("mixed MFU of FP8 runs, palm", True),
+        Column("printed an MFU", True),
+        Column("of these follow from their tokens/s", True),
+    )
+    every = {**by_publisher, "all": list(runs())}
+    rows = []
+    for name, own in every.items():
+        printed = [r for r in own if r.printed]
+        agree = sum(r.off_by() == 0.0 for r in printed)
+        rows.append(
+            (
+                Cell(name),
+                Cell(str(len(own)), len(own)),
+                _range_cell([r for r in own if not r.is_fp8]),
+                _range_cell([r for r in own if r.is_fp8]),
+                Cell(str(len(printed)), len(printed)),
+                Cell(f"{agree} of {len(printed)}" if printed else "", agree if printed else None),
+            )
+        )
+    return Table("published-summary", columns, tuple(rows), sortable=False)
+
+
+def _range_cell(own: Sequence[Run]) -> Cell:
+    shares = [share for r in own if (share := r.utilization("palm").mfu_mixed) is not None]
+    if not shares:
+        return Cell("", None)
+    low, high = min(shares), max(shares)
+    return Cell(f"{100 * low:.1f} to {100 * high:.1f} %", low, note=text.plural(len(shares), "run"))
+
+
+def _runs_table(name: str, own: Sequence[Run]) -> Table:
+    caption = f"Measured by {name}: {text.plural(len(own), 'figure')}."
+    return Table(f"published-runs-{name}", COLUMNS, tuple(map(_row, own)), caption)
+
+
+def _row(run: Run) -> tuple[Cell, ...]:
+    palm, causal = run.utilization("palm"), run.utilization("causal")
+    where = f"{run.machine}, length {run.seq:,}, {_recomputed(run.recomputed)}"
+    return (
+        Cell(run.name, run.name, note=where),
+        Cell(run.precision, run.precision),
+        Cell(text.count(run.tokens_per_s), run.tokens_per_s),
+        Cell(text.number(palm.model_tflops), palm.model_tflops),
+        _share(palm.mfu_mixed),
+        _share(causal.mfu_mixed),
+        _share(palm.mfu_bf16_peak),
+        _share(palm.mfu_fp8_peak),
+        _share(causal.hfu),
+        _printed(run),
+        Cell(run.source, run.source),
+    )
+
+
+def _recomputed(what: str) -> str:
+    return f"recomputed: {what}" if what != "nothing" else "nothing recomputed"
+
+
+def _printed(run: Run) -> Cell:
+    if run.printed is None:
+        return Cell("", None)
+    formed, off = run.by_their_count(), run.off_by()
+    note = f"agrees: {formed:.2f} % by their count"
+    if off:
+        note = f"differs by {off:+.2f} points: {formed:.2f} % by their count; they do not say why"
+    return Cell(run.printed.text, run.printed.high, "bad" if off else "", note)
+
+
+def _share(value: float | None) -> Cell:
+    return Cell(text.NONE, None, "muted") if value is None else Cell(f"{100 * value:.1f} %", value)
+
+
+def _peaks_table() -> Table:
+    columns = (
+        Column("ran on"),
+        Column("divided by the peak of"),
+        Column("bf16 TFLOP/s", True),
+        Column("FP8 TFLOP/s", True),
+        Column("what to know"),
+        Column("source of the peak"),
+    )
+    rows = []
+    for machine, (_, remark) in MACHINES.items():
+        device = next(r for r in runs() if r.machine == machine).device
+        peaks = (Cell(f"{device.tflops[d]:g}", device.tflops[d]) for d in ("bf16", "fp8"))
+        rows.append((Cell(machine), Cell(device.key), *peaks, Cell(remark), Cell(device.source)))
+    caption = "Peaks: dense, as their makers publish them (docs/hardware.md)."
+    return Table("published-peaks", columns, tuple(rows), caption, sortable=False)
+
+
+def _counts_table() -> Table:
+    columns = (Column("printed by"), Column("6 N + 12 L Q T, with N"), Column("source"))
+    rows = []
+    for count in COUNTS.values():
+        names = dict.fromkeys(r.source for r in runs() if r.printed and r.printed.count is count)
+        rows.append((Cell("; ".join(names)), Cell(count.words), Cell(count.source)))
+    caption = "How the printed MFUs were formed; each is formed again that way before it is compared."
+    return Table("published-counts", columns, tuple(rows), caption, sortable=False)
+
+
+def _not_formed() -> Table:
+    rows = tuple((Cell(what), Cell(why)) for what, why in NOT_FORMED.items())
+    caption = "Published, and no MFU can be formed from it."
+    return Table("published-not-formed", (Column("published"), Column("why")), rows, caption, sortable=False)
+
+
+@mpl.rc_context(STYLE)
+def _chart() -> Chart:
+    """The same FP8 runs over three denominators: what a single printed number hides."""
+    shown = sorted(
+        (r for r in runs() if r.is_fp8), key=lambda r: r.utilization("palm").mfu_mixed or 0.0, reverse=True
+    )
+    figure = Figure(figsize=(9.5, 1.0 + 0.19 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    columns = (("of FP8 peak", "mfu_fp8_peak"), ("mixed", "mfu_mixed"), ("of bf16 peak", "mfu_bf16_peak"))
+    for i, (label, field) in enumerate(columns):
+        shares = [getattr(r.utilization("palm"), field) for r in shown]
+        axes.plot(shares, range(len(shown)), **mark(i, label=label))
+    for y, r in enumerate(shown):
+        found = r.utilization("palm")
+        if found.mfu_fp8_peak is not None and found.mfu_bf16_peak is not None:
+            axes.hlines(y, found.mfu_fp8_peak, found.mfu_bf16_peak, color=MUTED, linewidth=0.6, zorder=0)
+    printed = [(r.printed.high / 100, y) for y, r in enumerate(shown) if r.printed]
+    x, y_of = zip(*printed, strict=True)
+    axes.plot(x, y_of, **mark(11, label="printed by its authors", markersize=8))
+    axes.set_yticks(
+        range(len(shown)), [text.short(f"{r.publisher}: {r.name}", 62) for r in shown], fontsize=7.5
+    )
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(0, None)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("MFU of others' FP8 runs, recomputed (palm)")
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    legend(figure, axes)
+    caption = (
+        f"{len(shown)} FP8 runs that others measured and published; none is a measurement of this project. One run is one "
+        "line: the same tokens/s over the FP8 peak, over each dtype's own, and over the bf16 peak."
+    )
+    return Chart("published-mfu", "One run, three denominators", svg(figure, "published-mfu"), caption)

@@ -1,0 +1,180 @@
+"""`harness.measure`: two or more closures against each other, with the engine that times every sweep.
+
+found = harness.measure({"mm": lambda: a @ b, "addmm": lambda: torch.addmm(c, a, b)}, check=torch.allclose)
+found["addmm"].speedup, found.floor, found.to_frame()
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from harness.machine.environment import device_kind
+from harness.machine.gpu_monitor import monitor_for
+from harness.store import effect
+from harness.store.arm import control_name
+from harness.store.errors import UsageError, one_line
+from harness.store.stats import median, paired_log_ratios
+from harness.timing.config import Timing, TimingConfig
+from harness.timing.rounds import measure as measure_rounds
+from harness.timing.rounds import timer_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pandas as pd
+
+    from harness.store.effect import Effect
+    from harness.timing.timers import Timer
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was measured; `found[name]` is the effect of a closure against the first one.
+
+    Attributes:
+        first: name of the closure that the others are compared with.
+        timings: name -> samples in ms with their rounds, the first one's second copy left out.
+        floor: how far two copies of the first one seem apart, as a ratio >= 1; NaN where it is not known.
+        wrong: name -> why its result is not the first one's; such a closure has no ratio.
+        device: where it was timed.
+    """
+
+    first: str
+    timings: Mapping[str, Timing]
+    floor: float
+    wrong: Mapping[str, str]
+    device: str
+
+    def __getitem__(self, name: str) -> Effect:
+        """The effect of a closure against the first one, paired by round; its `speedup` above 1: it is faster.
+
+        Raises:
+            KeyError: no such closure.
+            ValueError: it has no ratio: it failed, or its result is wrong.
+        """
+        why = self.wrong.get(name) or self.timings[name].failure or self.timings[self.first].failure
+        if why:
+            raise ValueError(f"{name} has no ratio: {why}")
+        mine, base = self.timings[name], self.timings[self.first]
+        logs = paired_log_ratios(base.samples_ms, base.rounds, mine.samples_ms, mine.rounds)
+        return effect.paired(logs, self.floor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.timings)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a closure: median_ms, speedup, low, high (95 %), rounds, verdict, reason; what has no ratio has NaN."""
+        import pandas as pd
+
+        return pd.DataFrame([self._row(name) for name in self]).set_index("name")
+
+    def _row(self, name: str) -> dict[str, Any]:
+        timing = self.timings[name]
+        row: dict[str, Any] = {
+            "name": name,
+            "median_ms": median(timing.samples_ms) if timing.samples_ms else math.nan,
+        }
+        row |= dict.fromkeys(("speedup", "low", "high"), math.nan) | {
+            "rounds": 0,
+            "verdict": "",
+            "reason": "",
+        }
+        if name == self.first and not timing.failure:
+            return row | {"rounds": len(set(timing.rounds)), "reason": "what the others are compared with"}
+        try:
+            found = self[name]
+        except ValueError as error:
+            return row | {"verdict": "refused", "reason": str(error)}
+        ends = (
+            (math.exp(-found.log_high), math.exp(-found.log_low))
+            if found.has_interval
+            else (math.nan, math.nan)
+        )
+        return row | {
+            "speedup": found.speedup,
+            "low": ends[0],
+            "high": ends[1],
+            "rounds": found.rounds,
+            "verdict": found.direction,
+            "reason": ""
+            if math.isnan(self.floor)
+            else f"two copies of {self.first} seem up to {self.floor - 1:.1%} apart",
+        }
+
+    def __str__(self) -> str:
+        return self.to_frame().to_string(float_format=lambda x: f"{x:.4g}", na_rep="")
+
+    def _repr_html_(self) -> str:
+        table: str = self.to_frame().to_html(float_format=lambda x: f"{x:.4g}", na_rep="")
+        return f"{table}<p>on {html.escape(self.device)}, paired by round, 95 % intervals</p>"
+
+
+def measure(
+    closures: Mapping[str, Callable[[], object]],
+    *,
+    check: Callable[[Any, Any], object] | None = None,
+    rounds: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    timing: TimingConfig | None = None,
+    timer: Timer | None = None,
+) -> Compared:
+    """Times closures in rounds, interleaved in random order, the first one twice: how far its copies seem apart is the floor.
+
+    Args:
+        closures: name -> function without arguments, two or more. The first is what the others are compared with.
+        check: check(result of the first, result of another) before anything is timed; what is false, or raises, leaves
+            that closure without a ratio. None: results are not compared.
+        rounds: exactly so many; None: until the intervals are narrow, as in a sweep.
+        device: "cpu", "cuda", or "auto": a GPU if there is one.
+        seed: of the order.
+        timing: how long to warm up and to measure.
+        timer: of the device; by default the one of sweeps.
+
+    Returns:
+        Compared.
+
+    Raises:
+        UsageError: fewer than two closures, rounds too few for an interval, or no such device.
+    """
+    if len(closures) < 2 or not all(callable(fn) for fn in closures.values()):
+        raise UsageError(f"closures={list(closures)}: expected two functions or more, by name")
+    if rounds is not None and (
+        isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < effect.MIN_ROUNDS
+    ):
+        raise UsageError(f"rounds={rounds!r}: an interval needs an integer of at least {effect.MIN_ROUNDS}")
+    config = timing if timing is not None else TimingConfig()
+    if rounds is not None:
+        config = replace(config, min_rounds=rounds, max_rounds=rounds, max_seconds=1e9)
+    first, device = next(iter(closures)), device_kind(device)
+    wrong = _wrong(closures, first, check) if check is not None else {}
+    arms = {**closures, control_name(first): closures[first]}
+    with monitor_for(device) as monitor:
+        found = measure_rounds(arms, timer or timer_for(device), config, seed, monitor)
+    base, again = found[first], found.pop(control_name(first))
+    floor = math.nan
+    if not (base.failure or again.failure):
+        logs = paired_log_ratios(base.samples_ms, base.rounds, again.samples_ms, again.rounds)
+        control = effect.paired(logs)
+        if control.has_interval:
+            floor = math.exp(max(abs(control.log_low), abs(control.log_high)))
+    return Compared(first, found, floor, wrong, device)
+
+
+def _wrong(
+    closures: Mapping[str, Callable[[], object]], first: str, check: Callable[[Any, Any], object]
+) -> dict[str, str]:
+    """Why each other closure's result is not the first one's."""
+    expected, found = closures[first](), {}
+    for name, fn in closures.items():
+        if name == first:
+            continue
+        try:
+            if not check(expected, fn()):
+                found[name] = f"its result is not that of {first}"
+        except Exception as error:  # noqa: BLE001 - anyone's closure and check
+            found[name] = f"its check raised {one_line(error)}"
+    return found

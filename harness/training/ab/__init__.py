@@ -1,0 +1,9 @@
+"""FP8 against bf16 in a training loop of the user's own: paired by blocks of steps, without a relaunch.
+
+Public as `from harness import ab`.
+"""
+
+from harness.training.ab.result import TrialResult
+from harness.training.ab.trial import Trial
+
+__all__ = ["Trial", "TrialResult"]

@@ -1,0 +1,71 @@
+"""What ranks tell each other once a round, through torch.distributed's key-value store: no collective that could hang.
+
+Rank 0 gathers and answers, so that every rank decides by the same facts. A rank that does not answer in time is named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_TRIALS = itertools.count()
+
+
+class SilentRankError(RuntimeError):
+    """A rank did not answer; the message names it."""
+
+
+class Exchange:
+    """Messages of one trial among all ranks; alone, a rank hears itself."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s = 0, 1, timeout_s
+        self._store: Any = None
+        self._turn = itertools.count()
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self._store = dist.distributed_c10d._get_default_store()
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self._prefix = f"harness/ab/{next(_TRIALS)}"
+
+    def all_of(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        """The messages of all ranks in order; every rank must call it equally often.
+
+        Args:
+            mine: JSON values.
+
+        Raises:
+            SilentRankError: on every rank that still answers.
+        """
+        if self._store is None:
+            return [mine]
+        key = f"{self._prefix}/{next(self._turn)}"
+        self._store.set(f"{key}/{self.rank}", json.dumps(mine))
+        if self.rank == 0:
+            gathered: list[dict[str, Any]] = []
+            silent: list[int] = []
+            for rank in range(self.size):
+                text = self._get(f"{key}/{rank}", self._timeout_s if not silent else 0.1)
+                gathered.append(json.loads(text) if text is not None else {})
+                if text is None:
+                    silent.append(rank)
+            self._store.set(f"{key}/all", json.dumps({"messages": gathered, "silent": silent}))
+        # Rank 0 may wait for its whole time before it answers
+        text = self._get(f"{key}/all", 2 * self._timeout_s)
+        answer = json.loads(text) if text is not None else {"silent": [0], "messages": []}
+        if answer["silent"]:
+            names = ", ".join(map(str, answer["silent"]))
+            raise SilentRankError(
+                f"rank {names} did not answer within {self._timeout_s:g} s: all ranks must take the same steps through the trial"
+            )
+        return list(answer["messages"])
+
+    def _get(self, key: str, timeout_s: float) -> str | None:
+        try:
+            self._store.wait([key], timedelta(seconds=timeout_s))
+            return str(self._store.get(key).decode())
+        except (RuntimeError, dist.DistStoreError):
+            return None

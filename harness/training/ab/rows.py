@@ -1,0 +1,96 @@
+"""A trial's rounds as rows of the store, like those of any sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.machine import environment
+from harness.store import RunWriter, new_run_id
+from harness.store.arm import Arm
+from harness.store.case import Case
+from harness.store.cause import Cause
+from harness.store.measurement import Measurement
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
+
+if TYPE_CHECKING:
+    from harness.training.ab.plan import Plan
+    from harness.training.ab.result import TrialResult
+
+SUITE = "ab"
+
+
+def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measurement]:
+    """One row an arm: its timed steps with their rounds, or why there are none."""
+    case = Case.of(
+        SUITE,
+        {
+            "model": model,
+            "recipe": result.recipe,
+            "block": plan.block,
+            "lead": plan.lead,
+            "ranks": result.ranks,
+        },
+        plan.seed,
+    )
+    records = {BASE: Arm("base"), AGAIN: Arm("base", control=True), FP8: Arm(result.recipe)}
+    out = []
+    for arm in ARMS:
+        samples = [(t, r.index) for r in result.rounds if r.has(arm) for t in r.times_ms[arm]]
+        is_fp8 = arm == FP8
+        resolved = {
+            "timed": "one optimizer step of the user's own loop; of several ranks the slowest one's",
+            "recipe": result.recipe if is_fp8 else "bf16",
+            "fp8_layers": result.layers if is_fp8 else 0,
+            "tokens_per_step": result.tokens,
+            **(result.facts if is_fp8 else {}),
+        }
+        refused = "" if result.proved and not result.problem else result.doubt
+        row = Measurement(
+            suite=SUITE,
+            case_id=case.case_id,
+            arm=str(records[arm]),
+            arm_fields=records[arm],
+            axes=case.axes_json,
+            seed=case.seed,
+            metric="time_ms",
+            status="ok",
+            baseline="" if arm == BASE else BASE,
+            regime="isolated",
+            resolved=resolved,
+            samples=tuple(t for t, _ in samples) or (1.0,),
+            rounds=tuple(r for _, r in samples) or (0,),
+            flops=result.flops.get(FP8 if is_fp8 else BASE, {}),
+            timing={"method": result.method, "lead_steps": plan.lead, "block_steps": plan.block},
+        )
+        if refused or not samples:
+            why = refused or "no block of this arm counts"
+            cause = Cause.UNPROVEN if not result.proved else Cause.RUN
+            row = replace(row, status="failed", samples=(), rounds=(), reason=why, cause=cause)
+        out.append(row)
+    return out
+
+
+def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, is_writer: bool) -> Path:
+    """Writes the rows of a trial as a run, on one rank; returns its folder, "" where another rank wrote it."""
+    if not is_writer:
+        return Path()
+    facts = environment.fingerprint(result.device)
+    run_id = new_run_id(facts.get("git_commit"))
+    folder = Path(results_dir) / SUITE / run_id
+    writer = RunWriter(
+        folder,
+        run_id=run_id,
+        sweep=SUITE,
+        env_id=environment.env_id(facts),
+        env=facts,
+        about={
+            "command": "harness.ab.Trial in a loop of the user's own",
+            "question": "FP8 against bf16 in this training loop",
+            "answer": result.lines(),
+        },
+    )
+    writer.append(measurements(result, plan, model))
+    writer.close("finished" if not result.problem else "failed")
+    return folder

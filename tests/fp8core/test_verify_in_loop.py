@@ -1,0 +1,157 @@
+"""`StepProof` in loops that train. Oracles: `verify` on an equal model; plain loops, for weights after the loop; planted faults."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8core import PrecisionSchedule, StepProof, convert_to_float8_training, update_scales, verify
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed")
+
+
+class Loop:
+    """A loop that trains a small converted model; each turn is a step of several microbatches."""
+
+    def __init__(self, recipe: str = "tensorwise", *, compiled: bool = False) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        self.model: Any = convert_to_float8_training(model, config=recipe)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.run = torch.compile(self.model) if compiled else self.model
+        self.batches = torch.randn(8, 4, 16, 32)
+        self.turn = 0
+
+    def step(self, microbatches: int = 2) -> None:
+        for batch in self.batches[self.turn][:microbatches]:
+            self.run(batch).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        update_scales(self.model)
+        self.turn += 1
+
+    def proved(self, **arguments: Any) -> Any:
+        proof = StepProof(self.model, **arguments)
+        self.step()
+        while not proof.complete:
+            with proof.step():
+                self.step()
+        return proof.conclude()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_two_steps_of_a_loop_prove_what_verify_proves(recipe: str) -> None:
+    proof = Loop(recipe).proved(recipe=recipe)
+    assert proof.ok, proof.line
+    other = Loop(recipe)
+
+    def again() -> None:
+        other.turn = 0
+        other.step()
+
+    theirs = verify(again, other.model, recipe=recipe, announce=False)
+    assert theirs.ok, theirs.line
+    assert (proof.counted, proof.predicted) == (theirs.counted, theirs.predicted)
+    assert proof.counted > 0
+    assert [layer.fqn for layer in proof.layers] == [layer.fqn for layer in theirs.layers]
+    assert proof.matmuls.fp8_share == theirs.matmuls.fp8_share
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "delayed"])
+def test_the_loop_trains_as_without_the_proof(recipe: str) -> None:
+    """Eager loops: bit for bit."""
+    watched, plain = Loop(recipe), Loop(recipe)
+    proof = StepProof(watched.model)
+    for _ in range(4):
+        with nullcontext() if proof.complete else proof.step():
+            watched.step()
+        plain.step()
+    for mine, theirs in zip(watched.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_compiled_loop_is_proved_in_eager_mode_and_counted_as_it_runs() -> None:
+    proof = Loop(compiled=True).proved()
+    assert proof.ok, proof.line
+    assert proof.compiled
+    assert proof.line.startswith("FP8 verified in eager mode")
+
+
+def held_in_bf16(loop: Loop) -> None:
+    PrecisionSchedule.parse("keep_bf16").apply(loop.model, 0, 1)
+
+
+def one_layer_in_bf16(loop: Loop) -> None:
+    PrecisionSchedule.parse("keep_bf16@2").apply(loop.model, 0, 1)
+
+
+@pytest.mark.parametrize("planted", [held_in_bf16, one_layer_in_bf16])
+def test_a_model_held_in_high_precision_is_not_proved(planted: Any) -> None:
+    loop = Loop()
+    planted(loop)
+    proof = loop.proved(recipe="tensorwise")
+    assert not proof.ok
+    assert not proof.line.startswith("FP8 verified")
+
+
+def test_another_recipe_is_not_proved() -> None:
+    assert not Loop("rowwise").proved(recipe="tensorwise").ok
+
+
+def test_a_switch_between_the_two_steps_is_a_problem() -> None:
+    loop = Loop()
+    proof = StepProof(loop.model)
+    with proof.step():
+        loop.step()
+    held_in_bf16(loop)
+    with proof.step():
+        loop.step()
+    assert "no FP8 GEMM ran" in proof.conclude().problems
+
+
+def test_steps_of_other_lengths_are_a_problem() -> None:
+    loop = Loop()
+    proof = StepProof(loop.model)
+    for microbatches in (2, 3):
+        with proof.step():
+            loop.step(microbatches)
+    (problem,) = proof.conclude().problems
+    assert "FP8 GEMMs ran in a step where" in problem
+
+
+def test_fewer_than_two_steps_prove_nothing_and_a_third_is_refused() -> None:
+    loop = Loop()
+    proof = StepProof(loop.model)
+    assert not proof.conclude().ok
+    proof = StepProof(loop.model)
+    with proof.step():
+        loop.step()
+    assert "1 of the 2 steps that a proof needs were seen" in proof.conclude().problems
+    with proof.step():
+        loop.step()
+    with pytest.raises(RuntimeError, match="another StepProof"), proof.step():
+        pass
+
+
+def test_a_step_that_raises_is_none_of_the_two() -> None:
+    loop = Loop()
+    proof = StepProof(loop.model)
+
+    def fails() -> None:
+        loop.step()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), proof.step():
+        fails()
+    assert not proof.complete
+    assert not any(module._forward_hooks for module in loop.model.modules())
+
+
+@pytest.mark.parametrize(("model", "error"), [("model", TypeError), (None, TypeError)])
+def test_what_is_no_model_is_refused(model: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="model"):
+        StepProof(model)

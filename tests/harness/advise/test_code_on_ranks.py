@@ -1,0 +1,68 @@
+"""The code that is printed for two GPUs, run on two ranks over gloo with FSDP2. Oracle: `fp8core.verify`, which looks at what is gathered."""
+
+from __future__ import annotations
+
+import functools
+
+import code_on_ranks
+import pytest
+from code_on_ranks import FSDP
+
+from harness.advise.command import answer, parse
+from harness.advise.library_names import TORCHAO
+from harness.advise.printed_code import Setup, as_code
+from harness.advise.show import lines
+from harness.machine import ranks
+
+ASKED = "model=llama3_1b gpu=h100 dp=2 recipe=tensorwise checkpointing=full"
+ALL: dict[str, list[str]] = {"words": [], "names": []}
+
+
+@functools.cache
+def printed(*more: str) -> str:
+    """The code of the answer, as it stands on the screen."""
+    told = lines(answer(parse([*ASKED.split(), *more])))
+    return "\n".join(line.removeprefix("  ") for line in told[told.index("code:") + 1 :])
+
+
+def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
+    assert "with_fp8_all_gather()" in printed()
+    for found in ranks.run(code_on_ranks.trained, 2, printed(), True):
+        assert found["ok"], found["line"]
+        assert "gathered in FP8" in found["line"]
+        assert found["layers"] == 5
+
+
+def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
+    code = printed("fp8_all_gather=false")
+    assert "with_fp8_all_gather()" not in code
+    for found in ranks.run(code_on_ranks.trained, 2, code, True):
+        assert not found["ok"]
+        assert "the all-gather is not in FP8" in found["line"]
+    for found in ranks.run(code_on_ranks.trained, 2, code, False):
+        assert found["ok"], found["line"]
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "rowwise"])
+def test_other_recipes_are_sharded_by_the_same_line(recipe: str) -> None:
+    code = as_code(recipe, ALL, Setup(sharded=True))
+    for found in ranks.run(code_on_ranks.trained, 2, code, False):
+        assert found["ok"], found["line"]
+
+
+def test_where_layers_are_split_the_code_says_by_what() -> None:
+    """Tensor parallelism comes before FSDP (docs/distributed.md); in FP8 by the styles that gather in FP8."""
+    both = Setup(sharded=True, fp8_all_gather=True, split=True, tp_fp8_all_gather=True)
+    for setup in (
+        both,
+        Setup(TORCHAO, sharded=True, fp8_all_gather=True, split=True, tp_fp8_all_gather=True),
+    ):
+        code = as_code("tensorwise", ALL, setup).splitlines()
+        split = next(i for i, line in enumerate(code) if line.startswith("# TP: "))
+        assert "Float8ColwiseParallel" in code[split]
+        assert split < code.index(FSDP)
+        assert max(map(len, code)) <= 78
+    plain = as_code("rowwise", ALL, Setup(split=True))
+    assert "# TP: " in plain
+    assert "Float8ColwiseParallel" not in plain
+    assert "# TP: " not in as_code("rowwise", ALL, Setup(sharded=True))

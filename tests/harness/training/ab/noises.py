@@ -1,0 +1,73 @@
+"""Step times of a loop under planted noise, dealt to the arms by the trial's own plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.training.ab.plan import FP8, Plan
+from harness.training.ab.result import Round, TrialResult
+
+Vector = NDArray[np.float64]
+Noise = Callable[
+    [np.random.Generator, int], Vector
+]  # (generator, steps) -> log of the factor on each step's time
+
+
+def quiet(rng: np.random.Generator, steps: int) -> Vector:
+    """One percent, independent."""
+    return rng.normal(0, 0.01, steps)
+
+
+def drift(rng: np.random.Generator, steps: int) -> Vector:
+    """A slope of up to 20 % over the trial, either way."""
+    return quiet(rng, steps) + rng.uniform(-0.2, 0.2) * np.linspace(0, 1, steps)
+
+
+def thermal(rng: np.random.Generator, steps: int) -> Vector:
+    """The clock falls by 8 % at a moment, and comes back."""
+    start = rng.integers(0, steps)
+    level = np.zeros(steps)
+    level[start : start + rng.integers(10, steps)] = 0.08
+    return quiet(rng, steps) + level
+
+
+def heavy_tails(rng: np.random.Generator, steps: int) -> Vector:
+    """Student's t with two degrees of freedom."""
+    return 0.01 * rng.standard_t(2, steps)
+
+
+def stalls(rng: np.random.Generator, steps: int) -> Vector:
+    """One step in 20 waits inside for data, for up to three times its length."""
+    waits = (rng.random(steps) < 0.05) * rng.uniform(0.1, 1.4, steps)
+    return quiet(rng, steps) + waits
+
+
+def correlated(rng: np.random.Generator, steps: int) -> Vector:
+    """First-order autoregressive, 0.9 from step to step."""
+    out = np.zeros(steps)
+    for i in range(1, steps):
+        out[i] = 0.9 * out[i - 1] + rng.normal(0, 0.005)
+    return out
+
+
+NOISES: dict[str, Noise] = {f.__name__: f for f in (quiet, drift, thermal, heavy_tails, stalls, correlated)}
+
+
+def simulated(noise: Noise, speedup: float, seed: int, plan: Plan | None = None) -> TrialResult:
+    """A trial whose FP8 steps take 1 / speedup of bf16's, under a noise."""
+    rng = np.random.default_rng(seed)
+    plan = plan or Plan(seed=seed)
+    turns = list(plan.turns())
+    logs = noise(rng, len(turns))
+    times: dict[int, dict[str, list[float]]] = {}
+    for turn, log in zip(turns, logs, strict=True):
+        if turn.purpose == "timed":
+            step = 100.0 / (speedup if turn.arm == FP8 else 1.0)
+            times.setdefault(turn.round, {}).setdefault(turn.arm, []).append(step * float(np.exp(log)))
+    rounds = tuple(Round(i, {arm: tuple(v) for arm, v in arms.items()}) for i, arms in times.items())
+    return TrialResult(
+        recipe="tensorwise", device="cuda", rounds=rounds, method="simulated", proved=True, proof="simulated"
+    )

@@ -1,0 +1,107 @@
+"""What the ranks of `test_trial_ranks.py` run; each returns what the trial says on its rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loops import Loop, PlantedClock
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fp8core import Float8LinearConfig, PrecisionSchedule, convert_to_float8_training
+from harness import ab
+
+STEPS = 52  # three rounds
+
+
+def _answer(trial: Any) -> dict[str, Any]:
+    result = trial.result()
+    return {
+        "speedup": result.effect.speedup if result.rounds else None,
+        "base_ms": result.median_ms("base"),
+        "rounds": len(result.rounds),
+        "faults": [dict(r.faults) for r in result.rounds],
+        "proved": result.proved,
+        "proof": result.proof,
+        "doubt": result.doubt,
+        "problem": result.problem,
+        "slow_rank": result.slow_rank,
+        "text": "\n".join(result.lines()),
+        "done": trial.done,
+        "order": [trial.plan.order(i) for i in range(3)],
+    }
+
+
+def _planted(trial: Any, fp8_ms: float, base_ms: float) -> None:
+    trial._clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms)
+
+
+def data_parallel(slower: float = 1.0) -> dict[str, Any]:
+    """DDP around a model that the trial converted before; rank 1's steps take `slower` times as long."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS)
+    factor = slower if dist.get_rank() else 1.0
+    _planted(trial, 80.0 * factor, 100.0 * factor)
+    loop.model = DistributedDataParallel(loop.model)
+    loop.turn = 1000 * dist.get_rank()  # other batches
+    loop.run(trial, loop.turn + STEPS)
+    return _answer(trial)
+
+
+def sharded(recipe: str, fp8_all_gather: bool, demand: bool) -> dict[str, Any]:
+    """FSDP2 over both ranks."""
+    loop = Loop(seed=0)
+    config = (
+        Float8LinearConfig(enable_fsdp_float8_all_gather=fp8_all_gather)
+        if recipe == "tensorwise"
+        else Float8LinearConfig.from_recipe_name(recipe)
+    )
+    convert_to_float8_training(loop.model, config=config)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (loop.model.up, loop.model.down, loop.model):
+        fully_shard(layer, mesh=mesh)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
+    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
+    trial = ab.Trial(loop.model, recipe, steps=STEPS, fp8_all_gather=demand)
+    _planted(trial, 80.0, 100.0)
+    loop.turn = 1000 * dist.get_rank()
+    loop.run(trial, loop.turn + STEPS)
+    return _answer(trial)
+
+
+def left_in_bf16(when: str) -> dict[str, Any]:
+    """Something on rank 1 holds the model in bf16: from the start, or within a later block."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS)
+    _planted(trial, 80.0, 100.0)
+    held = PrecisionSchedule.parse("keep_bf16")
+    while not trial.done and loop.turn < STEPS:
+        with trial.step():
+            if dist.get_rank() == 1 and (when == "always" or loop.turn >= 40):
+                held.apply(loop.model, 0, 1)
+            loop.step()
+    return _answer(trial)
+
+
+def stops_early() -> dict[str, Any]:
+    """Rank 1 leaves the loop in the first round."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=2.0)
+    loop.run(trial, 12 if dist.get_rank() == 1 else STEPS)
+    return _answer(trial)
+
+
+def other_shapes() -> dict[str, Any]:
+    """Rank 1 meets a shorter batch within a block."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS)
+    _planted(trial, 80.0, 100.0)
+    while not trial.done and loop.turn < STEPS:
+        if dist.get_rank() == 1:
+            loop.rows = 8 if loop.turn == 20 else 16
+        with trial.step():
+            loop.step()
+    return _answer(trial)

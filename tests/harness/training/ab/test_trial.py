@@ -1,0 +1,257 @@
+"""Trials in small loops. Oracles: the same loop without a trial, bit for bit; planted clocks; `verify`; counts by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fakes import FakeCuda
+from loops import Loop, PlantedClock, equal
+from torch import nn
+
+from fp8core import Float8Linear, PrecisionSchedule, convert_to_float8_training, verify
+from harness import ab, store
+from harness.__main__ import main
+from harness.store.compare import paired_ratios
+from harness.store.errors import UsageError
+from harness.training.ab.clock import EventClock
+from harness.training.ab.plan import BASE, FP8
+
+SHORT = {"steps": 52}  # three rounds
+
+
+def planted(trial: Any, fp8_ms: float = 80.0, base_ms: float = 100.0) -> PlantedClock:
+    """A clock by which FP8's steps take another time than bf16's, in a trial that was just made."""
+    clock = PlantedClock(lambda count: fp8_ms if trial._turn.is_fp8 else base_ms)
+    trial._clock = clock
+    return clock
+
+
+def test_a_trial_finds_the_planted_ratio_and_proves_fp8() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    planted(trial)
+    result = loop.run(trial)
+    assert loop.turn == 52
+    assert result.effect.speedup == pytest.approx(100 / 80)
+    assert result.effect.rounds == 3
+    assert result.floor == pytest.approx(1.0)
+    assert (result.median_ms(BASE), result.median_ms(FP8), result.gap_ms) == pytest.approx((100, 80, 1))
+    assert result.proved
+    assert result.proof.startswith("FP8 verified: 2 of 2 Linear layers")
+    # 4 warm and proved steps in FP8, 3 in bf16; then three rounds of 5 and 10
+    assert result.steps_run == (4 + 15, 3 + 30)
+    assert result.tokens == 16
+    assert sum(result.flops[FP8].values()) == sum(result.flops[BASE].values()) == 5 * 2 * 16 * 32 * 64
+    assert set(result.flops[FP8]) == {"e4m3", "e5m2"}
+    assert not set(result.flops[BASE]) & {"e4m3", "e5m2"}
+    assert result.loss_gap is not None
+    assert result.decision == "cannot tell", "a CPU's times decide nothing"
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"])
+def test_every_recipe_is_proved_in_the_loop(recipe: str) -> None:
+    loop = Loop()
+    result = loop.run(ab.Trial(loop.model, recipe, **SHORT))
+    assert result.proved, result.proof
+    assert not any(r.faults for r in result.rounds)
+
+
+def test_a_converted_model_is_taken_as_it_is_and_left_as_asked() -> None:
+    loop = Loop()
+    convert_to_float8_training(loop.model, config="rowwise")
+    layers = [m for m in loop.model.modules() if isinstance(m, Float8Linear)]
+    recipes = [layer.recipe for layer in layers]
+    loop.run(ab.Trial(loop.model, "rowwise", after="fp8", **SHORT))
+    assert [layer.recipe for layer in layers] == recipes
+    assert verify(loop.step, loop.model, recipe="rowwise", announce=False).ok
+    loop.run(ab.Trial(loop.model, "rowwise", after="bf16", **SHORT))
+    assert all(layer.recipe.fp8_gemms == 0 for layer in layers)
+
+
+def test_held_in_bf16_the_model_trains_as_without_conversion() -> None:
+    """Oracle: the unconverted loop, bit for bit, over the steps before the first in FP8."""
+    loop, plain = Loop(), Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    for _ in range(3):
+        with trial.step():
+            loop.step()
+        plain.step()
+    assert equal(loop.state()[:4], plain.state()[:4])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_restored_trial_leaves_no_trace(dropout: float) -> None:
+    """Weights, moments, schedule and random numbers, then ten more steps: bit for bit those of a loop without a trial."""
+    loop, plain = Loop(dropout=dropout), Loop(dropout=dropout)
+    for each in (loop, plain):
+        torch.manual_seed(7)
+        for _ in range(5):
+            each.step()
+        each.random = torch.get_rng_state()  # type: ignore[attr-defined]
+    torch.set_rng_state(loop.random)  # type: ignore[attr-defined]
+    result = loop.run(ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT))
+    assert result.restored == ("model", "random numbers", "AdamW", "StepLR")
+    assert result.effect.rounds == 3
+    loop.turn = plain.turn  # the loader is the loop's own
+    for _ in range(10):
+        loop.step()
+    mine = loop.state()
+    torch.set_rng_state(plain.random)  # type: ignore[attr-defined]
+    for _ in range(10):
+        plain.step()
+    assert equal(mine, plain.state())
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["inside", "between"])
+def test_an_exception_restores_too(error: type[BaseException], where: str) -> None:
+    loop, plain = Loop(), Loop()
+    loop.step()
+    plain.step()
+    trial = ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT)
+
+    def ends(turn: int) -> None:
+        if turn == 12:
+            raise error("planted")
+
+    def train() -> None:
+        with trial:
+            for turn in range(20):
+                ends(turn if where == "between" else 0)
+                with trial.step():
+                    loop.step()
+                    ends(turn)
+
+    with pytest.raises(error):
+        train()
+    assert trial.done
+    assert "planted" in trial.result().doubt or error.__name__ in trial.result().doubt
+    assert equal(loop.state()[:-1], plain.state()[:-1])
+    assert trial.result().decision == "cannot tell"
+
+
+class Rows:
+    """A loader with a state."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+    def __iter__(self) -> Any:
+        while True:
+            self.place += 1
+            yield torch.full((16, 32), float(self.place))
+
+
+def test_a_stateful_loader_gives_its_next_batches_again() -> None:
+    loop, rows = Loop(), Rows()
+    trial = ab.Trial(loop.model, restore=[loop.optimizer, rows], **SHORT)
+    for batch in rows:
+        with trial.step():
+            loop.step(batch)
+        if trial.done:
+            break
+    assert float(next(iter(rows))[0, 0]) == 1.0
+
+
+def test_the_rows_are_rendered_like_any_others(tmp_path: Path) -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    planted(trial)
+    loop.run(trial)
+    folder = trial.save(tmp_path)
+    (pair,) = paired_ratios(store.read([folder])).to_dict("records")
+    assert pair["arm"] == "tensorwise"
+    assert pair["speedup"] == pytest.approx(1.25)
+    assert pair["floor"] == pytest.approx(1.0)
+    assert pair["rounds"] == 3
+    assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
+    assert "tensorwise" in (tmp_path / "page.md").read_text()
+
+
+def test_an_unproved_trial_stores_no_time(tmp_path: Path) -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    loop.run(trial, most=10)
+    rows = store.read([trial.save(tmp_path)])
+    assert set(rows["status"]) == {"failed"}
+
+
+def test_after_its_end_a_trial_does_nothing() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    result = loop.run(trial)
+    with trial.step():
+        loop.step()
+    assert trial.result() == result
+    assert not any(module._forward_hooks for module in loop.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"recipe": "nonsense"}, "nonsense"),
+        ({"steps": 20}, "steps=20"),
+        ({"after": "fp16"}, "after='fp16'"),
+        ({"restore": [object()]}, "a object has no state_dict"),
+        ({"module_filter_fn": lambda module, fqn: False}, "no layer of the model takes FP8"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises((UsageError, ValueError), match=words) as error:
+        ab.Trial(Loop().model, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_of_another_recipe_is_refused() -> None:
+    loop = Loop()
+    convert_to_float8_training(loop.model, config="rowwise")
+    with pytest.raises(UsageError, match="converted with rowwise"):
+        ab.Trial(loop.model, "tensorwise")
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match="model"):
+        ab.Trial("gpt2")  # type: ignore[arg-type]
+
+
+def test_a_snapshot_that_does_not_fit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Free:
+        available = 1000
+
+    monkeypatch.setattr("psutil.virtual_memory", lambda: Free)
+    with pytest.raises(UsageError, match="GiB of host memory"):
+        ab.Trial(Loop().model, restore=[], **SHORT)
+
+
+def test_a_compiled_model_keeps_its_graphs() -> None:
+    loop = Loop()
+    convert_to_float8_training(loop.model, config="tensorwise")
+    plain, loop.model = loop.model, torch.compile(loop.model, backend="aot_eager")
+    result = loop.run(ab.Trial(loop.model, **SHORT))
+    assert result.proved, result.proof
+    assert not any(r.faults for r in result.rounds), result.rounds
+    assert result.loss_gap is not None
+    assert isinstance(plain, nn.Module)
+    assert PrecisionSchedule().apply(plain, 0, 1) == 2  # was left in bf16
+
+
+def test_a_gpus_steps_are_read_by_its_own_events() -> None:
+    """Oracle: the fake device's time, of which the host's work between marks is none."""
+    cuda = FakeCuda()
+    clock = EventClock(cuda)
+    start = clock.mark()
+    cuda.enqueue(2.5e-3)
+    cuda.time.sleep(1e-3)
+    end = clock.mark()
+    clock.settle()
+    assert clock.ms(start, end) == pytest.approx(2.5, rel=0.01)
+    assert clock.method == "cuda_events_adjoining"

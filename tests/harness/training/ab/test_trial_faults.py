@@ -1,0 +1,123 @@
+"""What must not count, planted in one process: each is named, and no ratio comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from loops import Loop, PlantedClock
+
+from fp8core import PrecisionSchedule
+from harness import ab
+
+STEPS = 52
+
+
+def run(loop: Loop, trial: Any, before: Any = lambda: None, inside: Any = lambda: None) -> Any:
+    trial._clock = PlantedClock(lambda count: 80.0 if trial._turn.is_fp8 else 100.0)
+    while not trial.done and loop.turn < STEPS:
+        before()
+        with trial.step():
+            inside()
+            loop.step()
+    return trial.result()
+
+
+def test_a_model_that_something_holds_in_bf16_is_disproved() -> None:
+    loop, held = Loop(), PrecisionSchedule.parse("keep_bf16")
+    trial = ab.Trial(loop.model, steps=STEPS)
+    result = run(loop, trial, inside=lambda: held.apply(loop.model, 0, 1))
+    assert not result.proved
+    assert result.rounds == ()
+    assert trial.done
+
+
+def test_a_model_that_something_holds_in_fp8_is_found_by_its_bf16_steps() -> None:
+    loop, free = Loop(), PrecisionSchedule()
+    trial = ab.Trial(loop.model, steps=STEPS)
+    result = run(loop, trial, inside=lambda: free.apply(loop.model, 0, 1))
+    assert not result.proved
+    assert "in a step that was to be bf16" in result.doubt or "not in high precision" in result.doubt
+
+
+def test_a_batch_of_another_length_is_named() -> None:
+    loop = Loop()
+
+    def shorter() -> None:
+        loop.rows = 8 if loop.turn == 20 else 16
+
+    result = run(loop, ab.Trial(loop.model, steps=STEPS), before=shorter)
+    ((arm, why),) = [item for r in result.rounds for item in r.faults.items()]
+    assert arm in ("base", "base:again", "fp8")
+    assert "8x32" in why
+    assert "16x32" in why
+
+
+def test_a_compilation_within_a_block_is_named() -> None:
+    loop = Loop()
+    compiled = torch.compile(lambda x: x + loop.turn // 30, backend="eager", dynamic=False)
+
+    def compiles() -> None:
+        if loop.turn in (20, 33):
+            torch._dynamo.reset()
+            compiled(torch.ones(2))
+
+    result = run(loop, ab.Trial(loop.model, steps=STEPS), inside=compiles)
+    faults = [why for r in result.rounds for why in r.faults.values()]
+    assert faults
+    assert all("compiled" in why for why in faults)
+
+
+@pytest.mark.parametrize("is_fp8", [True, False])
+def test_memory_that_runs_out_is_named_with_its_precision(is_fp8: bool) -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=STEPS, restore=[loop.optimizer])
+
+    def out() -> None:
+        if loop.turn > 20 and trial._turn.is_fp8 is is_fp8:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run(loop, trial, inside=out)
+    result = trial.result()
+    assert f"a step in {'FP8' if is_fp8 else 'bf16'} ran out of memory" in result.doubt
+    assert result.decision == "cannot tell"
+    assert result.restored is not None
+
+
+def test_a_loader_slower_than_the_step_is_told() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=STEPS)
+    trial._clock = PlantedClock(lambda count: 80.0 if trial._turn.is_fp8 else 100.0, gap_ms=300.0)
+    result = loop.run(trial)
+    assert result.gap_ms == pytest.approx(300.0)
+    assert "waits for its loader longer than for the model" in "\n".join(result.lines())
+
+
+def test_a_step_inside_of_a_step_is_refused() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=STEPS)
+    with pytest.raises(RuntimeError, match="inside of"), trial.step(), trial.step():
+        pass
+
+
+def test_a_loop_that_ends_early_decides_nothing() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=200)
+    loop.run(trial, most=30)
+    text = trial.report()
+    assert trial.done
+    assert "for speed: cannot tell" in text
+    assert "1 rounds count" in text
+
+
+def test_shapes_may_be_told_where_the_model_is_not_seen() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=STEPS)
+    trial._clock = PlantedClock(lambda count: 1.0)
+    while not trial.done:
+        with trial.step({"ids": torch.zeros(2, 7 if loop.turn == 20 else 8)}):
+            loop.step()
+    ((_, why),) = [item for r in trial.result().rounds for item in r.faults.items()]
+    assert "2x7" in why
