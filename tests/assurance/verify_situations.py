@@ -184,7 +184,11 @@ def delayed_scales(_: Place, planted: bool) -> object:
 
 
 @situation(
-    "verify", "`torch.compile` is switched off and runs the step in eager mode", word="Proof.compiled", positive=True, instead=False
+    "verify",
+    "`torch.compile` is switched off and runs the step in eager mode",
+    word="Proof.compiled",
+    positive=True,
+    instead=False,
 )
 def compile_fell_back(_: Place, planted: bool) -> object:
     torch._dynamo.reset()
