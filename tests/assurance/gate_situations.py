@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,9 @@ from gate_fixtures import (
 from situations import Place, situation
 
 from harness.__main__ import main
+from harness.gate import against, selftest
 from harness.gate.codes import GateError
+from harness.gate.tree_proof import Trees
 from harness.machine.environment import env_id
 
 if TYPE_CHECKING:
@@ -210,3 +213,59 @@ def damaged_part(place: Place, planted: bool) -> object:
     if planted:
         (place.folder / "b" / "stage1" / "rows-2.parquet").write_bytes(b"junk")
     return main(["gate", "--baseline", "a", "--candidate", "b"])
+
+
+@situation(
+    "gate --against",
+    "a measured file has an uncommitted change",
+    word="the same code: nothing to measure",
+    positive=True,
+    instead=False,
+)
+def uncommitted_change(place: Place, planted: bool) -> object:
+    (place.folder / "harness").mkdir()
+    file = place.folder / "harness" / "a.py"
+    file.write_text("a = 1\n")
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
+    ):
+        subprocess.run(["git", *words], check=True, cwd=place.folder)
+    if planted:
+        file.write_text("a = 2\n")
+    return against.same_code(place.folder, "HEAD")
+
+
+@situation(
+    "gate --command",
+    "the command imports the project from the checkout, not from its work tree",
+    word="exit code",
+    positive=0,
+    instead=3,
+)
+def module_of_the_checkout(place: Place, planted: bool) -> object:
+    names = frozenset({"src/pkg/__init__.py"})
+    trees = {side: place.folder / side for side in ("baseline", "candidate")}
+    proof = Trees(
+        trees, place.folder / "checkout", dict.fromkeys(("baseline", "candidate", "original"), names)
+    )
+    where = proof.original if planted else trees["candidate"]
+    try:
+        return 0 if proof.check("candidate", [("pkg", where / "src/pkg/__init__.py")]).count else 6
+    except GateError as error:
+        return int(error.code)
+
+
+@situation(
+    "gate-selftest", "ten trials a cell, from which no rate follows", word="exit code", positive=0, instead=2
+)
+def few_trials(place: Place, planted: bool) -> object:
+    place.patch.setattr(selftest, "grid", lambda *_: [])
+    for name in ("bars", "rate_bars"):
+        place.patch.setattr(selftest, name, lambda *_: [])
+    place.patch.setattr(selftest, "rates", lambda *_: [])
+    place.patch.setattr(selftest, "quiet_power", lambda *_: 0.0)
+    for name in ("simulation_lines", "rate_lines"):
+        place.patch.setattr(selftest, name, lambda *_: [])
+    return main(["gate-selftest", "--trials", "10" if planted else "100"])

@@ -26,11 +26,10 @@ INTRO = """\
 # False assurances
 
 Situations in which a positive word (PASS, OK, verified, on, 100 %, runs) would be false, what says that word, and what is
-given instead. Each line is planted by a test (`tests/assurance`), which runs the public function or command twice: with the
-planted thing, and as an honest twin without it. Both answers are compared, as a field or an exit code.
-`python tests/assurance/page.py --write` makes this page from those cases.
+given instead. A test (`tests/assurance`) runs the function or command with the planted thing, and as an honest twin without it, and compares
+both answers: fields or exit codes. `python tests/assurance/page.py --write` makes this page from those cases.
 
-Exit codes of the gate are those of [gate.md](gate.md). Wrong implementations, in place of wrong situations, are in
+Exit codes of the gate are those of [gate.md](gate.md). Wrong implementations are in
 [verify.md](verify.md#planted-faults) and [loss-verdict-faults.md](loss-verdict-faults.md). Ranks of which one runs bf16, or does
 not answer, need several processes: `tests/fp8core/test_verify_ranks.py`.
 
@@ -40,22 +39,16 @@ runs stored without a proof, from before November 2026.
 
 
 def text() -> str:
-    """The page."""
-    lines = [
-        INTRO,
-        f"{len(SITUATIONS)} situations:",
-        "",
-        "| command | situation | word | given | twin |",
-        "|---|---|---|---|---|",
-    ]
-    order = {name: number for number, name in enumerate(dict.fromkeys(case.command for case in SITUATIONS))}
-    lines += [_line(case) for case in sorted(SITUATIONS, key=lambda case: order[case.command])]
+    """The page: a table for each command and word."""
+    groups: dict[tuple[str, str, str], list[Situation]] = {}
+    for case in SITUATIONS:
+        groups.setdefault((case.command, case.word, _value(case.positive)), []).append(case)
+    order = list(dict.fromkeys(case.command for case in SITUATIONS))
+    lines = [INTRO, f"{len(SITUATIONS)} situations."]
+    for (command, word, positive), cases in sorted(groups.items(), key=lambda item: order.index(item[0][0])):
+        lines += ["", f"## {command}: {word}", "", f"| situation | given; twin: {positive} |", "|---|---|"]
+        lines += [f"| {case.what} | {_value(case.instead)} |" for case in cases]
     return "\n".join(lines) + "\n"
-
-
-def _line(case: Situation) -> str:
-    cells = (case.command, case.what, case.word, _value(case.instead), _value(case.positive))
-    return f"| {' | '.join(cells)} |"
 
 
 def _value(value: object) -> str:
