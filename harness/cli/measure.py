@@ -254,7 +254,7 @@ def _finish(
 
 
 def _exit_code(outcome: Outcome, kept: int) -> int:
-    """Of the contract; `kept`: failed rows that the run held before."""
+    """The exit code of the contract; `kept`: failed rows that the run held before."""
     if outcome.message:
         sys.stderr.write(f"error: {outcome.message}\n")
         return 2

@@ -67,7 +67,7 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
 
 
 def _digests(paths: Sequence[Path]) -> list[str]:
-    """Of the files' content, sorted; one content named twice is refused."""
+    """Hashes of the files' content, sorted; one content named twice is refused."""
     seen: dict[str, Path] = {}
     for path in paths:
         try:
