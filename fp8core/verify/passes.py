@@ -17,6 +17,7 @@ from fp8core.distributed.gather_reasons import gathered_as
 from fp8core.distributed.wire import count_collectives
 from fp8core.flops import MatmulCount, MatmulCounter
 from fp8core.verify.proof import Proof
+from fp8core.verify.records import untold
 from fp8core.verify.self_test import tested_recipes
 from fp8core.verify.structure import structural_problems
 from fp8core.verify.watch import Watch
@@ -164,7 +165,7 @@ def conclude(
         ranks.answer(f"raised {type(error).__name__}: {str(error).partition(chr(10))[0]}")
         raise
     unchecked = [f"{proof.fqn}: {text}" for proof in seen.proofs for text in proof.not_checked]
-    unchecked += probed.not_checked
+    unchecked += [*probed.not_checked, *untold(seen.proofs)]
     ranks.answer("; ".join(problems or unchecked))
     problems += ranks.problems(rank_timeout_s)
     device = seen.device

@@ -67,6 +67,7 @@ class Difference:
         beyond: elements, or rows on a GPU, that are further away than rounding explains.
         count: how many were compared.
         exact: held to bounds of single elements.
+        signal: energy of the finite part of the high-precision product; 0 where every element is 0 or NaN, or there is none.
     """
 
     agreement_db: float
@@ -76,6 +77,7 @@ class Difference:
     beyond: int
     count: int
     exact: bool
+    signal: float
 
     @property
     def fault(self) -> str:
@@ -181,6 +183,7 @@ def difference(
         beyond=beyond,
         count=M * N if exact else M,
         exact=exact,
+        signal=signal,
     )
 
 
@@ -292,4 +295,5 @@ def sketch_difference(
         beyond=beyond,
         count=N * DIRECTIONS if exact else N,
         exact=exact,
+        signal=float(signal.sum()),
     )

@@ -6,7 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fp8core.recipe import GEMMS
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fp8core.verify.products import Difference
 
 MOST_FAULTS = 3  # of one layer in the message
@@ -19,6 +23,7 @@ class GemmProof:
     Attributes:
         fp8: the recipe casts its operands.
         calls: how often its result was compared.
+        telling: in how many of these calls the product had a finite element other than 0; without any, wrong code agrees too.
         operands: how many operands were compared, code by code, with an independent cast.
         sqnr_db: lowest, against the product of the operands in high precision.
         expected_db: what the casts of the same operands imply, of that call.
@@ -28,6 +33,7 @@ class GemmProof:
 
     fp8: bool
     calls: int = 0
+    telling: int = 0
     operands: int = 0
     sqnr_db: float = math.inf
     expected_db: float = math.inf
@@ -37,6 +43,7 @@ class GemmProof:
     def add(self, found: Difference) -> None:
         """Takes in a call."""
         self.calls += 1
+        self.telling += found.signal > 0
         if found.sqnr_db < self.sqnr_db:
             self.sqnr_db, self.expected_db = found.sqnr_db, found.expected_db
         self.row_db = min(self.row_db, found.row_db)
@@ -100,3 +107,22 @@ class LayerProof:
         shown = [f"{self.fqn or 'the model'}: {text}" for text in self.faults[:MOST_FAULTS]]
         more = len(self.faults) - MOST_FAULTS
         return shown + ([f"{self.fqn or 'the model'}: {more} more faults"] if more > 0 else [])
+
+
+def untold(proofs: Iterable[LayerProof]) -> list[str]:
+    """GEMMs of which the step showed nothing, in no layer: none ran in a backward pass, or all products were 0 or NaN."""
+    converted = [proof.gemms for proof in proofs if proof.gemms]
+    ran = {name: sum(gemms[name].calls for gemms in converted) for name in GEMMS}
+    telling = {name: sum(gemms[name].telling for gemms in converted) for name in GEMMS}
+    found = [
+        f"{name}: every product of the step is 0, NaN or empty, so that wrong code agrees with it too; verify a step whose "
+        "loss is finite, with tokens, and after a first update where weights begin at 0"
+        for name in GEMMS
+        if ran[name] and not telling[name]
+    ]
+    if ran["output"] and not ran["grad_input"] and not ran["grad_weight"]:
+        found.append(
+            "no converted layer took part in a backward pass: a training step computes gradients (no_grad? inference_mode? "
+            "all frozen?)"
+        )
+    return found

@@ -234,29 +234,33 @@ def _finish(
         out.write(f"  failed: {reason}\n")
     for arms, reason in _unsupported(plan)[:TOLD]:
         out.write(f"  skipped: {', '.join(few(arms))}: {reason}\n")
+    kept = 0
     try:
-        _tell(folder, judged)
+        kept = max(0, _tell(folder, judged) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:
         out.write(f"no verdict: {error}\n")
+    if kept:
+        out.write(f"  failed before, and not measured again: {kept} rows\n")
     out.write(f"results  {folder}\n")
     out.flush()  # whatever becomes of the report, the reader knows where the rows are
     try:
         if html is None:
-            return _exit_code(outcome)
+            return _exit_code(outcome, kept)
         written = report.write_report([folder], html)
         out.write(f"report   {written.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"
     except KeyboardInterrupt:
         outcome.message = f"interrupted; python -m harness report {folder} makes the report"
-    return _exit_code(outcome)
+    return _exit_code(outcome, kept)
 
 
-def _exit_code(outcome: Outcome) -> int:
+def _exit_code(outcome: Outcome, kept: int) -> int:
+    """The exit code of the contract; `kept`: failed rows that the run held before."""
     if outcome.message:
         sys.stderr.write(f"error: {outcome.message}\n")
         return 2
-    return 1 if outcome.statuses["failed"] else 0
+    return 1 if outcome.statuses["failed"] or kept else 0
 
 
 def _finish_shard(outcome: Outcome, shard: Shard, folder: Path, seconds: float) -> int:
@@ -280,8 +284,10 @@ def _unsupported(plan: Plan) -> list[tuple[list[str], str]]:
     return [(list(names), reason) for reason, names in arms.items()]
 
 
-def _tell(folder: Path, judged: bool = True) -> None:
-    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong."""
+def _tell(folder: Path, judged: bool = True) -> int:
+    """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong; returns how
+    many rows of the run have failed.
+    """
     frame, others = store.read_quietly(folder)
     for problem in (*frame.attrs["problems"], *others):
         sys.stdout.write(
@@ -293,6 +299,7 @@ def _tell(folder: Path, judged: bool = True) -> None:
     said = verdict.lines(verdicts) if judged else ["not judged: train.judge=false"]
     for line in (*said, *diagnosis.lines(diagnosis.findings(frame, verdicts))):
         sys.stdout.write(line + "\n")
+    return int((frame["status"] == "failed").sum())
 
 
 def _of_all_shards(words: Sequence[str]) -> list[str]:

@@ -132,9 +132,9 @@ def summary(parts: Sequence[Part], now: float) -> str:
     usual = sum(known) / len(known) if known else 0.0
     totals = [usual if part.state == "waiting" else part.total for part in parts]
     done = sum(total * part.share for total, part in zip(totals, parts, strict=True))
-    share = done / sum(totals) if sum(totals) else float(all(p.state == "finished" for p in parts))
+    share = done / sum(totals) if sum(totals) else 0.0
     states = Counter(part.state for part in parts)
-    said = [f"{100 * share:.0f} % of {round(sum(totals))} done"]
+    said = [f"{100 * share:.0f} % of {round(sum(totals))} done" if sum(totals) else "nothing to measure"]
     if len(parts) > 1:
         said.append(f"{len(parts)} shards: " + ", ".join(f"{n} {state}" for state, n in states.items()))
     elif parts[0].state != "running":

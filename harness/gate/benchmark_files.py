@@ -39,7 +39,7 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
         UsageError: a file can't be read or is not of pytest-benchmark, one is named twice, or the files are of several
             machines.
     """
-    _refuse_twice(paths)
+    digests = _digests(paths)
     documents = [read_document(path) for path in paths]
     envs = [environment_of(document) for document in documents]
     for path, env in zip(paths, envs, strict=True):
@@ -61,10 +61,13 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
         side = load_side(folder, role, "")
     notes = (*side.notes, *notes_on_files(role, len(paths), len(rows)))
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-    return replace(side, name=name, notes=notes)
+    return replace(
+        side, name=name, notes=notes, runs=tuple(f"file sha256 {digest[:12]}" for digest in digests)
+    )
 
 
-def _refuse_twice(paths: Sequence[Path]) -> None:
+def _digests(paths: Sequence[Path]) -> list[str]:
+    """Hashes of the files' content, sorted; one content named twice is refused."""
     seen: dict[str, Path] = {}
     for path in paths:
         try:
@@ -74,6 +77,7 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
         if digest in seen:
             raise UsageError(f"{path} and {seen[digest]} are the same file, which is one round and not two")
         seen[digest] = path
+    return sorted(seen)
 
 
 def _together(parts: Sequence[Measurement]) -> Measurement:

@@ -15,7 +15,7 @@ from harness.gate.codes import Exit, GateError
 from harness.gate.decide import Verdict, decide
 from harness.gate.loss import outcomes
 from harness.gate.policy import Rule
-from harness.gate.sides import mode_of
+from harness.gate.sides import mode_of, refuse_one_run
 from harness.gate.unit import Unit
 from harness.gate.units import match
 from harness.gate.why import why
@@ -163,8 +163,10 @@ def judge(
         today: the day by which allowances expire; UTC by default.
 
     Raises:
-        GateError: the environments differ (exit 3), or nothing can be judged: no case is common, none was sound (5).
+        GateError: the environments differ (exit 3), one run is on both sides (2), or nothing can be judged: no case is
+            common, none was sound (5).
     """
+    refuse_one_run(baseline, candidate)
     date = today or datetime.datetime.now(datetime.UTC).date()
     mode = mode_of(baseline, candidate, machine_free=machine_free)
     matched = match(baseline, candidate, mode, policy)
@@ -185,7 +187,7 @@ def judge(
         policy.alpha,
         policy.alpha_confirm,
         control=matched.control if np.isfinite(matched.control).all() else None,
-        scatter=policy.scatter if mode != "paired" and baseline.runs != candidate.runs else 0.0,
+        scatter=policy.scatter if mode != "paired" else 0.0,
         fresh=baseline.fresh and candidate.fresh,
         groups=len(groups),
         floors=[max((f[u.case_id] for f in floors if u.case_id in f), default=math.nan) for u in timed],

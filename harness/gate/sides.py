@@ -131,6 +131,20 @@ def notes_on_files(role: str, count: int, tests: int) -> list[str]:
     ]
 
 
+def refuse_one_run(baseline: Side, candidate: Side) -> None:
+    """Refuses a run that stands on both sides, be it a copy under another name: whatever it holds, it would pass.
+
+    Raises:
+        GateError: they share a run (exit 2).
+    """
+    if both := sorted({run for run in baseline.runs if run} & set(candidate.runs)):
+        raise GateError(
+            Exit.USAGE,
+            f"--baseline {baseline.name} and --candidate {candidate.name} hold the same run {both[0]}, which would pass whatever "
+            "it holds; measure the candidate: python -m harness sweep=NAME",
+        )
+
+
 def mode_of(baseline: Side, candidate: Side, *, machine_free: bool) -> Mode:
     """How two sides may be compared.
 

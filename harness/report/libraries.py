@@ -142,9 +142,8 @@ def _time(name: str, record: Record) -> Cell:
 def _of_best(record: Record) -> Cell:
     choice: Choice = record["choice"]
     shown = f"{choice.of_best:.3f}"
-    return Cell(
-        shown, choice.of_best, "slower" if choice.below else "", text.interval(choice.low, choice.high)
-    )
+    interval = text.interval(choice.low, choice.high)
+    return Cell(shown, choice.of_best, "slower" if choice.below else "", interval=interval)
 
 
 def _blocks(record: Record) -> Cell:

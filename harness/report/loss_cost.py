@@ -206,7 +206,8 @@ def _gap_cell(gate: GateResult | None) -> Cell:
     if gate is None:
         return Cell(text.NONE, None, "muted")
     style = "bad" if gate.low > MARGIN or gate.high < -MARGIN else ""
-    return Cell(percent(gate.effect), gate.effect, style, f"{percent(gate.low)} to {percent(gate.high)}")
+    interval = f"{percent(gate.low)} to {percent(gate.high)}"
+    return Cell(percent(gate.effect), gate.effect, style, interval=interval)
 
 
 def _seeds_cell(verdict: ArmVerdict) -> Cell:

@@ -296,8 +296,10 @@ def _settled_cell(settled: Settled | None) -> Cell:
         )
     end = f"{high:,.0f}" if math.isfinite(high) else "open"
     within = "within the noise" if settled.noise_runs else "within the margin"
-    note = f"{within}; {low:,.0f} to {end} with {100 * coverage:.0f} %"
-    return Cell(f"{settled.step:,.0f}", settled.step, "", note)
+    interval = f"{low:,.0f} to {end}"
+    return Cell(
+        f"{settled.step:,.0f}", settled.step, note=f"{within}; covers {100 * coverage:.0f} %", interval=interval
+    )
 
 
 def _median_cell(by_seed: Mapping[int, float]) -> Cell:
@@ -313,8 +315,9 @@ def _ratio_cell(ratio: Estimate | None, arm: str, not_reached: bool) -> Cell:
     if ratio is None:
         said = "" if arm == CONTROL else "not reached" if not_reached else text.NONE
         return Cell(said, None, "muted")
-    interval = text.interval(ratio.low, ratio.high) if math.isfinite(ratio.high) else "one seed"
-    return Cell(text.ratio(ratio.value), ratio.value, "", interval)
+    if not math.isfinite(ratio.high):
+        return Cell(text.ratio(ratio.value), ratio.value, note="one seed")
+    return Cell(text.ratio(ratio.value), ratio.value, interval=text.interval(ratio.low, ratio.high))
 
 
 def _extreme(record: Mapping[str, Any], metric: str, pick: Any) -> float | None:

@@ -94,7 +94,7 @@ def did_fp8_run(machine: Machine) -> Answer:
             count["direct" if direct else "unproven"] += 1
             continue
         count.update(arms=1, counted=counted, expected=expected)
-        if counted < expected:
+        if counted < expected or not counted:  # 0 of 0 is none, not all
             short.append(
                 f"{row['suite']} {row['arm']}, case {row['case_id']}: {counted} of {expected} GEMMs in FP8"
             )

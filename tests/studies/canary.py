@@ -173,13 +173,21 @@ def moved_names(names: Mapping[str, Sequence[str]], expected: Mapping[str, str])
 
 
 def moved_rows(before: Any, after: Any) -> list[str]:
-    """A line for each count, figure or status of the baseline's rows that another run has otherwise."""
+    """A line for each count, figure or status of the baseline's rows that another run has otherwise.
+
+    Raises:
+        RuntimeError: the baseline measured nothing, so that nothing can have moved.
+    """
     from harness.gate.policy import load_policy
     from harness.store.measurement import METRICS
 
     rules = load_policy(POLICY).units
     theirs = {_key(r): r for r in after.itertuples()}
     reasons = {_key(r)[:3]: r.reason for r in after.itertuples() if r.status != "ok"}
+    if not (before["status"] == "ok").any():
+        raise RuntimeError(
+            "the committed baseline holds no measured row to compare with: make gate ARGS=update"
+        )
     lines: dict[str, None] = {}  # a fact stands in every row of its arm
     for r in before.itertuples():
         if r.status != "ok" or r.suite == "control":

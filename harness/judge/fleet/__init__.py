@@ -22,7 +22,7 @@ USAGE = """\
 usage: python -m harness fleet RUN... [tolerance=5] [json=true] [markdown=true] [results_dir=DIR]
 compares cards of one model: spread, outliers, the slowest card, corrupt results (docs/fleet.md)
 RUN  a folder of a run or of runs, or a run id    tolerance  percent by which healthy cards may differ
-exit 0 no outlier; 1 an outlier; 2 the request could not be carried out
+exit 0 no outlier; 1 an outlier; 2 the request could not be carried out, or a file could not be read
 """
 KEYS = ("tolerance", "json", "markdown", "results_dir")
 # A table: its title, the names of its columns and its rows
@@ -54,14 +54,15 @@ def main(words: Sequence[str]) -> int:
         sys.stderr.write(f"warning: {terminal.printable(problem)}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(runs)}")
+    unread = tuple(frame.attrs["problems"])
     found = [judge(group, tolerance) for group in groups(cards(frame))]
     if options.get("json") == "true":
-        sys.stdout.write(json.dumps(as_dict(found), indent=1) + "\n")
+        sys.stdout.write(json.dumps(as_dict(found, unread), indent=1) + "\n")
     elif options.get("markdown") == "true":
-        sys.stdout.write("\n".join(as_markdown(found)) + "\n")
+        sys.stdout.write("\n".join(as_markdown(found, unread)) + "\n")
     else:
-        _show(found)
-    return 1 if any(group.outliers for group in found) else 0
+        _show(found, unread)
+    return 1 if any(group.outliers for group in found) else 2 if unread else 0
 
 
 def _tolerance(text: str) -> float:
@@ -74,9 +75,10 @@ def _tolerance(text: str) -> float:
     return value / 100
 
 
-def as_dict(found: Sequence[Group]) -> dict[str, Any]:
-    """Plain values."""
+def as_dict(found: Sequence[Group], unread: Sequence[str] = ()) -> dict[str, Any]:
+    """Plain values; `unread`: files that could not be read, and why."""
     return {
+        "unread": list(unread),
         "outliers": [asdict(outlier) for group in found for outlier in group.outliers],
         "groups": [
             {
@@ -88,13 +90,14 @@ def as_dict(found: Sequence[Group]) -> dict[str, Any]:
                 "checksums_compared": group.checked,
                 "judged_by_times": sorted(group.timed),
                 "judged_by_results": sorted(group.compared),
+                "lacking": {name: list(arms) for name, arms in group.lacking.items()},
             }
             for group in found
         ],
     }
 
 
-def as_markdown(found: Sequence[Group]) -> Iterator[str]:
+def as_markdown(found: Sequence[Group], unread: Sequence[str] = ()) -> Iterator[str]:
     """The same as the terminal shows, for a pull request or a page."""
     for group in found:
         yield from (f"## {markdown(_head(group))}", "")
@@ -104,10 +107,10 @@ def as_markdown(found: Sequence[Group]) -> Iterator[str]:
             yield from (f"**{title}**", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|")
             yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
             yield ""
-    yield _verdict(found)
+    yield _verdict(found, unread)
 
 
-def _show(found: Sequence[Group]) -> None:
+def _show(found: Sequence[Group], unread: Sequence[str]) -> None:
     where = terminal.console()
     for group in found:
         terminal.say(where, _head(group), "bold")
@@ -118,7 +121,7 @@ def _show(found: Sequence[Group]) -> None:
             for cells in rows:
                 terminal.row(made, *cells)
             where.print(made)
-    verdict = _verdict(found)
+    verdict = _verdict(found, unread)
     terminal.say(where, verdict, "bold red" if any(g.outliers for g in found) else "bold")
 
 
@@ -192,15 +195,21 @@ def _spread_cells(s: Spread) -> tuple[str, ...]:
     )
 
 
-def _verdict(found: Sequence[Group]) -> str:
+def _verdict(found: Sequence[Group], unread: Sequence[str] = ()) -> str:
     every = {card.name for group in found for card in group.cards}
     out = {outlier.card for group in found for outlier in group.outliers}
     timed = {name for group in found for name in group.timed}
     compared = {name for group in found for name in group.compared}
     if out:
         return f"{plural(len(out), 'card')} of {len(every)} out of line: {', '.join(sorted(out))}"
-    if not timed | compared:
+    if not timed | compared | {name for group in found for name in group.lacking}:
         return f"can't tell: none of {plural(len(every), 'card')} could be judged"
-    unknown = sorted(every - timed) if timed else []
+    partly = {name: arms for group in found for name, arms in group.lacking.items()}
+    unknown = sorted(every - timed - partly.keys()) if timed else []
     missing = f"; not by times: {some(unknown)}" if unknown else ""
-    return f"no card out of line; judged by times {len(timed)} of {len(every)}, by results {len(compared)}{missing}"
+    if partly:
+        missing += f"; not by all times: {some([f'{name} (no {some(arms)})' for name, arms in sorted(partly.items())])}"
+    judged = f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}{missing}"
+    if unread:
+        return f"can't tell: {plural(len(unread), 'file')} could not be read, named above; of the others none is out of line, {judged}"
+    return f"no card out of line; {judged}"

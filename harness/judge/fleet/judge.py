@@ -76,7 +76,8 @@ class Group:
 
     Attributes:
         checked: results that at least two cards have a checksum of.
-        timed: names of the cards that were judged by their times.
+        timed: names of the cards that were judged by their times, of every arm, suite and regime that others were judged by.
+        lacking: of the cards that were judged by some of them alone, the others, as "suite arm regime".
         compared: names of the cards that were judged by their results.
     """
 
@@ -88,6 +89,7 @@ class Group:
     checked: int = 0
     timed: frozenset[str] = frozenset()
     compared: frozenset[str] = frozenset()
+    lacking: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def why_not(self) -> str:
@@ -118,6 +120,12 @@ def judge(alike: Sequence[Card], tolerance: float) -> Group:
         for key in sorted(set().union(*(c.checksums for c in alike)))
         if sum(key in c.checksums for c in alike) > 1
     ]
+    judged = {_arm(key) for key in shared}
+    lacking = {
+        name: tuple(sorted(" ".join(filter(None, arm)) for arm in missing))
+        for name, own in off.items()
+        if own and (missing := judged - {_arm(key) for key in own})
+    }
     return Group(
         alike[0].model,
         tuple(alike),
@@ -125,8 +133,9 @@ def judge(alike: Sequence[Card], tolerance: float) -> Group:
         (*_corrupt(alike), *_failing(alike), *_out_of_line(alike, off, tolerance)),
         differences(alike),
         len(checked),
-        timed=frozenset(name for name, own in off.items() if own),
+        timed=frozenset(name for name, own in off.items() if own and name not in lacking),
         compared=frozenset(c.name for c in alike if c.wrong or any(key in c.checksums for key in checked)),
+        lacking=lacking,
     )
 
 
@@ -162,6 +171,12 @@ def _place(key: Key) -> tuple[str, str]:
     """Suite and regime, of which each card has a score."""
     suite, _, _, _, regime = key
     return suite, regime
+
+
+def _arm(key: Key) -> tuple[str, str, str]:
+    """Suite, arm and regime, which a card has to have measured to be judged by."""
+    suite, _, arm, _, regime = key
+    return suite, arm, regime
 
 
 def _cause(card: Card, alike: Sequence[Card], place: tuple[str, str]) -> str:

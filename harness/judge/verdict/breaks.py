@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.judge.verdict.result import SPIKES_FAIL, SPIKES_UNCLEAR, GateResult, Status
+import numpy as np
+
+from harness.judge.verdict.result import (
+    LATE,
+    MIN_POINTS,
+    SPIKES_FAIL,
+    SPIKES_UNCLEAR,
+    GateResult,
+    Status,
+    percent,
+)
 from harness.store import stats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from harness.judge.verdict.curves import Run
+    from harness.judge.verdict.curves import Pairs, Run
     from harness.judge.verdict.spike_events import Calm
 
 EXCUSED_TIMES = (
     2.0  # a control that breaks after more than so many times the candidate's steps excuses nothing
 )
+
+FIRST = 0.1  # of the steps: where the control begins
 
 
 def finite(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> GateResult:
@@ -63,3 +75,22 @@ def spikes(calm: Calm) -> GateResult:
             f"{SPIKES_UNCLEAR:g}); aftershocks count with their spike"
         )
     return GateResult("L2", status, sentence, effect=float(excess), seeds=seeds, unit="spikes")
+
+
+def idle(pairs: Pairs, margin: float) -> str:
+    """Why the control shows nothing: its loss falls by no more than the margin, so that weights that never change would
+    be equivalent to it; "" where it falls by more, or there is too little to say.
+
+    Medians, of the first tenth and the last fifth of the steps, so that a spike decides nothing.
+    """
+    if not pairs.seeds or pairs.steps.size < MIN_POINTS:
+        return ""
+    share = (pairs.steps - pairs.steps[0]) / (pairs.length - 1)
+    first, last = (np.median(pairs.control[:, at], axis=1) for at in (share <= FIRST, share >= 1 - LATE))
+    fall = float((first - last).mean() / np.abs(last).mean())
+    if fall > margin:
+        return ""
+    return (
+        f"the control's loss {'falls' if fall >= 0 else 'rises'} by {percent(abs(fall))[1:]}; to fall by no more than the margin, "
+        f"{percent(margin)[1:]}, takes no learning, so PASS would say nothing: train for longer, or check learning rate and data"
+    )

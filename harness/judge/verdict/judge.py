@@ -110,6 +110,9 @@ def judge_pairs(
         gradients.gradients(pairs, band, span),
     ]
     notes = list(pairs.problems)
+    idle = breaks.idle(pairs, margin)
+    if idle:
+        notes.append(idle)
     if switches:
         results.append(patterns.prefix(candidate, twin or {}, twin_name))
         if twin and not warm_up:
@@ -118,7 +121,7 @@ def judge_pairs(
         notes += [problem for problem in band.problems if problem not in notes]
     if band is not None and len(band.seeds) < MIN_SEEDS:
         notes.append(f"{len(band.seeds)} golden runs are too few for a band: the fixed band is used")
-    return conclude(results, notes, limits({**control, **candidate}), whole=not pairs.problems)
+    return conclude(results, notes, limits({**control, **candidate}), whole=not pairs.problems and not idle)
 
 
 def judge_other_seeds(other: Mapping[int, Run], control: Mapping[int, Run]) -> Verdict:
@@ -130,7 +133,7 @@ def judge_other_seeds(other: Mapping[int, Run], control: Mapping[int, Run]) -> V
 
 
 def conclude(results: list[GateResult], notes: list[str], limit: str, *, whole: bool = True) -> Verdict:
-    """The verdict that follows from the gates; `whole`: every run had its partner."""
+    """The verdict that follows from the gates; `whole`: every run had its partner, and the control learned."""
     statuses = {r.status for r in results}
     outcome: Outcome = "PASS"
     if "FAIL" in statuses:

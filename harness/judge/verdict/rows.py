@@ -211,10 +211,10 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         result = GateResult("L1", "INCONCLUSIVE", f"no finished run of {lacking}")
         return conclude([result], failed, "nothing was trained to the end")
     fields = setup.records[arm]
+    is_perturbed, is_part = fields.variant == EPS, fields.variant in ABLATIONS
     if arm == f"{CONTROL}_other":
         verdict = judge_other_seeds(mine, control)
     else:
-        is_perturbed, is_part = fields.variant == EPS, fields.variant in ABLATIONS
         schedule = str(setup.resolved.get(arm, {}).get("schedule") or "")
         cool_down = fields.variant == COOLDOWN
         warm_up = bool(_WARM_UP.search(schedule)) or fields.variant == WARMUP
@@ -233,15 +233,27 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         )
         if against == CONTROL and fields.has_fp8:
             verdict = replace(verdict, settled=_settled(setup, fields, mine, control, warm_up, margin))
-        if against == CONTROL and arm != f"{CONTROL}_eps" and _identical(mine, control):
-            # An arm that should differ and does not was not run as it is named.
-            failed.append(f"every loss is bitwise equal to {against}: FP8 cannot have run")
-            if verdict.outcome == "PASS":
-                verdict = replace(verdict, outcome="INCONCLUSIVE")
-        doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
-        failed += doubted
-        if doubted and verdict.outcome == "PASS":
+    if equal := _identical(mine, control):
+        # An arm that should differ and does not was not run as it is named, in these seeds.
+        named = "" if len(equal) == len(mine) else f"seed {', '.join(map(str, equal))}: "
+        why = (
+            "FP8 cannot have run" if fields.has_fp8 and not is_perturbed else "it was not run as it is named"
+        )
+        failed.append(f"{named}every loss is bitwise equal to {against}: {why}")
+        if verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
+    golden = setup.runs_of(Arm(fields.recipe, variant=GOLDEN)) or {}
+    if fields.has_fp8 and not fields.variant and (copied := _identical(mine, golden)):
+        failed.append(
+            f"seed {', '.join(map(str, copied))}: every loss is bitwise equal to {fields.recipe}_golden: FP8 was emulated, or the "
+            "golden arm was not"
+        )
+        if verdict.outcome == "PASS":
+            verdict = replace(verdict, outcome="INCONCLUSIVE")
+    doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
+    failed += doubted
+    if doubted and verdict.outcome == "PASS":
+        verdict = replace(verdict, outcome="INCONCLUSIVE")
     return replace(verdict, notes=(*failed, *verdict.notes))
 
 
@@ -271,11 +283,10 @@ def control_of(arm: Arm, setup: Setup) -> str:
     return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
 
 
-def _identical(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> bool:
-    shared = candidate.keys() & control.keys()
-    return bool(shared) and all(
-        np.array_equal(candidate[s].loss.values, control[s].loss.values) for s in shared
-    )
+def _identical(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> list[int]:
+    """Seeds in which both have the same losses, bit for bit."""
+    shared = sorted(candidate.keys() & control.keys())
+    return [s for s in shared if np.array_equal(candidate[s].loss.values, control[s].loss.values)]
 
 
 def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:

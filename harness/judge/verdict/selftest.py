@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from harness.judge.verdict.judge import Verdict
     from harness.judge.verdict.simulated import Scenario
 
+FEWEST = 100  # draws that can show a rate of 5 %: with two, no promise is ever broken
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -124,8 +126,8 @@ def main(argv: Sequence[str]) -> int:
         "--before", type=Path, metavar="FILE", help="JSON of other rules, shown beside on the page"
     )
     options = parser.parse_args(argv)
-    if options.draws < 1:
-        raise UsageError(f"draws={options.draws}: needs at least 1")
+    if options.draws < FEWEST:
+        raise UsageError(f"draws={options.draws}: fewer than {FEWEST} draws cannot measure rates of 5 %")
     before = {}
     if options.before is not None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -382,8 +383,12 @@ def test_a_group_leaves_out_what_is_excluded(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_is_equal_to_itself(tmp_path: Path) -> None:
-    """One process and not two, so that no scatter of processes can stand between."""
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """A copy under another name is the same run too: whatever it holds, it would pass."""
     write(tmp_path / "a", slowed(1.0)[0], session="")
-    side = load_side(tmp_path / "a", "baseline", "")
-    assert judge(side, side, POLICY, today=TODAY).code is Exit.OK
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for other in ("a", "b"):
+        sides = load_side(tmp_path / "a", "baseline", ""), load_side(tmp_path / other, "candidate", "")
+        with pytest.raises(GateError, match="hold the same run a-1") as refused:
+            judge(*sides, POLICY, today=TODAY)
+        assert refused.value.code is Exit.USAGE

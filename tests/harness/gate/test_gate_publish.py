@@ -133,7 +133,7 @@ def outputs(tmp: Path) -> list[str]:
 
 def refused(case: str, tmp: Path) -> list[str]:
     """Words of a gate that can give no verdict."""
-    sound = write(tmp / "b", [value_row(1, "rel_err_max", 0.5)])
+    sound, again = (write(tmp / name, [value_row(1, "rel_err_max", 0.5)]) for name in "bc")
     test = {"fullname": "t.py::x", "stats": {"data": [1.0]}}
     texts = {"none": [], "zero": [{"fullname": "t.py::x", "stats": {"data": [0.0]}}], "good": [test]}
     files = {}
@@ -143,7 +143,7 @@ def refused(case: str, tmp: Path) -> list[str]:
     (tmp / "bad.yaml").write_text("no_such_key: 1\n")
     sides = {
         "no baseline": ["no-such-run", sound],
-        "bad policy": [sound, sound],
+        "bad policy": [sound, again],
         "no benchmark": [files["none"], files["good"]],
         "no time": [files["good"], files["zero"]],
     }[case]

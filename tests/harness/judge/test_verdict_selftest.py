@@ -177,7 +177,7 @@ def test_the_command_prints_its_table_and_writes_files_that_it_can_read(capsys, 
     before.write_text(
         json.dumps([{"group": "planted", "name": "no gap", "seeds": 5, "sd": 0.25, "rates": {"PASS": 0.39}}])
     )
-    words = ["verdict-selftest", "--draws", "20", "--before", str(before)]
+    words = ["verdict-selftest", "--draws", "100", "--before", str(before)]
     for option, name in (("--json", "after.json"), ("--table", "after.md"), ("--markdown", "page.md")):
         words += [option, str(files[name])]
     assert command_line(words) == 0
@@ -195,7 +195,7 @@ def test_the_command_prints_its_table_and_writes_files_that_it_can_read(capsys, 
 def test_a_missed_promise_is_exit_code_1_and_printed(capsys, monkeypatch):
     impossible = Row("planted", Scenario("no gap"), (Bound("FAIL", 1.0, at_least=True),))
     monkeypatch.setattr(selftest, "ROWS", [impossible])
-    assert command_line(["verdict-selftest", "--draws", "3"]) == 1
+    assert command_line(["verdict-selftest", "--draws", "100"]) == 1
     assert "1 promises missed:\n- planted, no gap" in capsys.readouterr().out
 
 
@@ -203,6 +203,7 @@ def test_a_missed_promise_is_exit_code_1_and_printed(capsys, monkeypatch):
     "words",
     [
         ["--draws", "0"],
+        ["--draws", "99"],
         ["--steps", "20"],
         ["--draws", "many"],
         ["--drws", "3"],

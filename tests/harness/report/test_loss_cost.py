@@ -55,7 +55,7 @@ def test_a_row_has_the_mean_gap_and_its_90_percent_interval(parts: Path) -> None
         level = np.mean([BASE[s].loss.values[LATE] for s in range(SEEDS)])
         low, high = stats.t.interval(0.9, SEEDS - 1, late.mean(), stats.sem(late))
         assert arms[arm].order == pytest.approx(late.mean() / level, rel=1e-3)
-        shown = [float(x) for x in re.findall(r"[+-][\d.]+", arms[arm].note)]
+        shown = [float(x) for x in re.findall(r"[+-][\d.]+", arms[arm].interval)]
         assert shown == pytest.approx([100 * low / level, 100 * high / level], abs=6e-4)
 
 

@@ -1,0 +1,88 @@
+"""Situations of `advise`, by the fields of its record: no FP8 where FP8 cannot pay, cannot run or is not known."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+
+from report_fixtures import gpu_run
+from situations import Place, situation
+
+from harness.__main__ import main
+
+# "on", or "only these layers": what a reader takes as yes
+of_advise = partial(situation, "advise", word='decision is not "off"', positive=True, instead=False)
+WIDE = ("model._target_=planted_model.build", "model.batch=planted_model.batch")
+CODE = """\
+import torch
+from torch import nn
+
+
+def build(width):
+    return nn.Sequential(*({layer} for _ in range(4)))
+
+
+def batch(step, seed, batch_size, device):
+    return (torch.zeros(batch_size, 8192, WIDTH, device=device),)
+"""
+
+
+def says_yes(place: Place, *words: str) -> bool:
+    place.capture.readouterr()
+    assert main(["advise", *words, "json=true"]) == 0
+    return json.loads(place.capture.readouterr().out)["decision"] != "off"
+
+
+def own_model(place: Place, layer: str, width: int) -> tuple[str, ...]:
+    """Words that name a model made here."""
+    code = CODE.replace("{layer}", layer).replace("WIDTH", str(width))
+    (place.folder / "planted_model.py").write_text(code)
+    place.patch.syspath_prepend(str(place.folder))
+    place.patch.delitem(sys.modules, "planted_model", raising=False)
+    return (WIDE[0], f"model.width={width}")
+
+
+@of_advise(what="the GPU has no FP8 matrix units")
+def gpu_without_fp8(place: Place, planted: bool) -> object:
+    gpu = "a100" if planted else "h200"
+    return says_yes(place, "model=llama3_8b", f"gpu={gpu}", "recipe=tensorwise")
+
+
+@of_advise(what="a pass has 256 tokens: casts cost more than products gain")
+def few_tokens(place: Place, planted: bool) -> object:
+    tokens = 256 if planted else 16384
+    return says_yes(place, "model=llama3_8b", "gpu=h200", "recipe=tensorwise", f"tokens={tokens}")
+
+
+@of_advise(what="the GPU has no kernel for the recipe: mxfp8 on Hopper")
+def recipe_without_kernel(place: Place, planted: bool) -> object:
+    recipe = "mxfp8" if planted else "tensorwise"
+    return says_yes(place, "model=llama3_8b", "gpu=h200", f"recipe={recipe}")
+
+
+@of_advise(what="no layer's width is a multiple of 16")
+def odd_widths(place: Place, planted: bool) -> object:
+    words = own_model(place, "nn.Linear(width, width)", 8200 if planted else 8192)
+    return says_yes(place, *words, "gpu=h200", "recipe=tensorwise", "tokens=16384")
+
+
+@of_advise(what="the model has no Linear layer")
+def no_linear_layer(place: Place, planted: bool) -> object:
+    words = own_model(place, f"nn.{'LayerNorm(width)' if planted else 'Linear(width, width)'}", 8192)
+    return says_yes(place, *words, "gpu=h200", "recipe=tensorwise", "tokens=16384")
+
+
+@situation(
+    "advise", "stored runs of another GPU stand for its rates", word="exit code", positive=0, instead=2
+)
+def runs_of_another_gpu(place: Place, planted: bool) -> object:
+    gpu_run(place.folder / "run")
+    gpu = "h100" if planted else "h200"
+    return main(["advise", "model=gpt2", f"gpu={gpu}", "recipe=tensorwise", "runs=run", "json=true"])
+
+
+@situation("advise", "the peak table does not know the GPU", word="exit code", positive=0, instead=2)
+def unknown_gpu(_: Place, planted: bool) -> object:
+    gpu = "h900" if planted else "h200"
+    return main(["advise", "model=gpt2", f"gpu={gpu}", "recipe=tensorwise", "json=true"])

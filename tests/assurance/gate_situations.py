@@ -1,0 +1,271 @@
+"""Situations of the gate: rows that cannot show that nothing regressed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from curves_for_tests import control, rows_of_runs, shifted
+from gate_fixtures import (
+    ENV,
+    POLICY,
+    Times,
+    control_row,
+    failed_row,
+    run,
+    slowed,
+    time_row,
+    value_row,
+    write,
+)
+from situations import Place, situation
+
+from harness.__main__ import main
+from harness.gate import against, selftest
+from harness.gate.codes import GateError
+from harness.gate.tree_proof import Trees
+from harness.machine.environment import env_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from harness.store.measurement import Measurement
+
+of_gate = partial(situation, "gate", word="exit code", positive=0)
+
+
+def code(folder: Path, before: Sequence[Measurement], after: Sequence[Measurement], **more: Any) -> int:
+    """Exit code of a gate over two sides."""
+    try:
+        return int(run(folder, before, after, **more).code)
+    except GateError as error:
+        return int(error.code)
+
+
+def sound() -> tuple[list[Measurement], list[Measurement]]:
+    before, after = slowed(1.0)
+    return list(before), list(after)
+
+
+def stored() -> tuple[list[Measurement], list[Measurement]]:
+    """Two runs that were not measured together: figures, since no time of such runs is OK."""
+    return [value_row(1, "sqnr_db", 28.5)], [value_row(1, "sqnr_db", 28.51)]
+
+
+@of_gate(what="baseline and candidate are the same run", instead=2)
+def one_run_twice(place: Place, planted: bool) -> object:
+    for name, rows in zip("ab", stored(), strict=True):
+        write(place.folder / name, rows, session="")
+    return main(["gate", "--baseline", "a", "--candidate", "a" if planted else "b"])
+
+
+@of_gate(what="the candidate is a copy of the baseline's folder", instead=2)
+def copied_run(place: Place, planted: bool) -> object:
+    before, after = stored()
+    write(place.folder / "a", before, session="")
+    if planted:
+        shutil.copytree("a", "b")
+    else:
+        write(place.folder / "b", after, session="")
+    return main(["gate", "--baseline", "a", "--candidate", "b"])
+
+
+def benchmark_files(place: Place) -> tuple[list[str], list[str]]:
+    """Eight pytest-benchmark files a side."""
+    draw = np.random.default_rng(0)
+    names: tuple[list[str], list[str]] = [], []
+    for side, list_ in zip("ab", names, strict=True):
+        for i in range(8):
+            data = list(1e-3 * (1 + 0.003 * draw.standard_normal(20)))
+            path = place.folder / f"{side}{i}.json"
+            path.write_text(json.dumps({"benchmarks": [{"fullname": "t.py::x", "stats": {"data": data}}]}))
+            list_.append(path.name)
+    return names
+
+
+@of_gate(what="pytest-benchmark files of one side stand on both", instead=2)
+def files_on_both_sides(place: Place, planted: bool) -> object:
+    before, after = benchmark_files(place)
+    return main(["gate", "--baseline", *before, "--candidate", *(before if planted else after)])
+
+
+@of_gate(what="eight copies of one pytest-benchmark file stand for eight processes", instead=2)
+def copied_files(place: Place, planted: bool) -> object:
+    before, after = benchmark_files(place)
+    for name in after[1:] if planted else ():
+        shutil.copy(after[0], name)
+    return main(["gate", "--baseline", *before, "--candidate", *after])
+
+
+@of_gate(what="the baseline is of another GPU", instead=3)
+def another_gpu(place: Place, planted: bool) -> object:
+    env = {**ENV, "gpu": "NVIDIA H100 80GB HBM3"} if planted else ENV
+    assert (env_id(env) != env_id(ENV)) is planted
+    return code(place.folder, *stored(), envs=(env, ENV), session="")
+
+
+@of_gate(what="the baseline holds failed rows alone", instead=5)
+def failed_baseline(place: Place, planted: bool) -> object:
+    before, after = sound()
+    return code(place.folder, [failed_row(1, "boom")] if planted else before, after)
+
+
+@of_gate(what="every arm fails on both sides", instead=5)
+def failed_on_both(place: Place, planted: bool) -> object:
+    before, after = sound()
+    return code(place.folder, *(([failed_row(1, "boom")],) * 2 if planted else (before, after)))
+
+
+@of_gate(what="no case is common to both sides", instead=5)
+def nothing_in_common(place: Place, planted: bool) -> object:
+    before, after = sound()
+    return code(place.folder, before, [time_row(2, Times()())] if planted else after)
+
+
+@of_gate(what="every time is 0: the timer stood still", instead=6)
+def times_of_zero(place: Place, planted: bool) -> object:
+    before, after = sound()
+    return code(place.folder, *(([time_row(1, [0.0] * 10)],) * 2 if planted else (before, after)))
+
+
+@of_gate(what="the candidate's clock went backwards: negative times", instead=1)
+def clock_backwards(place: Place, planted: bool) -> object:
+    before, after = sound()
+    return code(place.folder, before, [time_row(1, [-1.0] * 10)] if planted else after)
+
+
+@of_gate(what="two rounds were measured", instead=6)
+def two_rounds(place: Place, planted: bool) -> object:
+    rows = [time_row(1, Times(seed=s, rounds=2 if planted else 10)()) for s in (0, 0)]
+    times = Times(rounds=2 if planted else 10)
+    return code(place.folder, [rows[0]], [time_row(1, times())])
+
+
+@of_gate(what="rounds scatter by 40 %", instead=6)
+def noisy(place: Place, planted: bool) -> object:
+    before, after = slowed(1.0, spread=0.4 if planted else 0.005)
+    return code(place.folder, before, after)
+
+
+@of_gate(what="the control case moved by 10 %: the machine changed", instead=3)
+def control_moved(place: Place, planted: bool) -> object:
+    before, after = sound()
+    steady = Times(seed=3)
+    return code(
+        place.folder,
+        [*before, control_row(steady())],
+        [*after, control_row(steady(1.1 if planted else 1.0))],
+    )
+
+
+@of_gate(what="the candidate lacks a case", instead=1)
+def lost_case(place: Place, planted: bool) -> object:
+    before, after = sound()
+    second = [time_row(2, Times(seed=5)())]
+    return code(place.folder, before + second, after + ([] if planted else second))
+
+
+@of_gate(what="as fast as before, 6 dB less exact", instead=4)
+def less_exact(place: Place, planted: bool) -> object:
+    before, after = sound()
+    return code(
+        place.folder,
+        [*before, value_row(1, "sqnr_db", 28.5)],
+        [*after, value_row(1, "sqnr_db", 22.5 if planted else 28.5)],
+    )
+
+
+@of_gate(what="half of the layers are no longer converted", instead=1)
+def fewer_layers(place: Place, planted: bool) -> object:
+    rows = [[time_row(1, Times()(), resolved={"fp8_layers": layers})] for layers in (8, 4 if planted else 8)]
+    return code(place.folder, *rows)
+
+
+@of_gate(what="the policy ignores every metric", instead=5)
+def policy_ignores_all(place: Place, planted: bool) -> object:
+    rules = {name: replace(rule, rule="ignore") for name, rule in POLICY.metrics.items()}
+    units = {name: replace(rule, rule="ignore") for name, rule in POLICY.units.items()}
+    policy = replace(POLICY, metrics=rules, units=units) if planted else POLICY
+    return code(place.folder, *sound(), policy=policy)
+
+
+@of_gate(what="a training run of the candidate diverges", instead=4)
+def loss_fails(place: Place, planted: bool) -> object:
+    base = control()
+    sides = [
+        rows_of_runs("base", base) + rows_of_runs("tensorwise", shifted(base, gap))
+        for gap in (0.0, 0.5 if planted else 0.0)
+    ]
+    before, after = sound()
+    return code(place.folder, before + sides[0], after + sides[1])
+
+
+@of_gate(what="a part of the candidate is no Parquet file", instead=2)
+def damaged_part(place: Place, planted: bool) -> object:
+    for name, rows in zip("ab", stored(), strict=True):
+        write(place.folder / name, rows, session="")
+    if planted:
+        (place.folder / "b" / "stage1" / "rows-2.parquet").write_bytes(b"junk")
+    return main(["gate", "--baseline", "a", "--candidate", "b"])
+
+
+@situation(
+    "gate --against",
+    "a measured file has an uncommitted change",
+    word="the same code: nothing to measure",
+    positive=True,
+    instead=False,
+)
+def uncommitted_change(place: Place, planted: bool) -> object:
+    (place.folder / "harness").mkdir()
+    file = place.folder / "harness" / "a.py"
+    file.write_text("a = 1\n")
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"],
+    ):
+        subprocess.run(["git", *words], check=True, cwd=place.folder)
+    if planted:
+        file.write_text("a = 2\n")
+    return against.same_code(place.folder, "HEAD")
+
+
+@situation(
+    "gate --command",
+    "the command imports the project from the checkout, not from its work tree",
+    word="exit code",
+    positive=0,
+    instead=3,
+)
+def module_of_the_checkout(place: Place, planted: bool) -> object:
+    names = frozenset({"src/pkg/__init__.py"})
+    trees = {side: place.folder / side for side in ("baseline", "candidate")}
+    proof = Trees(
+        trees, place.folder / "checkout", dict.fromkeys(("baseline", "candidate", "original"), names)
+    )
+    where = proof.original if planted else trees["candidate"]
+    try:
+        return 0 if proof.check("candidate", [("pkg", where / "src/pkg/__init__.py")]).count else 6
+    except GateError as error:
+        return int(error.code)
+
+
+@situation(
+    "gate-selftest", "ten trials a cell, from which no rate follows", word="exit code", positive=0, instead=2
+)
+def few_trials(place: Place, planted: bool) -> object:
+    place.patch.setattr(selftest, "grid", lambda *_: [])
+    for name in ("bars", "rate_bars"):
+        place.patch.setattr(selftest, name, lambda *_: [])
+    place.patch.setattr(selftest, "rates", lambda *_: [])
+    place.patch.setattr(selftest, "quiet_power", lambda *_: 0.0)
+    for name in ("simulation_lines", "rate_lines"):
+        place.patch.setattr(selftest, name, lambda *_: [])
+    return main(["gate-selftest", "--trials", "10" if planted else "100"])

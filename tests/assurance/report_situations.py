@@ -1,0 +1,201 @@
+"""Situations of the report, and of what reads single runs: diff, export, import, the store, MFU, findings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from curves_for_tests import control, rows_of_runs, shifted
+from report_fixtures import Invented, absent, cpu_run, gemm_cases, linear_cases, tiny_run, write_run
+from situations import Place, situation
+
+from harness import store
+from harness.__main__ import main
+from harness.judge import diagnosis
+from harness.judge.diff.changes import changes
+from harness.judge.smoke import failed_recipes
+from harness.machine.hardware import named
+from harness.machine.mfu import utilization
+from harness.report import verdicts
+from harness.report.runs import load
+from harness.store.case import Case
+from harness.store.measurement import Measurement
+
+if TYPE_CHECKING:
+    from harness.report.runs import Machine
+
+of_report = partial(situation, "report", positive="yes", instead="can't tell")
+
+
+def machine(place: Place, rows: list[list[Measurement]] | None = None) -> Machine:
+    """The machine of the stored rows; those of a run on a GPU."""
+    if rows is not None:
+        write_run(place.folder / "run", rows)
+    (found,) = load([place.folder / "run"], Path()).machines
+    return found
+
+
+def products() -> list[list[Measurement]]:
+    return gemm_cases(Invented(), 720.0)[:3]
+
+
+def failed_ones() -> list[list[Measurement]]:
+    return [[absent(Case.of("gemm", {"M": 64, "K": 64, "N": 64}), "bf16", "failed", "boom")]]
+
+
+@of_report(what="every row has failed", word="Is FP8 faster here?")
+def failed_rows_faster(place: Place, planted: bool) -> object:
+    return verdicts.is_faster(machine(place, failed_ones() if planted else products())).verdict
+
+
+@of_report(what="every row has failed: nothing was checked", word="Is it numerically sound?")
+def failed_rows_sound(place: Place, planted: bool) -> object:
+    return verdicts.is_sound(machine(place, failed_ones() if planted else products())).verdict
+
+
+@of_report(what="times of a CPU", word="Is FP8 faster here?")
+def times_of_a_cpu(place: Place, planted: bool) -> object:
+    if planted:
+        cpu_run(place.folder / "run")
+    return verdicts.is_faster(machine(place, None if planted else products())).verdict
+
+
+def layers(count: int | None) -> list[list[Measurement]]:
+    """Layers whose FP8 arms ran so many FP8 GEMMs; None: as many as they should."""
+    rows = linear_cases(Invented(), 690.0)
+    if count is None:
+        return rows
+    return [
+        [
+            replace(r, resolved={**r.resolved, "fp8_gemms": count}) if "fp8_gemms" in r.resolved else r
+            for r in case
+        ]
+        for case in rows
+    ]
+
+
+@situation(
+    "report",
+    "the profiler saw no FP8 GEMM in FP8's arms",
+    word="Did FP8 really run?",
+    positive="yes",
+    instead="no",
+)
+def no_fp8_gemm(place: Place, planted: bool) -> object:
+    found = verdicts.did_fp8_run(machine(place, layers(0 if planted else None)))
+    return found.verdict
+
+
+@situation("report", "the folder is empty", word="exit code", positive=0, instead=2)
+def empty_folder(place: Place, planted: bool) -> object:
+    (place.folder / "run").mkdir()
+    if not planted:
+        tiny_run(place.folder / "run")
+    return main(["report", "run", "-o", "page.html"])
+
+
+@situation(
+    "report",
+    "FP8 at 1.2 times the peak of its own dtype",
+    word="Utilization.flags",
+    positive=[],
+    instead=["over_peak"],
+)
+def above_the_peak(_: Place, planted: bool) -> object:
+    h200 = named("h200")
+    share = 1.2 if planted else 0.6
+    flops = share * h200.peak_tflops("e4m3") * 1e12
+    found = utilization({"e4m3": flops}, 1.0, h200, formula="causal", recomputed={}, clock_mhz=1500.0)
+    return [flag for flag in found.flags if flag == "over_peak"]
+
+
+@situation("report", "the GPU's peak is not known", word="MFU has a value", positive=True, instead=False)
+def unknown_peak(_: Place, planted: bool) -> object:
+    device = None if planted else named("h200")
+    return utilization({"bf16": 1e14}, 1.0, device, formula="causal").mfu_mixed is not None
+
+
+def times(arm: str, rounds: int, seed: int = 0) -> Measurement:
+    case = Case.of("gemm", {"M": 64, "K": 64, "N": 64})
+    samples = tuple(1 + 1e-4 * ((7 * i + seed) % 5) for i in range(rounds))
+    return Measurement(
+        case.suite, case.case_id, arm, case.axes_json, "time_ms", "ok", regime="isolated", samples=samples,
+        rounds=tuple(range(rounds)),
+    )  # fmt: skip
+
+
+@situation("diff", "one round each", word="Timed.verdict", positive="same", instead="unclear")
+def diff_of_one_round(place: Place, planted: bool) -> object:
+    frames = []
+    for seed, name in enumerate("ab"):
+        write_run(place.folder / name, [[times("fp8", 1 if planted else 10, seed)]], run_id=name)
+        frames.append(store.read(place.folder / name))
+    (found,) = changes(*frames).times
+    return found.verdict
+
+
+@situation("diff", "a part of a run is damaged", word="exit code", positive=0, instead=2)
+def diff_of_damaged(place: Place, planted: bool) -> object:
+    for name in "ab":
+        tiny_run(place.folder / name)
+    if planted:
+        (place.folder / "b" / "rows-2.parquet").write_bytes(b"junk")
+    return main(["diff", "a", "b"])
+
+
+@situation(
+    "export",
+    "every row has failed: a dashboard would show no slowdown",
+    word="exit code",
+    positive=0,
+    instead=2,
+)
+def export_of_failures(place: Place, planted: bool) -> object:
+    write_run(place.folder / "run", failed_ones() if planted else products())
+    return main(["export", "run", "-o", "x.json"])
+
+
+@situation("import", "the benchmark file holds no benchmark", word="exit code", positive=0, instead=2)
+def import_of_nothing(place: Place, planted: bool) -> object:
+    tests = [] if planted else [{"fullname": "t.py::x", "stats": {"data": [1.0]}}]
+    (place.folder / "x.json").write_text(json.dumps({"benchmarks": tests}))
+    return main(["import", "x.json"])
+
+
+@situation("the store", "a measurement is NaN", word="it is taken", positive=True, instead=False)
+def stored_nan(_: Place, planted: bool) -> object:
+    try:
+        replace(times("fp8", 3), samples=(1.0, float("nan") if planted else 1.0, 1.0))
+    except ValueError:
+        return False
+    return True
+
+
+@situation("findings", "FP8's losses are the control's", word="no finding", positive=True, instead=False)
+def finding_of_equal_losses(place: Place, planted: bool) -> object:
+    base = control()
+    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", base if planted else shifted(base))
+    write_run(place.folder / "run", [rows])
+    return not diagnosis.findings(store.read(place.folder))
+
+
+@situation(
+    "sweep=smoke",
+    "a recipe's layer ran a kernel that failed its own check",
+    word="recipes left in",
+    positive=True,
+    instead=False,
+)
+def recipe_on_a_broken_kernel(place: Place, planted: bool) -> object:
+    kernel = Case.of("smoke_kernels", {"kernel": "cast", "do": "check"})
+    layer = Case.of("smoke_layers", {"K": 64})
+    status = "failed" if planted else "ok"
+    rows = [
+        {"suite": "smoke_kernels", "axes": kernel.axes_json, "status": status, "reason": "wrong", "arm": "ours", "resolved": ""},
+        {"suite": "smoke_layers", "axes": layer.axes_json, "status": "ok", "reason": "", "arm": "rowwise", "resolved": '{"operators": ["cast"]}'},
+    ]  # fmt: skip
+    return not failed_recipes(pd.DataFrame(rows))

@@ -1,0 +1,196 @@
+"""Situations of a sweep and of what follows its progress: cases that failed, runs that ended early, nothing to measure."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from functools import partial
+from typing import Any
+
+import canary
+import pandas as pd
+from report_fixtures import tiny_run
+from situations import Place, situation
+from toy import offered
+
+from harness.__main__ import main
+from harness.cli import part_outcome
+from harness.engine import watch
+from harness.engine.parts import Part, Progress
+from harness.engine.runlog import PROGRESS
+from harness.machine.processes import this_host
+from harness.store import parquet
+from harness.store.case import Case
+from harness.suites import parallel
+from harness.timing.workload import Numerics, Workload
+from harness.training.parallel import bounds
+from harness.training.parallel.cells import Ran
+
+RUN = ["sweep=toy", "device=cpu", "report=false", "quiet=true"]
+
+
+def boom(_: Case) -> Workload:
+    raise ValueError("boom")
+
+
+@situation("sweep=NAME", "an arm fails", word="exit code", positive=0, instead=1)
+def failing_arm(place: Place, planted: bool) -> object:
+    suite = offered([1], place.folder, place.patch)
+    suite.behaviour = {"other": boom} if planted else {}
+    return main(RUN)
+
+
+@situation("sweep=NAME", "an arm is fast and wrong", word="exit code", positive=0, instead=1)
+def wrong_arm(place: Place, planted: bool) -> object:
+    def checked(_: Case) -> Workload:
+        return Workload(run=int, check=lambda: Numerics({"sqnr_db": 3.0}, ok=not planted, reason="too far"))
+
+    offered([1], place.folder, place.patch).behaviour = {"other": checked}
+    return main(RUN)
+
+
+@situation("resume=RUN", "a finished run holds a failed case", word="exit code", positive=0, instead=1)
+def resumed_with_failures(place: Place, planted: bool) -> object:
+    suite = offered([1], place.folder, place.patch)
+    suite.behaviour = {"other": boom} if planted else {}
+    main([*RUN, "run_id=r"])
+    return main([*RUN, "resume=r"])
+
+
+@situation("resume=RUN", "the run was made with other axes", word="exit code", positive=0, instead=2)
+def resumed_with_other_axes(place: Place, planted: bool) -> object:
+    offered([1], place.folder, place.patch)
+    main([*RUN, "run_id=r"])
+    return main([*RUN, "resume=r", *(["axes.n=[2]"] if planted else [])])
+
+
+@situation("dry_run=true", "the arm to measure does not exist", word="exit code", positive=0, instead=2)
+def dry_run_of_nothing(place: Place, planted: bool) -> object:
+    offered([1], place.folder, place.patch)
+    return main([*RUN, "dry_run=true", f"arms=[base,{'othre' if planted else 'other'}]"])
+
+
+@situation("sweep=NAME", "the disk is full", word="exit code", positive=0, instead=2)
+def full_disk(place: Place, planted: bool) -> object:
+    offered([1], place.folder, place.patch)
+    if planted:
+
+        def write(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        place.patch.setattr(parquet, "_write_durably", write)
+    return main(RUN)
+
+
+@situation("sweep=NAME", "a run of that id is there already", word="exit code", positive=0, instead=2)
+def one_id_twice(place: Place, planted: bool) -> object:
+    offered([1], place.folder, place.patch)
+    main([*RUN, "run_id=r"])
+    return main([*RUN, f"run_id={'r' if planted else 's'}", *(["axes.n=[2]"] if planted else [])])
+
+
+@situation(
+    "watch", "the process of a running sweep is gone", word="Part.state", positive="running", instead="gone"
+)
+def gone(place: Place, planted: bool) -> object:
+    note = {"pid": 1, "began": 5, "host": this_host(), "started": 1.0, "written": 2.0, "statuses": {}}
+    text = json.dumps(note | {"state": "running", "total": 4, "share": 0.5})
+    (place.folder / PROGRESS).write_text(text)
+    (part,) = watch.look(place.folder, lambda _: None if planted else 5)
+    return part.state
+
+
+@situation(
+    "watch", "a finished run had nothing to measure", word='"100 %" is said', positive=True, instead=False
+)
+def hundred_percent_of_nothing(_: Place, planted: bool) -> object:
+    return "100 %" in watch.summary([watch.Part("", "finished", 0 if planted else 4, 1.0)], 1.0)
+
+
+@situation(
+    "sweep of sweeps", "a part skipped all of its cases", word="Progress.ok", positive=True, instead=False
+)
+def skipped_part(_: Place, planted: bool) -> object:
+    row = {
+        "status": "skipped" if planted else "ok",
+        "retryable": False,
+        "cause": "unsupported",
+        "reason": "no GPU",
+    }
+    progress = Progress(exit=0)
+    part_outcome.settle(progress, pd.DataFrame([row]))
+    return progress.ok
+
+
+@situation(
+    "sweep of sweeps",
+    "the part that checks the kernels skipped all",
+    word="parts without a check",
+    positive=0,
+    instead=1,
+)
+def checks_that_were_skipped(_: Place, planted: bool) -> object:
+    part = Part("gemm", "gemm", checked_by=("smoke",))
+    check = Progress(done=True, exit=0, statuses={"skipped" if planted else "ok": 3})
+    return len(part_outcome.unchecked(part, {"smoke": check}))
+
+
+@situation(
+    "make canary",
+    "the committed baseline measured nothing",
+    word="lines of what moved",
+    positive=[],
+    instead="refused",
+)
+def canary_without_baseline(place: Place, planted: bool) -> object:
+    rows: Any = tiny(place)
+    before = rows.assign(status="failed") if planted else rows
+    try:
+        return canary.moved_rows(before, rows)
+    except RuntimeError:
+        return "refused"
+
+
+@situation(
+    "make canary", "every case is skipped today", word="lines of what moved", positive=True, instead=False
+)
+def canary_that_skips(place: Place, planted: bool) -> object:
+    rows: Any = tiny(place)
+    return not canary.moved_rows(rows, rows.assign(status="skipped") if planted else rows)
+
+
+def tiny(place: Place) -> pd.DataFrame:
+    from harness import store
+
+    tiny_run(place.folder / "run")
+    return store.read(place.folder / "run")
+
+
+def ran_in_ranks(place: Place, losses: tuple[float, ...], alone: tuple[float, ...]) -> bool:
+    """Whether a cell counts as one that runs."""
+    place.patch.setattr(parallel.ranks, "run", lambda *_, **__: [Ran(losses)] * 2)
+    place.patch.setattr(bounds, "reference", lambda _: alone)
+    case = Case.of("parallel", {"cell": "ddp", "steps": 3})
+    return not parallel.trial(case, "tensorwise", "cpu", place.folder, lambda *_: None).failure
+
+
+of_parallel = partial(
+    situation, "sweep=parallel", word="Trial.failure is empty", positive=True, instead=False
+)
+
+
+@of_parallel(what="the one process that the ranks are held against has a loss of NaN")
+def reference_of_nan(place: Place, planted: bool) -> object:
+    return ran_in_ranks(place, (4.0, 3.9, 3.8), (4.0, 3.9, math.nan if planted else 3.8))
+
+
+@of_parallel(what="ranks and the one process are NaN alike")
+def ranks_of_nan(place: Place, planted: bool) -> object:
+    last = math.nan if planted else 3.8
+    return ran_in_ranks(place, (4.0, 3.9, last), (4.0, 3.9, last))
+
+
+@of_parallel(what="ranks differ in the last digits where sums are the same")
+def ranks_that_differ(place: Place, planted: bool) -> object:
+    return ran_in_ranks(place, (4.0, 3.9, 3.8 + 1e-6 * planted), (4.0, 3.9, 3.8))
