@@ -11,8 +11,10 @@ from situations import Place, situation
 
 from harness.__main__ import main
 
-# "on", or "only these layers": what a reader takes as yes
-of_advise = partial(situation, "advise", word='decision is not "off"', positive=True, instead=False)
+# What a reader takes as yes
+YES = ("on", "only these layers")
+of_advise = partial(situation, "advise", word="decision is on", positive=True, instead=False)
+FITS = ("dp=8", "checkpointing=full")  # 8B on an H200
 WIDE = ("model._target_=planted_model.build", "model.batch=planted_model.batch")
 CODE = """\
 import torch
@@ -31,7 +33,7 @@ def batch(step, seed, batch_size, device):
 def says_yes(place: Place, *words: str) -> bool:
     place.capture.readouterr()
     assert main(["advise", *words, "json=true"]) == 0
-    return json.loads(place.capture.readouterr().out)["decision"] != "off"
+    return json.loads(place.capture.readouterr().out)["decision"] in YES
 
 
 def own_model(place: Place, layer: str, width: int) -> tuple[str, ...]:
@@ -46,19 +48,27 @@ def own_model(place: Place, layer: str, width: int) -> tuple[str, ...]:
 @of_advise(what="the GPU has no FP8 matrix units")
 def gpu_without_fp8(place: Place, planted: bool) -> object:
     gpu = "a100" if planted else "h200"
-    return says_yes(place, "model=llama3_8b", f"gpu={gpu}", "recipe=tensorwise")
+    return says_yes(place, "model=llama3_8b", f"gpu={gpu}", "recipe=tensorwise", *FITS)
 
 
 @of_advise(what="a pass has 256 tokens: casts cost more than products gain")
 def few_tokens(place: Place, planted: bool) -> object:
     tokens = 256 if planted else 16384
-    return says_yes(place, "model=llama3_8b", "gpu=h200", "recipe=tensorwise", f"tokens={tokens}")
+    return says_yes(
+        place,
+        "model=llama3_8b",
+        "gpu=h200",
+        "recipe=tensorwise",
+        "checkpointing=full",
+        "weights=bf16",
+        f"tokens={tokens}",
+    )
 
 
 @of_advise(what="the GPU has no kernel for the recipe: mxfp8 on Hopper")
 def recipe_without_kernel(place: Place, planted: bool) -> object:
     recipe = "mxfp8" if planted else "tensorwise"
-    return says_yes(place, "model=llama3_8b", "gpu=h200", f"recipe={recipe}")
+    return says_yes(place, "model=llama3_8b", "gpu=h200", f"recipe={recipe}", *FITS)
 
 
 @of_advise(what="no layer's width is a multiple of 16")
@@ -71,6 +81,21 @@ def odd_widths(place: Place, planted: bool) -> object:
 def no_linear_layer(place: Place, planted: bool) -> object:
     words = own_model(place, f"nn.{'LayerNorm(width)' if planted else 'Linear(width, width)'}", 8192)
     return says_yes(place, *words, "gpu=h200", "recipe=tensorwise", "tokens=16384")
+
+
+@of_advise(what="the step does not fit, whatever FP8 gains")
+def step_that_does_not_fit(place: Place, planted: bool) -> object:
+    gpus = 1 if planted else 8
+    return says_yes(
+        place, "model=llama3_8b", "gpu=h100", "recipe=tensorwise", "checkpointing=full", f"dp={gpus}"
+    )
+
+
+@of_advise(what="the interval contains 1")
+def interval_that_contains_1(place: Place, planted: bool) -> object:
+    tokens = 2048 if planted else 16384
+    words = ("model=llama3_1b", "gpu=h200", "recipe=tensorwise", "checkpointing=full")
+    return says_yes(place, *words, f"tokens={tokens}")
 
 
 @situation(

@@ -25,16 +25,15 @@ PATH = ROOT / "docs" / "assurance.md"
 INTRO = """\
 # False assurances
 
-Situations in which a positive word (PASS, OK, verified, on, 100 %, runs) would be false, what says that word, and what is
-given instead. A test (`tests/assurance`) runs the function or command with the planted thing, and as an honest twin without it, and compares
-both answers: fields or exit codes. `python tests/assurance/page.py --write` makes this page from those cases.
+Situations in which a positive word (PASS, OK, verified, on, fits) would be false, and what is given instead. A test
+(`tests/assurance`) runs each with the planted thing, and an honest twin without it, and compares both answers: fields or exit codes.
+`python tests/assurance/page.py --write` makes this page.
 
-Exit codes of the gate are those of [gate.md](gate.md). Wrong implementations are in
-[verify.md](verify.md#planted-faults) and [loss-verdict-faults.md](loss-verdict-faults.md). Ranks of which one runs bf16, or does
-not answer, need several processes: `tests/fp8core/test_verify_ranks.py`.
+Exit codes are in [gate.md](gate.md), wrong implementations in [verify.md](verify.md#planted-faults) and
+[loss-verdict-faults.md](loss-verdict-faults.md), ranks that run bf16 or do not answer in `tests/fp8core/test_verify_ranks.py`.
 
 Not seen: a step that takes another path at every second call (`verify` compares the first call and counts the third), and FP8
-runs stored without a proof, from before November 2026.
+runs stored without a proof, before November 2026.
 """
 
 
