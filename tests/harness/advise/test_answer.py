@@ -175,7 +175,7 @@ def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -
 
 
 def test_copies_of_the_weights_are_in_the_memory(advice: dict[str, Advice]) -> None:
-    """Of 16 GPUs 4 hold one copy: four times the states of FSDP over all, 16 bytes of 8.03e9 parameters over 4."""
+    """4 of 16 GPUs hold one copy: four times the states of FSDP over all, 16 bytes of 8.03e9 parameters over 4."""
     memory = advice["copies"].memory
     assert memory is not None
     states = sum((memory.fp8 or memory.bf16)[part] for part in ("weights", "gradients", "optimizer"))

@@ -172,8 +172,13 @@ def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     each = 1e9 / 2 / RATES["link"] + 8.4e-6 + 3.4e-6
     assert step_cost(one, RATES, plan, None).communication == pytest.approx(2 * each)
     halved = replace(plan, tp_gather_fp8=True)
-    sent = step_cost(one, RATES, halved, SIX, ["x"]).communication
+    sends = replace(SIX, gathered_weight=Cast(6.0))
+    sent = step_cost(one, RATES, halved, sends, ["x"]).communication
     assert sent == pytest.approx(1.5 * each, rel=0.05), "and two amaxes"
+    cannot = step_cost(one, RATES, halved, SIX, ["x"]).communication
+    assert cannot == pytest.approx(2 * each, rel=0.05), (
+        "scales of rows or blocks are not known before it is sent"
+    )
     times = layer_cost(one.layers[0], SIX, RATES).bf16
     overlapped = step_cost(one, RATES, replace(plan, tp_overlap=True), None).communication
     assert overlapped == pytest.approx(2 * each - times["output"] - times["grad_input"])
