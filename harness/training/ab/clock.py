@@ -46,7 +46,7 @@ class HostClock:
         """Nothing is in flight."""
 
     def ms(self, start: float, end: float) -> float:
-        """Of two marks."""
+        """Milliseconds between two marks."""
         return 1e3 * (end - start)
 
 
@@ -73,7 +73,7 @@ class EventClock:
         self._cuda.synchronize()
 
     def ms(self, start: Any, end: Any) -> float:
-        """Of two events."""
+        """Milliseconds between two events."""
         return float(start.elapsed_time(end))
 
 

@@ -96,7 +96,7 @@ class Block:
         self._last = end
 
     def times_ms(self, clock: Clock) -> list[float]:
-        """Of each timed step."""
+        """Times of the timed steps."""
         return [clock.ms(start, end) for start, end in self._marks]
 
     def gaps_ms(self, clock: Clock) -> list[float]:
@@ -104,14 +104,14 @@ class Block:
         return [clock.ms(start, end) for start, end in self._before]
 
     def loss_values(self) -> list[float]:
-        """Of each timed step; empty where one was not seen."""
+        """Losses of the timed steps; empty where one was not seen."""
         if any(loss is None for loss in self._losses):
             return []
         return [float(loss) for loss in self._losses if loss is not None]
 
 
 def _shapes(value: object) -> tuple[tuple[int, ...], ...]:
-    """Of all tensors in nested containers, in order."""
+    """Shapes of all tensors in nested containers, in order."""
     if isinstance(value, Tensor):
         return (tuple(value.shape),)
     if isinstance(value, Mapping):
