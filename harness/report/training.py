@@ -298,7 +298,10 @@ def _settled_cell(settled: Settled | None) -> Cell:
     within = "within the noise" if settled.noise_runs else "within the margin"
     interval = f"{low:,.0f} to {end}"
     return Cell(
-        f"{settled.step:,.0f}", settled.step, note=f"{within}; covers {100 * coverage:.0f} %", interval=interval
+        f"{settled.step:,.0f}",
+        settled.step,
+        note=f"{within}; covers {100 * coverage:.0f} %",
+        interval=interval,
     )
 
 

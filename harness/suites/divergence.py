@@ -228,7 +228,7 @@ def schedule_of(case: Case, arm: str) -> PrecisionSchedule:
 def setup_of(case: Case, arm: str) -> Setup:
     """What an arm of a case trains."""
     text, other = batches.extent_of_case(case), OTHER_SEEDS if ARMS[arm].arm.variant == OTHER else 0
-    return Setup(
+    setup = Setup(
         model=case.text("model"),
         batch=case.integer("batch"),
         seq=case.integer("seq"),
@@ -245,6 +245,19 @@ def setup_of(case: Case, arm: str) -> Setup:
         weight_decay=case.number("weight_decay"),
         grad_clip=case.number("grad_clip") or float("inf"),  # inf: measured, not clipped
     )
+    is_emulated = ARMS[arm].arm.variant in (GOLDEN, *ABLATIONS)
+    return (
+        replace(setup, left_out=_not_for_kernels(setup, RECIPES[ARMS[arm].recipe])) if is_emulated else setup
+    )
+
+
+def _not_for_kernels(setup: Setup, recipe: Recipe) -> tuple[str, ...]:
+    """Layers that the recipe's own kernels refuse by their sizes: an emulation that rounded them would be another model."""
+    try:
+        taken = set(on_paper.fp8_layers(replace(setup, recipe=recipe)))
+    except (UsageError, ValueError):  # it converts nothing, which the plan tells of the recipe's own arm
+        return ()
+    return tuple(name for name in on_paper.fp8_layers(setup) if name not in taken)
 
 
 def job_of(case: Case, arm: str, device: str) -> Job:

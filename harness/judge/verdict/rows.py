@@ -212,6 +212,11 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         return conclude([result], failed, "nothing was trained to the end")
     fields = setup.records[arm]
     is_perturbed, is_part = fields.variant == EPS, fields.variant in ABLATIONS
+    golden = setup.runs_of(Arm(fields.recipe, variant=GOLDEN))
+    if other := _other_layers(setup, arm, fields):
+        golden = None
+        if not is_perturbed and not is_part and fields.variant != GOLDEN:
+            failed.append(f"{fields.recipe}_golden was not compared: it rounds other layers ({other})")
     if arm == f"{CONTROL}_other":
         verdict = judge_other_seeds(mine, control)
     else:
@@ -226,7 +231,7 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         verdict = judge_pairs(
             mine,
             control,
-            golden=None if is_perturbed or is_part else setup.runs_of(Arm(fields.recipe, variant=GOLDEN)),
+            golden=None if is_perturbed or is_part else golden,
             twin=control if warm_up else setup.runs_of(Arm(fields.recipe)) if cool_down else None,
             twin_name=against if warm_up else fields.recipe,
             margin=margin,
@@ -242,8 +247,7 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         failed.append(f"{named}every loss is bitwise equal to {against}: {why}")
         if verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
-    golden = setup.runs_of(Arm(fields.recipe, variant=GOLDEN)) or {}
-    if fields.has_fp8 and not fields.variant and (copied := _identical(mine, golden)):
+    if fields.has_fp8 and not fields.variant and (copied := _identical(mine, golden or {})):
         failed.append(
             f"seed {', '.join(map(str, copied))}: every loss is bitwise equal to {fields.recipe}_golden: FP8 was emulated, or the "
             "golden arm was not"
@@ -255,6 +259,20 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
     if doubted and verdict.outcome == "PASS":
         verdict = replace(verdict, outcome="INCONCLUSIVE")
     return replace(verdict, notes=(*failed, *verdict.notes))
+
+
+def _other_layers(setup: Setup, arm: str, fields: Arm) -> str:
+    """Layers that either the arm or its golden arm has in FP8 and the other has not; "" where they have the same.
+
+    Rows from before they were stored say nothing of it, and are compared.
+    """
+    mine, golden = (
+        setup.resolved.get(name, {}).get("fp8_layers")
+        for name in (arm, str(Arm(fields.recipe, variant=GOLDEN)))
+    )
+    if not isinstance(mine, list) or not isinstance(golden, list):
+        return ""
+    return ", ".join(sorted(map(str, set(mine) ^ set(golden))))
 
 
 def _settled(

@@ -348,3 +348,18 @@ def test_the_end_of_a_run_prints_verdicts_and_findings(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "not judged: train.judge=false" in printed
     assert not any(outcome in printed for outcome in ("PASS", "INCONCLUSIVE", "FAIL "))
+
+
+@pytest.mark.parametrize(("layers", "outcome"), [(["up", "head"], "PASS"), (["up"], "FAIL")])
+def test_a_golden_arm_that_rounds_other_layers_is_not_compared(tmp_path, layers, outcome):
+    """Seen in nanoGPT's character setting: the emulation took the head (65 wide) that no kernel takes, and gradients seemed
+    0.68 times the golden arm's. The twin has the same layers, so there the size is a fault."""
+    rows = rows_of_runs("base", BASE)
+    rows += rows_of_runs("tensorwise", shifted(BASE, 0.0003), recipe="tensorwise", fp8_layers=["up"])
+    golden = shifted(BASE, 0.0003, sd=3e-4, ratio=1 / 0.68)
+    rows += rows_of_runs("tensorwise_golden", golden, fp8_layers=layers)
+    found = by_arm(judge(frame(tmp_path, rows)))["tensorwise"].verdict
+    assert found.gate("L6").status == outcome
+    told = any("it rounds other layers (head)" in note for note in found.notes)
+    assert told == (outcome == "PASS")
+    assert ("golden runs" in found.gate("L3").sentence) == (outcome == "FAIL")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from harness.store.arm import ABLATIONS, GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
 from harness.store.case import Case
 from harness.suites import ablation, divergence
 from harness.timing.workload import Trial
+from harness.training import batches, on_paper
 
 ARMS = {name: info.arm for name, info in divergence.ARMS.items() if info.arm.variant in ABLATIONS}
 
@@ -83,3 +85,17 @@ def test_the_first_loss_tells_which_parts_the_forward_pass_has(tmp_path: Path) -
 
 def test_nobody_trains_a_part() -> None:
     assert not any(is_candidate(arm) for arm in ARMS.values())
+
+
+@pytest.mark.parametrize("arm", ["tensorwise_golden", "tensorwise_only_weight", "rowwise_e5m2_gradients"])
+def test_an_emulated_arm_rounds_the_layers_that_the_recipe_converts(
+    arm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: the layers of the recipe's own arm. The head is 65 wide, which no FP8 kernel takes and every emulation would."""
+    axes: dict[str, Any] = {"model": "nanogpt_char_cpu"}
+    given = divergence.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes
+    case = Case.of("divergence", given)
+    monkeypatch.setattr(batches, "extent_of_case", lambda case: SimpleNamespace(vocab_size=65))
+    setups = [divergence.setup_of(case, name) for name in (arm.partition("_")[0], arm)]
+    assert on_paper.fp8_layers(setups[0]) == on_paper.fp8_layers(setups[1])
+    assert "head" not in on_paper.fp8_layers(setups[1])
