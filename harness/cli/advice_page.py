@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.advise.advice import Advice
+    from harness.advise.step import Ratio
 
 # Model, or the folder of a config.json in this repository -> title and the words that it is asked with, as such models are trained.
 MODELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -88,8 +89,16 @@ def answered(words: Sequence[str]) -> Answered:
     word, step = word_of(found), found.chosen.step
     if word not in ("on", "partial", "can't tell"):
         return Answered(word, "", "", "", command)
-    interval = f"{number(step.low)} to {number(step.high)}"
-    return Answered(word, f"{number(step.value)}x", interval, found.chosen.recipe.name, command)
+    low, value, high = _shown(step)
+    return Answered(word, f"{value}x", f"{low} to {high}", found.chosen.recipe.name, command)
+
+
+def _shown(step: Ratio) -> tuple[str, str, str]:
+    """Low, value and high with three digits, or with as many more as tell the value from the ends of a narrow interval."""
+    digits = 3
+    while digits < 6 and len({number(x, digits) for x in (step.low, step.value, step.high)}) < 3:
+        digits += 1
+    return number(step.low, digits), number(step.value, digits), number(step.high, digits)
 
 
 def word_of(found: Advice) -> str:
