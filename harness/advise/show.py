@@ -198,7 +198,7 @@ def _why(found: Advice) -> list[str]:
     whole = "" if found.model.whole else " at the most"
     told = [f"{gains}; Linear layers take {share:.0%} of the bf16 step{whole}"]
     pays = "at no number of tokens" if found.pays_from is None else f"from {found.pays_from:,} tokens a pass"
-    told.append(f"pays {pays}; most products are {found.model.width} wide")
+    told.append(f"{found.chosen.recipe.name} pays {pays}; most products are {found.model.width} wide")
     return [*told, _third(found)]
 
 
