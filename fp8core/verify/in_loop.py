@@ -66,15 +66,19 @@ class StepProof:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one whole training step; a step that raises is not counted as seen.
+        """Around one whole training step; after a step that raises the proof begins anew.
 
         Raises:
             RuntimeError: both steps were seen already.
         """
         if self.complete:
             raise RuntimeError("both steps of this proof were seen; make another StepProof(model)")
-        with self._passes.compare() if self._through == 0 else self._passes.count():
-            yield
+        try:
+            with self._passes.compare() if self._through == 0 else self._passes.count():
+                yield
+        except BaseException:
+            self._passes, self._through = Passes(self._model), 0  # what it saw is half a step
+            raise
         self._through += 1
 
     def conclude(self, *, announce: bool = False, rank_timeout_s: float = RANK_TIMEOUT_S) -> Proof:

@@ -6,6 +6,7 @@ found["addmm"].speedup, found.floor, found.to_frame()
 
 from __future__ import annotations
 
+import copy
 import html
 import math
 from dataclasses import dataclass, replace
@@ -168,7 +169,12 @@ def _wrong(
     closures: Mapping[str, Callable[[], object]], first: str, check: Callable[[Any, Any], object]
 ) -> dict[str, str]:
     """Why each other closure's result is not the first one's."""
-    expected, found = closures[first](), {}
+    found: dict[str, str] = {}
+    try:
+        # A copy: another closure may write its result into the same memory
+        expected = copy.deepcopy(closures[first]())
+    except Exception as error:  # noqa: BLE001 - anyone's closure
+        return {name: f"{first} raised {one_line(error)}" for name in closures if name != first}
     for name, fn in closures.items():
         if name == first:
             continue

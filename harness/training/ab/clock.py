@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Clock(Protocol):
@@ -51,26 +48,33 @@ class HostClock:
 
 
 class EventClock:
-    """CUDA events on the current stream: the device's own time, gaps of launches within a step included.
+    """CUDA events on the device's current stream: its own time, gaps of launches within a step included.
 
     Args:
-        cuda: the module that offers `Event` and `synchronize`; `torch.cuda` by default.
+        cuda: the module that offers `Event`, `current_stream` and `synchronize`; `torch.cuda` by default.
+        device: of the model; None: the current one.
     """
 
     method = "cuda_events_adjoining"
 
-    def __init__(self, cuda: Any = None) -> None:
-        self._cuda = cuda if cuda is not None else torch.cuda
+    def __init__(self, cuda: Any = None, device: torch.device | None = None) -> None:
+        self._cuda, self._device = cuda if cuda is not None else torch.cuda, device
 
     def mark(self) -> Any:
         """An event that the device records when it comes to it."""
         event = self._cuda.Event(enable_timing=True)
-        event.record()
+        if self._device is None:
+            event.record()
+        else:
+            event.record(self._cuda.current_stream(self._device))
         return event
 
     def settle(self) -> None:
         """Waits for the device."""
-        self._cuda.synchronize()
+        if self._device is None:
+            self._cuda.synchronize()
+        else:
+            self._cuda.synchronize(self._device)
 
     def ms(self, start: Any, end: Any) -> float:
         """Milliseconds between two events."""
@@ -79,9 +83,4 @@ class EventClock:
 
 def clock_for(device: torch.device) -> Clock:
     """The clock of a model's device."""
-    return EventClock() if device.type == "cuda" else HostClock()
-
-
-def spans(clock: Clock, marks: Sequence[tuple[Any, Any]]) -> list[float]:
-    """Milliseconds of each step, of marks that were reached."""
-    return [clock.ms(start, end) for start, end in marks]
+    return EventClock(device=device) if device.type == "cuda" else HostClock()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 _TRIALS = itertools.count()
+_SLICE_S = 1.0  # between looks at what ranks that ended have told
 
 
 class SilentRankError(RuntimeError):
@@ -56,6 +58,8 @@ class Exchange:
         # Rank 0 may wait for its whole time before it answers
         text = self._get(f"{key}/all", 2 * self._timeout_s)
         answer = json.loads(text) if text is not None else {"silent": [0], "messages": []}
+        if answer["silent"] and (told := self.fault_of_others()):
+            raise SilentRankError(told)
         if answer["silent"]:
             names = ", ".join(map(str, answer["silent"]))
             raise SilentRankError(
@@ -63,9 +67,25 @@ class Exchange:
             )
         return list(answer["messages"])
 
+    def raised(self, what: str) -> None:
+        """Tells all ranks at once that this one has ended."""
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/raised", f"rank {self.rank}: {what}")
+
+    def fault_of_others(self) -> str:
+        """What a rank that ended has told; "" if none has. Never waits."""
+        if self._store is None or not self._store.check([f"{self._prefix}/raised"]):
+            return ""
+        return str(self._store.get(f"{self._prefix}/raised").decode())
+
     def _get(self, key: str, timeout_s: float) -> str | None:
-        try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
-            return str(self._store.get(key).decode())
-        except (RuntimeError, dist.DistStoreError):
-            return None
+        """A value once it is there; None when the time is up, or when a rank has told that it ended."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                self._store.wait([key], timedelta(seconds=max(min(left, _SLICE_S), 0.01)))
+                return str(self._store.get(key).decode())
+            except (RuntimeError, dist.DistStoreError):
+                if left <= _SLICE_S or self.fault_of_others():
+                    return None

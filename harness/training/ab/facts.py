@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
+from fp8core.dtensors import is_dtensor
 from harness.training.ab.plan import BASE, FP8
 from harness.training.models.tokens import common_rows
 from harness.training.steps import facts_of
@@ -26,7 +28,7 @@ class Known:
     """Collected while a trial runs.
 
     Attributes:
-        tokens: rows of a step that the Linear layers of one rank multiply; None where that is not known.
+        tokens: rows of a step that the Linear layers of one rank multiply; None under tensor parallelism.
         flops: of a step of one rank by dtype, for "base" and "fp8", counted once on a real batch.
         peak_bytes: most memory of a timed step of any rank, by arm.
         resolved: the proof's facts, for the store.
@@ -70,6 +72,11 @@ class Known:
 def _tokens(proof: Proof, model: nn.Module) -> float | None:
     """Rows of the layers that do most of the work; None where weights are cut by columns or rows."""
     weights = {name.replace("_orig_mod.", ""): p for name, p in model.named_parameters()}
+    cut = [p for p in weights.values() if is_dtensor(p)]
+    if cut and (
+        not is_sharded_by_fsdp(model) or any(sum(q.is_shard() for q in p.placements) > 1 for p in cut)
+    ):
+        return None
     rows: defaultdict[str, float] = defaultdict(float)
     for product in proof.matmuls.matmuls:
         name = product.owner.replace("_orig_mod.", "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.store import effect
-from harness.store.compare import LOUD_FLOOR, TIE
+from harness.store.compare import TIE
 from harness.store.stats import t_interval
 from harness.training.ab.plan import AGAIN, BASE, FP8
 
@@ -60,13 +60,16 @@ class TrialResult:
         proof: line of the proof; "" where it did not come so far.
         proved: FP8 was proved on every rank, and bf16 steps ran none.
         problem: why the trial gives no answer at all; "" if it may.
-        tokens: of a step on all ranks; None where that is not known.
+        tokens: of a step of one rank; None where that is not known.
+        under_way: rounds are still to come; nothing is decided before.
         flops: of a step of one rank, by the dtype that each product ran in, for "base" and "fp8".
         peak_bytes: most memory of a timed step, by arm; empty where the device keeps none.
         slow_rank: "rank 1: 21 % slower than the median rank"; "" if none stands out.
         steps_run: steps taken in FP8 and in bf16, warm-up included.
         ends_in: precision in which the model was left.
-        restored: names of what was put back; None where nothing was asked for.
+        restored: names of what was put back; None where nothing was asked for or it is not put back.
+        not_restored: why what was to be put back is not; "" if it is, or nothing was asked for.
+        notes: what could not be watched.
         layers: FP8 layers of the model.
         facts: more, for the store.
     """
@@ -80,12 +83,15 @@ class TrialResult:
     proved: bool = False
     problem: str = ""
     tokens: float | None = None
+    under_way: bool = False
     flops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     slow_rank: str = ""
     steps_run: tuple[int, int] = (0, 0)
     ends_in: str = "bf16"
     restored: tuple[str, ...] | None = None
+    not_restored: str = ""
+    notes: tuple[str, ...] = ()
     layers: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -143,6 +149,10 @@ class TrialResult:
         found = self.effect
         if self.problem:
             return self.problem
+        if self.under_way:
+            return (
+                "the trial is under way; on several ranks call trial.close() on all of them to end it early"
+            )
         if not self.proved:
             return f"FP8 is not proved: {self.proof or 'the steps of the proof were not reached'}"
         if not found.has_interval:
@@ -153,14 +163,11 @@ class TrialResult:
             return f"a {self.device} multiplies FP8 codes in float32: its times say nothing of a GPU's"
         if math.isnan(self.floor):
             return "there is no A/A control"
-        if self.floor > LOUD_FLOOR and found.direction == "same":
-            return f"two copies of bf16 seem up to {self.floor - 1:.0%} apart here: too noisy"
-        if found.direction == "unclear":
-            return "the interval holds 1: take more steps"
-        if found.direction == "same" and math.exp(-found.log_low) > max(self.floor, TIE):
+        high = math.exp(-found.log_low)
+        if found.direction == "unclear" or (found.direction == "same" and high > TIE):
             return (
-                f"two copies of bf16 seem up to {self.floor:.3f}x apart here, and the interval reaches "
-                f"{math.exp(-found.log_low):.3f}x: take more steps, or a quieter machine"
+                f"two copies of bf16 seem up to {self.floor:.3f}x apart here and the interval reaches {high:.3f}x: neither a "
+                "gain nor a tie is shown; take more steps, or a quieter machine"
             )
         return ""
 
@@ -189,7 +196,9 @@ class TrialResult:
         if not math.isnan(base) and not math.isnan(fp8):
             line = f"step: {base:.4g} ms in bf16, {fp8:.4g} ms in FP8"
             if self.tokens:
-                line += f"; {1e3 * self.tokens / base:,.0f} and {1e3 * self.tokens / fp8:,.0f} tokens/s"
+                line += (
+                    f"; {1e3 * self.tokens / base:,.0f} and {1e3 * self.tokens / fp8:,.0f} tokens/s a rank"
+                )
             if self.ranks > 1:
                 line += f"; the slowest of {self.ranks} ranks"
             out.append(line)
@@ -220,7 +229,9 @@ class TrialResult:
         end = f"{in_fp8 + in_bf16} steps: {in_fp8} in FP8, {in_bf16} in bf16; the model was left in {self.ends_in}"
         if self.restored is not None:
             end += f", and put back were: {', '.join(self.restored)}"
-        return [*out, end]
+        if self.not_restored:
+            end += f". NOT put back: {self.not_restored}"
+        return [*out, *self.notes, end]
 
     def _between(self, base: float, fp8: float) -> list[str]:
         """What runs between the steps, where it matters."""

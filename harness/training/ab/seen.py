@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.timing.compiling import CompileWatch
 
@@ -14,58 +16,91 @@ if TYPE_CHECKING:
     from harness.training.ab.clock import Clock
 
 
-class Looks:
-    """Watches calls of the model, where it is not compiled as a whole: shapes of its inputs and its loss.
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a step trained on; equal for steps whose times may be compared.
 
     Attributes:
-        shapes: of all tensors that the step's forward passes took; () where nothing was seen.
+        calls: forward passes of the model that were seen.
+        shapes: of all tensors that they took, or of the batch that `Trial.step` was told.
+        updates: steps of optimizers.
+    """
+
+    calls: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    updates: int = 0
+
+    def __str__(self) -> str:
+        shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes[:4])
+        return f"{self.calls} forward passes of {shapes or 'shapes unseen'}, {self.updates} optimizer steps"
+
+
+class Looks:
+    """Watches calls of the model, where it is not compiled from outside, and steps of optimizers, while a step is open.
+
+    Attributes:
         loss: of the step's last forward pass, or what `Trial.loss` was told; None where nothing was seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.shapes: tuple[tuple[int, ...], ...] = ()
         self.loss: Tensor | float | None = None
+        self._open = self._told = False
+        self._calls = self._updates = 0
+        self._shapes: tuple[tuple[int, ...], ...] = ()
         # A hook inside compiled code would be traced with it; one on the wrapper of torch.compile runs outside.
         is_compiled_inside = getattr(model, "_compiled_call_impl", None) is not None
-        self._hook = None if is_compiled_inside else model.register_forward_hook(self._seen, with_kwargs=True)
+        hook = None if is_compiled_inside else model.register_forward_hook(self._seen, with_kwargs=True)
+        self._hooks: list[Any] = [register_optimizer_step_post_hook(self._updated)]
+        self._hooks += [] if hook is None else [hook]
 
     def start(self, batch: object) -> None:
         """A step begins; `batch` is what it will train on, None where that is not told."""
-        self.shapes = _shapes(batch) if batch is not None else ()
-        self._told = batch is not None
-        self.loss = None
+        self._shapes, self._told = (_shapes(batch), True) if batch is not None else ((), False)
+        self._calls = self._updates = 0
+        self.loss, self._open = None, True
+
+    def end(self) -> Extent:
+        """The step has ended: what it trained on."""
+        self._open = False
+        return Extent(self._calls, self._shapes, self._updates)
 
     def _seen(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # First: where the model is compiled by its caller this is traced, and must then guard on nothing
+        if torch.compiler.is_compiling() or not self._open:
+            return
+        self._calls += 1
         if not self._told:
-            self.shapes += _shapes((args, kwargs))
+            self._shapes += _shapes((args, kwargs))
         loss = _loss_in(output)
         if loss is not None:
             self.loss = loss.detach()
 
+    def _updated(self, *_: Any) -> None:
+        self._updates += self._open
+
     def close(self) -> None:
-        """Leaves the model alone."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        """Leaves the model and the optimizers alone."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
 
 class Block:
-    """Steps of one arm after a switch.
+    """Steps of one arm after a switch; each must train on as much as the step that was proved.
 
     Attributes:
         fault: why it counts for nothing; "" while it does.
         peak_bytes: most memory of its timed steps; 0 where the device keeps none.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.fault, self.peak_bytes = "", 0
+    def __init__(self, device: torch.device, expected: Extent) -> None:
+        self.fault, self.peak_bytes, self._expected = "", 0, expected
         self._device = device
         self._marks: list[tuple[Any, Any]] = []
         self._before: list[Any] = []  # end of the step before each timed one
         self._last: Any = None
         self._losses: list[Tensor | float | None] = []
         self._compiled: CompileWatch | None = None
-        self.shapes: tuple[tuple[int, ...], ...] | None = None
 
     def begin(self) -> None:
         """A timed step begins."""
@@ -74,25 +109,22 @@ class Block:
             if self._device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self._device)
 
-    def add(self, start: Any, end: Any, looks: Looks, *, is_timed: bool, fault: str) -> None:
+    def add(
+        self, start: Any, end: Any, extent: Extent, loss: Tensor | float | None, *, is_timed: bool, fault: str
+    ) -> None:
         """A step has ended."""
         self.fault = self.fault or fault
         if is_timed:
             self._marks.append((start, end))
             if self._last is not None:
                 self._before.append((self._last, start))
-            self._losses.append(looks.loss)
+            self._losses.append(loss)
             compiled = self._compiled.steady_fault() if self._compiled is not None else ""
             self.fault = self.fault or compiled
             if self._device.type == "cuda":
                 self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated(self._device))
-            if self.shapes is None:
-                self.shapes = looks.shapes
-            elif looks.shapes != self.shapes:
-                self.fault = (
-                    self.fault
-                    or f"batches of other shapes: {_words(self.shapes)}, then {_words(looks.shapes)}"
-                )
+            if extent != self._expected:
+                self.fault = self.fault or f"a step of {extent}, where the proved one had {self._expected}"
         self._last = end
 
     def times_ms(self, clock: Clock) -> list[float]:
@@ -130,7 +162,3 @@ def _loss_in(output: Any) -> Tensor | None:
     candidates = [found] if found is not None else [p for p in parts if isinstance(p, Tensor)]
     scalars = [p for p in candidates if isinstance(p, Tensor) and p.numel() == 1 and p.is_floating_point()]
     return scalars[0] if len(scalars) == 1 else None
-
-
-def _words(shapes: tuple[tuple[int, ...], ...]) -> str:
-    return ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes[:4]) or "none"

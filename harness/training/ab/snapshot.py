@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 from torch import Tensor, nn
 
+from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory
 from fp8core.verify.state import random_state, set_random_state
 from harness.store.errors import UsageError
@@ -22,19 +24,25 @@ _SPARE = 0.9  # share of the free host memory that a snapshot may take
 class Snapshot:
     """Copies, in host memory, of a model, of the random numbers, and of whatever else has a `state_dict`.
 
+    The states and the random numbers are those of the moment when it is made; the model's are taken by `take`, so that it may
+    still be moved or sharded in between.
+
     Args:
         model: its parameters, buffers (those that no `state_dict` holds too), gradients and amax histories.
         others: objects with `state_dict` and `load_state_dict`: optimizer, scheduler, stateful loader.
 
     Attributes:
-        size_bytes: of the tensors that were copied.
         names: what is put back.
 
     Raises:
-        UsageError: an object without a state, or too little host memory for the copies; nothing was copied.
+        UsageError: an object without a state, or too little host memory for the copies.
     """
 
     def __init__(self, model: nn.Module, others: Sequence[Any]) -> None:
+        if not isinstance(others, list | tuple):
+            raise UsageError(
+                f"restore={type(others).__name__}: expected a list of objects, such as restore=[optimizer]"
+            )
         for each in others:
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise UsageError(
@@ -42,34 +50,48 @@ class Snapshot:
                     "out and restore=[] says what is not restored"
                 )
         self._model, self._others = model, list(others)
-        states = [each.state_dict() for each in self._others]
-        self._held = [t.detach() for t in (*model.parameters(), *model.buffers())]
-        grads = [p.grad for p in model.parameters()]
-        self.size_bytes = sum(_size(each) for each in (self._held, grads, states))
-        free = psutil.virtual_memory().available
-        if self.size_bytes > _SPARE * free:
-            raise UsageError(
-                f"restore: the copies take {self.size_bytes / 2**30:.1f} GiB of host memory and {free / 2**30:.1f} GiB are free; "
-                "leave restore= out, and start again from a checkpoint after the trial"
-            )
         self.names = ("model", "random numbers", *(type(each).__name__ for each in self._others))
-        self._copies = [_copied(t) for t in self._held]
-        self._grads = [None if grad is None else _copied(grad) for grad in grads]
-        self._states = [_deep_copied(state) for state in states]
-        self._memories = [
-            (
-                m,
-                copy.deepcopy(
-                    {k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)}
-                ),
-            )
-            for m in model.modules()
-            if isinstance(m, AmaxMemory)
-        ]
+        self._refuse_too_large()
+        # Now, and not at the first step: a loader has given its first batch by then
+        self._states = [_deep_copied(each.state_dict()) for each in self._others]
         self._random = random_state(p.device for p in model.parameters())
 
+    def _refuse_too_large(self) -> None:
+        """Ranks of one host share its memory."""
+        tensors = [
+            *self._model.parameters(),
+            *self._model.buffers(),
+            *(p.grad for p in self._model.parameters()),
+        ]
+        size = sum(_size(each) for each in (tensors, [each.state_dict() for each in self._others]))
+        free = psutil.virtual_memory().available / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if size > _SPARE * free:
+            raise UsageError(
+                f"restore: the copies take {size / 2**30:.1f} GiB of host memory and {free / 2**30:.1f} GiB are free for this "
+                "process; leave restore= out, and start again from a checkpoint after the trial"
+            )
+
+    def take(self) -> None:
+        """Copies the model as it is now."""
+        self._held = [*self._model.parameters(), *self._model.buffers()]
+        self._places = [_place(t) for t in self._held]
+        self._copies = [_copied(t) for t in self._held]
+        self._grads = [None if p.grad is None else _copied(p.grad) for p in self._model.parameters()]
+        self._memories = [
+            (m, {k: v for k, v in vars(m).items() if isinstance(v, bool | int | float | str | frozenset)})
+            for m in self._model.modules()
+            if isinstance(m, AmaxMemory)
+        ]
+
     def restore(self) -> None:
-        """Puts everything back, in place: parameters and buffers stay the objects that they are."""
+        """Puts everything back, in place: parameters and buffers stay the objects that they are.
+
+        Raises:
+            RuntimeError: the model has other parameters than when the copies were taken; nothing was put back.
+        """
+        now = [*self._model.parameters(), *self._model.buffers()]
+        if [id(t) for t in now] != [id(t) for t in self._held] or [_place(t) for t in now] != self._places:
+            raise RuntimeError("the model's tensors were moved or replaced during the trial")
         with torch.no_grad():
             for tensor, kept in zip(self._held, self._copies, strict=True):
                 tensor.copy_(kept)
@@ -82,6 +104,19 @@ class Snapshot:
         set_random_state(self._random)
 
 
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def _place(tensor: Tensor) -> tuple[torch.device, torch.dtype, int]:
+    local = _local(tensor.detach())
+    try:
+        return local.device, local.dtype, local.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own
+        return local.device, local.dtype, 0
+
+
 def _copied(tensor: Tensor) -> Tensor:
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor.detach().to("cpu", copy=True)
 
@@ -91,7 +126,10 @@ def _deep_copied(state: Any) -> Any:
     if isinstance(state, Tensor):
         return _copied(state)
     if isinstance(state, dict):
-        return type(state)((k, _deep_copied(v)) for k, v in state.items())
+        new = copy.copy(state)  # of its own kind: a Counter or a defaultdict is not made from pairs
+        for key, value in state.items():
+            new[key] = _deep_copied(value)
+        return new
     if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
         return type(state)(_deep_copied(v) for v in state)
     return copy.deepcopy(state)
@@ -99,7 +137,8 @@ def _deep_copied(state: Any) -> Any:
 
 def _size(state: Any) -> int:
     if isinstance(state, Tensor):
-        return state.numel() * state.element_size()
+        local = _local(state.detach())
+        return local.numel() * local.element_size()
     if isinstance(state, dict):
         return sum(_size(v) for v in state.values())
     return sum(_size(v) for v in state) if isinstance(state, list | tuple) else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from fp8core.config import as_recipe
 from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
@@ -14,8 +16,6 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
-
 
 class Switch:
     """The FP8 layers of a model, and the precision in which they are.
@@ -23,6 +23,7 @@ class Switch:
     Attributes:
         layers: all of them.
         recipe: that they run, with what the conversion added to the named one (FP8 all-gather).
+        found_in_fp8: the model came converted and in FP8.
 
     Args:
         model: converted, or to be converted now, in place: its parameters stay the objects that an optimizer holds.
@@ -39,6 +40,12 @@ class Switch:
         recipe: str,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
     ) -> None:
+        if not isinstance(recipe, str):
+            raise UsageError(f"recipe={recipe!r}: expected the name of an FP8 recipe")
+        if isinstance(model, nn.Linear):
+            raise UsageError(
+                "the model is a single Linear layer, which cannot be replaced in place; wrap it in a module"
+            )
         self.model = model
         self.converted_here = not _layers(model)
         if self.converted_here:
@@ -58,14 +65,21 @@ class Switch:
                 "no layer of the model takes FP8 (Linear layers with multiples of 16 on both sides do): see fp8core.audit(model)"
             )
         asked = as_recipe(recipe)
-        others = {str(layer.recipe) for layer in self.layers if layer.recipe.name != asked.name}
+        own = {id(layer): layer.suspended_recipe or layer.recipe for layer in self.layers}
+        others = {str(r) for r in own.values() if r.name != asked.name}
         if others:
             raise UsageError(
                 f"recipe={recipe!r}: the model was converted with {', '.join(sorted(others))}; name that one, or give the "
                 "model as it was before"
             )
-        self.recipe = self.layers[0].recipe if len({layer.recipe for layer in self.layers}) == 1 else asked
-        self._fp8 = {id(layer): layer.recipe for layer in self.layers}
+        self._fp8 = own
+        self.recipe = own[id(self.layers[0])] if len(set(own.values())) == 1 else asked
+        in_fp8 = self.layers_in_fp8()
+        if 0 < in_fp8 < len(self.layers) or (not in_fp8 and self.layers_held() < len(self.layers)):
+            raise UsageError(
+                "a PrecisionSchedule holds a part of the model in high precision; end it, since a trial switches all layers"
+            )
+        self.found_in_fp8 = bool(in_fp8) and not self.converted_here
         self._held, self._free = PrecisionSchedule.parse("keep_bf16"), PrecisionSchedule()
 
     def to(self, fp8: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from harness.training.ab.clock import Clock, clock_for
 from harness.training.ab.exchange import Exchange, SilentRankError
 from harness.training.ab.plan import Plan, Turn
 from harness.training.ab.result import Round, TrialResult, merged
-from harness.training.ab.seen import Block, Looks
+from harness.training.ab.seen import Block, Extent, Looks
 from harness.training.ab.snapshot import Snapshot
 from harness.training.ab.switch import Switch
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
+
+    import torch
 
 RANK_TIMEOUT_S = 300.0
 
@@ -52,7 +54,7 @@ class Trial:
         seed: of the order of blocks; the same on all ranks.
         restore: put back the model, random numbers and these objects (with `state_dict`) when the trial ends; None:
             training goes on from where the trial came to.
-        after: precision in which the model is left.
+        after: precision in which the model is left; None: that in which it came, bf16 if it was converted here.
         fp8_all_gather: the proof also demands that FSDP2 gathers FP8 codes.
         module_filter_fn: as for `convert_to_float8_training`.
         rank_timeout_s: how long ranks wait for each other once a round.
@@ -75,23 +77,31 @@ class Trial:
         lead: int = 1,
         seed: int = 0,
         restore: Sequence[Any] | None = None,
-        after: Literal["bf16", "fp8"] = "bf16",
+        after: Literal["bf16", "fp8"] | None = None,
         fp8_all_gather: bool = False,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
         rank_timeout_s: float = RANK_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> None:
         check_type("model", model, nn.Module, "ab.Trial(model, recipe='tensorwise')")
-        if after not in ("bf16", "fp8"):
-            raise UsageError(f"after={after!r}: expected 'bf16' or 'fp8'")
+        if after not in (None, "bf16", "fp8"):
+            raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
+        if (
+            isinstance(rank_timeout_s, bool)
+            or not isinstance(rank_timeout_s, int | float)
+            or not rank_timeout_s > 0
+        ):
+            raise UsageError(f"rank_timeout_s={rank_timeout_s!r}: expected seconds above 0")
         self.plan = Plan(steps, block, lead, seed)
         self.model, self.recipe, self.done = model, recipe, False
-        self._after = after
+        self._snapshot = (
+            None if restore is None else Snapshot(model, restore)
+        )  # refused before anything is converted
         self._switch = Switch(model, recipe, module_filter_fn)
-        self.device = next(model.parameters()).device
-        self._clock = clock if clock is not None else clock_for(self.device)
-        self._snapshot = None if restore is None else Snapshot(model, restore)
+        self._ends_in_fp8 = self._switch.found_in_fp8 if after is None else after == "fp8"
+        self._clock: Clock | None = clock
         self._restored: tuple[str, ...] | None = None
+        self._not_restored = ""
         self._exchange = Exchange(rank_timeout_s)
         self._fp8_all_gather, self._rank_timeout_s = fp8_all_gather, rank_timeout_s
         self._turns = self.plan.turns()
@@ -103,7 +113,23 @@ class Trial:
         self._problem = self._proof_line = self._stray = ""
         self._proved = False
         self._known = facts.Known()
-        self._is_fp8: bool | None = None
+        self._extent = Extent()
+        self._is_fp8 = False
+        self._switch.to(
+            fp8=False
+        )  # what runs before the first step, an evaluation say, is not in FP8 by surprise
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies now."""
+        return next(self.model.parameters()).device
+
+    def _begin(self) -> None:
+        """Before the first step: by now the model lies where it trains."""
+        if self._clock is None:
+            self._clock = clock_for(self.device)
+        if self._snapshot is not None:
+            self._snapshot.take()
 
     @contextmanager
     def step(self, batch: object = None) -> Iterator[None]:
@@ -118,25 +144,32 @@ class Trial:
         """
         if self._turn is not None:
             raise RuntimeError("trial.step() inside of trial.step(); put one around each optimizer step")
+        if not self.done and (told := self._exchange.fault_of_others()):
+            self._stop(told)
         turn = None if self.done else next(self._turns, None)
         if turn is None:
             self._end()
             yield
             return
+        if not sum(self._steps_run.values()):
+            self._begin()
+        assert self._clock is not None
         self._turn = turn
         try:
             self._enter(turn)
-            with ExitStack() as around:
+            with self._around(turn):
                 self._looks.start(batch)
-                around.enter_context(self._around(turn))
                 start = self._clock.mark()
                 yield
                 end = self._clock.mark()
             self._steps_run[turn.is_fp8] += 1
-            self._leave(turn, start, end)
+            self._leave(turn, start, end, self._looks.end())
         except BaseException as error:
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
-            self._stop(f"a step in {'FP8' if turn.is_fp8 else 'bf16'} {what}")
+            precision = "FP8" if turn.is_fp8 else "bf16"
+            proof = ", compared with arithmetic of its own," if turn.purpose == "compare" else ""
+            self._exchange.raised(f"a step in {precision}{proof} {what}")
+            self._stop(f"a step in {precision}{proof} {what}")
             raise
         finally:
             self._turn = None
@@ -150,7 +183,7 @@ class Trial:
             self._switch.to(turn.is_fp8)
             self._is_fp8 = turn.is_fp8
         if turn.purpose in ("lead", "timed") and turn.arm not in self._blocks:
-            self._blocks[turn.arm] = Block(self.device)
+            self._blocks[turn.arm] = Block(self.device, self._extent)
         if turn.purpose == "timed":
             self._blocks[turn.arm].begin()
 
@@ -172,15 +205,16 @@ class Trial:
         else:
             yield
 
-    def _leave(self, turn: Turn, start: Any, end: Any) -> None:
+    def _leave(self, turn: Turn, start: Any, end: Any, extent: Extent) -> None:
         """After a step: its place in the block, and what follows at the end of a round or of the proof."""
         fault = self._switch.fault(turn.is_fp8)
         if turn.purpose in ("lead", "timed"):
             block = self._blocks[turn.arm]
-            block.add(start, end, self._looks, is_timed=turn.purpose == "timed", fault=fault)
+            block.add(start, end, extent, self._looks.loss, is_timed=turn.purpose == "timed", fault=fault)
         elif fault:
             self._stray = self._stray or fault
-        if turn.purpose == "count":
+        if turn.purpose == "count":  # it runs as the timed ones do, compiled or not
+            self._extent = extent
             self._prove()
         if turn.closes:
             self._close_round(turn.round)
@@ -189,19 +223,26 @@ class Trial:
         proof = self._proof.conclude(rank_timeout_s=self._rank_timeout_s)
         self._known = facts.Known.of(proof, self.model)
         self._proof_line = proof.line
+        if not proof.ok:  # on every rank: verdicts are shared
+            self._stop(f"FP8 is not proved: {proof.line}")
+            return
+        mine = {"stray": self._stray, "extent": str(self._extent)}
         try:
-            strays = [m["stray"] for m in self._exchange.all_of({"stray": self._stray})]
+            messages = self._exchange.all_of(mine)
         except SilentRankError as error:
             self._stop(str(error))
             return
-        stray = next((f"rank {rank}: {text}" for rank, text in enumerate(strays) if text), "")
-        self._proved = proof.ok and not stray
-        if stray:
-            self._stop(stray if len(strays) > 1 else self._stray)
-        elif not proof.ok:
-            self._stop(f"FP8 is not proved: {proof.line}")
+        strays = [f"rank {rank}: {m['stray']}" for rank, m in enumerate(messages) if m["stray"]]
+        extents = sorted({m["extent"] for m in messages})
+        if strays:
+            self._stop("; ".join(strays) if len(messages) > 1 else self._stray)
+        elif len(extents) > 1:
+            self._stop(f"ranks train on other batches: {'; '.join(extents)}")
+        else:
+            self._proved = True
 
     def _close_round(self, index: int) -> None:
+        assert self._clock is not None
         self._clock.settle()
         blocks, self._blocks = self._blocks, {}
         mine = {
@@ -229,16 +270,19 @@ class Trial:
 
     def _end(self) -> None:
         """The trial is over: the model gets the precision that it is left in, and back what was to be restored."""
-        if self.done:
-            return
-        self.done = True
-        self._looks.close()
-        self._switch.to(self._after == "fp8")
-        self._is_fp8 = self._after == "fp8"
-        if self._snapshot is not None:
-            self._snapshot.restore()
-            self._restored = self._snapshot.names
-            self._snapshot = None  # its memory
+        if not self.done:
+            self.done = True
+            self._looks.close()
+            self._switch.to(self._ends_in_fp8)
+            self._is_fp8 = self._ends_in_fp8
+        if self._snapshot is not None and sum(self._steps_run.values()) + (self._turn is not None):
+            try:
+                self._snapshot.restore()
+            except Exception as error:  # noqa: BLE001 - told; the copies stay for another try by close()
+                self._not_restored = one_line(error)
+                return
+            self._restored, self._not_restored = self._snapshot.names, ""
+        self._snapshot = None  # its memory
 
     def _stop(self, problem: str) -> None:
         """The trial ends without an answer."""
@@ -246,8 +290,16 @@ class Trial:
         self._end()
 
     def close(self) -> None:
-        """Ends a trial early, as when the loader has no more batches; restores what was to be restored."""
+        """Ends a trial early, as when the loader has no more batches; restores what was to be restored.
+
+        Of several ranks all must call it at the same step: until then they train on in different precisions.
+        """
         self._end()
+
+    def _end_if_alone(self) -> None:
+        """One rank of several must not end a trial that the others go on with."""
+        if self._exchange.size == 1:
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -266,7 +318,8 @@ class Trial:
             recipe=self.recipe,
             device=self.device.type,
             rounds=tuple(self._rounds),
-            method=self._clock.method,
+            method=self._clock.method if self._clock is not None else "",
+            under_way=not self.done,
             ranks=self._exchange.size,
             proof=self._proof_line,
             proved=self._proved,
@@ -276,19 +329,32 @@ class Trial:
             peak_bytes=known.peak_bytes,
             slow_rank=known.slow_rank(),
             steps_run=(self._steps_run[True], self._steps_run[False]),
-            ends_in={True: "FP8", False: "bf16", None: "bf16"}[self._is_fp8],
+            ends_in="FP8" if self._is_fp8 else "bf16",
             restored=self._restored,
+            not_restored=self._not_restored,
+            notes=self._notes(),
             layers=len(self._switch.layers),
             facts=known.resolved,
         )
 
+    def _notes(self) -> tuple[str, ...]:
+        """What could not be watched."""
+        if not self._proved:
+            return ()
+        unseen = []
+        if not self._extent.shapes:
+            unseen.append("shapes of batches were not seen: tell them by trial.step(batch)")
+        if not self._extent.updates:
+            unseen.append("no optimizer step was seen inside trial.step()")
+        return tuple(unseen)
+
     def report(self) -> str:
-        """The answer in at most 20 lines; ends the trial if it is still under way."""
-        self._end()
+        """The answer in at most 20 lines; ends the trial if it is still under way and has one rank."""
+        self._end_if_alone()
         return "\n".join(self.result().lines())
 
     def save(self, results_dir: str | Path = "results") -> Path:
-        """Stores the rounds as a run, which `python -m harness report FOLDER` renders; ends the trial.
+        """Stores the rounds as a run, which `python -m harness report FOLDER` renders; ends the trial as `report` does.
 
         Args:
             results_dir: the run's folder is `RESULTS_DIR/ab/RUN_ID`. Of several ranks rank 0 writes.
@@ -299,7 +365,7 @@ class Trial:
         Raises:
             UsageError: it cannot be written to.
         """
-        self._end()
+        self._end_if_alone()
         return rows.store(
             self.result(), self.plan, type(self.model).__name__, results_dir, self._exchange.rank == 0
         )

@@ -68,6 +68,21 @@ def test_a_wrong_result_has_no_ratio() -> None:
     assert frame.loc["too", "speedup"] == pytest.approx(2.0)
 
 
+def test_results_in_one_buffer_are_not_compared_with_themselves() -> None:
+    work, buffer = Work(), [0.0]
+
+    def writes(value: float) -> Callable[[], object]:
+        def run() -> object:
+            work.time.sleep(1e-3)
+            buffer[0] = value
+            return buffer
+
+        return run
+
+    found = work.measured({"a": writes(1.0), "b": writes(2.0)}, check=lambda a, b: a == b)
+    assert list(found.wrong) == ["b"]
+
+
 def test_a_check_that_raises_says_so() -> None:
     work = Work()
     found = work.measured({"a": work.taking(1.0), "b": work.taking(1.0)}, check=lambda a, b: 1 / 0)

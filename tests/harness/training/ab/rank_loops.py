@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -105,3 +106,28 @@ def other_shapes() -> dict[str, Any]:
         with trial.step():
             loop.step()
     return _answer(trial)
+
+
+def raises() -> dict[str, Any]:
+    """Rank 1 raises within a step, catches it and leaves."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=20.0)
+    with contextlib.suppress(ZeroDivisionError):
+        while not trial.done and loop.turn < STEPS:
+            with trial.step():
+                if dist.get_rank() == 1 and loop.turn == 20:
+                    raise ZeroDivisionError("planted")
+                loop.step()
+    return _answer(trial)
+
+
+def reports_early() -> dict[str, Any]:
+    """Rank 0 prints a report in the middle."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, steps=STEPS)
+    _planted(trial, 80.0, 100.0)
+    loop.run(trial, 30)
+    told = trial.report() if dist.get_rank() == 0 else "under way"
+    early = trial.done
+    loop.run(trial)
+    return {**_answer(trial), "told": told, "early": early}

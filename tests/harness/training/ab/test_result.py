@@ -94,6 +94,17 @@ def test_no_decision_without_proof_rounds_control_or_direction(result: TrialResu
     assert not any(line.startswith(("for speed: on", "for speed: off")) for line in result.lines())
 
 
+@pytest.mark.parametrize("sd", [0.03, 0.05])
+def test_a_gain_that_noise_hides_is_never_called_off(sd: float) -> None:
+    """A planted gain of 5 %, three rounds: at most the interval's own errors, one trial of 40, may say off."""
+    off = sum(
+        simulated(lambda rng, n: rng.normal(0, sd, n), 1.05, seed, Plan(steps=52, seed=seed)).decision
+        == "off"
+        for seed in range(200)
+    )
+    assert off <= 5
+
+
 def test_the_honest_twin_is_decided() -> None:
     assert good().decision == "on"
     assert not good().doubt

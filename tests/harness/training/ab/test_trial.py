@@ -228,15 +228,17 @@ def test_a_snapshot_that_does_not_fit_is_refused_with_its_size(monkeypatch: pyte
         available = 1000
 
     monkeypatch.setattr("psutil.virtual_memory", lambda: Free)
+    model = Loop().model
     with pytest.raises(UsageError, match="GiB of host memory"):
-        ab.Trial(Loop().model, restore=[], **SHORT)
+        ab.Trial(model, restore=[], **SHORT)
+    assert not any(isinstance(m, Float8Linear) for m in model.modules()), "refused before it was converted"
 
 
 def test_a_compiled_model_keeps_its_graphs() -> None:
     loop = Loop()
     convert_to_float8_training(loop.model, config="tensorwise")
     plain, loop.model = loop.model, torch.compile(loop.model, backend="aot_eager")
-    result = loop.run(ab.Trial(loop.model, **SHORT))
+    result = loop.run(ab.Trial(loop.model, after="bf16", **SHORT))
     assert result.proved, result.proof
     assert not any(r.faults for r in result.rounds), result.rounds
     assert result.loss_gap is not None
@@ -255,3 +257,102 @@ def test_a_gpus_steps_are_read_by_its_own_events() -> None:
     clock.settle()
     assert clock.ms(start, end) == pytest.approx(2.5, rel=0.01)
     assert clock.method == "cuda_events_adjoining"
+
+
+def test_a_model_that_came_in_fp8_is_left_in_fp8() -> None:
+    loop = Loop()
+    convert_to_float8_training(loop.model, config="tensorwise")
+    result = loop.run(ab.Trial(loop.model, restore=[loop.optimizer], **SHORT))
+    assert result.ends_in == "FP8"
+    assert verify(loop.step, loop.model, recipe="tensorwise", announce=False).ok
+
+
+def test_a_second_trial_takes_the_model_that_the_first_one_left() -> None:
+    loop = Loop()
+    for start in (0, 52):
+        trial = ab.Trial(loop.model, **SHORT)
+        result = loop.run(trial, start + 52)
+        assert result.proved, result.proof
+
+
+def test_between_its_making_and_its_first_step_the_model_is_in_bf16() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    loop.model(loop.batch())  # an evaluation: seen by nothing
+    assert all(m.recipe.fp8_gemms == 0 for m in loop.model.modules() if isinstance(m, Float8Linear))
+    assert loop.run(trial).proved
+
+
+def test_a_schedule_of_its_own_comes_back_with_its_counters() -> None:
+    """A MultiStepLR's state holds a Counter, which is not made from pairs."""
+    loop = Loop()
+    loop.scheduler = torch.optim.lr_scheduler.MultiStepLR(loop.optimizer, [80, 90])
+    loop.run(ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT))
+    assert loop.scheduler.milestones == {80: 1, 90: 1}
+    assert loop.scheduler.last_epoch == 0
+
+
+def test_a_model_that_is_moved_before_the_first_step_is_restored() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, restore=[], **SHORT)
+    loop.model.double().float()  # other storages
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    assert loop.run(trial).restored is not None
+    assert equal(before, [p.detach() for p in loop.model.parameters()])
+
+
+def test_a_model_that_is_moved_meanwhile_is_not_said_to_be_restored() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, restore=[], **SHORT)
+    loop.run(trial, most=20)
+    loop.model.double().float()
+    result = loop.run(trial)
+    assert result.restored is None
+    assert "NOT put back: " in "\n".join(result.lines())
+
+
+def test_a_trial_under_way_decides_nothing() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=200)
+    assert "under way" in loop.run(trial, most=100).doubt
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"recipe": None}, "recipe=None"),
+        ({"rank_timeout_s": "x"}, "rank_timeout_s='x'"),
+        ({"restore": torch.nn.Linear(2, 2)}, "restore=Linear: expected a list"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ab.Trial(Loop().model, **arguments)
+
+
+def test_a_single_layer_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UsageError, match="wrap it in a module"):
+        ab.Trial(nn.Linear(32, 32))
+
+
+def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:
+    """As the tutorial says, with microbatches: what watches the model must add nothing to its guards."""
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    run = torch.compile(loop.model, backend="aot_eager")
+
+    def step() -> None:
+        for _ in range(6):
+            _, loss = run(loop.batch())
+            loss.backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        loop.turn += 1
+
+    while not trial.done:
+        with trial.step():
+            step()
+    result = trial.result()
+    assert result.proved, result.proof
+    assert not any(r.faults for r in result.rounds), result.rounds
+    assert "shapes of batches were not seen" in "\n".join(result.lines())

@@ -121,3 +121,31 @@ def test_shapes_may_be_told_where_the_model_is_not_seen() -> None:
             loop.step()
     ((_, why),) = [item for r in trial.result().rounds for item in r.faults.items()]
     assert "2x7" in why
+
+
+def test_steps_in_which_the_model_does_not_run_count_for_nothing() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=STEPS)
+    while not trial.done:
+        with trial.step():
+            if loop.turn < trial.plan.before:
+                loop.step()
+    result = trial.result()
+    assert all(len(r.faults) == 3 for r in result.rounds)
+    assert "0 forward passes" in result.doubt
+
+
+def test_a_step_around_each_microbatch_is_found() -> None:
+    """The optimizer runs at every second one: no step is as the proved one throughout."""
+    loop = Loop()
+    trial = ab.Trial(loop.model, steps=STEPS)
+    while not trial.done:
+        with trial.step():
+            _, loss = loop.model(loop.batch())
+            loss.backward()
+            loop.turn += 1
+            if loop.turn % 2:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+    assert "optimizer steps" in trial.result().doubt
+    assert trial.result().effect.rounds == 0

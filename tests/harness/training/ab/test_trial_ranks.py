@@ -68,5 +68,21 @@ def test_a_rank_that_leaves_the_loop_is_named_and_nothing_hangs() -> None:
 def test_a_batch_of_another_shape_on_one_rank_takes_the_block_with_it() -> None:
     for answer in ranks.run(rank_loops.other_shapes, 2):
         (fault,) = [why for each in answer["faults"] for why in each.values()]
-        assert fault.startswith("rank 1: batches of other shapes: ")
+        assert fault.startswith("rank 1: a step of 1 forward passes of 8x32")
         assert "8x32" in fault
+
+
+def test_a_rank_that_raises_ends_the_trial_of_the_others() -> None:
+    first, second = ranks.run(rank_loops.raises, 2)
+    assert first["done"]
+    assert "rank 1: a step in " in first["problem"]
+    assert "planted" in first["problem"]
+    assert second["problem"].endswith("ZeroDivisionError: planted")
+
+
+def test_a_report_on_one_rank_does_not_end_its_trial() -> None:
+    for answer in ranks.run(rank_loops.reports_early, 2):
+        assert answer["early"] is False
+        assert "under way" in answer["told"]
+        assert answer["proved"]
+        assert answer["rounds"] == 3
