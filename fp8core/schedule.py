@@ -184,7 +184,9 @@ class PrecisionSchedule:
         changed = 0
         for name, layer in layers.items():
             held = {g for rule in in_force if fnmatchcase(name, rule.pattern) for g in rule.gemms}
-            due = _in_high_precision(self._recipes[name], tuple(g for g in GEMMS if g in held))
+            gemms = tuple(g for g in GEMMS if g in held)
+            # The very object: the cache would hand out an equal recipe of another model
+            due = _in_high_precision(self._recipes[name], gemms) if gemms else self._recipes[name]
             if layer.recipe is due:
                 continue
             layer.recipe = due
@@ -223,7 +225,7 @@ class PrecisionSchedule:
 @functools.cache
 def _in_high_precision(recipe: Recipe, gemms: tuple[str, ...]) -> Recipe:
     """One object for each state, so that compiled code knows it again."""
-    return recipe.in_high_precision(*gemms) if gemms else recipe
+    return recipe.in_high_precision(*gemms)
 
 
 def _rule(text: str) -> Rule:

@@ -90,7 +90,9 @@ def _run_owned(request: Request, plan: Plan, work: _Work, shard: Shard | None, c
             "resumed_despite": work.changed,
         },
     )
-    if config["run_id"] is None and config["resume"] is None:  # a run that is killed says nothing at its end
+    if (
+        not config["quiet"] and config["run_id"] is None and config["resume"] is None
+    ):  # a killed run ends silently
         console.print(run_folder.opening(work.run_id), highlight=False, markup=False, soft_wrap=True)
     for change in work.changed:
         console.print(f"resumed although changed: {change}", highlight=False, markup=False)

@@ -116,6 +116,7 @@ BLOCK_FP8: Mapping[str, float] = {  # share of the blocks' products that run in 
     "tensorwise": 1.0,
     "rowwise": 1.0,
     "delayed": 1.0,
+    "mxfp8": 1.0,
     "rowwise_with_gw_hp": 2 / 3,  # the weight's gradient stays in bf16
 }
 

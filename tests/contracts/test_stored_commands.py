@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from command_line import Ended, rows, run
 
@@ -29,12 +31,24 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path, measured: Ended) -> N
     assert (tmp_path / "a.md").read_bytes() == (tmp_path / "b.md").read_bytes()
 
 
+def measured_as_another_run(source: Path, folder: Path) -> Path:
+    """The same rows with another run id: one run on both sides of the gate is refused."""
+    folder.mkdir()
+    for file in source.glob("*.parquet"):
+        table = pq.read_table(file)
+        index = table.column_names.index("run_id")
+        ids = pa.array(["another-run"] * table.num_rows, table.schema.field("run_id").type)
+        pq.write_table(table.set_column(index, "run_id", ids), folder / file.name)
+    return folder
+
+
 def test_reading_and_judging_need_no_torch(tmp_path: Path, measured: Ended) -> None:
     folder = str(measured.path("results"))
+    measured_as_another_run(measured.path("results"), tmp_path / "another")
     code = (
         "import runpy, sys\n"
         "for words in (['--help'], ['report', sys.argv[1], '-o', 'x.html'], ['diff', sys.argv[1], sys.argv[1]],\n"
-        "              ['gate', '--baseline', sys.argv[1], '--candidate', sys.argv[1]], ['watch', sys.argv[1]],\n"
+        "              ['gate', '--baseline', sys.argv[1], '--candidate', 'another'], ['watch', sys.argv[1]],\n"
         "              ['fleet', sys.argv[1]], ['no_such_command']):\n"
         "    sys.argv[1:], kept = words, sys.argv[1]\n"
         "    try:\n"

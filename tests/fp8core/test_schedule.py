@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -370,3 +371,15 @@ def test_compiled_there_is_one_graph_a_state_and_none_a_step(backend: str) -> No
     assert cool[:8] == fp8[:8]
     assert cool[8] != fp8[8]
     assert graphs == 2
+
+
+def test_a_layer_returns_to_its_own_recipe_though_another_model_has_an_equal_one() -> None:
+    """Seen where two models were held and let go in one process: the second stayed marked as suspended."""
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(32, 32))
+        recipe = replace(RECIPES["rowwise"])  # equal, and an object of its own
+        convert_to_float8_training(model, config=recipe)
+        PrecisionSchedule.parse("keep_bf16").apply(model, 0, 1)
+        PrecisionSchedule().apply(model, 0, 1)
+        assert model[0].recipe is recipe
+        assert model[0].suspended_recipe is None

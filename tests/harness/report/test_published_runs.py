@@ -53,7 +53,7 @@ def test_every_figure_of_the_study_is_here_and_says_the_same() -> None:
         assert found.machine == {"H100 500 W, HBM2e": "H100 500 W"}.get(machine, machine)
         recipe = step.recipe.name if one.fp8 else "bf16"
         assert found.precision == {"nocompile": "tensorwise"}.get(recipe, recipe)
-        assert (found.recomputed == "not published") == (one.assumed == "checkpointing")
+        assert (found.recomputed == "not published") == one.assumed.startswith("checkpointing")
     assert len(ours) == len(runs()) > len(PUBLISHED) >= 85
 
 

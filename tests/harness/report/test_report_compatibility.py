@@ -117,7 +117,7 @@ def test_report_and_twin_show_it(tmp_path: Path) -> None:
 def test_the_page_says_what_the_table_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = page([machine(tmp_path, ROWS)])
     lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert "| tp (a way) | 2 | runs (bit for bit) | refuses | unsupported here |" in lines
+    assert "| tp; a way | 2 | runs; bit for bit | refuses | unsupported here |" in lines
     assert all(line.count("|") - line.count("\\|") == lines[0].count("|") for line in lines[:4])
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == text
