@@ -336,7 +336,7 @@ def test_a_single_layer_is_refused_with_the_way_out() -> None:
 
 
 def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:
-    """As the tutorial says, with microbatches: what watches the model must add nothing to its guards."""
+    """The order that the tutorial names, with microbatches: what watches the model must add nothing to its guards."""
     loop = Loop()
     trial = ab.Trial(loop.model, **SHORT)
     run = torch.compile(loop.model, backend="aot_eager")
