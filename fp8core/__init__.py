@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         check_plan,
     )
 
+__version__ = "0.1.0"
 __all__ = [
     "BACKENDS",
     "E4M3FN",

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from harness.timing.closures import measure
     from harness.training import ab
 
-__all__ = ["ab", "measure"]
+__all__ = ["__version__", "ab", "measure"]
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

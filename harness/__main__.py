@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from harness import __version__
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness gate-selftest                 error rates of the gate: false alarms, detection
        python -m harness import FILE.json              store the results of a pytest-benchmark file
        python -m harness export RUN -o FILE.json       the times of a run as pytest-benchmark JSON, for the dashboards of others
+       python -m harness list sweeps|models|gpus|recipes|arms  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
@@ -86,6 +87,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "diff": _diff,
         "fleet": _fleet,
         "gpu": _gpu,
+        "list": _list,
         "verdict-selftest": _verdict_selftest,
     }
 
@@ -99,10 +101,7 @@ def _help(_: list[str]) -> int:
 
 
 def _version(_: list[str]) -> int:
-    try:
-        print(f"fp8-harness {version('fp8-harness')}")
-    except PackageNotFoundError:
-        print("fp8-harness, not installed (run from its source folder)")
+    print(f"fp8-harness {__version__}")
     return 0
 
 
@@ -112,6 +111,10 @@ def _sweep(words: list[str]) -> int:
 
     if "=" not in words[0]:
         raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
+    if {"-h", "--help"} & set(words):
+        from harness.cli.catalogue import sweep_help
+
+        return sweep_help([word for word in words if word not in ("-h", "--help")])
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
@@ -204,11 +207,22 @@ def _gpu(words: list[str]) -> int:
     return gpu(words)
 
 
+def _list(words: list[str]) -> int:
+    from harness.cli.catalogue import main as catalogue
+
+    return catalogue(words)
+
+
 def _verdict_selftest(words: list[str]) -> int:
     from harness.judge.verdict.selftest import main as selftest
 
     return selftest(words)
 
 
+def console() -> int:
+    """The script `fp8-harness`."""
+    return main(sys.argv[1:])
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(console())

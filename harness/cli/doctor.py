@@ -7,6 +7,7 @@ core. So every line is the outcome of running the thing, and says why where it d
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import warnings
 from dataclasses import dataclass
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
 _SOUND_DB = 15.0
 
 
+HELP = """\
+usage: python -m harness doctor [device=cpu|cuda]
+what this machine can run, each tried by one tiny run, and the reasons where it cannot
+exit 0, also where much is missing; 2 the request could not be carried out
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line of the table."""
@@ -63,6 +71,9 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: another argument, or device=cuda without one.
     """
+    if {"-h", "--help"} & set(argv):
+        sys.stdout.write(HELP)
+        return 0
     device = "auto"
     for word in argv:
         key, _, value = word.partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from harness.store.errors import UsageError, unknown
@@ -11,6 +12,11 @@ from harness.store.errors import UsageError, unknown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+HELP = """\
+usage: python -m harness gpu [minutes=8.5] [text=FILE] [out=DIR] [device=cpu] [dry_run=true] [KEY=VALUE ...]
+sweep=gpu in slots: run it again to continue; dry_run=true: its timetable; device=cpu: a rehearsal; text: nanoGPT's
+exit 0 all ok or skipped; 1 a case failed; 2 the request could not be carried out
+"""
 NEEDED = (
     "hydra", "omegaconf", "yaml", "pandas", "pyarrow", "jinja2", "matplotlib", "itables", "rich", "psutil",
 )  # fmt: skip
@@ -23,6 +29,9 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: something is not installed, or the request is refused.
     """
+    if {"-h", "--help"} & set(argv):
+        sys.stdout.write(HELP)
+        return 0
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(

@@ -1,0 +1,165 @@
+"""What there is to choose from: `python -m harness list ...`, and `sweep=NAME --help`. Read from the tables themselves."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from harness.cli.config import load, question, sweeps
+from harness.store.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from harness.timing.workload import Axis
+
+HELP = """\
+usage: python -m harness list sweeps|models|gpus|recipes
+       python -m harness list arms SUITE
+names that a command line takes, a line each; python -m harness sweep=NAME --help has the axes and arms of one sweep
+"""
+_WIDTH = 110
+
+
+def main(words: Sequence[str]) -> int:
+    """Prints one table; exit code 0.
+
+    Raises:
+        UsageError: no such table or suite.
+    """
+    if not words or {"-h", "--help"} & set(words):
+        sys.stdout.write(HELP)
+        return 0
+    what, *rest = words
+    if what == "arms":
+        sys.stdout.write(_lines(_arms(rest)))
+        return 0
+    if what not in _TABLES:
+        raise unknown("table", what, (*_TABLES, "arms"))
+    if rest:
+        raise UsageError(f"list {what} takes no further word, got {' '.join(rest)!r}")
+    sys.stdout.write(_lines(_TABLES[what]()))
+    return 0
+
+
+def sweep_help(words: Sequence[str]) -> int:
+    """Prints what a sweep asks, its axes, arms and sets of shapes; exit code 0.
+
+    Args:
+        words: a command line with `sweep=NAME`; what else it says counts, so that parts and values are those it would run.
+
+    Raises:
+        UsageError: the command line is refused.
+    """
+    from harness.machine import environment
+
+    config = load([*words], environment.device_kind).config
+    text = f"sweep={config['name']}: {question(sweeps()[config['name']])}\n"
+    parts: Mapping[str, Any] = config["parts"] or {"": config}
+    for name, part in parts.items():
+        title = f"part {name}: " if name else ""
+        if other := part.get("sweep"):
+            text += f"\n{title}sweep={other}; python -m harness sweep={other} --help has its axes and arms\n"
+        else:
+            text += f"\n{title}suite {part['suite']}\n{_part(part)}"
+    sys.stdout.write(text + "\nkeys of all sweeps: python -m harness --help\n")
+    return 0
+
+
+def _part(part: Mapping[str, Any]) -> str:
+    from harness.suites import SUITES
+    from harness.suites.shapes import SHAPES
+
+    if part["suite"] not in SUITES:
+        raise unknown("suite", part["suite"], SUITES)
+    suite = SUITES[part["suite"]]
+    text = _lines((f"axes.{name}", _axis(axis, part["axes"].get(name))) for name, axis in suite.AXES.items())
+    here = part["arms"] or list(suite.ARMS)
+    text += _lines([("arms", f"{', '.join(here)}"), *_absent(here, suite.ARMS)])
+    if part["shapes"]:
+        used = [part["shapes"]] if isinstance(part["shapes"], str) else part["shapes"]
+        text += _lines([("shapes", f"{', '.join(used)}; there are {', '.join(SHAPES)}, from_model")])
+    return text
+
+
+def _absent(here: Sequence[str], every: Iterable[str]) -> list[tuple[str, str]]:
+    others = [arm for arm in every if arm not in here]
+    return [("", f"not here by default: {', '.join(others)}")] if others else []
+
+
+def _axis(axis: Axis, here: object) -> str:
+    """Its meaning, the values of this sweep, and what else it takes."""
+    if here is None:
+        here = axis.choices[0] if axis.default is None and axis.choices else axis.default
+    said = f"{axis.doc}; here {_value(here)}" if here is not None else axis.doc
+    taken = ", ".join(_value(v) for v in (*axis.choices, *axis.words))
+    return f"{said}; takes {taken}" if taken else said
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value))
+    return str(value).lower() if isinstance(value, bool) else '""' if value == "" else str(value)
+
+
+def _arms(words: Sequence[str]) -> list[tuple[str, str]]:
+    from harness.suites import SUITES
+
+    if len(words) != 1:
+        raise UsageError(f"arms belong to a suite: list arms SUITE, one of {', '.join(SUITES)}")
+    if words[0] not in SUITES:
+        raise unknown("suite", words[0], SUITES)
+    return [
+        (name, f"{arm.doc}; compared with {arm.baseline}" if arm.baseline else arm.doc)
+        for name, arm in SUITES[words[0]].ARMS.items()
+    ]
+
+
+def _models() -> list[tuple[str, str]]:
+    from harness.training.models import MODELS
+
+    return [(name, f"{spec.doc}; {spec.source}") for name, spec in MODELS.items()]
+
+
+def _gpus() -> list[tuple[str, str]]:
+    from harness.machine.hardware import DEVICES
+
+    return [
+        (
+            "_".join(device.key.lower().split()),
+            f"{device.memory_gib:g} GiB, {device.bandwidth_tb_s:g} TB/s, dense TFLOP/s: "
+            + ", ".join(f"{name} {value:g}" for name, value in device.tflops.items()),
+        )
+        for device in DEVICES
+    ]
+
+
+def _recipes() -> list[tuple[str, str]]:
+    from fp8core import RECIPES
+
+    return [(name, recipe.doc) for name, recipe in RECIPES.items()]
+
+
+_TABLES: Mapping[str, Callable[[], Iterable[tuple[str, str]]]] = {
+    "sweeps": lambda: [(name, question(path)) for name, path in sorted(sweeps().items())],
+    "models": _models,
+    "gpus": _gpus,
+    "recipes": _recipes,
+}
+
+
+def _lines(rows: Iterable[tuple[str, str]]) -> str:
+    """Names, and beside them what is said of each, wrapped."""
+    rows = list(rows)
+    indent = min(max((len(name) for name, _ in rows), default=0), 36) + 2
+    out = []
+    for name, about in rows:
+        first = f"{name:<{indent - 2}}  "
+        out.append(
+            textwrap.fill(
+                about, _WIDTH, initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )  # fmt: skip
+    return "".join(line + "\n" for line in out)
