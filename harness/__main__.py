@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 USAGE = """\
 usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<sweep>/<run_id>/ and an HTML report
+       python -m harness -m sweep=A,B axes.NAME=1,2    a run for each combination, one after another
        python -m harness -m sweep=NAME shard=0/4,1/4,2/4,3/4 hydra/launcher=joblib|submitit_local|submitit_slurm|ray
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness watch RUN                     progress of a running sweep, from another terminal
@@ -42,6 +43,7 @@ keys  axes.NAME=VALUE or axes.NAME=[V,V]   arms=[ARM,ARM]   peers=[PEER,PEER]   
       training  model=NAME   data=stdlib|shakespeare|bytes|bin   data_path=FILE   schedule=warmup_bf16:1000
                 train.mixed_precision=bf16|fp8   train.recipe=NAME   workers=N   bisect=ARM   ceilings=RUN
       several processes  ranks=N, or torchrun --nproc-per-node=N -m harness sweep=NAME ranks=N
+      sweeps of your own  sweep=./FILE.yaml, --config-dir DIR   ~axes.NAME leaves an axis out   --cfg job, --info, --shell-completion
 exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried out; 7 internal error
 """
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs one command; returns the exit code. Nothing that it has started outlives an exception."""
     command, *rest = argv or ["--help"]
     try:
-        return _commands().get(command, lambda words: _sweep([command, *words]))(rest)
+        return commands().get(command, lambda words: _sweep([command, *words]))(rest)
     except UsageError as error:
         message = str(error)
     except KeyboardInterrupt:
@@ -67,7 +69,8 @@ def main(argv: Sequence[str]) -> int:
     return 2
 
 
-def _commands() -> dict[str, Callable[[list[str]], int]]:
+def commands() -> dict[str, Callable[[list[str]], int]]:
+    """Every command by its word."""
     return {
         "--help": _help,
         "-h": _help,
@@ -109,30 +112,28 @@ def _sweep(words: list[str]) -> int:
     from harness.machine import torchrun
     from harness.store.errors import unknown
 
-    if "=" not in words[0]:
-        raise unknown("command", words[0], [*_commands(), "sweep=NAME"])
-    if {"-h", "--help"} & set(words):
-        from harness.cli.catalogue import sweep_help
+    if "=" not in words[0] and not words[0].startswith(("-", "~")):
+        raise unknown("command", words[0], [*commands(), "sweep=NAME"])
+    from harness.cli import habits
 
-        return sweep_help([word for word in words if word not in ("-h", "--help")])
+    keys, asked = habits.plain(words)
+    if asked:
+        return habits.answer(asked, keys)
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
 
-        return run_sweep(_quietly(words))
+        return run_sweep(keys)
 
     return torchrun.shared(sweep)
 
 
 def _multirun(words: list[str]) -> int:
+    from harness.cli import habits
     from harness.cli.launch import main as launch
 
-    return launch(_quietly(words))
-
-
-def _quietly(words: list[str]) -> list[str]:
-    """`--quiet`, anywhere among the words, as the key that it is short for."""
-    return [word for word in words if word != "--quiet"] + ["quiet=true"] * ("--quiet" in words)
+    keys, asked = habits.plain(words)
+    return habits.answer(asked, keys) if asked else launch(keys)
 
 
 def _watch(words: list[str]) -> int:

@@ -55,7 +55,7 @@ def sweep_help(words: Sequence[str]) -> int:
     from harness.machine import environment
 
     config = load([*words], environment.device_kind).config
-    text = f"sweep={config['name']}: {question(sweeps()[config['name']])}\n"
+    text = f"sweep={config['name']}: {config['question']}\n"
     parts: Mapping[str, Any] = config["parts"] or {"": config}
     for name, part in parts.items():
         title = f"part {name}: " if name else ""

@@ -128,6 +128,7 @@ class SweepConfig:
         False  # though code or environment have changed; the new rows say what they were made with
     )
     dry_run: bool = False
+    config_dir: str | None = None  # a folder with sweeps of your own; see harness.cli.habits
     results_dir: str = "results"
     reports_dir: str = "reports"
 
@@ -144,14 +145,16 @@ class Request:
     overrides: tuple[str, ...]
 
 
-def sweeps() -> dict[str, Path]:
-    """Every sweep by name: those of the project, then those in `./sweeps` of the current folder."""
-    found: dict[str, Path] = {}
+def sweep_folders(own: str | None = None) -> list[Path]:
+    """Where sweeps come from: those of the project, then `./sweeps` of the current folder, then a folder of one's own."""
     beside = Path(__file__).parents[2] / "sweeps"  # an editable install
     inside = Path(__file__).parents[1] / "sweeps"  # an installed wheel
-    for folder in (inside, beside, Path.cwd() / "sweeps"):
-        found.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
-    return found
+    return [inside, beside, Path.cwd() / "sweeps", *([Path(own)] if own else [])]
+
+
+def sweeps(own: str | None = None) -> dict[str, Path]:
+    """Every sweep by name; of equal names that of the last folder."""
+    return {path.stem: path for folder in sweep_folders(own) for path in sorted(folder.glob("*.yaml"))}
 
 
 def question(path: Path) -> str:
@@ -172,7 +175,7 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         UsageError: an unknown sweep, key or value; one line, with the nearest name.
     """
     literal, words = _split_literal([_normalise(word) for word in overrides])
-    known = sweeps()
+    known = sweeps(literal.get("config_dir"))
     chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == "sweep"]
     if len(chosen) != 1:
         raise UsageError(
@@ -214,7 +217,17 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
 
 
 # Paths, names and a schedule of a command line.
-LITERAL = {"results_dir", "reports_dir", "resume", "run_id", "data_path", "ceilings", "schedule", "devices"}
+LITERAL = {
+    "results_dir",
+    "reports_dir",
+    "resume",
+    "run_id",
+    "data_path",
+    "ceilings",
+    "schedule",
+    "devices",
+    "config_dir",
+}
 SEED_MAX = (
     2**53
 )  # suites seed their generators, of 64 bits, with 1000 times as much (`suites.common.generator`)
@@ -289,6 +302,12 @@ def _register(chosen: str, known: dict[str, Path]) -> None:
 def _normalise(word: str) -> str:
     """Checks the key of one override against the configuration, and lets axes that are new to the file through."""
     key, equals, value = word.lstrip("+").partition("=")
+    if key.startswith("~") and not equals:
+        if key.startswith(("~axes.", "~parts.")):
+            return word
+        raise UsageError(
+            f"{word!r}: left out can be ~axes.NAME and ~parts.NAME alone; an empty list takes all: arms=[]"
+        )
     if not equals or key.startswith("~"):
         raise UsageError(f"{word!r} is not key=value")
     root, *rest = key.split(".")

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.cli import internal_error, seeds_needed
+from harness.cli import habits, internal_error, seeds_needed
 from harness.cli.config import command_line
 from harness.cli.resume_alone import load_request
+from harness.cli.sweep import run_sweep
 from harness.engine import run_folder, run_lock, shards, side_by_side, watch
 from harness.engine.runlog import recorded
 from harness.judge.fleet.request import refuse_shares
@@ -96,6 +97,8 @@ def main(argv: Sequence[str]) -> int:
     to_hydra = [word for word in argv if word.lstrip("+~").startswith(("hydra/", "hydra."))]
     asked = [word for word in argv if word.startswith("shard=")]
     words = [word for word in argv if word not in to_hydra and word not in asked]
+    if not asked and not to_hydra:
+        return habits.run_several(words, run_sweep)
     if len(asked) != 1:
         raise UsageError(
             "-m spreads one sweep over several jobs: add shard=0/4,1/4,2/4,3/4 (or fewer of the four)"
@@ -126,7 +129,9 @@ def main(argv: Sequence[str]) -> int:
     goes_on = request.config["resume"] is not None and folder.exists()  # of resume=last there may be none
     config = _absolute(request.config)
     moved = {
-        key: config[key] for key in ("results_dir", "reports_dir", "data_path", "ceilings") if config[key]
+        key: config[key]
+        for key in ("results_dir", "reports_dir", "data_path", "ceilings", "config_dir")
+        if config[key]
     }
     kept = [w for w in words if w.partition("=")[0] not in ("resume", "run_id", "quiet", *moved)]
     kept += [f"{key}={value}" for key, value in moved.items()]
@@ -215,8 +220,6 @@ def _run_shard(config: DictConfig, shard: Shard) -> int:
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
         multiprocessing.set_start_method("forkserver", force=True)
-    from harness.cli.sweep import run_sweep
-
     words = [
         *json.loads(config.words),
         f"shard={shard}",
@@ -359,6 +362,8 @@ def _folder(request: Request) -> Path:
 def _absolute(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with the folders that shards share as absolute paths."""
     paths = {key: str(Path(config[key]).resolve()) for key in ("results_dir", "reports_dir") if config[key]}
+    if config["config_dir"]:
+        paths["config_dir"] = str(Path(config["config_dir"]).resolve())
     if config["data_path"]:
         paths["data_path"] = str(Path(config["data_path"]).resolve())
     if config["ceilings"]:

@@ -48,7 +48,7 @@ REHEARSAL = "rehearsal on a CPU in tiny sizes: it proves the command, and nothin
 # Keys of a command line that every part is given as they stand; others belong to the whole, or differ by part.
 PASSED_ON = (
     "seed", "rounds", "timing", "control", "warm_compile", "isolate", "devices", "workers", "case_timeout_s", "case_wall_s",
-    "case_memory_gib", "resume_anyway", "quiet", "log_level",
+    "case_memory_gib", "resume_anyway", "quiet", "log_level", "config_dir",
 )  # fmt: skip
 OF_THE_WHOLE = (
     "sweep", "device", "parts", "overrides", "small", "data_path", "budget_s", "resume", "run_id", "results_dir",

@@ -52,9 +52,11 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         )
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     about, stored = _stored(name, folder)
-    if stored["name"] not in (known := sweeps()):
+    if stored["name"] not in (known := sweeps(stored["config_dir"])):
         raise UsageError(f"resume={name}: its sweep file is gone: {unknown('sweep', stored['name'], known)}")
     device = [] if "device" in given else [f"device={stored['device']}"]
+    if stored["config_dir"] and "config_dir" not in given:
+        device.append(f"config_dir={stored['config_dir']}")
     own = [word for word in words if _key(word) != "resume"]
     try:
         now = load([f"sweep={stored['name']}", *device, *own], resolve_device).config

@@ -1,0 +1,177 @@
+"""What Hydra's users type. Oracle: Hydra's own documentation of its flags, and the runs that come of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.__main__ import main
+from harness.cli import habits
+from harness.store.errors import UsageError
+
+OURS = """\
+# Which question does this one ask?
+suite: cast
+axes: {M: [32], K: [64], dtype: [e4m3fn], granularity: [tensorwise, rowwise]}
+arms: [eager]
+rounds: 2
+timing: {warmup_min_seconds: 0.0, min_seconds: 0.0, max_seconds: 0.1}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and a folder of sweeps elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "my sweeps"
+    folder.mkdir()
+    (folder / "ours.yaml").write_text(OURS)
+    return folder
+
+
+PATHS = [
+    lambda folder: [f"sweep={folder}/ours.yaml"],
+    lambda folder: ["sweep=./my sweeps/ours.yaml"],
+    lambda folder: ["--config-dir", str(folder), "sweep=ours"],
+    lambda folder: [f"--config-dir={folder}", "sweep=ours"],
+    lambda folder: ["-cd", "my sweeps", "sweep=ours"],
+    lambda folder: ["sweep=ours", f"hydra.searchpath=[{folder}]"],
+    lambda folder: ["sweep=ours", f"hydra.searchpath=['file://{folder}']"],
+]
+
+
+@pytest.mark.parametrize("words", PATHS)
+def test_a_sweep_from_outside_the_tree_is_planned(words, own, capsys) -> None:
+    assert main([*words(own), "dry_run=true"]) == 0
+    text = capsys.readouterr().out
+    assert "2 cases" in text
+    assert "rowwise" in text
+
+
+def test_a_sweep_from_outside_runs_and_is_resumed_by_its_id_alone(own, capsys) -> None:
+    words = ["isolate=false", "report=false", "quiet=true"]
+    assert main([f"sweep={own}/ours.yaml", "run_id=r", "axes.granularity=tensorwise", *words]) == 0
+    about = json.loads(Path("results/ours/r/run.json").read_text())
+    assert about["config"]["config_dir"] == str(own)
+    (own / "more.yaml").write_text("# Another?\nsuite: cast\n")
+    assert main(["resume=r", *words]) == 0, capsys.readouterr().err
+    (own / "ours.yaml").unlink()
+    assert main(["resume=r", *words]) == 2
+    assert "its sweep file is gone" in capsys.readouterr().err
+
+
+def test_a_part_that_is_a_sweep_of_ones_own_is_found(own, capsys) -> None:
+    (own / "both.yaml").write_text("# Both?\nparts:\n  one: {sweep: ours, estimate_s: 5, about: mine}\n")
+    assert main([f"sweep={own}/both.yaml", "report=false", "quiet=true", "isolate=false"]) == 0, (
+        capsys.readouterr().err
+    )
+    assert list(Path("results").rglob("ours/*/rows-*.parquet"))
+
+
+def test_cfg_job_prints_what_is_composed(capsys) -> None:
+    assert main(["sweep=cast", "axes.M=[7]", "--cfg", "job"]) == 0
+    shown = OmegaConf.create(capsys.readouterr().out)
+    assert shown.axes.M == [7]
+    assert shown.name == "cast"
+
+
+def test_info_names_the_folders_and_files_of_sweeps(own, capsys) -> None:
+    assert main(["--info", "--config-dir", str(own)]) == 0
+    text = capsys.readouterr().out
+    assert str(own / "ours.yaml") in text
+    assert "gemm.yaml" in text
+
+
+def test_an_axis_can_be_left_out_and_added(capsys) -> None:
+    assert main(["sweep=cast", "~axes.granularity", "+axes.K=[64]", "dry_run=true"]) == 0
+    assert "rowwise" not in capsys.readouterr().out  # tensorwise is the suite's default
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["sweep=cast,gemm"], [["sweep=cast"], ["sweep=gemm"]]),
+        (
+            ["sweep=cast", "axes.M=1,2", "seed=3,4"],
+            [["sweep=cast", f"axes.M={m}", f"seed={s}"] for m in (1, 2) for s in (3, 4)],
+        ),
+        (["sweep=cast", "axes.M=[1,2]"], [["sweep=cast", "axes.M=[1,2]"]]),
+        (["sweep=cast", "seed=range(1,4)"], [["sweep=cast", f"seed={s}"] for s in (1, 2, 3)]),
+        (["sweep=cast", "results_dir=a,b"], [["sweep=cast", "results_dir=a,b"]]),
+    ],
+)
+def test_a_multirun_is_the_product_in_hydras_order(words, expected) -> None:
+    assert habits.several(words) == expected
+
+
+def test_a_multirun_runs_each_and_keeps_the_worst_exit_code(capsys) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str]) -> int:
+        ran.append(words)
+        return 1 if "seed=1" in words else 0
+
+    assert habits.run_several(["sweep=cast", "seed=0,1,2"], run) == 1
+    assert ran == [["sweep=cast", f"seed={s}"] for s in (0, 1, 2)]
+    assert "run 2 of 3: sweep=cast seed=1" in capsys.readouterr().out
+
+
+def test_a_multirun_is_read_whole_before_anything_runs() -> None:
+    ran: list[list[str]] = []
+    with pytest.raises(UsageError, match="gem"):
+        habits.run_several(["sweep=cast,gem"], lambda words: ran.append(words) or 0)
+    assert ran == []
+
+
+def test_multirun_from_the_command_line(capsys) -> None:
+    assert main(["--multirun", "sweep=cast,gemm", "dry_run=true"]) == 0
+    assert "run 2 of 2: sweep=gemm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", sorted(habits.REFUSED))
+def test_what_is_refused_has_its_reason(flag, capsys) -> None:
+    assert main(["sweep=cast", flag, "x"]) == 2
+    assert capsys.readouterr().err == f"error: {flag} is not taken: {habits.REFUSED[flag]}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep=./nowhere.yaml"],
+        ["sweep=cast", "--config-dir"],
+        ["sweep=cast", "--config-dir", "nowhere"],
+        ["sweep=cast", "--cfg", "hydra"],
+        ["sweep=cast", "--cfq", "job"],
+        ["sweep=cast", "~arms"],
+        ["sweep=cast", "~axes.nothing"],
+        ["-m", "sweep=cast"],
+        ["-m", "sweep=cast,gemm", "run_id=a"],
+        ["-m", "sweep=cast", "hydra/launcher=joblib", "axes.M=1,2"],
+        ["--config-dir", ".", "sweep=/tmp/nowhere/ours.yaml"],
+    ],
+)
+def test_bad_words_are_one_line(words, capsys) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+def test_bash_completes_sweeps(capsys) -> None:
+    assert main(["--shell-completion"]) == 0
+    script = (
+        capsys.readouterr().out
+        + '\nCOMP_WORDS=(fp8-harness sweep=ge); COMP_CWORD=1; _fp8_harness 2>/dev/null; echo "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["sweep=gemm"]
+
+
+def test_the_page_lists_what_is_refused() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
+    listed = dict(line.strip("| \n").split(" | ") for line in page.splitlines() if line.startswith("| `--"))
+    assert listed == {f"`{flag}`": why for flag, why in habits.REFUSED.items()}
