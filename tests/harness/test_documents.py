@@ -27,7 +27,9 @@ def commands() -> list[list[str]]:
                 r"^python -m harness (.*sweep=.*)$", block.replace("\\\n", " "), re.MULTILINE
             ):
                 words = shlex.split(line, comments=True)
-                if words[0] == "-m":  # needs its launcher, and a cluster: see test_launchers
+                if (
+                    words[0] == "-m" and "hydra/launcher" in line
+                ):  # needs it, and a cluster: see test_launchers
                     continue
                 if not any(own in word for own in OWN for word in words) and words not in found:
                     found.append(words)
@@ -44,6 +46,9 @@ def test_a_command_of_the_documents_composes(
 ) -> None:
     """Up to the plan, on a CPU: every name and value is known, and there is something to run."""
     monkeypatch.chdir(tmp_path)
+    if any(word.startswith("--") for word in words):  # asks for no run
+        assert main(words) == 0, capsys.readouterr().err
+        return
     code = main([*words, "device=cpu", *([] if "dry_run=true" in words else ["dry_run=true"])])
     captured = capsys.readouterr()
     assert code == 0, captured.err
