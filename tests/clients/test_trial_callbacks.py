@@ -50,7 +50,9 @@ def equal(mine: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(map(torch.equal, mine, theirs))
 
 
-def hugging_face(model: Net, folder: Path, callbacks: list[Any], microbatches: int = 1, steps: int = 60) -> Any:
+def hugging_face(
+    model: Net, folder: Path, callbacks: list[Any], microbatches: int = 1, steps: int = 60
+) -> Any:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=16, save_strategy="no", report_to="none",
         gradient_accumulation_steps=microbatches, disable_tqdm=True, use_cpu=True,
@@ -211,12 +213,16 @@ def test_an_exception_in_accelerates_loop_restores(at: int) -> None:
     before = state(inner)
     trial = ab.Trial(inner, steps=STEPS, restore=[])
     accelerator, model, optimizer, loader = prepared(inner, 2)
-    with pytest.raises(KeyboardInterrupt):
+
+    def loop() -> None:
         for batch in loader:
             with ab.accumulate(trial, accelerator, model):
                 accelerator.backward(model(batch)["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
     assert trial.done
     assert "raised KeyboardInterrupt" in trial.result().problem
     assert equal(state(inner), before)

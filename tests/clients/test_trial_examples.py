@@ -30,7 +30,9 @@ def test_a_script_comes_to_an_answer_as_it_stands(name: str, ranks: int, tmp_pat
     found, printed = examples.run(name, tmp_path, ranks)
     extent, layers = EXPECTED[name][ranks - 1], EXPECTED[name][2]
     for each in found:
-        print(name, ranks, {k: each[k] for k in ("seconds", "speedup", "interval", "extent", "proof")})  # pytest -s
+        print(
+            name, ranks, {k: each[k] for k in ("seconds", "speedup", "interval", "extent", "proof")}
+        )  # pytest -s
         examples.check(each, ranks)
         assert each["extent"].startswith(str(extent))
         assert each["extent"].endswith("1 optimizer steps")

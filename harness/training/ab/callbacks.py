@@ -88,7 +88,9 @@ def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
             if not trial.in_hooked_step:
                 self.updates = trainer.global_step
                 trial.begin_step()
-            if trial.model is pl_module:  # Lightning calls training_step, not the module, so no forward pass is seen
+            if (
+                trial.model is pl_module
+            ):  # Lightning calls training_step, not the module, so no forward pass is seen
                 trial.add_batch(batch)
 
         def on_train_batch_end(

@@ -45,7 +45,12 @@ def run(name: str, folder: Path, ranks: int = 1, side: str = "after") -> tuple[l
     """Runs a script as it stands in a folder, by torchrun if `ranks` is above 1; what each rank found, and what was printed."""
     alone = [sys.executable]
     several = [*alone, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*(alone if ranks == 1 else several), str(PROBE), str(FOLDER / side / f"{name}.py"), str(folder)]
+    command = [
+        *(alone if ranks == 1 else several),
+        str(PROBE),
+        str(FOLDER / side / f"{name}.py"),
+        str(folder),
+    ]
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
         command, cwd=folder, env=os.environ | offline, capture_output=True, text=True, timeout=300

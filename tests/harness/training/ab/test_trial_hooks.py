@@ -53,13 +53,17 @@ def test_an_exception_between_the_hooks_restores_by_with_trial(at: int) -> None:
     before = copy.deepcopy(loop.state())
     plain = hooks_of(loop.model)
     trial = ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT)
-    with pytest.raises(KeyboardInterrupt), trial:
+
+    def run() -> None:
         for i in range(52):
             trial.begin_step()
             loop.step()
             if i == at:
                 raise KeyboardInterrupt
             trial.end_step()
+
+    with pytest.raises(KeyboardInterrupt), trial:
+        run()
     assert trial.done
     assert "raised KeyboardInterrupt" in trial.result().problem
     assert trial.result().problem.startswith("a step in ")
