@@ -75,7 +75,7 @@ def test_an_exception_between_the_hooks_restores_by_with_trial(at: int) -> None:
 
 @pytest.mark.parametrize("end", ["close", "report", "with", "begin_step"])
 def test_a_step_that_no_hook_ended_counts_for_nothing(end: str) -> None:
-    """As when a callback of another one stops an epoch between microbatches."""
+    """Another callback may stop an epoch between microbatches."""
     loop = Loop()
     before = copy.deepcopy(list(loop.model.parameters()))
     trial = ab.Trial(loop.model, restore=[], **SHORT)
