@@ -3,7 +3,8 @@
 Public as `from harness import ab`.
 """
 
+from harness.training.ab.callbacks import accumulate, hugging_face_callback, lightning_callback
 from harness.training.ab.result import TrialResult
 from harness.training.ab.trial import Trial
 
-__all__ = ["Trial", "TrialResult"]
+__all__ = ["Trial", "TrialResult", "accumulate", "hugging_face_callback", "lightning_callback"]

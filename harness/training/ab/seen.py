@@ -55,9 +55,15 @@ class Looks:
 
     def start(self, batch: object) -> None:
         """A step begins; `batch` is what it will train on, None where that is not told."""
-        self._shapes, self._told = (_shapes(batch), True) if batch is not None else ((), False)
+        self._shapes, self._told = (), False
         self._calls = self._updates = 0
         self.loss, self._open = None, True
+        if batch is not None:
+            self.add(batch)
+
+    def add(self, batch: object) -> None:
+        """One more part of what the step trains on; what the model is called with is then not asked."""
+        self._shapes, self._told = (self._shapes if self._told else ()) + _shapes(batch), True
 
     def end(self) -> Extent:
         """The step has ended: what it trained on."""

@@ -29,6 +29,7 @@ class Switch:
         model: converted, or to be converted now, in place: its parameters stay the objects that an optimizer holds.
         recipe: of the layers that are converted now; a model that is converted already must run it.
         module_filter_fn: as for `convert_to_float8_training`.
+        fp8_all_gather: what is converted now is converted for FP8 all-gather, which makes new parameters.
 
     Raises:
         UsageError: nothing can be converted, the model runs another recipe, or it is too late to convert it.
@@ -39,6 +40,7 @@ class Switch:
         model: nn.Module,
         recipe: str,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
+        fp8_all_gather: bool = False,
     ) -> None:
         if not isinstance(recipe, str):
             raise UsageError(f"recipe={recipe!r}: expected the name of an FP8 recipe")
@@ -55,7 +57,7 @@ class Switch:
                 )
             convert_to_float8_training(
                 getattr(model, "_orig_mod", model),
-                config=recipe,
+                config=as_recipe(recipe).with_fp8_all_gather(fp8_all_gather),
                 module_filter_fn=module_filter_fn,
                 allow_no_conversion=True,  # told below, in one line
             )

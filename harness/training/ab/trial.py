@@ -14,6 +14,7 @@ from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.training.ab import facts, rows
 from harness.training.ab.clock import Clock, clock_for
 from harness.training.ab.exchange import Exchange, SilentRankError
+from harness.training.ab.hooked import HookedSteps, UnfinishedStepError
 from harness.training.ab.plan import Plan, Turn
 from harness.training.ab.result import Round, TrialResult, merged
 from harness.training.ab.seen import Block, Extent, Looks
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 RANK_TIMEOUT_S = 300.0
 
 
-class Trial:
+class Trial(HookedSteps):
     """Alternates blocks of steps in bf16 and in FP8 within one running loop, and compares their times in pairs.
 
         trial = ab.Trial(model, recipe="tensorwise", steps=200)
@@ -55,7 +56,8 @@ class Trial:
         restore: put back the model, random numbers and these objects (with `state_dict`) when the trial ends; None:
             training goes on from where the trial came to.
         after: precision in which the model is left; None: that in which it came, bf16 if it was converted here.
-        fp8_all_gather: the proof also demands that FSDP2 gathers FP8 codes.
+        fp8_all_gather: FSDP2 gathers FP8 codes, and the proof demands it. A model that is converted here gets new parameters
+            for it, so make the optimizer afterwards, as `fully_shard` asks for anyway.
         module_filter_fn: as for `convert_to_float8_training`.
         rank_timeout_s: how long ranks wait for each other once a round.
 
@@ -97,7 +99,7 @@ class Trial:
         self._snapshot = (
             None if restore is None else Snapshot(model, restore)
         )  # refused before anything is converted
-        self._switch = Switch(model, recipe, module_filter_fn)
+        self._switch = Switch(model, recipe, module_filter_fn, fp8_all_gather=fp8_all_gather)
         self._ends_in_fp8 = self._switch.found_in_fp8 if after is None else after == "fp8"
         self._clock: Clock | None = clock
         self._restored: tuple[str, ...] | None = None
@@ -128,6 +130,8 @@ class Trial:
         """Before the first step: by now the model lies where it trains."""
         if self._clock is None:
             self._clock = clock_for(self.device)
+        if self._exchange.size == 1:  # a framework may form the process group when training begins
+            self._exchange = Exchange(self._rank_timeout_s)
         if self._snapshot is not None:
             self._snapshot.take()
 
@@ -177,6 +181,10 @@ class Trial:
     def loss(self, loss: Tensor | float) -> None:
         """Tells the loss of the step under way, where the model does not return it."""
         self._looks.loss = loss.detach() if isinstance(loss, Tensor) else loss
+
+    def add_batch(self, batch: object) -> None:
+        """Tells one more part of what the step under way trains on, as `step(batch)` does with all of it."""
+        self._looks.add(batch)
 
     def _enter(self, turn: Turn) -> None:
         if turn.is_fp8 is not self._is_fp8:
@@ -294,12 +302,13 @@ class Trial:
 
         Of several ranks all must call it at the same step: until then they train on in different precisions.
         """
+        self.end_step(UnfinishedStepError("left before its end"))
         self._end()
 
     def _end_if_alone(self) -> None:
         """One rank of several must not end a trial that the others go on with."""
         if self._exchange.size == 1:
-            self._end()
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -308,8 +317,9 @@ class Trial:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
+            self.end_step(error)
             self._stop(f"the loop raised {one_line(error)}")
-        self._end()
+        self.close()
 
     def result(self) -> TrialResult:
         """What was found so far; of a trial that has not ended what its whole rounds say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -131,3 +132,30 @@ def reports_early() -> dict[str, Any]:
     early = trial.done
     loop.run(trial)
     return {**_answer(trial), "told": told, "early": early}
+
+
+def made_before_the_group() -> dict[str, Any]:
+    """The trial is made while no process group can be seen; rank 1's steps take 1.2 times as long."""
+    loop = Loop(seed=0)
+    with mock.patch("torch.distributed.is_initialized", return_value=False):
+        trial = ab.Trial(loop.model, steps=STEPS)
+    factor = 1.2 if dist.get_rank() else 1.0
+    _planted(trial, 80.0 * factor, 100.0 * factor)
+    loop.model = DistributedDataParallel(loop.model)
+    loop.turn = 1000 * dist.get_rank()
+    loop.run(trial, loop.turn + STEPS)
+    return _answer(trial)
+
+
+def converted_and_sharded(recipe: str) -> dict[str, Any]:
+    """The trial converts for FP8 all-gather; then FSDP2."""
+    loop = Loop(seed=0)
+    trial = ab.Trial(loop.model, recipe, steps=STEPS, fp8_all_gather=True)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (loop.model.up, loop.model.down, loop.model):
+        fully_shard(layer, mesh=mesh)
+    loop.optimizer = torch.optim.AdamW(loop.model.parameters(), lr=1e-2)
+    loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
+    _planted(trial, 80.0, 100.0)
+    loop.run(trial, STEPS)
+    return _answer(trial)
