@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from mixtures import Mixture
 from recipes import on_cpu
 from torch import nn
 
@@ -146,8 +147,14 @@ def nothing_is_left_on() -> Iterator[None]:
     assert not WATCHED
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in ("delayed", "static")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("recipe", "dtype"),
+    [
+        *((name, torch.float32) for name in RECIPES if name not in ("delayed", "static")),
+        ("rowwise", torch.bfloat16),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
 def test_figures_are_those_of_the_tensors_that_were_cast(recipe: str, dtype: torch.dtype) -> None:
     layers = model(recipe, dtype=dtype)
     tensors = Tensors(layers)
@@ -221,7 +228,7 @@ def test_one_clipped_element_is_never_a_share_of_zero() -> None:
     assert record.sampled <= 16
 
 
-@pytest.mark.parametrize("shape", [(512, 256), (528, 320), (1000, 96)])
+@pytest.mark.parametrize("shape", [(512, 256), (528, 320), (1008, 96)])
 def test_a_sample_estimates_the_shares_of_all(shape: tuple[int, int]) -> None:
     """Half of the columns underflow: a stride in step with the columns would see all of them or none."""
     rows, columns = shape
@@ -322,3 +329,38 @@ def test_a_shared_cast_is_compared_with_its_tensor_and_codes_alone_with_nothing(
             assert [(r.status, r.amax, r.sqnr_db, r.saturated_share) for r in records] == [
                 (CODES_ONLY, None, None, None)
             ]
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_experts_are_named_by_their_weights(recipe: str) -> None:
+    """Each expert is a matrix of its own to the oracle; tensorwise its tokens share one scale with the others'."""
+    torch.manual_seed(0)
+    mixture = fp8core.convert_experts_to_float8(Mixture(), config=on_cpu(recipe))
+    tensors: dict[tuple[str, str], list[np.ndarray]] = {}
+    names = iter(("gate", "up", "down"))
+
+    def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x, weight, offsets = args
+        name, cuts = next(names), offsets.tolist()[:-1]
+
+        def keep(role: str, x: torch.Tensor) -> None:
+            tensors[name, role] = (
+                [x.detach().numpy()] if recipe == "tensorwise" else np.split(x.detach().numpy(), cuts)
+            )
+
+        keep("input", x)
+        tensors[name, "weight"] = list(weight.detach().numpy())
+        output.register_hook(lambda gradient: keep("grad_output", gradient))
+
+    mixture.experts.multiply.register_forward_hook(hook)
+    with fp8core.watch(mixture, every=1, samples=ALL) as watcher:
+        mixture(torch.randn(96, 32)).square().sum().backward()
+        watcher.step()
+        assert not watcher.problem
+    assert {r.layer for r in watcher.latest} == {f"experts.{name}" for name in ("gate", "up", "down")}
+    assert {(r.operand, g) for r in watcher.latest for g in r.gemms} == set(DIM)
+    for record in watcher.latest:
+        seen = [x for x in tensors[record.layer.removeprefix("experts."), record.operand] if x.size]
+        want = expected(seen, record, recipe == "rowwise")
+        del want["scale"], want["largest_scale"]  # rows of padding have one too
+        compare(record, want)
