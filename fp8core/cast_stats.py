@@ -198,11 +198,11 @@ class CallStats:
     def commit(self) -> None:
         """The backward pass has run: the call counts."""
         seen = self.step.seen.setdefault(self.module, {})
-        for (slot, status), (cast, *row) in self._pending.items():
+        for (slot, status), (cast, row, elements, sampled) in self._pending.items():
             key = self.name, self.recipe, slot, status
             if key not in seen:
                 seen[key] = Seen(slot, cast, status)
-            seen[key].add(*row)
+            seen[key].add(row, elements, sampled)
         self._pending.clear()
         self._amax.clear()
 
@@ -219,45 +219,51 @@ class CallStats:
         size = tensor.numel()
         if not size or _capturing(tensor):
             return None, size, 0
-        nothing = torch.zeros((), dtype=torch.float64, device=tensor.device)
-        none = [nothing] * 6
+        nothing = torch.zeros(6, dtype=torch.float64, device=tensor.device)
         if not isinstance(operand, Operand):
-            return torch.stack([self._amax_of(role, operand), nothing, nothing, *none]), size, 0
-        least, most = torch.aminmax(operand.scale_inv.float())
-        ends = [most.double(), -least.double()]
+            return torch.cat((self._amax_of(role, operand), nothing[:2], nothing)), size, 0
+        scale_inv = operand.scale_inv
+        ends = _ends(scale_inv if scale_inv.dtype == torch.float32 else scale_inv.float())
         if status == CODES_ONLY:
-            return torch.stack([nothing, *ends, *none]), size, 0
+            return torch.cat((nothing[:1], ends, nothing)), size, 0
         assert x is not None
+        # Few operators: in a small model each costs more than what it does to a sample
         where = self.step.places(x.shape, x.device)
         values = x.detach()[where].double()
         there = where[::-1] if turned else where
-        codes = operand.qdata.view(torch.uint8)[there].view(operand.qdata.dtype).float().double()
-        scale_inv = _scales_at(operand.scale_inv, operand.qdata.shape, there, group).double()
-        magnitude = values.abs()
+        codes = operand.qdata.view(torch.uint8)[there].view(operand.qdata.dtype).float()
+        decoding = _scales_at(scale_inv, operand.qdata.shape, there, group).double()
         limit = as_element_format(operand.qdata.dtype).overflow_threshold
-        not_zero = values != 0
-        sums = (
-            (magnitude > limit * scale_inv).sum(),
-            ((codes == 0) & not_zero).sum(),
-            not_zero.sum(),
-            (~values.isfinite()).sum(),
-            values.square().sum(),
-            (values - codes * scale_inv).square().sum(),
+        error = torch.addcmul(values, codes, decoding, value=-1)
+        not_zero = torch.count_nonzero(values)
+        counts = (
+            torch.count_nonzero(values.abs() > decoding * limit),
+            not_zero - torch.count_nonzero(codes),  # the code of 0 is 0
+            not_zero,
+            values.numel() - torch.count_nonzero(values.isfinite()),
         )
-        whole = torch.stack([s.double() for s in sums]) * (size / values.numel())
-        return torch.cat((torch.stack([self._amax_of(role, x), *ends]), whole)), size, values.numel()
+        sums = torch.stack((*counts, torch.dot(values, values), torch.dot(error, error)))
+        if size > values.numel():
+            sums *= size / values.numel()
+        return torch.cat((self._amax_of(role, x), ends, sums)), size, values.numel()
 
     def _amax_of(self, role: str, x: torch.Tensor) -> torch.Tensor:
-        """Amax of a tensor, float64; once for all GEMMs that read it."""
+        """Amax of a tensor, float64 [1]; once for all GEMMs that read it."""
         if role not in self._amax:
             least, most = torch.aminmax(x.detach())
-            self._amax[role] = torch.maximum(-least, most).double()
+            self._amax[role] = torch.maximum(-least, most).double()[None]
         return self._amax[role]
 
 
 # Layers and grouped products whose casts are looked at, each with what makes the CallStats of a call with a weight;
 # empty but for the watched steps, so that other steps ask an empty dict
 WATCHED: dict[nn.Module, Callable[[torch.Tensor, Recipe], CallStats]] = {}
+
+
+def _ends(scale_inv: torch.Tensor) -> torch.Tensor:
+    """float64 [2]: the largest, and the smallest with a minus sign."""
+    least, most = (scale_inv, scale_inv) if scale_inv.dim() == 0 else torch.aminmax(scale_inv)
+    return torch.stack((most, -least)).double()
 
 
 def _capturing(x: torch.Tensor) -> bool:

@@ -41,7 +41,7 @@ def watch(
     every: int = 50,
     to: Callable[[CastRecord], object] | ScalarWriter | str | os.PathLike[str] | None = None,
     *,
-    samples: int = 1 << 16,
+    samples: int = 4096,
     first_step: int = 0,
     eager_steps: bool = False,
 ) -> Watcher:
@@ -53,10 +53,10 @@ def watch(
     same, bit for bit: nothing is cast again, no random number is drawn, no amax is recorded. Between watched steps
     nothing is left on.
 
-    Cost: a watched step reads each cast tensor once more for its amax and looks at `samples` elements of it, in about 25
-    small operators a cast, and waits for the device once. On a CPU 0.2 to 1 % of training time with every=50
-    (tests/benchmarks/test_watch_overhead.py); not measured on a GPU. Memory: about 100 bytes a sample while a cast is
-    looked at; 72 bytes a cast until the step ends.
+    Cost: a watched step reads each cast tensor once more for its amax, looks at `samples` elements of it in about 30 small
+    operators a cast, and waits for the device once. docs/numerics.md has the share of training time with every=50, on a
+    CPU; it was never measured on a GPU. Memory: about 100 bytes a sample while a cast is looked at, then 72 bytes a cast
+    until the step ends.
 
     Distributed: no collective runs, so nothing can hang. Each rank reports its own part under its own `rank`: of a tensor
     cut by tensor parallelism the part's amax, and the scale that all parts share. Weights that FSDP2 gathers in FP8 are
