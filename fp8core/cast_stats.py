@@ -41,6 +41,7 @@ CAST, HIGH_PRECISION, CODES_ONLY, NOT_SEEN = "cast", "high precision", "codes on
 MAXIMA = 3  # the first figures of a row are maxima: amax, scale_inv, -scale_inv; the others are sums
 _ROWS_KEPT = 32  # of a slot, until they are merged
 _SHAPES_KEPT = 64
+_LARGEST = torch.finfo(torch.float32).max  # of all dtypes that are cast
 
 Where = tuple[torch.Tensor, ...]  # an index of each sampled element, by dimension
 
@@ -219,12 +220,13 @@ class CallStats:
         size = tensor.numel()
         if not size or _capturing(tensor):
             return None, size, 0
-        nothing = torch.zeros(6, dtype=torch.float64, device=tensor.device)
         if not isinstance(operand, Operand):
+            nothing = tensor.new_zeros(6, dtype=torch.float64)
             return torch.cat((self._amax_of(role, operand), nothing[:2], nothing)), size, 0
         scale_inv = operand.scale_inv
         ends = _ends(scale_inv if scale_inv.dtype == torch.float32 else scale_inv.float())
         if status == CODES_ONLY:
+            nothing = ends.new_zeros(6)
             return torch.cat((nothing[:1], ends, nothing)), size, 0
         assert x is not None
         # Few operators: in a small model each costs more than what it does to a sample
@@ -235,12 +237,12 @@ class CallStats:
         decoding = _scales_at(scale_inv, operand.qdata.shape, there, group).double()
         limit = as_element_format(operand.qdata.dtype).overflow_threshold
         error = torch.addcmul(values, codes, decoding, value=-1)
-        not_zero = torch.count_nonzero(values)
+        magnitude, not_zero = values.abs(), torch.count_nonzero(values)
         counts = (
-            torch.count_nonzero(values.abs() > decoding * limit),
+            torch.count_nonzero(magnitude > decoding * limit),
             not_zero - torch.count_nonzero(codes),  # the code of 0 is 0
             not_zero,
-            values.numel() - torch.count_nonzero(values.isfinite()),
+            values.numel() - torch.count_nonzero(magnitude <= _LARGEST),
         )
         sums = torch.stack((*counts, torch.dot(values, values), torch.dot(error, error)))
         if size > values.numel():
@@ -283,7 +285,8 @@ def _scales_at(
         return scale_inv[where[0]]
     if group is not None and scale_inv.dim() == 3:  # for each group of rows a scale for each column
         return scale_inv[group[where[0]], 0, where[1]]
-    index = []
-    for size, count, at in zip(shape, scale_inv.shape, where, strict=True):
-        index.append(torch.zeros_like(at) if count == 1 else at if count == size else at // block)
-    return scale_inv[tuple(index)]
+    index = tuple(
+        0 if count == 1 else at if count == size else at // block
+        for size, count, at in zip(shape, scale_inv.shape, where, strict=True)
+    )
+    return scale_inv[index]

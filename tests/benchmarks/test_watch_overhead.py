@@ -22,7 +22,7 @@ pytestmark = pytest.mark.benchmark_bar
 EVERY, BAR, PAIRS = 50, 0.02, 9
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(64, 64), (512, 1024)], ids=["small", "large"])
+@pytest.mark.parametrize(("width", "tokens"), [(256, 256), (512, 512)], ids=["256", "512"])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_watched_training(benchmark: Any, recipe: str, width: int, tokens: int) -> None:
     """Four MLPs of two layers, forward, backward and AdamW: the fewer tokens, the more a watched step weighs."""
