@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,3 +326,20 @@ def test_two_watchers_of_one_layer_are_refused() -> None:
             fp8core.watch(model.first)
         model(torch.randn(16, 32)).sum().backward()
         watcher.step()
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text()
+    (example,) = (
+        b for b in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "watch(" in b
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/numerics.md", "exec"), {})
+    rows = [json.loads(line) for line in (tmp_path / "casts.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["layer"], row["operand"]) for row in rows] == [
+        (step, layer, operand)
+        for step in (0, 50)
+        for layer in ("0", "2")
+        for operand in ("input", "weight", "grad_output")
+    ]
+    assert all(row["status"] == "cast" and row["sqnr_db"] > 20 for row in rows)
