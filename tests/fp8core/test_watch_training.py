@@ -185,7 +185,7 @@ def test_json_lines_are_appended(tmp_path: Path) -> None:
 
 def test_tensorboard_gets_scalars() -> None:
     class Writer:
-        """As SummaryWriter."""
+        """Takes what SummaryWriter takes."""
 
         def __init__(self) -> None:
             self.scalars: dict[tuple[str, int], float] = {}
