@@ -9,13 +9,14 @@
 
 `scale` takes high precision to FP8, `scale_inv` takes it back. Names and meanings follow `torchao.float8`.
 Read bottom-up: formats, recipe, config, scaling, cast, kernels, gemm, tensor, history, operands,
-microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify.
+microbatch, sharded, shared_input, linear, grouped, moe, distributed, producers, flops, audit, convert, schedule, verify, watcher.
 """
 
 from typing import TYPE_CHECKING
 
 from fp8core.audit import Audit, LayerAudit, audit
 from fp8core.auto_filter import _auto_filter_for_recipe
+from fp8core.cast_records import CastRecord
 from fp8core.config import (
     CastConfig,
     Float8GemmConfig,
@@ -44,6 +45,7 @@ from fp8core.schedule import PrecisionSchedule
 from fp8core.tensor import Float8Tensor, quantize
 from fp8core.transposed import Float8Conv1D
 from fp8core.verify import Proof, StepProof, verify
+from fp8core.watcher import Watcher, watch
 
 if TYPE_CHECKING:
     from fp8core.distributed.arrival import WaitedRowwiseParallel
@@ -70,6 +72,7 @@ __all__ = [
     "Cast",
     "CastConfig",
     "CastInput",
+    "CastRecord",
     "ExpertsAudit",
     "FP8Granularity",
     "Float8ColwiseParallel",
@@ -98,6 +101,7 @@ __all__ = [
     "StepProof",
     "SwiGLU",
     "WaitedRowwiseParallel",
+    "Watcher",
     "WeightAudit",
     "_auto_filter_for_recipe",
     "amax_state_dict",
@@ -119,6 +123,7 @@ __all__ = [
     "scaled_mm",
     "update_scales",
     "verify",
+    "watch",
 ]
 
 _LAZY = {  # they import torch.distributed.tensor, which takes longer than all the rest of fp8core

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from fp8core.arguments import PLAIN_TENSORS, any_autocast
+from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory, amaxes_of_pass
@@ -194,6 +195,7 @@ class Float8Linear(nn.Linear):
         for_output: torch.Tensor | None = None
         for_grad_weight: torch.Tensor | None = None
         plan: Plan | None = None
+        codes_only = False
         # A plain tensor for which there is a plan has passed all that follows
         if not compiling and type(input) is torch.Tensor and not any_autocast():
             plan = self._known_plan(input, weight, gradients)
@@ -204,6 +206,7 @@ class Float8Linear(nn.Linear):
                 input = input.as_cast_input()
             if isinstance(input, CastInput):
                 for_output, for_grad_weight = self._given(input, weight)
+                codes_only = input.codes_only
                 input = input.hp
             else:
                 input = after_autocast(input)
@@ -224,6 +227,8 @@ class Float8Linear(nn.Linear):
             if compiling or cut is not None or self.is_transposed or not (gradients or memory is None):
                 cache = None
             plan = plan._replace(amaxes=amaxes_of_pass(memory, gradients), cache=cache, cut=cut)
+        if not compiling and WATCHED and gradients and self in WATCHED:
+            plan = plan._replace(stats=WATCHED[self](weight, self.recipe), codes_only=codes_only)
         output = _ScaledLinear.apply(flat, weight, for_output, for_grad_weight, plan)
         if (
             dims != 2

@@ -27,6 +27,7 @@ from fp8core.inputs.sharded import AmaxRequest, by_own_amax, shared_amaxes
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
+    from fp8core.cast_stats import CallStats
     from fp8core.history import Amaxes
     from fp8core.inputs.microbatch import WeightCache
     from fp8core.inputs.sharded import TPLayout
@@ -49,6 +50,8 @@ class Plan(NamedTuple):
         trains: a backward pass can follow.
         cut: how tensor parallelism has cut the layer; None if it has not.
         kernels: who casts input, weight and grad_output; "auto" is left only where each cast must ask.
+        stats: what a watched step wants to see of this call's casts; None in any other step.
+        codes_only: the input's values are not there, as in `CastInput`; known in a watched step alone.
     """
 
     recipe: Recipe
@@ -57,6 +60,8 @@ class Plan(NamedTuple):
     trains: bool
     cut: TPLayout | None
     kernels: tuple[Kernels, Kernels, Kernels]
+    stats: CallStats | None = None
+    codes_only: bool = False
 
     @classmethod
     def resolve(cls, recipe: Recipe, x: torch.Tensor, weight: torch.Tensor, trains: bool) -> Plan:
@@ -132,6 +137,10 @@ class _ScaledLinear(torch.autograd.Function):
         weight, weight_kept = _weight_operands(weight_hp, plan, needs_input, weight_amax)
         if not needs_kept:
             kept = None, None
+        if plan.stats is not None:
+            _show_forward(
+                plan.stats, None if plan.codes_only else input_hp, lines, kept, weight_hp, weight, weight_kept
+            )
         ctx.save_for_backward(*kept, *weight_kept, weight_amax)
         ctx.plan = plan
         return _product(lines, weight, recipe.output, recipe, input_hp.dtype)
@@ -181,9 +190,17 @@ class _ScaledLinear(torch.autograd.Function):
                     amax=weight_amax,
                 )
             grad_input = _product(lines, weight, to_input, recipe, grad_output.dtype)
+            if plan.stats is not None:
+                plan.stats.saw("grad_output", "grad_input", grad_output, lines)
+                if weight_scale is None:
+                    plan.stats.saw("weight", "grad_input", weight_kept, weight, turned=True)
         if needs_weight:
             x = lines_one(kept, None, 0) if kept_scale is None else Operand(kept, kept_scale)
             grad_weight = _product(lines_0, x, to_weight, recipe, grad_output.dtype)
+            if plan.stats is not None:
+                plan.stats.saw("grad_output", "grad_weight", grad_output, lines_0, turned=True)
+        if plan.stats is not None:
+            plan.stats.commit()
         return grad_input, grad_weight, None, None, None
 
 
@@ -205,6 +222,27 @@ def _saved(lines: Operand | torch.Tensor, x: torch.Tensor) -> _Saved:
     A Float8Tensor is saved itself: FSDP2 frees and gathers the memory of the one that it knows.
     """
     return (x, None) if isinstance(x, Float8Tensor) or not isinstance(lines, Operand) else lines
+
+
+def _show_forward(
+    stats: CallStats,
+    x: torch.Tensor | None,
+    lines: Operand | torch.Tensor,
+    kept: _Saved,
+    weight_hp: torch.Tensor,
+    weight: Operand | torch.Tensor,
+    weight_kept: _Saved,
+) -> None:
+    """The casts that a forward pass makes, those for the backward pass included."""
+    stats.saw("input", "output", x, lines)
+    codes, scale_inv = kept
+    if codes is not None:
+        again = codes if scale_inv is None else Operand(codes, scale_inv)
+        stats.saw("input", "grad_weight", x, again, turned=scale_inv is not None)
+    stats.saw("weight", "output", weight_hp, weight)
+    codes, scale_inv = weight_kept
+    if codes is not None and scale_inv is not None:
+        stats.saw("weight", "grad_input", weight_hp, Operand(codes, scale_inv), turned=True)
 
 
 def _weight_operands(

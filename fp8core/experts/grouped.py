@@ -42,6 +42,8 @@ from fp8core.tensor import Float8Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fp8core.cast_stats import CallStats
+
 HIGH_PRECISION = replace(
     RECIPES["tensorwise"],
     name="high precision",
@@ -158,11 +160,15 @@ def grouped_mm(
 
 
 def aligned_grouped_mm(
-    x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, recipe: Recipe
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor,
+    recipe: Recipe,
+    stats: CallStats | None = None,
 ) -> torch.Tensor:
     """`grouped_mm` of groups that end at multiples of `alignment(recipe)`, such as `pad_groups` makes.
 
-    Rows of x after the last offset must be zero; those of the result are.
+    Rows of x after the last offset must be zero; those of the result are. `stats` is shown the casts, in a watched step.
 
     Raises:
         ValueError, TypeError: as `grouped_mm`, and an offset that is no such multiple.
@@ -179,7 +185,7 @@ def aligned_grouped_mm(
     reason = recipe_reason(recipe, weight.shape[1], weight.shape[2], x.device)
     if reason is not None:
         raise ValueError(f"recipe {recipe}: {reason}")
-    return _GroupedMatmul.apply(x, weight, offsets, recipe, torch.is_grad_enabled())
+    return _GroupedMatmul.apply(x, weight, offsets, recipe, torch.is_grad_enabled(), stats)
 
 
 def alignment(recipe: Recipe) -> int:
@@ -227,7 +233,13 @@ class _GroupedMatmul(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor, recipe: Recipe, trains: bool
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        offsets: torch.Tensor,
+        recipe: Recipe,
+        trains: bool,
+        stats: CallStats | None,
     ) -> torch.Tensor:
         for_output = _tokens(x, recipe.output.a, recipe)
         kept: Half = (x, None)
@@ -242,7 +254,12 @@ class _GroupedMatmul(torch.autograd.Function):
             *(kept if trains and ctx.needs_input_grad[1] else (None, None)),
             *(again if trains and ctx.needs_input_grad[0] else (None, None)),
         )
-        ctx.recipe = recipe
+        ctx.recipe, ctx.stats = recipe, stats
+        if stats is not None:
+            _show(stats, "input", "output", x, for_output)
+            if trains and ctx.needs_input_grad[1]:
+                _show(stats, "input", "grad_weight", x, kept, group_of_row(offsets, x.shape[0]))
+            _show(stats, "weight", "output", weight, weight_lp)
         return _product(for_output, _turned(weight_lp), offsets, recipe.output, recipe, x.dtype)
 
     @staticmethod
@@ -259,12 +276,35 @@ class _GroupedMatmul(torch.autograd.Function):
         if needs_x:
             grad = _tokens(grad_output, recipe.grad_input.a, recipe)
             weight = again if again[1] is not None else _weight(again[0], recipe.grad_input.b, 1, recipe)
+            if ctx.stats is not None:
+                _show(ctx.stats, "grad_output", "grad_input", grad_output, grad)
+                if again[1] is None:
+                    _show(ctx.stats, "weight", "grad_input", again[0], weight)
             grad_x = _product(grad, weight, offsets, recipe.grad_input, recipe, dtype)
         if needs_weight:
             if grad is None or not serves_both(recipe.grad_input.a, recipe.grad_weight.a):
                 grad = _over_tokens(grad_output, recipe.grad_weight.a, offsets, recipe)
+            if ctx.stats is not None:
+                group = group_of_row(offsets, grad_output.shape[0])
+                _show(ctx.stats, "grad_output", "grad_weight", grad_output, grad, group)
             grad_weight = _product(_turned(grad), kept, offsets, recipe.grad_weight, recipe, dtype)
-        return grad_x, grad_weight, None, None, None
+        if ctx.stats is not None:
+            ctx.stats.commit()
+        return grad_x, grad_weight, None, None, None, None
+
+
+def _show(
+    stats: CallStats,
+    role: str,
+    gemm: str,
+    x: torch.Tensor,
+    half: Sequence[torch.Tensor | None],
+    group: torch.Tensor | None = None,
+) -> None:
+    """A cast for a watched step."""
+    codes, scale_inv = half
+    assert codes is not None
+    stats.saw(role, gemm, x, codes if scale_inv is None else Operand(codes, scale_inv), group=group)
 
 
 def _tokens(x: torch.Tensor, cast: Cast | None, recipe: Recipe) -> Half:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fp8core.cast_stats import WATCHED
 from fp8core.config import Float8LinearConfig, as_recipe
 from fp8core.experts.grouped import (
     HIGH_PRECISION,
@@ -75,7 +76,13 @@ class GroupedMatmul(nn.Module):
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """x [P, K], weight [E, N, K] and offsets int32 [E] -> [P, N]; x and offsets as `pad` makes them."""
-        return aligned_grouped_mm(x, weight, offsets, self.recipe or HIGH_PRECISION)
+        recipe = self.recipe or HIGH_PRECISION
+        watched = (
+            not torch.compiler.is_compiling() and WATCHED and torch.is_grad_enabled() and self in WATCHED
+        )
+        return aligned_grouped_mm(
+            x, weight, offsets, recipe, WATCHED[self](weight, recipe) if watched else None
+        )
 
     def fp8_calls(self, name: str, offsets: torch.Tensor) -> int:
         """FP8 GEMMs that one of `fp8core.recipe.GEMMS` takes for these offsets: 0, 1, or one for each group with rows."""

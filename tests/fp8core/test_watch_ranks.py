@@ -1,0 +1,97 @@
+"""fp8core.watch on two gloo processes. Oracle: the same training without it, bitwise; each rank's own batch.
+
+What ran is in `watch_worker.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).with_name("watch_worker.py")
+Ranks = tuple[Path, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """The folder of the files, and what each of the two processes printed."""
+    folder = tmp_path_factory.mktemp("watch")
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(WORKER.parents[2]),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), str(folder / "store"), str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [process.communicate(timeout=240) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for process, (_, errors) in zip(started, ended, strict=True):
+        assert process.returncode == 0, errors
+    return folder, [json.loads(output.strip().splitlines()[-1]) for output, _ in ended]
+
+
+def test_training_is_the_same_on_every_rank(ranks: Ranks) -> None:
+    """Also where one rank alone watches, which would hang if anything were asked of the other."""
+    for rank in ranks[1]:
+        for kind, (plain, watched) in rank["runs"].items():
+            assert watched["losses"] == plain["losses"], kind
+            assert watched["weights"] == plain["weights"], kind
+            assert watched["records"]
+        assert rank["alone"] == rank["runs"]["ddp"][0]["losses"]
+
+
+def test_each_rank_reports_its_own_part_under_its_number(ranks: Ranks) -> None:
+    folder, printed = ranks
+    for number, rank in enumerate(printed):
+        for kind, (_, watched) in rank["runs"].items():
+            records = watched["records"]
+            assert {r["rank"] for r in records} == {number}
+            prefix = "module." if kind == "ddp" else ""
+            (first,) = (r for r in records if (r["layer"], r["operand"]) == (f"{prefix}0", "input"))
+            assert (first["status"], first["amax"]) == ("cast", watched["amax"])
+            lines = (folder / f"{kind}.rank{number}.jsonl").read_text().splitlines()
+            assert [json.loads(line) for line in lines[-len(records) :]] == records
+    amaxes = [rank["runs"]["ddp"][1]["amax"] for rank in printed]
+    assert amaxes[0] != amaxes[1]
+
+
+def test_ranks_with_one_scale_show_it(ranks: Ranks) -> None:
+    """Delayed scaling takes the largest amax of all ranks."""
+    scales = [
+        {(r["layer"], r["operand"]): r["scale"] for r in rank["runs"]["ddp"][1]["records"]}
+        for rank in ranks[1]
+    ]
+    assert scales[0] == scales[1]
+
+
+def test_a_weight_that_was_gathered_in_codes_says_so(ranks: Ranks) -> None:
+    """And has the scale of the one that was gathered in high precision."""
+    for rank in ranks[1]:
+        weights = {
+            kind: {r["layer"]: r for r in rank["runs"][kind][1]["records"] if r["operand"] == "weight"}
+            for kind in ("fsdp", "fsdp8")
+        }
+        for layer in ("0", "2"):
+            plain, codes = weights["fsdp"][layer], weights["fsdp8"][layer]
+            assert (plain["status"], codes["status"]) == ("cast", "codes only")
+            assert codes["amax"] is codes["sqnr_db"] is codes["saturated_share"] is None
+            assert codes["scale"] == plain["scale"]
+            assert plain["elements"] == 32 * 64
