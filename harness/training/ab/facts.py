@@ -45,8 +45,10 @@ class Known:
     joules: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     resolved: dict[str, dict[str, object]] = field(default_factory=dict)
     gpu: tuple[str, float] | None = None
-    _by_rank: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    _own: list[list[float]] = field(default_factory=list)  # of each profiled step, by rank
+    # Of each round a median for each rank: the own part of profiled steps, timed steps, the time between them
+    _own: list[list[float]] = field(default_factory=list)
+    _whole: list[list[float]] = field(default_factory=list)
+    _gaps: list[list[float]] = field(default_factory=list)
 
     def add_proof(self, arm: str, proof: Proof, model: nn.Module) -> None:
         """What the compared step of a proof shows."""
@@ -64,37 +66,41 @@ class Known:
 
     def add_round(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """What a round of all ranks adds."""
-        for rank, message in enumerate(messages):
-            self._by_rank[rank] += [t for arm in WITH_GATHER for t in message["times_ms"].get(arm, ())]
+        for message in messages:
             for arm, peak in message.get("peaks", {}).items():
                 self.peak_bytes[arm] = max(peak, self.peak_bytes.get(arm, 0))
         for arm in WITH_GATHER:
             read = [message["joules"][arm] for message in messages if arm in message.get("joules", {})]
             if len(read) == len(messages):
                 self.joules[arm].append(statistics.fmean(read))
-        self._own += [
-            list(step) for step in zip(*(message.get("own_ms", []) for message in messages), strict=False)
-        ]
+        for rows, values in (
+            (self._own, [message.get("own_ms", []) for message in messages]),
+            (self._whole, [_of_all_arms(message["times_ms"]) for message in messages]),
+            (self._gaps, [_of_all_arms(message.get("gaps_ms", {})) for message in messages]),
+        ):
+            if all(values):
+                rows.append([statistics.median(of_rank) for of_rank in values])
 
     def slow_rank(self) -> str:
         """The rank that the others wait for; "" if none stands out."""
-        if found := waits.slowest(self._own):
+        if found := waits.slowest(self._own or self._whole):
             rank, ratio = found
+            part = "for its own part of a step" if self._own else "a step"
             return (
-                f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer for its own part of a step than the other ranks: "
+                f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer {part} than the other ranks: all wait for it"
+            )
+        step_ms = statistics.median([max(of_ranks) for of_ranks in self._whole]) if self._whole else 0.0
+        if step_ms > 0 and (late := waits.latest(self._gaps, step_ms)):
+            rank, ms = late
+            return (
+                f"rank {rank} spends about {ms:.3g} ms more between steps (data loader, logging) than the other ranks: "
                 "all wait for it"
             )
-        medians = {rank: statistics.median(times) for rank, times in self._by_rank.items() if times}
-        if len(medians) < 2:
-            return ""
-        middle = statistics.median_low(medians.values())
-        rank = max(medians, key=lambda r: medians[r])
-        if medians[rank] < waits.STANDS_OUT * middle:
-            return ""
-        return (
-            f"rank {rank} takes about {100 * (medians[rank] / middle - 1):.0f} % longer a step than the median rank: "
-            "all wait for it"
-        )
+        return ""
+
+
+def _of_all_arms(values: Mapping[str, Sequence[float]]) -> list[float]:
+    return [value for of_arm in values.values() for value in of_arm]
 
 
 def _tokens(proof: Proof, model: nn.Module) -> float | None:

@@ -46,17 +46,17 @@ def watched(on_gpu: bool) -> Iterator[list[float]]:
             yield found
         if on_gpu:
             torch.cuda.synchronize()
-    found += own_ms(profiler.function_events or [])
+    found.append(own_ms(profiler.function_events or []))
 
 
-def own_ms(events: Iterable[Any]) -> list[float]:
+def own_ms(events: Iterable[Any]) -> float:
     """What a rank needed for its own part of a profiled step.
 
     Args:
         events: of the profiler, in microseconds.
 
     Returns:
-        Milliseconds; empty where the step itself is not among the events.
+        Milliseconds; NaN where the step itself is not among the events.
     """
     step: list[Span] = []
     waits: list[Span] = []
@@ -75,14 +75,14 @@ def own_ms(events: Iterable[Any]) -> list[float]:
         elif not event.cpu_children and not event.is_async and not event.name.startswith(_WRAPPERS):
             operators.append(span)
     if len(step) != 1:
-        return []
+        return math.nan
     start, end = step[0]
     end = max([end, *(k[1] for k in kernels), *(w[1] for w in waits)]) if kernels else end
     inside = [(max(a, start), min(b, end)) for a, b in waits if a < end and b > start]
     busy = kernels or operators
     # Waiting alone: what both cover, less what is busy
     waited = _length([*inside, *busy]) - _length(busy)
-    return [(end - start - waited) / 1e3]
+    return (end - start - waited) / 1e3
 
 
 def _length(spans: Iterable[Span]) -> float:
@@ -94,30 +94,50 @@ def _length(spans: Iterable[Span]) -> float:
     return total
 
 
-def slowest(steps: Sequence[Sequence[float]]) -> tuple[int, float] | None:
+def slowest(rounds: Sequence[Sequence[float]]) -> tuple[int, float] | None:
     """The rank that the others wait for.
 
     Args:
-        steps: of each step what each rank needed for its own part.
+        rounds: of each round what each rank needed for its own part of a step; a round of which one is not known is left
+            out. Steps of one round share what disturbs them, so the round is the unit.
 
     Returns:
         Rank, and its time over the median of the others'; None where no rank surely stands out: the 95 % interval over
-        steps, widened for the number of ranks, must lie above 1.05, and the ratio above 1.1.
+        rounds, widened for the number of ranks, must lie above 1.05, and the ratio be 1.1 or more.
     """
-    whole = [step for step in steps if len(step) > 1 and min(step) > 0]
+    logs = [[math.log(t) for t in each] for each in rounds if all(t > 0 for t in each)]
+    found = _outlier(logs, math.log(_SURELY), math.log(STANDS_OUT))
+    return None if found is None else (found[0], math.exp(found[1]))
+
+
+def latest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, float] | None:
+    """The rank that begins its steps later than the others, as one does that waits for its loader.
+
+    Args:
+        rounds: milliseconds between steps, of each round for each rank.
+        step_ms: a step, by which they are judged.
+
+    Returns:
+        Rank, and by how many milliseconds it exceeds the median of the others; None where no rank surely stands out.
+    """
+    found = _outlier([[gap / step_ms for gap in each] for each in rounds], _SURELY - 1, STANDS_OUT - 1)
+    return None if found is None else (found[0], found[1] * step_ms)
+
+
+def _outlier(
+    rounds: Sequence[Sequence[float]], surely: float, stands_out: float
+) -> tuple[int, float] | None:
+    """The rank that most exceeds the median of the others, and by how much on average; None without one."""
+    whole = [each for each in rounds if len(each) > 1 and all(map(math.isfinite, each))]
     if len(whole) < MIN_ROUNDS:
         return None
     found = []
-    size = len(whole[0])
-    for rank in range(size):
-        logs = [
-            math.log(step[rank] / statistics.median([t for i, t in enumerate(step) if i != rank]))
-            for step in whole
+    for rank in range(len(whole[0])):
+        excess = [
+            each[rank] - statistics.median([t for other, t in enumerate(each) if other != rank])
+            for each in whole
         ]
-        low, _ = t_interval(logs, 1 - 0.05 / size)
-        if low > math.log(_SURELY) and statistics.fmean(logs) >= math.log(STANDS_OUT):
-            found.append((statistics.fmean(logs), rank))
-    if not found:
-        return None
-    log, rank = max(found)
-    return rank, math.exp(log)
+        low, _ = t_interval(excess, 1 - 0.05 / len(whole[0]))
+        if low > surely and statistics.fmean(excess) >= stands_out:
+            found.append((statistics.fmean(excess), rank))
+    return (max(found)[1], max(found)[0]) if found else None

@@ -133,19 +133,22 @@ def tensor_parallel() -> dict[str, Any]:
     return {**answer_of(trial), "tokens": result.tokens, "flops": result.flops, "restored": result.restored}
 
 
-def slowed(kind: str, ms: float, more: float) -> dict[str, Any]:
-    """Each rank's own part of a step is `ms` of work; that of rank 1 takes `more` longer."""
+def slowed(kind: str, ms: float, more: float, where: str = "inside") -> dict[str, Any]:
+    """Each rank's own part of a step is `ms` of work; that of rank 1 takes `more` longer, or is spent between steps."""
     loop = Loop(seed=0)
     own_s = 1e-3 * ms * (1 + more * dist.get_rank())
-    trial = ab.Trial(loop.model, steps=25, block=1)
+    trial = ab.Trial(loop.model, steps=55, block=1)
     if kind == "fsdp":
         shard(loop)
     else:
         loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()
     while not trial.done:
-        with trial.step():
+        if where == "between" and dist.get_rank():
             time.sleep(own_s)
+        with trial.step():
+            if where == "inside":
+                time.sleep(own_s)
             loop.step()
     return {**answer_of(trial), "own": trial._known._own}
 
@@ -180,5 +183,5 @@ def raises_in_forward(inside: str) -> dict[str, Any]:
     for _ in range(2):
         loop.step()
         plain.step()
-    locals_ = [[p.to_local() for p in each.model.parameters()] for each in (loop, plain)]
+    locals_: list[list[Any]] = [[p.to_local() for p in each.model.parameters()] for each in (loop, plain)]
     return {**answer_of(trial), "restored": trial.result().restored, "equal": equal(*locals_)}
