@@ -84,6 +84,8 @@ def end_pass(model: nn.Module) -> None:
             pending.all_gather_work.wait()
         state = module._get_fsdp_state()
         state._state_ctx.iter_forward_root = None
+        state._state_ctx.post_backward_final_callback_queued = False
+        getattr(state, "_modules_to_run_forward", set()).clear()  # of torch 2.13
         idle = type(group._training_state).IDLE
         state._training_state = group._training_state = idle
         group._post_forward_indices.clear()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fp8core.verify import Proof
 
 
-
 @dataclass
 class Known:
     """Collected while a trial runs.
@@ -86,9 +85,7 @@ class Known:
         if found := waits.slowest(self._own or self._whole):
             rank, ratio = found
             part = "for its own part of a step" if self._own else "a step"
-            return (
-                f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer {part} than the other ranks: all wait for it"
-            )
+            return f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer {part} than the other ranks: all wait for it"
         step_ms = statistics.median([max(of_ranks) for of_ranks in self._whole]) if self._whole else 0.0
         if step_ms > 0 and (late := waits.latest(self._gaps, step_ms)):
             rank, ms = late

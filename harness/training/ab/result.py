@@ -137,9 +137,7 @@ class TrialResult:
     @property
     def gap_ms(self) -> float:
         """Median time between steps: data loader and whatever else runs outside of `step()`; NaN without one."""
-        gaps = [
-            g for r in self.rounds for arm in self.arms if r.has(arm) for g in r.gaps_ms.get(arm, ())
-        ]
+        gaps = [g for r in self.rounds for arm in self.arms if r.has(arm) for g in r.gaps_ms.get(arm, ())]
         return statistics.median(gaps) if gaps else math.nan
 
     @property

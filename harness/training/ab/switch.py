@@ -131,7 +131,9 @@ class Switch:
     def _run(self, recipes: dict[int, Recipe]) -> int:
         for layer in self.layers:
             layer.recipe = recipes[id(layer)]
-            layer.suspended_recipe = self._converted[id(layer)]  # what a schedule, or another trial, returns to
+            layer.suspended_recipe = self._converted[
+                id(layer)
+            ]  # what a schedule, or another trial, returns to
             if layer.weight_cache is not None:
                 layer.weight_cache.entry = None
         return len(self.layers)

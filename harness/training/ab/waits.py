@@ -124,9 +124,7 @@ def latest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, floa
     return None if found is None else (found[0], found[1] * step_ms)
 
 
-def _outlier(
-    rounds: Sequence[Sequence[float]], surely: float, stands_out: float
-) -> tuple[int, float] | None:
+def _outlier(rounds: Sequence[Sequence[float]], surely: float, stands_out: float) -> tuple[int, float] | None:
     """The rank that most exceeds the median of the others, and by how much on average; None without one."""
     whole = [each for each in rounds if len(each) > 1 and all(map(math.isfinite, each))]
     if len(whole) < MIN_ROUNDS:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from harness.training.ab.result import TrialResult
 
 _WAITS = 0.1  # a loader that takes this share of a step is told
-_LEFT_OUT = 3  # blocks that are named one by one
-_IMPOSSIBLE = {"over_peak", "over_published"}
+_LEFT_OUT = 3  # blocks that are named one by one; one less where there are more arms
 
 
 def lines(result: TrialResult) -> list[str]:
     """The answer."""
     lost = [(r.index, arm, why) for r in result.rounds for arm, why in r.faults.items()]
-    more = [f"{len(lost) - _LEFT_OUT} more blocks were left out"] if len(lost) > _LEFT_OUT else []
+    named = _LEFT_OUT - (GATHER in result.arms)
+    more = [f"{len(lost) - named} more blocks were left out"] if len(lost) > named else []
     return [
         *_headline(result),
         *_decision(result),
@@ -36,7 +36,7 @@ def lines(result: TrialResult) -> list[str]:
         *[proof for proof in (result.proof, result.gather_proof) if proof],
         *[
             f"round {index}, block of {_label(result, arm)} left out: {why}"
-            for index, arm, why in lost[:_LEFT_OUT]
+            for index, arm, why in lost[:named]
         ],
         *more,
         *_loss(result),
@@ -159,15 +159,16 @@ def _mfu(result: TrialResult) -> str:
     if any(found is None or found.mfu_mixed is None for found in used.values()):
         return "MFU: not stated, the dtype of some product, or its peak, is not known"
     shares = {arm: found for arm, found in used.items() if found is not None}
-    if any(_IMPOSSIBLE & set(found.flags) for found in shares.values()):
-        return f"MFU: not stated: it would be above the peaks of {name}, so time, FLOPs or device are wrong"
+    if any((found.mfu_mixed or 0.0) > 1 for found in shares.values()):
+        return (
+            f"MFU: not stated: it would be above the peaks of {name}; time, FLOPs (the masked half of attention is among "
+            "them) or device are wrong"
+        )
     dtypes = {dtype for arm in used for dtype, amount in result.flops[arm].items() if amount}
-    peaks = ", ".join(f"{dtype} {device.peak_tflops(dtype):,.4g}" for dtype in sorted(dtypes))
+    peaks = ", ".join(f"{dtype} {device.peak_tflops(dtype):.4g}" for dtype in sorted(dtypes))
     mixed = ", ".join(f"{found.mfu_mixed:.1%} in {_label(result, arm)}" for arm, found in shares.items())
     of_bf16 = _listed([f"{found.mfu_bf16_peak:.1%}" for found in shares.values()])
-    return (
-        f"mixed MFU: {mixed}, each dtype by its own peak ({name}: {peaks} TFLOP/s); of the bf16 peak alone {of_bf16}"
-    )
+    return f"mixed MFU: {mixed}, each dtype by its own peak ({name}: {peaks} TFLOP/s); of the bf16 peak alone {of_bf16}"
 
 
 def use(result: TrialResult, arm: str, device: Device) -> mfu.Utilization | None:

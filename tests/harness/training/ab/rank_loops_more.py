@@ -42,9 +42,7 @@ def both_gathers(converted: bool) -> dict[str, Any]:
     """Three arms under FSDP2; what each step of each arm gathers is counted, and the third arm is planted to be faster."""
     loop = Loop(seed=0)
     if converted:
-        convert_to_float8_training(
-            loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-        )
+        convert_to_float8_training(loop.model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
     trial = ab.Trial(loop.model, steps=BOTH_STEPS, block=1, fp8_all_gather="both")
     shard(loop)
     ms = {BASE: 100.0, "base:again": 100.0, FP8: 80.0, GATHER: 64.0}

@@ -76,10 +76,9 @@ def test_equal_ranks_are_never_named_and_a_slow_one_always(noise: str, size: int
     assert sum(found is not None for found in names) == 0
     found = [slowest(rounds_of(noise, size, 0.2, seed)) for seed in range(TRIALS)]
     right = [f for f in found if f is not None and f[0] == 1]
-    assert len(right) >= {"stalls": 0.6}.get(noise, 0.98) * TRIALS
+    assert len(right) >= {"stalls": 0.85}.get(noise, 0.98) * TRIALS
     assert len(right) == sum(f is not None for f in found), "another rank is never named"
-    if noise != "stalls":  # whose mean is not the median's
-        assert np.median([f[1] for f in right]) == pytest.approx(1.2, abs=0.03)
+    assert np.median([f[1] for f in right]) == pytest.approx(1.2, abs=0.03)
 
 
 def test_too_few_steps_name_nobody() -> None:
