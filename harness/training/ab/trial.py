@@ -389,8 +389,11 @@ class Trial:
 def _check(after: object, rank_timeout_s: object, fp8_all_gather: object) -> None:
     if after not in (None, "bf16", "fp8"):
         raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
-    is_number = isinstance(rank_timeout_s, int | float) and not isinstance(rank_timeout_s, bool)
-    if not (is_number and rank_timeout_s > 0):  # type: ignore[operator]
+    if (
+        not isinstance(rank_timeout_s, int | float)
+        or isinstance(rank_timeout_s, bool)
+        or not rank_timeout_s > 0
+    ):
         raise UsageError(f"rank_timeout_s={rank_timeout_s!r}: expected seconds above 0")
     if not isinstance(fp8_all_gather, bool) and fp8_all_gather != "both":
         raise UsageError(f"fp8_all_gather={fp8_all_gather!r}: expected True, False or 'both'")
