@@ -86,7 +86,7 @@ def own_ms(events: Iterable[Any]) -> float:
 
 
 def _length(spans: Iterable[Span]) -> float:
-    """Of the union of spans."""
+    """Length of the union of spans."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

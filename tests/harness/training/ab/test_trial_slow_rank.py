@@ -21,7 +21,7 @@ TRIALS = 200
 
 
 def event(name: str, start: float, end: float, **more: Any) -> SimpleNamespace:
-    """As the profiler gives it, in microseconds."""
+    """One event of the profiler, in microseconds."""
     given = {"device_type": DeviceType.CPU, "cpu_children": [], "is_async": False} | more
     return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), **given)
 
