@@ -69,3 +69,29 @@ def _groups(model: nn.Module) -> Iterator[tuple[Any, Any]]:
             groups = getattr(state, "_fsdp_param_groups", None)
             groups = [state._fsdp_param_group] if groups is None else groups
             yield from ((module, group) for group in groups if group is not None)
+
+
+def end_pass(model: nn.Module) -> None:
+    """Puts FSDP2 back to where it is between two steps, after a step that raised half-way: parameters are shards again.
+
+    Without it the model shows the gathered parameters, not those that its optimizer holds, and gradients of the pass that
+    was broken off would be added to those of the next one. All ranks must have raised at the same place: one that waits in
+    a collective stays there.
+    """
+    for module, group in _groups(model):
+        pending, group._all_gather_result = group._all_gather_result, None
+        if pending is not None and pending.all_gather_work is not None:
+            pending.all_gather_work.wait()
+        state = module._get_fsdp_state()
+        state._state_ctx.iter_forward_root = None
+        state._state_ctx.post_backward_final_callback_queued = False
+        getattr(state, "_modules_to_run_forward", set()).clear()  # of torch 2.13
+        idle = type(group._training_state).IDLE
+        state._training_state = group._training_state = idle
+        group._post_forward_indices.clear()
+        group.comm_ctx.post_forward_order.clear()
+        for param in group.fsdp_params:
+            param.unsharded_accumulated_grad = None
+            if hasattr(param, "_unsharded_param"):
+                param._unsharded_param.grad = None
+        module.reshard()

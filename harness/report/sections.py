@@ -23,6 +23,7 @@ from harness.report import (
     tradeoff,
     training,
     training_charts,
+    trials,
     utilization,
     verdicts,
 )
@@ -49,6 +50,7 @@ PLACED = (
     "parallel",
     "allgather",
     "scale",
+    "ab",
 )
 
 
@@ -243,6 +245,14 @@ def _suites(machine: Machine) -> list[Section]:
             "(docs/scale-accuracy.md compares it with published throughputs).",
             tables=[scaling.scale_table(machine)] if "scale" in machine.suites else [],
         ),
+        Section(
+            f"trials-{key}",
+            "FP8 against bf16 in a user's own training loop",
+            "Blocks of steps alternate within one run of the loop (harness.ab): what each trial answered."
+            + (" Times are a CPU's and decide nothing." if cpu else ""),
+            first=[trials.answers(machine)],
+        ),
+        suite("ab", "Arms of the trials", "base: the loop without FP8, timed twice a round."),
         *(suite(name, name.capitalize(), "") for name in machine.suites if name not in PLACED),
     ]
 

@@ -25,7 +25,7 @@ class Exchange:
     """Messages of one trial among all ranks; alone, a rank hears itself."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.rank, self.size, self._timeout_s = 0, 1, timeout_s
+        self.rank, self.size, self.timeout_s = 0, 1, timeout_s
         self._store: Any = None
         self._turn = itertools.count()
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -50,20 +50,20 @@ class Exchange:
             gathered: list[dict[str, Any]] = []
             silent: list[int] = []
             for rank in range(self.size):
-                text = self._get(f"{key}/{rank}", self._timeout_s if not silent else 0.1)
+                text = self._get(f"{key}/{rank}", self.timeout_s if not silent else 0.1)
                 gathered.append(json.loads(text) if text is not None else {})
                 if text is None:
                     silent.append(rank)
             self._store.set(f"{key}/all", json.dumps({"messages": gathered, "silent": silent}))
         # Rank 0 may wait for its whole time before it answers
-        text = self._get(f"{key}/all", 2 * self._timeout_s)
+        text = self._get(f"{key}/all", 2 * self.timeout_s)
         answer = json.loads(text) if text is not None else {"silent": [0], "messages": []}
         if answer["silent"] and (told := self.fault_of_others()):
             raise SilentRankError(told)
         if answer["silent"]:
             names = ", ".join(map(str, answer["silent"]))
             raise SilentRankError(
-                f"rank {names} did not answer within {self._timeout_s:g} s: all ranks must take the same steps through the trial"
+                f"rank {names} did not answer within {self.timeout_s:g} s: all ranks must take the same steps through the trial"
             )
         return list(answer["messages"])
 

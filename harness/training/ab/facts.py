@@ -7,9 +7,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.dtensors import is_dtensor
-from harness.training.ab.plan import BASE, FP8
+from harness.training.ab import waits
+from harness.training.ab.plan import BASE, WITH_GATHER
 from harness.training.models.tokens import common_rows
 from harness.training.steps import facts_of
 
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
     from fp8core.verify import Proof
 
-_STANDS_OUT = 1.1  # a rank whose median step is so much longer than the median rank's
-
 
 @dataclass
 class Known:
@@ -29,44 +30,74 @@ class Known:
 
     Attributes:
         tokens: rows of a step that the Linear layers of one rank multiply; None under tensor parallelism.
-        flops: of a step of one rank by dtype, for "base" and "fp8", counted once on a real batch.
+        flops: of the model in a step of one rank by dtype, for "base" and each FP8 arm, counted once on a real batch; what
+            bf16 steps multiply the FP8 products in is "unknown" where the step had no other product.
         peak_bytes: most memory of a timed step of any rank, by arm.
-        resolved: the proof's facts, for the store.
+        joules: of a step, mean of all ranks, one value a block, by arm; of blocks that every rank could read.
+        resolved: the proof's facts, by FP8 arm, for the store.
+        gpu: name and memory in GiB of the model's GPU; None on another device.
     """
 
     tokens: float | None = None
     flops: dict[str, dict[str, float]] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    resolved: dict[str, object] = field(default_factory=dict)
-    _by_rank: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    joules: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    resolved: dict[str, dict[str, object]] = field(default_factory=dict)
+    gpu: tuple[str, float] | None = None
+    # Of each round a median for each rank: the own part of profiled steps, timed steps, the time between them
+    _own: list[list[float]] = field(default_factory=list)
+    _whole: list[list[float]] = field(default_factory=list)
+    _gaps: list[list[float]] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, proof: Proof, model: nn.Module) -> Known:
+    def add_proof(self, arm: str, proof: Proof, model: nn.Module) -> None:
         """What the compared step of a proof shows."""
         fp8 = proof.matmuls.by_dtype()
         high = {dtype: amount for dtype, amount in fp8.items() if dtype not in ("e4m3", "e5m2", "emulated")}
         # What FP8 multiplies, bf16 multiplies in the dtype of the other products of the step
-        main = max(high, key=lambda dtype: high[dtype], default="bf16")
-        base = {**high, main: high.get(main, 0.0) + sum(fp8.values()) - sum(high.values())}
-        return cls(_tokens(proof, model), {BASE: base, FP8: dict(fp8)}, resolved=facts_of(proof))
+        main = max(high, key=lambda dtype: high[dtype], default="unknown")
+        self.flops[BASE] = {**high, main: high.get(main, 0.0) + sum(fp8.values()) - sum(high.values())}
+        self.flops[arm] = dict(fp8)
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self.gpu = properties.name, properties.total_memory / 2**30
+        self.tokens, self.resolved[arm] = _tokens(proof, model), facts_of(proof)
 
     def add_round(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """What a round of all ranks adds."""
-        for rank, message in enumerate(messages):
-            self._by_rank[rank] += [t for arm in (BASE, FP8) for t in message["times_ms"].get(arm, ())]
+        for message in messages:
             for arm, peak in message.get("peaks", {}).items():
                 self.peak_bytes[arm] = max(peak, self.peak_bytes.get(arm, 0))
+        for arm in WITH_GATHER:
+            read = [message["joules"][arm] for message in messages if arm in message.get("joules", {})]
+            if len(read) == len(messages):
+                self.joules[arm].append(statistics.fmean(read))
+        for rows, values in (
+            (self._own, [message.get("own_ms", []) for message in messages]),
+            (self._whole, [_of_all_arms(message["times_ms"]) for message in messages]),
+            (self._gaps, [_of_all_arms(message.get("gaps_ms", {})) for message in messages]),
+        ):
+            if all(values):
+                rows.append([statistics.median(of_rank) for of_rank in values])
 
     def slow_rank(self) -> str:
         """The rank that the others wait for; "" if none stands out."""
-        medians = {rank: statistics.median(times) for rank, times in self._by_rank.items() if times}
-        if len(medians) < 2:
-            return ""
-        middle = statistics.median_low(medians.values())
-        rank = max(medians, key=lambda r: medians[r])
-        if medians[rank] < _STANDS_OUT * middle:
-            return ""
-        return f"rank {rank} takes {medians[rank] / middle - 1:.0%} longer a step than the median rank: all wait for it"
+        if found := waits.slowest(self._own or self._whole):
+            rank, ratio = found
+            part = "for its own part of a step" if self._own else "a step"
+            return f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer {part} than the other ranks: all wait for it"
+        step_ms = statistics.median([max(of_ranks) for of_ranks in self._whole]) if self._whole else 0.0
+        if step_ms > 0 and (late := waits.latest(self._gaps, step_ms)):
+            rank, ms = late
+            return (
+                f"rank {rank} spends about {ms:.3g} ms more between steps (data loader, logging) than the other ranks: "
+                "all wait for it"
+            )
+        return ""
+
+
+def _of_all_arms(values: Mapping[str, Sequence[float]]) -> list[float]:
+    return [value for of_arm in values.values() for value in of_arm]
 
 
 def _tokens(proof: Proof, model: nn.Module) -> float | None:

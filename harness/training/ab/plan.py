@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BASE, AGAIN, FP8 = "base", "base:again", "fp8"
+GATHER = "fp8:gather"  # FP8 whose weights FSDP2 gathers as codes, where `FP8` gathers them in high precision
 ARMS = (BASE, AGAIN, FP8)
+WITH_GATHER = (*ARMS, GATHER)
 # What a step is for: `warm` and `lead` are not timed; `compare` and `count` are the two steps of the proof; `none` counts
 # the FP8 GEMMs of a bf16 step, of which there must be none.
 Purpose = Literal["warm", "compare", "count", "none", "lead", "timed"]
@@ -25,7 +27,7 @@ class Turn:
     """What one step of the loop is for.
 
     Attributes:
-        arm: one of `ARMS`.
+        arm: one of `WITH_GATHER`.
         purpose: see `Purpose`.
         round: of the block; -1 before the first.
         closes: it is the last step of a round.
@@ -39,7 +41,7 @@ class Turn:
     @property
     def is_fp8(self) -> bool:
         """Whether the step runs in FP8."""
-        return self.arm == FP8
+        return self.arm in (FP8, GATHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Plan:
         block: timed steps after each switch.
         lead: untimed steps after each switch.
         seed: of the order of the blocks in each round; the same on all ranks.
+        arms: that each round has a block of.
 
     Raises:
         UsageError: too few steps for an interval, or a count below its least.
@@ -60,6 +63,7 @@ class Plan:
     block: int = 4
     lead: int = 1
     seed: int = 0
+    arms: tuple[str, ...] = ARMS
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("block", 1), ("lead", 0), ("seed", 0)):
@@ -77,12 +81,21 @@ class Plan:
     @property
     def per_round(self) -> int:
         """Steps of a round: a block of each arm."""
-        return len(ARMS) * (self.block + self.lead)
+        return len(self.arms) * (self.block + self.lead)
 
     @property
     def before(self) -> int:
         """Steps before the first block."""
-        return len(_PREPARATION)
+        return len(self.preparation)
+
+    @property
+    def preparation(self) -> tuple[Turn, ...]:
+        """The steps before the first block: each precision warms up, then is proved."""
+        before = [Turn(BASE, "warm")] * _COMPILING + [Turn(BASE, "none")]
+        for arm in self.arms:
+            if Turn(arm, "warm").is_fp8:
+                before += [Turn(arm, "warm")] * _COMPILING + [Turn(arm, "compare"), Turn(arm, "count")]
+        return tuple(before)
 
     @property
     def rounds(self) -> int:
@@ -91,7 +104,7 @@ class Plan:
 
     def turns(self) -> Iterator[Turn]:
         """What each step is for, in order."""
-        yield from _PREPARATION
+        yield from self.preparation
         for index in range(self.rounds):
             arms = self.order(index)
             for arm in arms:
@@ -102,13 +115,4 @@ class Plan:
 
     def order(self, index: int) -> tuple[str, ...]:
         """The arms of a round, in an order drawn for it alone."""
-        return tuple(random.Random(f"{self.seed}/{index}").sample(ARMS, len(ARMS)))
-
-
-_PREPARATION = (
-    *[Turn(BASE, "warm")] * _COMPILING,
-    Turn(BASE, "none"),
-    *[Turn(FP8, "warm")] * _COMPILING,
-    Turn(FP8, "compare"),
-    Turn(FP8, "count"),
-)
+        return tuple(random.Random(f"{self.seed}/{index}").sample(self.arms, len(self.arms)))

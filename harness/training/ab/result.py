@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.store import effect
 from harness.store.compare import TIE
 from harness.store.stats import t_interval
-from harness.training.ab.plan import AGAIN, BASE, FP8
+from harness.training.ab import words
+from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8, WITH_GATHER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from harness.store.effect import Effect
 
 Decision = Literal["on", "off", "cannot tell"]
-_WAITS = 0.1  # a loader that takes this share of a step is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,26 @@ class TrialResult:
         rounds: all that were taken, those that count for nothing included.
         method: how time was read.
         ranks: processes.
+        arms: that each round had a block of.
         proof: line of the proof; "" where it did not come so far.
+        gather_proof: that of the arm with FP8 all-gather, where it is an arm of its own.
         proved: FP8 was proved on every rank, and bf16 steps ran none.
         problem: why the trial gives no answer at all; "" if it may.
         tokens: of a step of one rank; None where that is not known.
         under_way: rounds are still to come; nothing is decided before.
-        flops: of a step of one rank, by the dtype that each product ran in, for "base" and "fp8".
+        flops: of the model in a step of one rank, by the dtype that each product ran in, for "base" and each FP8 arm.
         peak_bytes: most memory of a timed step, by arm; empty where the device keeps none.
-        slow_rank: "rank 1: 21 % slower than the median rank"; "" if none stands out.
+        joules: of a step, a mean of all ranks' boards, one value a block, by arm; empty where none was measured.
+        unmetered: why no energy was measured, where none was.
+        gpu: name and memory in GiB of the GPU; None on another device.
+        slow_rank: "rank 1 takes about 21 % longer ..."; "" if none stands out.
         steps_run: steps taken in FP8 and in bf16, warm-up included.
         ends_in: precision in which the model was left.
         restored: names of what was put back; None where nothing was asked for or it is not put back.
         not_restored: why what was to be put back is not; "" if it is, or nothing was asked for.
         notes: what could not be watched.
         layers: FP8 layers of the model.
-        facts: more, for the store.
+        facts: of the proofs, by FP8 arm, for the store.
     """
 
     recipe: str
@@ -79,13 +84,18 @@ class TrialResult:
     rounds: tuple[Round, ...]
     method: str
     ranks: int = 1
+    arms: tuple[str, ...] = ARMS
     proof: str = ""
+    gather_proof: str = ""
     proved: bool = False
     problem: str = ""
     tokens: float | None = None
     under_way: bool = False
     flops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    joules: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    unmetered: str = ""
+    gpu: tuple[str, float] | None = None
     slow_rank: str = ""
     steps_run: tuple[int, int] = (0, 0)
     ends_in: str = "bf16"
@@ -107,7 +117,11 @@ class TrialResult:
     @property
     def effect(self) -> Effect:
         """FP8 over bf16, paired by round; `speedup` above 1: FP8 is faster."""
-        logs = [-r.log_ratio(FP8, BASE) for r in self.rounds if r.has(BASE, FP8)]
+        return self.between(FP8, BASE)
+
+    def between(self, arm: str, other: str) -> Effect:
+        """One arm over another, paired by round; `speedup` above 1: `arm` is faster."""
+        logs = [-r.log_ratio(arm, other) for r in self.rounds if r.has(arm, other)]
         return effect.paired(logs, self.floor)
 
     @property
@@ -123,9 +137,7 @@ class TrialResult:
     @property
     def gap_ms(self) -> float:
         """Median time between steps: data loader and whatever else runs outside of `step()`; NaN without one."""
-        gaps = [
-            g for r in self.rounds for arm in (BASE, AGAIN, FP8) if r.has(arm) for g in r.gaps_ms.get(arm, ())
-        ]
+        gaps = [g for r in self.rounds for arm in self.arms if r.has(arm) for g in r.gaps_ms.get(arm, ())]
         return statistics.median(gaps) if gaps else math.nan
 
     @property
@@ -145,8 +157,12 @@ class TrialResult:
 
     @property
     def doubt(self) -> str:
-        """Why nothing can be decided; "" where the times decide."""
-        found = self.effect
+        """Why nothing can be decided of FP8 against bf16; "" where the times decide."""
+        return self.doubt_of(FP8, BASE)
+
+    def doubt_of(self, arm: str, other: str) -> str:
+        """Why nothing can be decided of an arm against another; "" where the times decide."""
+        found = self.between(arm, other)
         if self.problem:
             return self.problem
         if self.under_way:
@@ -174,79 +190,22 @@ class TrialResult:
     @property
     def decision(self) -> Decision:
         """For speed alone: on where FP8 is known to be faster, off where it is known to be slower or shown to be a tie."""
-        if self.doubt:
+        return self.decision_of(FP8, BASE)
+
+    def decision_of(self, arm: str, other: str) -> Decision:
+        """The same of one arm against another."""
+        if self.doubt_of(arm, other):
             return "cannot tell"
-        return "on" if self.effect.direction == "faster" else "off"
+        return "on" if self.between(arm, other).direction == "faster" else "off"
 
     def lines(self) -> list[str]:
         """The answer, in at most 20 lines."""
-        found, out = self.effect, []
-        if found.has_interval:
-            floor = "unknown" if math.isnan(self.floor) else f"{self.floor:.3f}x"
-            out.append(
-                f"FP8 ({self.recipe}) against bf16 in this loop: {found.speedup:.3f}x "
-                f"({math.exp(-found.log_high):.3f} to {math.exp(-found.log_low):.3f}), {found.rounds} paired rounds, "
-                f"noise floor {floor}"
-            )
-        else:
-            out.append(f"FP8 ({self.recipe}) against bf16 in this loop: not measured")
-        doubt = self.doubt
-        out.append(f"for speed: {self.decision}" + (f", because {doubt}" if doubt else ""))
-        base, fp8 = self.median_ms(BASE), self.median_ms(FP8)
-        if not math.isnan(base) and not math.isnan(fp8):
-            line = f"step: {base:.4g} ms in bf16, {fp8:.4g} ms in FP8"
-            if self.tokens:
-                line += (
-                    f"; {1e3 * self.tokens / base:,.0f} and {1e3 * self.tokens / fp8:,.0f} tokens/s a rank"
-                )
-            if self.ranks > 1:
-                line += f"; the slowest of {self.ranks} ranks"
-            out.append(line)
-            out += self._between(base, fp8)
-        if self.slow_rank:
-            out.append(self.slow_rank)
-        if self.peak_bytes:
-            named = {BASE: "bf16", FP8: "FP8"}
-            out.append(
-                "peak memory: "
-                + ", ".join(
-                    f"{named[a]} {b / 2**30:.2f} GiB" for a, b in self.peak_bytes.items() if a in named
-                )
-            )
-        if self.proof:
-            out.append(self.proof)
-        lost = [(r.index, arm, why) for r in self.rounds for arm, why in r.faults.items()]
-        out += [f"round {index}, block of {arm} left out: {why}" for index, arm, why in lost[:3]]
-        if len(lost) > 3:
-            out.append(f"{len(lost) - 3} more blocks were left out")
-        gap = self.loss_gap
-        if gap is not None:
-            out.append(
-                f"loss of FP8's blocks: {gap[0]:+.2%} ({gap[1]:+.2%} to {gap[2]:+.2%}) of bf16's; blocks share one model, so this "
-                "cannot say how FP8 trains: sweep=divergence does"
-            )
-        in_fp8, in_bf16 = self.steps_run
-        end = f"{in_fp8 + in_bf16} steps: {in_fp8} in FP8, {in_bf16} in bf16; the model was left in {self.ends_in}"
-        if self.restored is not None:
-            end += f", and put back were: {', '.join(self.restored)}"
-        if self.not_restored:
-            end += f". NOT put back: {self.not_restored}"
-        return [*out, *self.notes, end]
-
-    def _between(self, base: float, fp8: float) -> list[str]:
-        """What runs between the steps, where it matters."""
-        gap = self.gap_ms
-        if math.isnan(gap) or gap < _WAITS * base:
-            return []
-        line = f"between steps: {gap:.4g} ms (data loader, logging); with it the loop gains {(base + gap) / (fp8 + gap):.3f}x"
-        if gap > base:
-            line += ". The loop waits for its loader longer than for the model: mend that first"
-        return [line]
+        return words.lines(self)
 
 
 def merged(index: int, messages: Sequence[Mapping[str, Any]]) -> Round:
     """One round of all ranks: of each step the slowest rank's time, of each block any rank's fault."""
-    arms = [arm for arm in (BASE, AGAIN, FP8) if all(arm in m["times_ms"] for m in messages)]
+    arms = [arm for arm in WITH_GATHER if all(arm in m["times_ms"] for m in messages)]
 
     def slowest(key: str) -> dict[str, tuple[float, ...]]:
         return {

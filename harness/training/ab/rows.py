@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from harness.store.arm import Arm
 from harness.store.case import Case
 from harness.store.cause import Cause
 from harness.store.measurement import Measurement
-from harness.training.ab.plan import AGAIN, ARMS, BASE, FP8
+from harness.training.ab.plan import AGAIN, BASE, FP8, GATHER
 
 if TYPE_CHECKING:
     from harness.training.ab.plan import Plan
@@ -34,24 +35,27 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measuremen
         },
         plan.seed,
     )
-    records = {BASE: Arm("base"), AGAIN: Arm("base", control=True), FP8: Arm(result.recipe)}
     out = []
-    for arm in ARMS:
+    for arm in result.arms:
         samples = [(t, r.index) for r in result.rounds if r.has(arm) for t in r.times_ms[arm]]
-        is_fp8 = arm == FP8
-        resolved = {
+        is_fp8 = arm in (FP8, GATHER)
+        flops = dict(result.flops.get(arm if is_fp8 else BASE, {}))
+        resolved: dict[str, object] = {
             "timed": "one optimizer step of the user's own loop; of several ranks the slowest one's",
             "recipe": result.recipe if is_fp8 else "bf16",
             "fp8_layers": result.layers if is_fp8 else 0,
             "tokens_per_step": result.tokens,
-            **(result.facts if is_fp8 else {}),
+            **({"flops_formula_id": "palm"} if flops else {}),
+            **(result.facts.get(arm, {}) if is_fp8 else {}),
         }
+        if GATHER in result.arms and is_fp8:
+            resolved["fp8_all_gather"] = arm == GATHER
         refused = "" if result.proved and not result.problem else result.doubt
         row = Measurement(
             suite=SUITE,
             case_id=case.case_id,
-            arm=str(records[arm]),
-            arm_fields=records[arm],
+            arm=str(_record(arm, result.recipe)),
+            arm_fields=_record(arm, result.recipe),
             axes=case.axes_json,
             seed=case.seed,
             metric="time_ms",
@@ -61,15 +65,36 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measuremen
             resolved=resolved,
             samples=tuple(t for t, _ in samples) or (1.0,),
             rounds=tuple(r for _, r in samples) or (0,),
-            flops=result.flops.get(FP8 if is_fp8 else BASE, {}),
+            flops=flops,
             timing={"method": result.method, "lead_steps": plan.lead, "block_steps": plan.block},
         )
         if refused or not samples:
             why = refused or "no block of this arm counts"
-            cause = Cause.UNPROVEN if not result.proved else Cause.RUN
+            cause = Cause.RUN if result.proved else Cause.UNPROVEN if is_fp8 else Cause.BASELINE
             row = replace(row, status="failed", samples=(), rounds=(), reason=why, cause=cause)
         out.append(row)
+        if row.status == "ok" and arm != AGAIN:
+            out.append(_energy(result, arm, row))
     return out
+
+
+def _record(arm: str, recipe: str) -> Arm:
+    """An arm of a trial as the store names it."""
+    if arm == GATHER:
+        return Arm(recipe, variant="fp8_gather")
+    return Arm(recipe) if arm == FP8 else Arm("base", control=arm == AGAIN)
+
+
+def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
+    """Joules per token of an arm, or why there are none."""
+    energy = replace(time, metric="joules_per_token", flops={}, baseline="", timing={})
+    why = "" if result.joules.get(arm) else result.unmetered or "a reading of the counter failed"
+    if not why and not result.tokens:
+        why = f"{statistics.fmean(result.joules[arm]):.4g} J a step, but how many tokens a step has is not known"
+    if why:
+        return replace(energy, status="skipped", samples=(), rounds=(), reason=why)
+    read = tuple(joules / result.tokens for joules in result.joules[arm]) if result.tokens else ()
+    return replace(energy, samples=read, rounds=tuple(range(len(read))))
 
 
 def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, is_writer: bool) -> Path:
@@ -92,5 +117,5 @@ def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, 
         },
     )
     writer.append(measurements(result, plan, model))
-    writer.close("finished" if not result.problem else "failed")
+    writer.close("finished")  # all rows are there; that the trial failed is said in each
     return folder

@@ -14,6 +14,7 @@ from harness.timing.compiling import CompileWatch
 
 if TYPE_CHECKING:
     from harness.training.ab.clock import Clock
+    from harness.training.ab.energy import Meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,16 @@ class Block:
     Attributes:
         fault: why it counts for nothing; "" while it does.
         peak_bytes: most memory of its timed steps; 0 where the device keeps none.
+        joules: of one of its timed steps; None where they were not read.
+
+    Args:
+        device: of the model.
+        expected: of each step.
+        steps: that will be timed.
+        meter: that is read around them.
     """
 
-    def __init__(self, device: torch.device, expected: Extent) -> None:
+    def __init__(self, device: torch.device, expected: Extent, steps: int, meter: Meter) -> None:
         self.fault, self.peak_bytes, self._expected = "", 0, expected
         self._device = device
         self._marks: list[tuple[Any, Any]] = []
@@ -107,13 +115,27 @@ class Block:
         self._last: Any = None
         self._losses: list[Tensor | float | None] = []
         self._compiled: CompileWatch | None = None
+        self.joules: float | None = None
+        self._steps, self._meter = steps, meter
+        self._before_j: float | None = None
 
-    def begin(self) -> None:
+    def begin(self, clock: Clock) -> None:
         """A timed step begins."""
         if self._compiled is None:
+            if self._meter.reads:
+                clock.settle()
+                self._before_j = self._meter.read()
             self._compiled = CompileWatch()
             if self._device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self._device)
+
+    def close(self, clock: Clock) -> None:
+        """Reads the meter, if the last timed step has just ended."""
+        if self._before_j is not None and len(self._marks) == self._steps:
+            clock.settle()
+            after = self._meter.read()
+            self.joules = None if after is None else (after - self._before_j) / self._steps
+            self._before_j = None
 
     def add(
         self, start: Any, end: Any, extent: Extent, loss: Tensor | float | None, *, is_timed: bool, fault: str
@@ -137,6 +159,10 @@ class Block:
         """Times of the timed steps."""
         return [clock.ms(start, end) for start, end in self._marks]
 
+    def lasted_s(self, clock: Clock) -> float:
+        """From the start of the first timed step to the end of the last one; 0 without any."""
+        return 1e-3 * clock.ms(self._marks[0][0], self._marks[-1][1]) if self._marks else 0.0
+
     def gaps_ms(self, clock: Clock) -> list[float]:
         """Time between steps, before each timed step that follows another of the block."""
         return [clock.ms(start, end) for start, end in self._before]
@@ -146,6 +172,19 @@ class Block:
         if any(loss is None for loss in self._losses):
             return []
         return [float(loss) for loss in self._losses if loss is not None]
+
+
+def told(index: int, blocks: Mapping[str, Block], clock: Clock) -> dict[str, Any]:
+    """What a rank tells the others of a round: JSON values by arm."""
+    return {
+        "round": index,
+        "times_ms": {arm: block.times_ms(clock) for arm, block in blocks.items()},
+        "gaps_ms": {arm: block.gaps_ms(clock) for arm, block in blocks.items()},
+        "losses": {arm: block.loss_values() for arm, block in blocks.items()},
+        "faults": {arm: block.fault for arm, block in blocks.items() if block.fault},
+        "peaks": {arm: block.peak_bytes for arm, block in blocks.items() if block.peak_bytes},
+        "joules": {arm: block.joules for arm, block in blocks.items() if block.joules is not None},
+    }
 
 
 def _shapes(value: object) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from fp8core.distributed.fsdp_state import end_pass
 from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory
 from fp8core.verify.state import random_state, set_random_state
@@ -83,12 +84,17 @@ class Snapshot:
             if isinstance(m, AmaxMemory)
         ]
 
-    def restore(self) -> None:
+    def restore(self, *, mid_step: bool = False) -> None:
         """Puts everything back, in place: parameters and buffers stay the objects that they are.
+
+        Args:
+            mid_step: a step has raised, so that FSDP2 may stand in the middle of a pass.
 
         Raises:
             RuntimeError: the model has other parameters than when the copies were taken; nothing was put back.
         """
+        if mid_step:
+            end_pass(self._model)
         now = [*self._model.parameters(), *self._model.buffers()]
         if [id(t) for t in now] != [id(t) for t in self._held] or [_place(t) for t in now] != self._places:
             raise RuntimeError("the model's tensors were moved or replaced during the trial")

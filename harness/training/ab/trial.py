@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch import Tensor, nn
 
 from fp8core.arguments import check_type
-from fp8core.verify import StepProof
-from fp8core.watching import profiling
+from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from harness.store.errors import UsageError, one_line, out_of_memory
-from harness.training.ab import facts, rows
+from harness.training.ab import facts, rows, waits
 from harness.training.ab.clock import Clock, clock_for
+from harness.training.ab.energy import Meter
 from harness.training.ab.exchange import Exchange, SilentRankError
 from harness.training.ab.hooked import HookedSteps, UnfinishedStepError
-from harness.training.ab.plan import Plan, Turn
+from harness.training.ab.plan import ARMS, BASE, FP8, GATHER, WITH_GATHER, Plan, Turn
+from harness.training.ab.proving import Proving
 from harness.training.ab.result import Round, TrialResult, merged
-from harness.training.ab.seen import Block, Extent, Looks
+from harness.training.ab.seen import Block, Extent, Looks, told
 from harness.training.ab.snapshot import Snapshot
 from harness.training.ab.switch import Switch
 
@@ -56,8 +57,9 @@ class Trial(HookedSteps):
         restore: put back the model, random numbers and these objects (with `state_dict`) when the trial ends; None:
             training goes on from where the trial came to.
         after: precision in which the model is left; None: that in which it came, bf16 if it was converted here.
-        fp8_all_gather: FSDP2 gathers FP8 codes, and the proof demands it. A model that is converted here gets new parameters
-            for it, so make the optimizer afterwards, as `fully_shard` asks for anyway.
+        fp8_all_gather: True: FSDP2 gathers FP8 codes, and the proof demands it; a model that is converted here gets new
+            parameters for it, so make the optimizer afterwards, as `fully_shard` asks for anyway. "both": FP8 runs in two
+            arms, one in which FSDP2 does and one in which it gathers weights in high precision.
         module_filter_fn: as for `convert_to_float8_training`.
         rank_timeout_s: how long ranks wait for each other once a round.
 
@@ -80,21 +82,15 @@ class Trial(HookedSteps):
         seed: int = 0,
         restore: Sequence[Any] | None = None,
         after: Literal["bf16", "fp8"] | None = None,
-        fp8_all_gather: bool = False,
+        fp8_all_gather: bool | Literal["both"] = False,
         module_filter_fn: Callable[[nn.Module, str], bool] | None = None,
         rank_timeout_s: float = RANK_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> None:
         check_type("model", model, nn.Module, "ab.Trial(model, recipe='tensorwise')")
-        if after not in (None, "bf16", "fp8"):
-            raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
-        if (
-            isinstance(rank_timeout_s, bool)
-            or not isinstance(rank_timeout_s, int | float)
-            or not rank_timeout_s > 0
-        ):
-            raise UsageError(f"rank_timeout_s={rank_timeout_s!r}: expected seconds above 0")
-        self.plan = Plan(steps, block, lead, seed)
+        _check(after, rank_timeout_s, fp8_all_gather)
+        self._both = fp8_all_gather == "both"
+        self.plan = Plan(steps, block, lead, seed, WITH_GATHER if self._both else ARMS)
         self.model, self.recipe, self.done = model, recipe, False
         self._snapshot = (
             None if restore is None else Snapshot(model, restore)
@@ -102,24 +98,27 @@ class Trial(HookedSteps):
         self._switch = Switch(model, recipe, module_filter_fn, fp8_all_gather=fp8_all_gather)
         self._ends_in_fp8 = self._switch.found_in_fp8 if after is None else after == "fp8"
         self._clock: Clock | None = clock
+        self._monitor: Any = None  # of the board's energy, in place of NVML's
+        self._meter: Meter | None = None
         self._restored: tuple[str, ...] | None = None
         self._not_restored = ""
         self._exchange = Exchange(rank_timeout_s)
-        self._fp8_all_gather, self._rank_timeout_s = fp8_all_gather, rank_timeout_s
+        self._proving = Proving(
+            model, self._switch, gather=bool(fp8_all_gather), both=self._both, rank_timeout_s=rank_timeout_s
+        )
         self._turns = self.plan.turns()
         self._turn: Turn | None = None
+        self._is_first_lead = False
         self._looks = Looks(model)
         self._blocks: dict[str, Block] = {}
         self._rounds: list[Round] = []
         self._steps_run = {True: 0, False: 0}
-        self._problem = self._proof_line = self._stray = ""
-        self._proved = False
+        self._problem = ""
         self._known = facts.Known()
+        self._own_ms: list[float] = []  # of this round's profiled steps
         self._extent = Extent()
-        self._is_fp8 = False
-        self._switch.to(
-            fp8=False
-        )  # what runs before the first step, an evaluation say, is not in FP8 by surprise
+        self._arm, self._is_fp8 = BASE, False
+        self._switch.to(BASE)  # what runs before the first step, an evaluation say, is not in FP8 by surprise
 
     @property
     def device(self) -> torch.device:
@@ -127,11 +126,21 @@ class Trial(HookedSteps):
         return next(self.model.parameters()).device
 
     def _begin(self) -> None:
-        """Before the first step: by now the model lies where it trains."""
+        """Before the first step: by now the model lies where it trains.
+
+        Raises:
+            UsageError: see `step`.
+        """
+        if self._both and not is_sharded_by_fsdp(self.model):
+            raise UsageError(
+                "fp8_all_gather='both': FSDP2 does not shard the model, so nothing is gathered; call fully_shard after "
+                "ab.Trial(...), or leave fp8_all_gather out"
+            )
         if self._clock is None:
             self._clock = clock_for(self.device)
         if self._exchange.size == 1:  # a framework may form the process group when training begins
-            self._exchange = Exchange(self._rank_timeout_s)
+            self._exchange = Exchange(self._exchange.timeout_s)
+        self._meter = Meter(self.device, self._monitor)
         if self._snapshot is not None:
             self._snapshot.take()
 
@@ -145,11 +154,12 @@ class Trial(HookedSteps):
 
         Raises:
             RuntimeError: a step inside of a step.
+            UsageError: two kinds of all-gather were to be compared, and the model is not sharded.
         """
         if self._turn is not None:
             raise RuntimeError("trial.step() inside of trial.step(); put one around each optimizer step")
-        if not self.done and (told := self._exchange.fault_of_others()):
-            self._stop(told)
+        if not self.done and (fault := self._exchange.fault_of_others()):
+            self._stop(fault)
         turn = None if self.done else next(self._turns, None)
         if turn is None:
             self._end()
@@ -187,80 +197,61 @@ class Trial(HookedSteps):
         self._looks.add(batch)
 
     def _enter(self, turn: Turn) -> None:
-        if turn.is_fp8 is not self._is_fp8:
-            self._switch.to(turn.is_fp8)
-            self._is_fp8 = turn.is_fp8
+        assert self._clock is not None
+        assert self._meter is not None
+        if turn.arm != self._arm:
+            self._switch.to(turn.arm)
+            self._arm, self._is_fp8 = turn.arm, turn.is_fp8
+        self._is_first_lead = turn.purpose == "lead" and turn.arm not in self._blocks
         if turn.purpose in ("lead", "timed") and turn.arm not in self._blocks:
-            self._blocks[turn.arm] = Block(self.device, self._extent)
+            self._blocks[turn.arm] = Block(self.device, self._extent, self.plan.block, self._meter)
         if turn.purpose == "timed":
-            self._blocks[turn.arm].begin()
+            self._blocks[turn.arm].begin(self._clock)
 
     @contextmanager
     def _around(self, turn: Turn) -> Iterator[None]:
-        """What watches the step."""
-        if turn.purpose == "compare":
-            self._proof = StepProof(
-                self.model, recipe=self._switch.recipe, fp8_all_gather=self._fp8_all_gather
-            )
-        if turn.purpose in ("compare", "count"):
-            with self._proof.step():
+        """What watches the step: never a timed one, and in all arms alike."""
+        on_gpu = self.device.type == "cuda"
+        if self._is_first_lead and self._exchange.size > 1:
+            with waits.watched(on_gpu) as own_ms:
                 yield
-        elif turn.purpose == "none":
-            with profiling(self.device.type == "cuda") as seen:
-                yield
-            if seen.counted:
-                self._stray = f"{seen.counted} FP8 GEMMs ran in a step that was to be bf16"
+            self._own_ms += own_ms
         else:
-            yield
+            with self._proving.around(turn, on_gpu=on_gpu):
+                yield
 
     def _leave(self, turn: Turn, start: Any, end: Any, extent: Extent) -> None:
         """After a step: its place in the block, and what follows at the end of a round or of the proof."""
-        fault = self._switch.fault(turn.is_fp8)
+        assert self._clock is not None
+        fault = self._switch.fault(turn.arm)
         if turn.purpose in ("lead", "timed"):
             block = self._blocks[turn.arm]
             block.add(start, end, extent, self._looks.loss, is_timed=turn.purpose == "timed", fault=fault)
+            block.close(self._clock)
         elif fault:
-            self._stray = self._stray or fault
+            self._proving.stray = self._proving.stray or fault
         if turn.purpose == "count":  # it runs as the timed ones do, compiled or not
             self._extent = extent
-            self._prove()
+            self._prove(turn.arm)
         if turn.closes:
             self._close_round(turn.round)
 
-    def _prove(self) -> None:
-        proof = self._proof.conclude(rank_timeout_s=self._rank_timeout_s)
-        self._known = facts.Known.of(proof, self.model)
-        self._proof_line = proof.line
-        if not proof.ok:  # on every rank: verdicts are shared
-            self._stop(f"FP8 is not proved: {proof.line}")
-            return
-        mine = {"stray": self._stray, "extent": str(self._extent)}
-        try:
-            messages = self._exchange.all_of(mine)
-        except SilentRankError as error:
-            self._stop(str(error))
-            return
-        strays = [f"rank {rank}: {m['stray']}" for rank, m in enumerate(messages) if m["stray"]]
-        extents = sorted({m["extent"] for m in messages})
-        if strays:
-            self._stop("; ".join(strays) if len(messages) > 1 else self._stray)
-        elif len(extents) > 1:
-            self._stop(f"ranks train on other batches: {'; '.join(extents)}")
-        else:
-            self._proved = True
+    def _prove(self, arm: str) -> None:
+        proof, problem = self._proving.conclude(arm)
+        self._known.add_proof(arm, proof, self.model)
+        if not problem and arm == self.plan.arms[-1]:  # else another FP8 arm is still to be proved
+            problem = self._proving.agree(self._exchange, self._extent)
+        if problem:
+            self._stop(problem)
 
     def _close_round(self, index: int) -> None:
         assert self._clock is not None
+        assert self._meter is not None
         self._clock.settle()
         blocks, self._blocks = self._blocks, {}
-        mine = {
-            "round": index,
-            "times_ms": {arm: block.times_ms(self._clock) for arm, block in blocks.items()},
-            "gaps_ms": {arm: block.gaps_ms(self._clock) for arm, block in blocks.items()},
-            "losses": {arm: block.loss_values() for arm, block in blocks.items()},
-            "faults": {arm: block.fault for arm, block in blocks.items() if block.fault},
-            "peaks": {arm: block.peak_bytes for arm, block in blocks.items() if block.peak_bytes},
-        }
+        mine = {**told(index, blocks, self._clock), "own_ms": self._own_ms}
+        self._own_ms = []
+        self._meter.judge(min(block.lasted_s(self._clock) for block in blocks.values()), self.plan.block)
         try:
             messages = self._exchange.all_of(mine)
         except SilentRankError as error:
@@ -281,11 +272,13 @@ class Trial(HookedSteps):
         if not self.done:
             self.done = True
             self._looks.close()
-            self._switch.to(self._ends_in_fp8)
+            if self._meter is not None:
+                self._meter.close()
+            self._switch.leave(fp8=self._ends_in_fp8)
             self._is_fp8 = self._ends_in_fp8
         if self._snapshot is not None and sum(self._steps_run.values()) + (self._turn is not None):
             try:
-                self._snapshot.restore()
+                self._snapshot.restore(mid_step=self._turn is not None)
             except Exception as error:  # noqa: BLE001 - told; the copies stay for another try by close()
                 self._not_restored = one_line(error)
                 return
@@ -331,12 +324,17 @@ class Trial(HookedSteps):
             method=self._clock.method if self._clock is not None else "",
             under_way=not self.done,
             ranks=self._exchange.size,
-            proof=self._proof_line,
-            proved=self._proved,
+            arms=self.plan.arms,
+            proof=self._proving.lines.get(FP8, ""),
+            gather_proof=self._proving.lines.get(GATHER, ""),
+            proved=self._proving.proved,
             problem=self._problem,
             tokens=known.tokens,
             flops=known.flops,
             peak_bytes=known.peak_bytes,
+            joules={arm: tuple(read) for arm, read in known.joules.items()},
+            unmetered=self._meter.why_not if self._meter is not None else "",
+            gpu=known.gpu,
             slow_rank=known.slow_rank(),
             steps_run=(self._steps_run[True], self._steps_run[False]),
             ends_in="FP8" if self._is_fp8 else "bf16",
@@ -349,13 +347,15 @@ class Trial(HookedSteps):
 
     def _notes(self) -> tuple[str, ...]:
         """What could not be watched."""
-        if not self._proved:
+        if not self._proving.proved:
             return ()
         unseen = []
         if not self._extent.shapes:
             unseen.append("shapes of batches were not seen: tell them by trial.step(batch)")
         if not self._extent.updates:
             unseen.append("no optimizer step was seen inside trial.step()")
+        if self._exchange.size > 1 and not self.plan.lead:
+            unseen.append("which rank the others wait for was not looked at: lead=0")
         return tuple(unseen)
 
     def report(self) -> str:
@@ -379,3 +379,16 @@ class Trial(HookedSteps):
         return rows.store(
             self.result(), self.plan, type(self.model).__name__, results_dir, self._exchange.rank == 0
         )
+
+
+def _check(after: object, rank_timeout_s: object, fp8_all_gather: object) -> None:
+    if after not in (None, "bf16", "fp8"):
+        raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
+    if (
+        not isinstance(rank_timeout_s, int | float)
+        or isinstance(rank_timeout_s, bool)
+        or not rank_timeout_s > 0
+    ):
+        raise UsageError(f"rank_timeout_s={rank_timeout_s!r}: expected seconds above 0")
+    if not isinstance(fp8_all_gather, bool) and fp8_all_gather != "both":
+        raise UsageError(f"fp8_all_gather={fp8_all_gather!r}: expected True, False or 'both'")

@@ -32,6 +32,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10, 0.9)
         self.rows, self.turn = rows, 0
+        self.random = torch.get_rng_state()
 
     def batch(self) -> Tensor:
         return torch.randn(self.rows, 32, generator=torch.Generator().manual_seed(self.turn))

@@ -19,7 +19,7 @@ from harness import ab
 STEPS = 52  # three rounds
 
 
-def _answer(trial: Any) -> dict[str, Any]:
+def answer_of(trial: Any) -> dict[str, Any]:
     result = trial.result()
     return {
         "speedup": result.effect.speedup if result.rounds else None,
@@ -50,7 +50,7 @@ def data_parallel(slower: float = 1.0) -> dict[str, Any]:
     loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()  # other batches
     loop.run(trial, loop.turn + STEPS)
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def sharded(recipe: str, fp8_all_gather: bool, demand: bool) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def sharded(recipe: str, fp8_all_gather: bool, demand: bool) -> dict[str, Any]:
     _planted(trial, 80.0, 100.0)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def left_in_bf16(when: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def left_in_bf16(when: str) -> dict[str, Any]:
             if dist.get_rank() == 1 and (when == "always" or loop.turn >= 40):
                 held.apply(loop.model, 0, 1)
             loop.step()
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def stops_early() -> dict[str, Any]:
@@ -93,7 +93,7 @@ def stops_early() -> dict[str, Any]:
     loop = Loop(seed=0)
     trial = ab.Trial(loop.model, steps=STEPS, rank_timeout_s=2.0)
     loop.run(trial, 12 if dist.get_rank() == 1 else STEPS)
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def other_shapes() -> dict[str, Any]:
@@ -106,7 +106,7 @@ def other_shapes() -> dict[str, Any]:
             loop.rows = 8 if loop.turn == 20 else 16
         with trial.step():
             loop.step()
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def raises() -> dict[str, Any]:
@@ -119,7 +119,7 @@ def raises() -> dict[str, Any]:
                 if dist.get_rank() == 1 and loop.turn == 20:
                     raise ZeroDivisionError("planted")
                 loop.step()
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def reports_early() -> dict[str, Any]:
@@ -131,7 +131,7 @@ def reports_early() -> dict[str, Any]:
     told = trial.report() if dist.get_rank() == 0 else "under way"
     early = trial.done
     loop.run(trial)
-    return {**_answer(trial), "told": told, "early": early}
+    return {**answer_of(trial), "told": told, "early": early}
 
 
 def made_before_the_group() -> dict[str, Any]:
@@ -144,7 +144,7 @@ def made_before_the_group() -> dict[str, Any]:
     loop.model = DistributedDataParallel(loop.model)
     loop.turn = 1000 * dist.get_rank()
     loop.run(trial, loop.turn + STEPS)
-    return _answer(trial)
+    return answer_of(trial)
 
 
 def converted_and_sharded(recipe: str) -> dict[str, Any]:
@@ -158,4 +158,4 @@ def converted_and_sharded(recipe: str) -> dict[str, Any]:
     loop.scheduler = torch.optim.lr_scheduler.StepLR(loop.optimizer, 10, 0.9)
     _planted(trial, 80.0, 100.0)
     loop.run(trial, STEPS)
-    return _answer(trial)
+    return answer_of(trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -61,9 +62,9 @@ def test_every_rank_draws_the_same_and_each_arm_leads_as_often() -> None:
         ({"block": 100}, "steps=200: an interval needs 3 rounds of 303 steps"),
     ],
 )
-def test_a_plan_that_can_give_no_interval_is_refused(arguments: dict[str, object], words: str) -> None:
+def test_a_plan_that_can_give_no_interval_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Plan(**arguments)  # type: ignore[arg-type]
+        Plan(**arguments)
 
 
 def test_the_fewest_steps_that_are_named_are_enough() -> None:

@@ -116,7 +116,7 @@ def test_a_block_that_counts_for_nothing_takes_its_pair_with_it_and_is_named() -
     assert result.effect.rounds == 6
     assert len(result.rounds) == 12
     text = "\n".join(result.lines())
-    assert "round 6, block of fp8 left out: planted" in text
+    assert "round 6, block of FP8 left out: planted" in text
     assert "3 more blocks were left out" in text
 
 

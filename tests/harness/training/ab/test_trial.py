@@ -90,8 +90,8 @@ def test_a_restored_trial_leaves_no_trace(dropout: float) -> None:
         torch.manual_seed(7)
         for _ in range(5):
             each.step()
-        each.random = torch.get_rng_state()  # type: ignore[attr-defined]
-    torch.set_rng_state(loop.random)  # type: ignore[attr-defined]
+        each.random = torch.get_rng_state()
+    torch.set_rng_state(loop.random)
     result = loop.run(ab.Trial(loop.model, restore=[loop.optimizer, loop.scheduler], **SHORT))
     assert result.restored == ("model", "random numbers", "AdamW", "StepLR")
     assert result.effect.rounds == 3
@@ -99,7 +99,7 @@ def test_a_restored_trial_leaves_no_trace(dropout: float) -> None:
     for _ in range(10):
         loop.step()
     mine = loop.state()
-    torch.set_rng_state(plain.random)  # type: ignore[attr-defined]
+    torch.set_rng_state(plain.random)
     for _ in range(10):
         plain.step()
     assert equal(mine, plain.state())
@@ -219,8 +219,9 @@ def test_a_model_of_another_recipe_is_refused() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
+    name: Any = "gpt2"
     with pytest.raises(TypeError, match="model"):
-        ab.Trial("gpt2")  # type: ignore[arg-type]
+        ab.Trial(name)
 
 
 def test_a_snapshot_that_does_not_fit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,119 @@
+"""The rank that all wait for. Oracles: planted work on one rank; time lines drawn by hand; planted noise without a slow rank."""
+
+from __future__ import annotations
+
+import math
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import rank_loops_more
+from noises import NOISES
+from torch._C._autograd import DeviceType
+
+from harness.machine import ranks
+from harness.training.ab.facts import Known
+from harness.training.ab.waits import latest, own_ms, slowest
+
+TRIALS = 200
+
+
+def event(name: str, start: float, end: float, **more: Any) -> SimpleNamespace:
+    """One event of the profiler, in microseconds."""
+    given = {"device_type": DeviceType.CPU, "cpu_children": [], "is_async": False} | more
+    return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), **given)
+
+
+STEP = event("harness.ab step", 0, 10_000, cpu_children=[1])
+
+
+def test_waiting_is_what_a_collective_takes_while_nothing_else_runs() -> None:
+    """By hand: of 2000 to 6000 us in a collective, 2000 to 3000 are covered by a product."""
+    events = [
+        STEP,
+        event("aten::mm", 0, 3000),
+        event("c10d::allreduce_", 2000, 5900),
+        event("gloo:all_reduce", 2000, 6000, is_async=True),
+        event("aten::add_", 6000, 9000),
+    ]
+    assert own_ms(events) == pytest.approx(7.0)
+
+
+def test_of_a_gpu_kernels_count_and_not_what_the_host_does_meanwhile() -> None:
+    """By hand: NCCL's kernel runs from 3 to 8 ms, of which a product covers one; the last kernel ends after the host."""
+    gpu = {"device_type": DeviceType.CUDA}
+    events = [
+        STEP,
+        event("aten::mm", 0, 9000),
+        event("nccl:all_reduce", 2900, 3000),
+        event("nvjet_hsh_128x256", 1000, 4000, **gpu),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3000, 8000, **gpu),
+        event("vectorized_elementwise_kernel", 8000, 12_000, **gpu),
+    ]
+    assert own_ms(events) == pytest.approx(12.0 - 4.0)
+
+
+def test_a_step_that_was_not_seen_has_no_time() -> None:
+    assert math.isnan(own_ms([event("aten::mm", 0, 1)]))
+
+
+def rounds_of(noise: str, size: int, slow: float, seed: int) -> list[list[float]]:
+    """Medians of twelve rounds of three steps of 100 ms, each rank with noise of its own; rank 1 takes `slow` more."""
+    rng = np.random.default_rng(seed)
+    logs = np.stack([NOISES[noise](rng, 36) for _ in range(size)])
+    own = 100 * np.median(np.exp(logs).reshape(size, 12, 3), axis=2)
+    own[1] *= 1 + slow
+    return [[float(t) for t in each] for each in own.T]
+
+
+# Not `drift` and `thermal`: there a rank is truly slower than the others for a good part of the trial
+@pytest.mark.parametrize("noise", ["quiet", "heavy_tails", "stalls", "correlated"])
+@pytest.mark.parametrize("size", [2, 8])
+def test_equal_ranks_are_never_named_and_a_slow_one_always(noise: str, size: int) -> None:
+    names = [slowest(rounds_of(noise, size, 0.0, seed)) for seed in range(TRIALS)]
+    assert sum(found is not None for found in names) == 0
+    found = [slowest(rounds_of(noise, size, 0.2, seed)) for seed in range(TRIALS)]
+    right = [f for f in found if f is not None and f[0] == 1]
+    assert len(right) >= {"stalls": 0.85}.get(noise, 0.98) * TRIALS
+    assert len(right) == sum(f is not None for f in found), "another rank is never named"
+    assert np.median([f[1] for f in right]) == pytest.approx(1.2, abs=0.03)
+
+
+def test_too_few_steps_name_nobody() -> None:
+    assert slowest([[100.0, 150.0]] * 2) is None
+    assert slowest([[100.0, math.nan]] * 9) is None
+    assert slowest([[100.0]] * 9) is None
+    assert slowest([]) is None
+
+
+def test_a_late_rank_is_named_by_the_time_between_its_steps() -> None:
+    assert latest([[1.0, 31.0]] * 9, 100.0) == (1, pytest.approx(30.0))
+    assert latest([[1.0, 2.0]] * 9, 100.0) is None
+
+
+def test_without_profiled_steps_whole_ones_are_compared() -> None:
+    known = Known()
+    for _ in range(3):
+        known.add_round([{"times_ms": {"base": [t]}, "own_ms": []} for t in (100.0, 130.0)])
+    assert known.slow_rank().startswith("rank 1 takes about 30 % longer a step than the other ranks")
+
+
+@pytest.mark.parametrize(("kind", "more"), [("fsdp", 0.2), ("ddp", 0.4)])
+def test_a_slow_rank_is_named_where_collectives_make_all_wait(kind: str, more: float) -> None:
+    for answer in ranks.run(rank_loops_more.slowed, 2, kind, 150.0, more, timeout_s=300):
+        found = re.fullmatch(
+            r"rank 1 takes about (\d+) % longer for its own part of a step than the other ranks: all wait for it",
+            answer["slow_rank"],
+        )
+        assert found, (answer["slow_rank"], answer["own"])
+        assert 50 * more <= int(found[1]) <= 170 * more, answer["own"]
+        assert answer["slow_rank"] in answer["text"]
+        assert answer["rounds"] == 8
+        assert not answer["problem"]
+
+
+def test_a_rank_with_a_slow_loader_is_named() -> None:
+    for answer in ranks.run(rank_loops_more.slowed, 2, "ddp", 150.0, 0.0, "between", timeout_s=300):
+        assert re.match(r"rank 1 spends about \d+ ms more between steps", answer["slow_rank"]), answer
