@@ -90,7 +90,7 @@ class Workload:
     recompile: Callable[[], None] | None = None
     tokens: int = 0
     profile: Callable[[Path], Numerics] | None = None
-    split: Any = None  # a harness.timing.timers.Split
+    split: Any = None  # a harness.timing.clock.Split
     covering: Sequence[Callable[[], object]] = ()
     split_metric: str = ""
 

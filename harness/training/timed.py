@@ -12,8 +12,8 @@ import torch
 from harness.peers import PEERS
 from harness.store.cause import Cause
 from harness.store.errors import MemoryShortageError, let_go, one_line, out_of_memory
+from harness.timing.clock import Split
 from harness.timing.device_memory import peak_memory
-from harness.timing.timers import Split
 from harness.timing.workload import Numerics, Workload
 from harness.training import captured, on_paper, steps
 from harness.training.batches import corpus_of, microbatches_of

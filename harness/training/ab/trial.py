@@ -11,8 +11,8 @@ from fp8core.arguments import check_type
 from fp8core.verify import StepProof
 from fp8core.watching import profiling
 from harness.store.errors import UsageError, one_line, out_of_memory
+from harness.timing.clock import Clock, clock_for
 from harness.training.ab import facts, rows
-from harness.training.ab.clock import Clock, clock_for
 from harness.training.ab.exchange import Exchange, SilentRankError
 from harness.training.ab.plan import Plan, Turn
 from harness.training.ab.result import Round, TrialResult, merged
