@@ -246,7 +246,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
     if (world := _ranks(case)) > 1:
         source = Source(case.text("data"), case.text("data_path"), case.seed)
         sharded = Sharded(_setup(case, arm, case.integer("batch")), source, device)
-        return RankedArm(sharded, world).workload()
+        return RankedArm(sharded, world, advice.predicted(sharded.setup, world, device)).workload()
     if case["batch"] == MAX:
         return largest(case, arm, device).workload()
     return _timed(case, arm, case.integer("batch"), device).workload()

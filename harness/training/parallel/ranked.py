@@ -254,15 +254,18 @@ class RankedArm:
     Args:
         arm: what each rank trains.
         world: ranks.
+        prediction: what is expected of the step, with `step_ms`; or why nothing is.
 
     Raises:
         ValueError: the model cannot be converted or sharded.
         RanksError: a rank raised, died or was late.
     """
 
-    def __init__(self, arm: Sharded, world: int) -> None:
+    def __init__(
+        self, arm: Sharded, world: int, prediction: dict[str, object] | str = "no prediction"
+    ) -> None:
         self.arm, self.world = arm, world
-        self.resolved: dict[str, object] = {"ranks": world}
+        self.resolved: dict[str, object] = {"ranks": world, "prediction": prediction}
         self.timer = RankedTimer(arm.device)
         self._gang = gang_of(world, arm.device)
         self.control = control_of(replace(arm, setup=without_fp8(arm.setup)), world)
@@ -334,12 +337,18 @@ class RankedArm:
             if fault:
                 return Numerics({}, ok=False, reason=fault, cause=cause)
             measured = ("peak_memory_bytes", "reserved_memory_bytes")
-            if self.arm.device != "cuda":
-                why = f"the allocator of a {self.arm.device} keeps no peak"
-                return Numerics({}, skipped=dict.fromkeys(measured, why))
-            peaks = self.on_ranks(peak, WATCHED)
-        largest = (max(peaks_of) for peaks_of in zip(*peaks, strict=True))
-        return Numerics(dict(zip(measured, map(float, largest), strict=True)))
+            figures, skipped = dict[str, float](), dict[str, str]()
+            if self.arm.device == "cuda":
+                peaks = zip(*self.on_ranks(peak, WATCHED), strict=True)
+                figures = {name: float(max(sizes)) for name, sizes in zip(measured, peaks, strict=True)}
+            else:
+                skipped = dict.fromkeys(measured, f"the allocator of a {self.arm.device} keeps no peak")
+        expected = self.resolved["prediction"]
+        if isinstance(expected, dict):
+            figures["predicted_step_ms"] = expected["step_ms"]
+        else:
+            skipped["predicted_step_ms"] = str(expected)
+        return Numerics(figures, skipped=skipped)
 
 
 @functools.lru_cache(maxsize=1)  # of the case under way
