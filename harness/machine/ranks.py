@@ -169,7 +169,7 @@ class Gang:
     def do(self, work: bytes, timeout_s: float, meanwhile: Callable[[], object] | None = None) -> list[Any]:
         """`run` of a function and arguments that are pickled already."""
         if self.fault is not None:
-            raise self.fault
+            raise RanksError(str(self.fault), self.fault.rank)
         try:
             for rank in self._ranks:
                 rank.send(work)
@@ -177,7 +177,8 @@ class Gang:
                 meanwhile()
             return _collect(self._ranks, timeout_s)
         except BaseException as error:  # an interrupt too leaves ranks in the middle of something
-            self.fault = error if isinstance(error, RanksError) else RanksError("the ranks were left", None)
+            # A copy: the error's traceback holds the frames that hold this, and with it the ranks of another arm
+            self.fault = RanksError(str(error), getattr(error, "rank", None))
             self.close()
             raise
 
