@@ -13,6 +13,12 @@ import torch
 from model_on_ranks import SLEEP_S
 from train_cases import case, execute, row
 
+from fp8core import RECIPES
+from harness.advise import training
+from harness.advise.rates import rates_of
+from harness.advise.scale.job import Job
+from harness.advise.scale.predict import gain, step_parts
+from harness.machine.hardware import named
 from harness.machine.ranks import RanksError
 from harness.store.compare import paired_ratios
 from harness.store.errors import UsageError
@@ -20,7 +26,7 @@ from harness.suites import train
 from harness.timing.clock import Split
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.parallel import ranked
-from harness.training.setup import prepare
+from harness.training.setup import Setup, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,3 +185,30 @@ def test_ranks_that_train_on_other_batches_have_no_facts() -> None:
     assert ranked.proofs_differ([{"fp8_gemms": 9}, {"fp8_gemms": 6}]).endswith("[9, 6]")
     assert ranked.slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
     assert ranked.slowest([[1.0], []]) == []
+
+
+@pytest.mark.parametrize(("gather", "world"), [(True, 4), (False, 4), (True, 8)])
+def test_the_prediction_is_that_of_the_suite_scale(gather: bool, world: int) -> None:
+    """Oracle: `sweep=scale` for the same job, eager."""
+    recipe = RECIPES["tensorwise"].with_fp8_all_gather(gather)
+    setup = Setup("llama3_1b", batch=2, seq=2048, compute="bf16", recipe=recipe)
+    found = training.predicted(setup, world, "cpu", named("h100"))
+    job = Job("llama3_1b", "h100", world, 2, 2048, checkpointing="none", node=world, recipe="tensorwise",
+              gather_fp8=gather, weights="bf16", compiled=False)  # fmt: skip
+    rates = rates_of(named("h100"))
+    expected = gain(job, rates)
+    assert isinstance(found, dict)
+    assert expected is not None
+    assert found["speedup"] == [expected.value, expected.low, expected.high]
+    assert found["step_ms"] == 1e3 * step_parts(job, rates).total
+    base = training.predicted(replace(setup, recipe=None), world, "cpu", named("h100"))
+    assert isinstance(base, dict)
+    assert base["step_ms"] == 1e3 * step_parts(replace(job, recipe=""), rates).total
+    assert base["speedup"] is None
+
+
+def test_without_rates_there_is_no_prediction() -> None:
+    setup = Setup("nano", batch=2, seq=64, compute="bf16", recipe=RECIPES["tensorwise"])
+    assert training.predicted(setup, 2, "cpu") == "no prediction: rates of a cpu are not modelled"
+    assert "not fp32" in str(training.predicted(replace(setup, compute="fp32"), 2, "cpu", named("h100")))
+    assert "no FP8 matrix units" in str(training.predicted(setup, 2, "cpu", named("a100")))
