@@ -33,13 +33,15 @@ def case(**changes: Any) -> Case:
     return Case.of("train", train.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
 
 
-def execute(folder: Path, arms: list[str], **axes: Any) -> pd.DataFrame:
+def execute(
+    folder: Path, arms: list[str], *, timing: TimingConfig = QUICK, control: bool = False, **axes: Any
+) -> pd.DataFrame:
     config: dict[str, Any] = {
         "name": "train", "suite": "train", "axes": {**SMALL, **axes}, "shapes": [], "arms": arms, "parts": {},
         "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
     plan = make_plan(config, {"train": train})
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK, control=False, folder=folder)
+    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=timing, control=control, folder=folder)
     writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
     writer.close(executor.run(plan, writer).state)
     return store.read(folder)
