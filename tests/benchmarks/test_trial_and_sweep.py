@@ -1,9 +1,13 @@
-"""A trial against a sweep: bf16 of a converted model is bf16, and both give the same ratio. Bars: the A/A noise floors."""
+"""A trial against a sweep: bf16 of a converted model is bf16, and both give the same ratio. Bars: the A/A noise floors.
+
+Times are the process's own CPU time: steps run in one thread, and what else the machine does is not theirs.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +19,8 @@ import harness
 from fp8core import PrecisionSchedule, convert_to_float8_training
 from harness import ab
 from harness.store.compare import paired_ratios
+from harness.timing.clock import HostClock
+from harness.timing.timers import CpuTimer
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.setup import Setup, prepare
 from harness.training.timed import STEPS
@@ -24,13 +30,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.benchmark_bar
 NOISY = 1.10  # a floor above it decides nothing
-SIZE = {"batch": 8, "seq": 64}
-ROUNDS = 25
+SIZE = {"batch": 2, "seq": 32}
+ROUNDS = 10
+TIMING = replace(QUICK, min_rounds=ROUNDS, max_rounds=ROUNDS, max_seconds=600.0, block_ms=40.0)
 
 
 def batches(model: str) -> list[list[tuple[torch.Tensor, ...]]]:
     text: Any = corpus_of(model, "stdlib", "")
-    return [microbatches_of(model, text, step, 0, (1, 8, 64), "cpu") for step in range(STEPS)]
+    return [
+        microbatches_of(model, text, step, 0, (1, SIZE["batch"], SIZE["seq"]), "cpu") for step in range(STEPS)
+    ]
 
 
 def judged(floor: float) -> float:
@@ -68,13 +77,14 @@ def test_held_in_bf16_a_converted_model_is_as_fast_as_a_plain_one() -> None:
 
 def test_a_trial_gives_the_ratio_of_the_sweep(tmp_path: Path) -> None:
     """The same model, weights, batches, recipe and optimizer, by `ab.Trial` in a loop and by sweep=train."""
-    timing = replace(QUICK, min_rounds=ROUNDS, max_rounds=ROUNDS, max_seconds=600.0, block_ms=100.0)
     arms = ["bf16_eager", "tensorwise_eager"]
-    frame = execute(tmp_path, arms, timing=timing, control=True, compute="fp32", **SIZE)
+    frame = execute(
+        tmp_path, arms, timing=TIMING, timer=CpuTimer(time.process_time), control=True, compute="fp32", **SIZE
+    )
     (swept,) = paired_ratios(frame).to_dict("records")
     trainee = prepare(Setup("nano", **SIZE, compute="fp32", vocab_size=256), "cpu")
     text = batches("nano")
-    trial = ab.Trial(trainee.model, "tensorwise", steps=7 + 15 * ROUNDS)
+    trial = ab.Trial(trainee.model, "tensorwise", steps=7 + 15 * ROUNDS, clock=HostClock(time.process_time))
     for step in range(trial.plan.steps):
         with trial.step():
             trial.loss(trainee.step(text[step % STEPS]))
@@ -101,7 +111,12 @@ def test_a_held_layer_costs_microseconds() -> None:
     held = convert_to_float8_training(copy.deepcopy(plain))
     PrecisionSchedule.parse("keep_bf16").apply(held, 0, 1)
     x = torch.randn(16, 16, requires_grad=True)
-    found = harness.measure({"plain": lambda: plain(x), "held": lambda: held(x)}, rounds=ROUNDS, device="cpu")
+    found = harness.measure(
+        {"plain": lambda: plain(x), "held": lambda: held(x)},
+        timing=TIMING,
+        timer=CpuTimer(time.process_time),
+        device="cpu",
+    )
     frame = found.to_frame()
     more_us = 1e3 * (frame.loc["held", "median_ms"] - frame.loc["plain", "median_ms"])
     print(f"\na held layer: {more_us:.2f} us more a forward pass; floor {found.floor:.3f}x")

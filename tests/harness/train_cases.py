@@ -13,7 +13,7 @@ from harness.engine.executor import Executor
 from harness.engine.plan import make_plan
 from harness.store.case import Case
 from harness.suites import train
-from harness.timing.rounds import TimingConfig, timer_for
+from harness.timing.rounds import Timer, TimingConfig, timer_for
 
 QUICK = TimingConfig(
     min_rounds=3,
@@ -34,14 +34,22 @@ def case(**changes: Any) -> Case:
 
 
 def execute(
-    folder: Path, arms: list[str], *, timing: TimingConfig = QUICK, control: bool = False, **axes: Any
+    folder: Path,
+    arms: list[str],
+    *,
+    timing: TimingConfig = QUICK,
+    timer: Timer | None = None,
+    control: bool = False,
+    **axes: Any,
 ) -> pd.DataFrame:
     config: dict[str, Any] = {
         "name": "train", "suite": "train", "axes": {**SMALL, **axes}, "shapes": [], "arms": arms, "parts": {},
         "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
     plan = make_plan(config, {"train": train})
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=timing, control=control, folder=folder)
+    executor = Executor(
+        device="cpu", timer=timer or timer_for("cpu"), timing=timing, control=control, folder=folder
+    )
     writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
     writer.close(executor.run(plan, writer).state)
     return store.read(folder)
