@@ -1,13 +1,12 @@
 """A trial against a sweep: bf16 of a converted model is bf16, and both give the same ratio. Bars: the A/A noise floors.
 
-Times are the process's own CPU time: steps run in one thread, and what else the machine does is not theirs.
+On a machine whose cores others use too the floors are far above 1.1, and then neither is judged.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ import harness
 from fp8core import PrecisionSchedule, convert_to_float8_training
 from harness import ab
 from harness.store.compare import paired_ratios
-from harness.timing.clock import HostClock
-from harness.timing.timers import CpuTimer
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.setup import Setup, prepare
 from harness.training.timed import STEPS
@@ -78,13 +75,11 @@ def test_held_in_bf16_a_converted_model_is_as_fast_as_a_plain_one() -> None:
 def test_a_trial_gives_the_ratio_of_the_sweep(tmp_path: Path) -> None:
     """The same model, weights, batches, recipe and optimizer, by `ab.Trial` in a loop and by sweep=train."""
     arms = ["bf16_eager", "tensorwise_eager"]
-    frame = execute(
-        tmp_path, arms, timing=TIMING, timer=CpuTimer(time.process_time), control=True, compute="fp32", **SIZE
-    )
+    frame = execute(tmp_path, arms, timing=TIMING, control=True, compute="fp32", **SIZE)
     (swept,) = paired_ratios(frame).to_dict("records")
     trainee = prepare(Setup("nano", **SIZE, compute="fp32", vocab_size=256), "cpu")
     text = batches("nano")
-    trial = ab.Trial(trainee.model, "tensorwise", steps=7 + 15 * ROUNDS, clock=HostClock(time.process_time))
+    trial = ab.Trial(trainee.model, "tensorwise", steps=7 + 15 * ROUNDS)
     for step in range(trial.plan.steps):
         with trial.step():
             trial.loss(trainee.step(text[step % STEPS]))
@@ -114,7 +109,6 @@ def test_a_held_layer_costs_microseconds() -> None:
     found = harness.measure(
         {"plain": lambda: plain(x), "held": lambda: held(x)},
         timing=TIMING,
-        timer=CpuTimer(time.process_time),
         device="cpu",
     )
     frame = found.to_frame()

@@ -13,7 +13,7 @@ from harness.engine.executor import Executor
 from harness.engine.plan import make_plan
 from harness.store.case import Case
 from harness.suites import train
-from harness.timing.rounds import Timer, TimingConfig, timer_for
+from harness.timing.rounds import TimingConfig, timer_for
 
 QUICK = TimingConfig(
     min_rounds=3,
@@ -38,7 +38,6 @@ def execute(
     arms: list[str],
     *,
     timing: TimingConfig = QUICK,
-    timer: Timer | None = None,
     control: bool = False,
     **axes: Any,
 ) -> pd.DataFrame:
@@ -47,9 +46,7 @@ def execute(
         "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
     plan = make_plan(config, {"train": train})
-    executor = Executor(
-        device="cpu", timer=timer or timer_for("cpu"), timing=timing, control=control, folder=folder
-    )
+    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=timing, control=control, folder=folder)
     writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
     writer.close(executor.run(plan, writer).state)
     return store.read(folder)
