@@ -368,8 +368,8 @@ def without_fp8(setup: Setup) -> Setup:
     return replace(setup, recipe=None)
 
 
+def slowest(by_rank: list[list[float]]) -> list[float]:
     """Longest time of any rank by step; [] where a rank has none."""
-    """Of each step the longest time of any rank; [] where a rank has none."""
     return [] if not all(by_rank) else [max(times) for times in zip(*by_rank, strict=True)]
 
 
