@@ -261,7 +261,7 @@ class Float8Linear(nn.Linear):
                     f"input consists of codes alone, and recipe {self.recipe} multiplies none; make it anew"
                 )
             input = input.hp
-        if torch.is_autocast_enabled(input.device.type) or input.dtype == weight.dtype:
+        if input.dtype == weight.dtype or torch.is_autocast_enabled(input.device.type):
             return nn.functional.linear(input, weight, bias)
         bias = None if bias is None else bias.to(input.dtype)
         return nn.functional.linear(input, weight.to(input.dtype), bias)

@@ -16,10 +16,13 @@ import torch
 
 from fp8core.convert import audit
 from harness.advise import decide
+from harness.advise.decide import able
 from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
 from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan
 from harness.advise.rates import rates_of
 from harness.advise.recipes import described, unavailable
+from harness.advise.scale.job import Job
+from harness.advise.step import speedup, step_cost
 from harness.advise.trace import trace
 from harness.machine.ceilings import SUITES, ceilings
 from harness.store.compare import rows_of
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from harness.advise.decide import RecipeAdvice
     from harness.advise.model import Model
     from harness.advise.rates import Rates
+    from harness.machine.hardware import Device
     from harness.training.setup import Setup
 
 _ALL = "leave axes.convert out to convert all layers"
@@ -173,6 +177,65 @@ def _reasons(found: RecipeAdvice, every: list[str]) -> dict[str, str]:
             f"{ratio.value:.2f}x predicted ({ratio.low:.2f} to {ratio.high:.2f}), {why.removeprefix('no: ')}"
         )
     return reasons
+
+
+def predicted(setup: Setup, world: int, device: str, gpu: Device | None = None) -> dict[str, object] | str:
+    """What the model of a step expects of a training arm on several GPUs of this machine, beside which it is measured.
+
+    Args:
+        setup: of one rank, eager.
+        world: ranks, over which FSDP2 shards the model.
+        device: of the sweep.
+        gpu: whose published and typical rates are taken; None: the one here.
+
+    Returns:
+        step_ms (bf16's for the control), speedup over bf16 with its 95 % interval (None for the control), and by what;
+        or why there is no prediction.
+    """
+    if gpu is None and torch.device(device).type != "cuda":
+        return f"no prediction: rates of a {device} are not modelled"
+    if setup.compute == "fp32":
+        return "no prediction: the model of a step knows bf16 and FP8, not fp32"
+    name, known = here() if gpu is None else (gpu.key, gpu)
+    if known is None:
+        return f"no prediction: no peak of {name} is known"
+    rates, recipe = rates_of(known), None
+    if setup.recipe is not None:
+        recipe = described(setup.recipe, compiled=False)
+        lacking = (
+            f"{name} has no FP8 matrix units"
+            if not rates.has_fp8
+            else unavailable(recipe.name, known.capability, compiled=False)
+        )
+        if lacking:
+            return f"no prediction: {lacking}"
+    named = isinstance(resolve(setup.model), ModelSpec)
+    extent = (setup.seq, setup.layers, setup.vocab_size) if named else (0, None, None)
+    held = "bf16" if setup.compute == "bf16" else "fp32"
+    try:
+        model, plan = Job(
+            model=setup.model,
+            gpu=known.key,
+            world=world,
+            batch=setup.batch,
+            seq=setup.seq,
+            accumulation=setup.accumulation,
+            checkpointing=setup.checkpointing,
+            node=world,  # all ranks are on this machine
+            gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
+            weights=held,
+            compiled=False,
+        ).on_a_gpu(traced(setup.model, setup.batch, *extent))
+    except UsageError as error:
+        return f"no prediction: {error}"
+    converted = able(model, recipe) if recipe is not None else ()
+    gain = speedup(model, rates, plan, recipe, converted) if recipe is not None else None
+    return {
+        "step_ms": 1e3 * step_cost(model, rates, plan, recipe, converted).total,
+        "speedup": None if gain is None else [gain.value, gain.low, gain.high],
+        "rates_of": rates.name,
+        "by": "the model of a step of `advise`, published and typical rates",
+    }
 
 
 @functools.lru_cache(maxsize=16)  # arms of a case ask for the same one

@@ -183,6 +183,7 @@ class Bench:
         closures = {name: arm.workload.run for name, arm in arms.items()}
         # Events would see a launch cost only where the device waits for the host.
         timer = timer_for("cpu") if any(arm.workload.on_host for arm in arms.values()) else self._timer
+        timer = next((arm.workload.timer for arm in arms.values() if arm.workload.timer is not None), timer)
         blocks = _Blocks(on_arm, lambda: self.lost(release=False), timer)
         resident = {n: partial(blocks.of, n, r) for n, a in arms.items() if (r := a.workload.resident)}
         before = environment.snapshot(self._monitor)

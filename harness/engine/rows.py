@@ -217,9 +217,9 @@ def partial_row(whole: Measurement, least: int) -> Measurement:
 def energy_row(planned: PlannedCase, arm: PreparedArm, timing: Timing, device: str) -> Measurement:
     """Joules per token by round; the rounds in which the meter failed, or that it can't resolve, are left out."""
     read = {i: j / arm.workload.tokens for i, j in enumerate(timing.joules) if not math.isnan(j)}
-    if not read:
-        why = f"no energy meter could be read on {device}"
-        if timing.joules:
+    if not read or arm.workload.unmetered:
+        why = arm.workload.unmetered or f"no energy meter could be read on {device}"
+        if timing.joules and not arm.workload.unmetered:
             why = (
                 f"blocks of less than {METERED_S:g} s, too short for an energy meter that moves ten times a second; "
                 f"timing.block_ms={1250 * METERED_S:g} with a timing.max_seconds to match makes them longer"

@@ -1,6 +1,7 @@
 """Ranks: runs one function in several processes that form a process group, and brings back what each returned.
 
     results = run(train, 4, settings)          # train(settings) in 4 processes; results[rank]
+    gang = Gang(4); gang.run(build); gang.run(step); gang.close()   # the same processes for one call after another
 
 Processes are forked from a server that has imported what they need and holds no state, so that a rank starts in
 milliseconds and not in seconds. They meet through a file, so that no port can be in use. Where `torchrun` has already
@@ -23,6 +24,7 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.context import ForkServerProcess
 
-__all__ = ["Fault", "RanksError", "gpus_missing", "run"]
+__all__ = ["Fault", "Gang", "RanksError", "gpus_missing", "run"]
 
 # By name, so that nothing here imports what stands above; what optimizers import when first used is the slowest.
 PRELOADED = ["torch", "torch._dynamo", "harness.training.parallel.cells"]
@@ -43,7 +45,6 @@ START_S = 120.0  # to start, import and meet
 GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
 TIE_S = 0.1  # for a rank that was at fault a moment earlier
 SIGN_S = 0.5  # for a rank that has not ended to say where it stands
-MET = "met"  # what a rank sends once it is in the group
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"  # torch's own: with DETAIL all ranks compare each collective before it runs
 
 
@@ -91,19 +92,108 @@ def run(
 
 
 def _launch(work: bytes, world: int, timeout_s: float, device: str, env: dict[str, str]) -> list[Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    ranks: list[_Rank] = []
-    with tempfile.TemporaryDirectory() as folder:
+    gang = Gang(world, device, env, first=work)
+    try:
+        return gang.do(work, timeout_s)
+    finally:
+        gang.close()
+
+
+class Gang:
+    """Processes that form a process group and make one call after another, each on all ranks at once.
+
+    After a fault, and when nothing refers to it any more, none of the processes is left.
+
+    Args:
+        world: number of processes.
+        device: as in `run`.
+        env: their environment; None: that of this process.
+        first: a function, pickled, whose module they import before they meet, so that no call waits for it.
+
+    Attributes:
+        fault: why it can be used no more; None while it can.
+
+    Raises:
+        RanksError: the ranks did not meet.
+        ValueError: more ranks than there are GPUs.
+    """
+
+    fault: RanksError | None
+
+    def __init__(
+        self, world: int, device: str = "cpu", env: dict[str, str] | None = None, first: bytes = b""
+    ) -> None:
+        if missing := gpus_missing(world, device):
+            raise ValueError(missing)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.world, self.fault = world, None
+        self._folder = tempfile.TemporaryDirectory()
+        self._ranks: list[_Rank] = []
+        # A worker leaves without atexit; multiprocessing's own finalizers run there before it joins its children
+        self._end = Finalize(self, _end, (self._ranks, self._folder), exitpriority=10)
+        environ = dict(os.environ) if env is None else env
         try:
             for rank in range(world):
-                ranks.append(_Rank(context, rank, world, Path(folder), device, work, env))
-            return _collect(ranks, timeout_s)
-        finally:
-            for one in ranks:
-                one.kill()
-            for one in ranks:
-                one.end()
+                self._ranks.append(
+                    _Rank(context, rank, world, Path(self._folder.name), device, first, environ)
+                )
+            _collect(self._ranks, START_S)  # they have met
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        timeout_s: float = TIMEOUT_S,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Any]:
+        """Calls `fn(*args)` on all ranks.
+
+        Args:
+            fn: importable by name.
+            args: picklable.
+            timeout_s: for all of them to return.
+            meanwhile: called here while they work.
+
+        Returns:
+            What each rank returned (picklable), by rank.
+
+        Raises:
+            RanksError: a rank raised, died or was late, in this call or an earlier one; the processes are gone.
+        """
+        return self.do(pickle.dumps((fn, args)), timeout_s, meanwhile)
+
+    def do(self, work: bytes, timeout_s: float, meanwhile: Callable[[], object] | None = None) -> list[Any]:
+        """`run` of a function and arguments that are pickled already."""
+        if self.fault is not None:
+            raise RanksError(str(self.fault), self.fault.rank)
+        try:
+            for rank in self._ranks:
+                rank.send(work)
+            if meanwhile is not None:
+                meanwhile()
+            return _collect(self._ranks, timeout_s)
+        except BaseException as error:  # an interrupt too leaves ranks in the middle of something
+            # A copy: the error's traceback holds the frames that hold this, and with it the ranks of another arm
+            self.fault = RanksError(str(error), getattr(error, "rank", None))
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self.fault = self.fault or RanksError("the ranks have ended", None)
+        self._end()
+
+
+def _end(ranks: list[_Rank], folder: tempfile.TemporaryDirectory[str]) -> None:
+    for one in ranks:
+        one.kill()
+    for one in ranks:
+        one.end()
+    folder.cleanup()
 
 
 def gpus_missing(world: int, device: str) -> str | None:
@@ -120,19 +210,31 @@ class _Rank:
     """One process, seen from outside."""
 
     def __init__(
-        self, context: Any, rank: int, world: int, folder: Path, device: str, work: bytes, env: dict[str, str]
+        self,
+        context: Any,
+        rank: int,
+        world: int,
+        folder: Path,
+        device: str,
+        first: bytes,
+        env: dict[str, str],
     ) -> None:
         self.rank = rank
         self.said = folder / f"stderr-{rank}"
         self.ours, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(
-            target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, work, env)
+            target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, first, env)
         )
         self.process.start()
         theirs.close()
 
+    def send(self, work: bytes) -> None:
+        """Gives it a call to make; that it is gone shows in its answer."""
+        with suppress(OSError):
+            self.ours.send_bytes(work)
+
     def answer(self) -> Any:
-        """What it sends: MET, then (True, result) or a `Fault`."""
+        """What it sends: (True, result) or a `Fault`; the first result says that it is in the group."""
         try:
             return self.ours.recv()
         except (EOFError, OSError):
@@ -164,21 +266,17 @@ class _Rank:
 
 
 def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
+    """An answer of each rank."""
     results: dict[int, Any] = {}
     faults: list[Fault] = []
-    waiting, met = list(ranks), set[int]()
-    ends = time.monotonic() + START_S
+    waiting = list(ranks)
+    ends = time.monotonic() + timeout_s
     while waiting:
         ready = wait([r.ours for r in waiting], max(0.0, ends - time.monotonic()))
         if not ready:
             break
         for rank in [r for r in waiting if r.ours in ready]:
             answer = rank.answer()
-            if answer == MET:
-                met.add(rank.rank)
-                if len(met) == len(ranks) and not faults:
-                    ends = time.monotonic() + timeout_s
-                continue
             waiting.remove(rank)
             if isinstance(answer, Fault):
                 faults.append(answer)
@@ -188,8 +286,7 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
     if faults:
         raise rank_faults.error(faults, len(ranks))
     if waiting:
-        given = timeout_s if len(met) == len(ranks) else START_S
-        raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), given)
+        raise rank_faults.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), timeout_s)
     return [results[rank.rank] for rank in ranks]
 
 
@@ -200,10 +297,10 @@ def _serve(
     store: Path,
     said: Path,
     device: str,
-    work: bytes,
+    first: bytes,
     env: dict[str, str],
 ) -> None:
-    """The process of one rank: answers, and stays until it is killed, since others may still need it."""
+    """The process of one rank: makes the calls that it is given, and stays until it is killed: others may need it."""
     os.setpgid(0, 0)  # Ctrl-C in a terminal is for the parent, and a kill reaches what this process starts
     end_with_parent()
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -218,18 +315,31 @@ def _serve(
 
     torch.set_num_threads(1)
     set_debug_level_from_env()
-    try:
-        fn, args = pickle.loads(work)
+
+    def meet() -> None:
+        if first:
+            pickle.loads(first)
         if device == "cuda":
             torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
-        parent.send(MET)
-        answer: Any = (True, fn(*args))
-    except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
-        answer = rank_faults.raised(rank, error)
-    try:
-        parent.send(answer)
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        parent.send(rank_faults.raised(rank, error))
-    threading.Event().wait()
+
+    def called() -> Any:
+        fn, args = pickle.loads(work)
+        return fn(*args)
+
+    call: Callable[[], Any] = meet
+    while True:
+        try:
+            answer: Any = (True, call())
+        except BaseException as error:  # noqa: BLE001 - whatever a rank raises is told
+            answer = rank_faults.raised(rank, error)
+        try:
+            parent.send(answer)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            parent.send(rank_faults.raised(rank, error))
+        try:
+            work = parent.recv_bytes()
+        except (EOFError, OSError):
+            threading.Event().wait()  # until `end_with_parent` sees it
+        call = called

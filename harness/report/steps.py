@@ -58,7 +58,11 @@ def steps_tables(machine: Machine) -> list[Table]:
         resolved = resolved_of(r)
         tokens = resolved.get("tokens_per_step")
         if r["status"] == "ok" and known(tokens) and tokens:
-            r["tokens_per_s"] = tokens / (r["value"] * 1e-3)
+            r["tokens_per_s"] = tokens * (resolved.get("ranks") or 1) / (r["value"] * 1e-3)
+        expected = resolved.get("prediction")
+        if isinstance(expected, dict) and expected.get("speedup"):
+            value, low, high = expected["speedup"]
+            r |= {"predicted_speedup": value, "predicted_interval": text.interval(low, high)}
         r |= {k: v for k, v in compiling.get(key, {}).items() if k not in ("suite", "axes")}
     constant = machine.constant_axes(SUITE)
     axes = [text.axes_of(r["axes"]) for r in records]
@@ -224,12 +228,22 @@ _SPEED = (
     Spec(
         "tokens/s",
         lambda r: number_cell(r.get("tokens_per_s")),
-        "tokens of a step / its median time",
+        "tokens of a step, of all ranks, / its median time",
         needs="tokens_per_s",
     ),
     Spec("step (ms)", _time_cell, "median of all samples"),
     Spec(
         "speedup", gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"
+    ),
+    Spec(
+        "predicted speedup",
+        lambda r: Cell(
+            text.ratio(r.get("predicted_speedup", math.nan)),
+            r.get("predicted_speedup"),
+            interval=r.get("predicted_interval", ""),
+        ),
+        "by the model of a step, with its 95 % interval: beside what was measured over ranks",
+        needs="predicted_speedup",
     ),
     Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
 )

@@ -11,6 +11,9 @@ that lie on the device. Only one arm holds memory at a time (`harness.training.r
     torchao_RECIPE_MODE  torchao's layers in the same places (mode "linears": they alone are compiled); nocompile_...
                          its prototype for eager mode, torchaomx_... for MXFP8, te_... Transformer Engine's
 
+With `ranks` above 1 the model is sharded by FSDP2 over so many processes, GPU i for rank i, and their steps are timed by the
+same engine (`harness.training.parallel.ranked`): `batch` is a rank's, tokens/s are those of all, a step is the slowest rank's.
+
 With `convert: advised` the arms of a recipe convert only the layers that `harness.advise` would convert for them on the GPU
 here, in their mode and at their tokens; where nothing pays the arm is its control, by the same proof. `ceilings` names a run
 of sweep=ceilings to take the rates from. `resolved.advice` has what was advised, why, and by which rates.
@@ -27,8 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fp8core.distributed.gather_reasons import recipe_reason
 from fp8core.recipe import RECIPES
 from harness.advise import training as advice
+from harness.machine import ranks, torchrun
 from harness.peers import PEERS
 from harness.store.arm import Arm
 from harness.store.case import expand
@@ -45,6 +50,7 @@ from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload, arm_ta
 from harness.training import batches, captured, on_paper
 from harness.training.data import CORPORA
 from harness.training.models import ModelSpec, resolve
+from harness.training.parallel.ranked import RankedArm, Sharded
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
 from harness.training.timed import Profile, Source, TimedArm
 
@@ -77,6 +83,12 @@ AXES: Mapping[str, Axis] = {
     "accumulation": Axis("forward passes of a step", default=1),
     "compute": Axis("precision of everything that is not FP8", COMPUTE, default="bf16_autocast"),
     "checkpointing": Axis("of activations", CHECKPOINTING),
+    "ranks": Axis(
+        "processes over which FSDP2 shards the model, each with a batch of its own; 1: none", optional=True
+    ),
+    "fp8_all_gather": Axis(
+        "of weights by FSDP2, in the arms of a recipe that can", (False, True), optional=True
+    ),
     "experts": Axis(
         "of a mixture, in the arms of a recipe: high precision or that recipe", EXPERTS, optional=True
     ),
@@ -143,6 +155,10 @@ def points(
         of_text = case.text("model"), case.text("data"), case.text("data_path")
         batch = 1 if case["batch"] == MAX else case.integer("batch")
         batches.check(*of_text, case.integer("seq"), case.integer("layers"), batch)
+        if dict(case.axes).get("fp8_all_gather") and _ranks(case) == 1:
+            raise UsageError(
+                "fp8_all_gather=true: one process gathers nothing; add axes.ranks=2 or leave it out"
+            )
         first, last = case.integer("profile_start"), case.integer("profile_end")
         if last < first:
             raise UsageError(f"profile_end={last} lies before profile_start={first}")
@@ -172,6 +188,8 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
                 reason = peer.fails_under_autocast(setup.recipe.name)
         if reason:
             return Unsupported("device", reason)
+    if (world := _ranks(case)) > 1 and (why := _not_on_ranks(case, setup, world, device)):
+        return why
     why = compile_missing(device) if setup.compiled or setup.compiled_linears else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
@@ -185,17 +203,50 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         if why is not None:
             return why
         setup, _ = _narrowed(case, setup, device)
+    if _ranks(case) > 1:  # what a rank takes of a sharded model shows when it is made
+        return None
     return on_paper.unsupported(setup, device, free_bytes(device))
+
+
+def _ranks(case: Case) -> int:
+    return int(dict(case.axes).get("ranks", 1))  # type: ignore[arg-type]
+
+
+def _not_on_ranks(case: Case, setup: Setup, world: int, device: str) -> Unsupported | None:
+    """Why an arm is not timed over ranks."""
+    if missing := ranks.gpus_missing(world, device):
+        return Unsupported("device", missing)
+    if torchrun.started():
+        return Unsupported("device", f"ranks={world} starts its own processes; run it without torchrun")
+    eager = not (setup.peer or setup.compiled or setup.graph or setup.fused_modules)
+    wanted = {
+        "arms": eager or "take bf16_eager and RECIPE_eager",
+        "batch": case["batch"] != MAX or "give a number",
+        "accumulation": setup.accumulation == 1 or "take axes.accumulation=1",
+        "experts": setup.experts == "hp" or "leave experts=hp",
+        "convert": not _advised(case) or "take axes.convert=all",
+        "profile": not case["profile"] or "leave train.profile=false",
+    }
+    for what, way in wanted.items():
+        if way is not True:
+            return Unsupported("shape", f"ranks={world}: these {what} are not timed over ranks; {way}")
+    if setup.recipe is not None and setup.recipe.fp8_all_gather and (why_not := recipe_reason(setup.recipe)):
+        return Unsupported("shape", f"fp8_all_gather=true: {why_not}; take axes.fp8_all_gather=false")
+    return None
 
 
 def work(case: Case) -> float:
     """Tokens of a step."""
     batch = 1 if case["batch"] == MAX else case.integer("batch")
-    return float(batch * case.integer("seq") * case.integer("accumulation"))
+    return float(batch * case.integer("seq") * case.integer("accumulation") * _ranks(case))
 
 
 def build(case: Case, arm: str, device: str) -> Workload:
     """The arm, its memory given up again; with `batch: max` after the largest one was found."""
+    if (world := _ranks(case)) > 1:
+        source = Source(case.text("data"), case.text("data_path"), case.seed)
+        sharded = Sharded(_setup(case, arm, case.integer("batch")), source, device)
+        return RankedArm(sharded, world, advice.predicted(sharded.setup, world, device)).workload()
     if case["batch"] == MAX:
         return largest(case, arm, device).workload()
     return _timed(case, arm, case.integer("batch"), device).workload()
@@ -266,7 +317,10 @@ def _no_advice(case: Case, setup: Setup, device: str) -> Unsupported | None:
 
 
 def _narrowed(case: Case, setup: Setup, device: str) -> tuple[Setup, Mapping[str, object]]:
-    """With `convert: advised` the set-up of the layers that pay, and what is to be said of them; else as it is."""
+    """With `ranks` above 1 the model is sharded by FSDP2 over so many processes, GPU i for rank i, and their steps are timed by the
+    same engine (`harness.training.parallel.ranked`): `batch` is a rank's, tokens/s are those of all, a step is the slowest rank's.
+
+    With `convert: advised` the set-up of the layers that pay, and what is to be said of them; else as it is."""
     if setup.recipe is None or not _advised(case):
         return setup, {}
     machine = advice.machine_here(device, _option(case, "ceilings"))
@@ -279,6 +333,8 @@ def _narrowed(case: Case, setup: Setup, device: str) -> tuple[Setup, Mapping[str
 def _setup(case: Case, arm: str, batch: int) -> Setup:
     info = ARMS[arm]
     mode, recipe = info.arm.mode, RECIPES[info.recipe] if info.recipe else None
+    if recipe is not None and dict(case.axes).get("fp8_all_gather"):
+        recipe = recipe.with_fp8_all_gather()
     text = batches.extent_of_case(case)
     return Setup(
         model=case.text("model"),

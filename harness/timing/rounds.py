@@ -24,9 +24,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from harness.timing.clock import Split
 from harness.timing.config import SHORT_MS, StopReason, Timing, TimingConfig, WarmupRule
 from harness.timing.session import Annotate, Resident, Session
-from harness.timing.timers import Clock, CpuTimer, CudaTimer, L2State, Split, Timer, timer_for
+from harness.timing.timers import Clock, CpuTimer, CudaTimer, L2State, Timer, timer_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,7 +20,8 @@ from harness.store.stats import t_interval
 from harness.timing.config import Regime, StopReason, Timing, TimingConfig, WarmupRule
 
 if TYPE_CHECKING:
-    from harness.timing.timers import Clock, L2State, Split, Timer
+    from harness.timing.clock import Split
+    from harness.timing.timers import Clock, L2State, Timer
 
 Annotate = Callable[[str], AbstractContextManager[object]]
 Resident = Callable[[], AbstractContextManager[object]]

@@ -18,44 +18,16 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
+from harness.timing.clock import EventClock, HostClock, Split, adjoining, gc_paused
 from harness.timing.device_wait import Hold, Sleep, hold_for
 
 L2State = Literal["cold", "warm", "rotating", "none"]
 Clock = Callable[[], float]  # seconds, monotonic
-
-
-class Split:
-    """A point inside of a timed closure, and what each sample of the last block took up to it.
-
-    The closure calls it once a call, of samples of one call each.
-
-    Attributes:
-        samples_ms: one for each sample, unless the closure did not come by.
-    """
-
-    def __init__(self) -> None:
-        self.samples_ms: list[float] = []
-        self._mark: Callable[[], object] | None = None
-
-    def __call__(self) -> None:
-        """The closure is at this point."""
-        if self._mark is not None:
-            self._mark()
-
-    @contextmanager
-    def marked_by(self, mark: Callable[[], object]) -> Iterator[None]:
-        """Inside, `mark` is called at the point."""
-        self.samples_ms, self._mark = [], mark
-        try:
-            yield
-        finally:
-            self._mark = None
 
 
 class Timer(Protocol):
@@ -141,21 +113,8 @@ class CpuTimer:
         probe: Callable[[], None] | None = None,
         split: Split | None = None,
     ) -> list[float]:
-        """The same as `block`: host calls leave no gap between samples."""
-        if split is None:
-            return self.block(fn, n, calls, probe)
-        starts: list[float] = []
-        marks: list[float] = []
-
-        def call() -> None:
-            starts.append(self._clock())
-            fn()
-
-        with split.marked_by(lambda: marks.append(self._clock())):
-            samples = self.block(call, n, 1, probe)
-        if len(marks) == n:
-            split.samples_ms = [1e3 * (mark - start) for start, mark in zip(starts, marks, strict=True)]
-        return samples
+        """n adjoining samples of `calls` calls each, in ms per call."""
+        return adjoining(HostClock(self._clock), fn, n, calls, probe, split)
 
     def rotating(self) -> None:
         """Caches of the host are not controlled."""
@@ -262,28 +221,7 @@ class CudaTimer:
         split: Split | None = None,
     ) -> list[float]:
         """n adjoining samples of `calls` calls each, in ms per call, with one event between two samples."""
-        marks = self._events(n + 1)
-        middles = self._events(n) if split is not None else []
-        unused = iter(middles)
-        passed = [0]
-
-        def mark_middle() -> None:
-            passed[0] += 1
-            if (event := next(unused, None)) is not None:
-                event.record()
-
-        with gc_paused(), split.marked_by(mark_middle) if split is not None else nullcontext():
-            marks[0].record()
-            for mark in marks[1:]:
-                for _ in range(calls):
-                    fn()
-                mark.record()
-            if probe is not None:
-                probe()
-            self.synchronize()
-        if split is not None and passed[0] == n:
-            split.samples_ms = [a.elapsed_time(b) for a, b in zip(marks[:-1], middles, strict=True)]
-        return [a.elapsed_time(b) / calls for a, b in itertools.pairwise(marks)]
+        return adjoining(EventClock(self._cuda), fn, n, calls, probe, split)
 
     def rotating(self) -> CudaTimer | None:
         """See `Timer`."""
@@ -352,15 +290,3 @@ def release_memory() -> None:
 
     gc.collect()
     torch.cuda.empty_cache()
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """No cycle collection inside: it would strike single samples. Reference counting goes on."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

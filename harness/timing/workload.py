@@ -74,6 +74,9 @@ class Workload:
         recompile: of a compiled one: makes the next `run` compile again, so that it is timed with warm caches too.
         tokens: that one call processes; 0 where the word has no meaning.
         split: a point that `run` marks, up to which each of its samples is timed as well, as `split_metric`.
+        timer: takes the samples of `run` where its work is done in other processes, a harness.timing.timers.Timer; the
+            same for all arms of a case. None: the device's.
+        unmetered: why no meter here knows the energy that `run` takes; "" where one may.
         profile: writes files to the run's folder and gives the figures read from them; None: not asked for.
     """
 
@@ -90,9 +93,11 @@ class Workload:
     recompile: Callable[[], None] | None = None
     tokens: int = 0
     profile: Callable[[Path], Numerics] | None = None
-    split: Any = None  # a harness.timing.timers.Split
+    split: Any = None  # a harness.timing.clock.Split
     covering: Sequence[Callable[[], object]] = ()
     split_metric: str = ""
+    timer: Any = None
+    unmetered: str = ""
 
     def held(self) -> AbstractContextManager[object]:
         """The context to call `run` in."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from harness.store.errors import SpoiledError, one_line, out_of_memory
-from harness.timing.timers import gc_paused
+from harness.timing.clock import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

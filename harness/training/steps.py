@@ -29,6 +29,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile
 from torch.nn import functional
 
+from fp8core.dtensors import is_dtensor
 from fp8core.verify import Proof, verify
 from fp8core.watching import count_fp8_gemms
 from harness.machine.kernels_by_name import kernel_class
@@ -69,7 +70,8 @@ class FirstStep:
         assert trainee.grad_norm is not None
         weights = {n: p.grad for n, p in trainee.model.named_parameters() if p.dim() >= 2}
         samples = {name: _sampled(grad) for name, grad in weights.items() if grad is not None}
-        return cls(float(loss), float(trainee.grad_norm), samples)
+        norm = trainee.grad_norm
+        return cls(float(loss), float(norm.full_tensor() if is_dtensor(norm) else norm), samples)
 
     def cosines(self, base: FirstStep) -> dict[str, float]:
         """Cosine between the gradients of both steps, by weight; weights without a gradient in the baseline are left out."""
@@ -81,8 +83,8 @@ class FirstStep:
 
 
 def _sampled(grad: Tensor) -> Tensor:
-    """Evenly spaced elements; an odd distance, so that they are of all columns."""
-    flat = grad.detach().reshape(-1)
+    """Evenly spaced elements, of a sharded one this rank's; an odd distance, so that they are of all columns."""
+    flat = (grad.to_local() if is_dtensor(grad) else grad).detach().reshape(-1)
     return flat[:: (flat.numel() // _SAMPLED) | 1][:_SAMPLED].to("cpu", torch.float32, copy=True)
 
 
@@ -134,7 +136,13 @@ def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict
     """
     setup = trainee.setup
     if setup.recipe is not None and not setup.peer:
-        proof = verify(step, trainee.model, recipe=setup.recipe, announce=False)
+        proof = verify(
+            step,
+            trainee.model,
+            recipe=setup.recipe,
+            fp8_all_gather=setup.recipe.fp8_all_gather,
+            announce=False,
+        )
         resolved |= facts_of(proof)
         return "" if proof.ok else proof.line
     step()

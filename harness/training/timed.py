@@ -12,8 +12,8 @@ import torch
 from harness.peers import PEERS
 from harness.store.cause import Cause
 from harness.store.errors import MemoryShortageError, let_go, one_line, out_of_memory
+from harness.timing.clock import Split
 from harness.timing.device_memory import peak_memory
-from harness.timing.timers import Split
 from harness.timing.workload import Numerics, Workload
 from harness.training import captured, on_paper, steps
 from harness.training.batches import corpus_of, microbatches_of
@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from harness.training.setup import Trainee
+
 STEPS = 4  # different batches, over and over
 # Of a GPU's memory, what the initial weights that all arms share may take there; larger ones are kept by the host.
 KEPT_SHARE = 1 / 16
 _REPLAYED = 3  # steps that are compared with eager ones, of different batches
-_WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
+WATCHED = 2  # steps whose peak of memory is read: the second one meets the optimizer's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class TimedArm:
             self.batches = batches_of(_without_fp8(setup), source, device)
             self.trainee = prepare(setup, device, weights="none")  # those of the control are put in
             self._resident = Residency(self.trainee, self.control.weights, device)
-        self.resolved |= self._facts()
+        self.resolved |= facts_of(self.trainee, source, device)
 
     def workload(self) -> Workload:
         """What the executor asks for."""
@@ -162,7 +164,7 @@ class TimedArm:
             why = f"the allocator of a {self.device} keeps no peak; predicted_memory_bytes has the expected value"
             return Numerics(figures, skipped=dict.fromkeys(measured, why))
         with peak_memory() as peak, self.resident():
-            for _ in range(_WATCHED):
+            for _ in range(WATCHED):
                 self.run()
         return Numerics(
             figures | dict(zip(measured, map(float, (peak.allocated, peak.reserved)), strict=True))
@@ -204,51 +206,53 @@ class TimedArm:
         self.resolved |= facts
         raise MemoryShortageError(f"{line} ({reason})", self.resolved)
 
-    def _facts(self) -> dict[str, object]:
-        setup, audit, recipe = self.setup, self.trainee.audit, self.setup.recipe
-        backend = "torch.mm"
-        if recipe is not None:
-            backend = PEERS[setup.peer].doc if setup.peer else recipe.backend
-        facts: dict[str, object] = {
-            "timed": "one optimizer step: forward, backward, clipping, optimizer, FP8 scales",
-            "model": setup.model,
-            "parameters": sum(p.numel() for p in self.trainee.model.parameters()),
-            "compute": setup.compute,
-            "recipe": recipe.name if recipe else "bf16",
-            "backend": backend,
-            "compile": "fullgraph, static shapes"
-            if setup.compiled
-            else "each Linear by itself, static shapes"
-            if setup.compiled_linears
-            else "eager, recorded as one CUDA graph"
-            if setup.graph
-            else "eager",
-            "norm_and_swiglu": "fp8core's fused kernels" if setup.fused_modules else "PyTorch's",
-            "checkpointing": setup.checkpointing,
-            "accumulation": setup.accumulation,
-            "batch": setup.batch,
-            "seq": setup.seq,
-            "tokens_per_step": on_paper.tokens(setup),
-            "optimizer": "AdamW" + (", fused" if self.trainee.optimizer.defaults.get("fused") else ""),
-            "linear_layers": len(audit.layers),
-            "fp8_layers": len(audit.converted),
-            "skipped_layers": {layer.fqn: layer.reason for layer in audit.not_converted} if recipe else {},
-            "memory": on_paper.memory(setup, self.device),
-            "flops_formula_id": on_paper.flops_formula_id(setup),
-            "layers": note_of_layers(setup),
-            "weights": f"of all arms, drawn once on {_drawn_on(setup, self.device)}",
-        }
-        if facts["flops_formula_id"] == "palm":
-            facts["flops_causal"] = on_paper.flops(setup, "causal")
-            facts["flops_recomputed"] = on_paper.recomputed_flops(setup)
-        if recipe is not None:
-            facts["weight_casts"] = "once a step" if setup.casts_kept else "each microbatch"
-        if setup.peer:
-            facts |= {"peer": setup.peer, "peer_version": PEERS[setup.peer].version()}
-        text = corpus_of(setup.model, self.source.data, self.source.path)
-        if text is not None:
-            return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}
-        return facts | {"data": "batches of the model's own"}
+
+def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]:
+    """For `resolved`: what a trainee is, and what it is trained on."""
+    setup, audit, recipe = trainee.setup, trainee.audit, trainee.setup.recipe
+    backend = "torch.mm"
+    if recipe is not None:
+        backend = PEERS[setup.peer].doc if setup.peer else recipe.backend
+    facts: dict[str, object] = {
+        "timed": "one optimizer step: forward, backward, clipping, optimizer, FP8 scales",
+        "model": setup.model,
+        "parameters": sum(p.numel() for p in trainee.model.parameters()),
+        "compute": setup.compute,
+        "recipe": recipe.name if recipe else "bf16",
+        "backend": backend,
+        "compile": "fullgraph, static shapes"
+        if setup.compiled
+        else "each Linear by itself, static shapes"
+        if setup.compiled_linears
+        else "eager, recorded as one CUDA graph"
+        if setup.graph
+        else "eager",
+        "norm_and_swiglu": "fp8core's fused kernels" if setup.fused_modules else "PyTorch's",
+        "checkpointing": setup.checkpointing,
+        "accumulation": setup.accumulation,
+        "batch": setup.batch,
+        "seq": setup.seq,
+        "tokens_per_step": on_paper.tokens(setup),
+        "optimizer": "AdamW" + (", fused" if trainee.optimizer.defaults.get("fused") else ""),
+        "linear_layers": len(audit.layers),
+        "fp8_layers": len(audit.converted),
+        "skipped_layers": {layer.fqn: layer.reason for layer in audit.not_converted} if recipe else {},
+        "memory": on_paper.memory(setup, device),
+        "flops_formula_id": on_paper.flops_formula_id(setup),
+        "layers": note_of_layers(setup),
+        "weights": f"of all arms, drawn once on {_drawn_on(setup, device)}",
+    }
+    if facts["flops_formula_id"] == "palm":
+        facts["flops_causal"] = on_paper.flops(setup, "causal")
+        facts["flops_recomputed"] = on_paper.recomputed_flops(setup)
+    if recipe is not None:
+        facts["weight_casts"] = "once a step" if setup.casts_kept else "each microbatch"
+    if setup.peer:
+        facts |= {"peer": setup.peer, "peer_version": PEERS[setup.peer].version()}
+    text = corpus_of(setup.model, source.data, source.path)
+    if text is not None:
+        return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}
+    return facts | {"data": "batches of the model's own"}
 
 
 def _drawn_on(setup: Setup, device: str) -> str:

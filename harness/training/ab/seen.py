@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from harness.timing.compiling import CompileWatch
 
 if TYPE_CHECKING:
-    from harness.training.ab.clock import Clock
+    from harness.timing.clock import Clock
     from harness.training.ab.energy import Meter
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from harness.store.errors import UsageError, one_line, out_of_memory
+from harness.timing.clock import Clock, clock_for
 from harness.training.ab import facts, rows, waits
-from harness.training.ab.clock import Clock, clock_for
 from harness.training.ab.energy import Meter
 from harness.training.ab.exchange import Exchange, SilentRankError
 from harness.training.ab.hooked import HookedSteps, UnfinishedStepError

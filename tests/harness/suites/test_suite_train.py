@@ -12,68 +12,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from operator_tape import OperatorTape
 from torch import Tensor
 from torch._C._autograd import DeviceType
+from train_cases import case, execute, row
 
 from fp8core import Float8Linear
-from harness import store
 from harness.advise import training
 from harness.advise.advised_arms import advised_arms
 from harness.advise.rates import rates_of
-from harness.engine.executor import Executor
-from harness.engine.plan import make_plan
 from harness.machine import mfu
 from harness.machine.hardware import named
 from harness.machine.kernels_by_name import CLASSES
 from harness.peers import PEERS
-from harness.store.case import Case
 from harness.store.compare import paired_ratios, rows_of
 from harness.store.errors import MemoryShortageError, UsageError
 from harness.suites import train
-from harness.timing.rounds import TimingConfig, timer_for
 from harness.training import captured, on_paper, setup, steps, timed
 from harness.training.models import MODELS
 from harness.training.models.flops import recomputed
 from harness.training.setup import Trainee
 
-QUICK = TimingConfig(
-    min_rounds=3,
-    max_rounds=3,
-    min_samples=3,
-    min_seconds=0.0,
-    block_ms=0.0,
-    warmup_min_iterations=1,
-    warmup_min_seconds=0.0,
-    warmup_max_seconds=0.1,
-)
-SMALL = {"compute": "fp32", "batch": 2, "seq": 16}
 USERS = '{"_target_": "model_for_training.build", "batch": "model_for_training.batch", "width": 32}'
-
-
-def case(**changes: Any) -> Case:
-    axes = {**SMALL, **changes}
-    return Case.of("train", train.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
-
-
-def execute(folder: Path, arms: list[str], **axes: Any) -> pd.DataFrame:
-    config: dict[str, Any] = {
-        "name": "train", "suite": "train", "axes": {**SMALL, **axes}, "shapes": [], "arms": arms, "parts": {},
-        "model": None, "seed": 0, "device": "cpu",
-    }  # fmt: skip
-    plan = make_plan(config, {"train": train})
-    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=QUICK, control=False, folder=folder)
-    writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
-    writer.close(executor.run(plan, writer).state)
-    return store.read(folder)
-
-
-def row(frame: pd.DataFrame, arm: str, metric: str = "time_ms") -> dict[str, Any]:
-    (found,) = frame[(frame["arm"] == arm) & (frame["metric"] == metric)].to_dict("records")
-    return found | {"resolved": json.loads(found["resolved"])}
 
 
 # What is measured

@@ -13,8 +13,9 @@ import pytest
 import torch
 from fakes import FakeCuda, FakeHold, FakeTime
 
+from harness.timing.clock import Split, gc_paused
 from harness.timing.device_wait import HostReleased, Sleep, hold_for
-from harness.timing.timers import CpuTimer, CudaTimer, Split, gc_paused, last_level_cache_bytes, timer_for
+from harness.timing.timers import CpuTimer, CudaTimer, last_level_cache_bytes, timer_for
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:

@@ -16,7 +16,7 @@ from harness import ab, store
 from harness.__main__ import main
 from harness.store.compare import paired_ratios
 from harness.store.errors import UsageError
-from harness.training.ab.clock import EventClock
+from harness.timing.clock import EventClock
 from harness.training.ab.plan import BASE, FP8
 
 SHORT = {"steps": 52}  # three rounds

@@ -1,0 +1,57 @@
+"""Cases of the suite `train` that take a moment, run and read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import store
+from harness.engine.executor import Executor
+from harness.engine.plan import make_plan
+from harness.store.case import Case
+from harness.suites import train
+from harness.timing.rounds import TimingConfig, timer_for
+
+QUICK = TimingConfig(
+    min_rounds=3,
+    max_rounds=3,
+    min_samples=3,
+    min_seconds=0.0,
+    block_ms=0.0,
+    warmup_min_iterations=1,
+    warmup_min_seconds=0.0,
+    warmup_max_seconds=0.1,
+)
+SMALL = {"compute": "fp32", "batch": 2, "seq": 16}
+
+
+def case(**changes: Any) -> Case:
+    axes = {**SMALL, **changes}
+    return Case.of("train", train.points([], {k: [v] for k, v in axes.items()}, None)[0] | axes)
+
+
+def execute(
+    folder: Path,
+    arms: list[str],
+    *,
+    timing: TimingConfig = QUICK,
+    control: bool = False,
+    **axes: Any,
+) -> pd.DataFrame:
+    config: dict[str, Any] = {
+        "name": "train", "suite": "train", "axes": {**SMALL, **axes}, "shapes": [], "arms": arms, "parts": {},
+        "model": None, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+    plan = make_plan(config, {"train": train})
+    executor = Executor(device="cpu", timer=timer_for("cpu"), timing=timing, control=control, folder=folder)
+    writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
+    writer.close(executor.run(plan, writer).state)
+    return store.read(folder)
+
+
+def row(frame: pd.DataFrame, arm: str, metric: str = "time_ms") -> dict[str, Any]:
+    (found,) = frame[(frame["arm"] == arm) & (frame["metric"] == metric)].to_dict("records")
+    return found | {"resolved": json.loads(found["resolved"])}
