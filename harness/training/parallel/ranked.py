@@ -34,6 +34,7 @@ from harness.timing.timers import release_memory
 from harness.timing.workload import Numerics, Workload
 from harness.training import on_paper, steps
 from harness.training.batches import corpus_of, digest, microbatches_of
+from harness.training.parallel.agreement import first_fault, proofs_differ, same_on_all
 from harness.training.setup import Setup, optimizer_of, prepare
 from harness.training.timed import STEPS, WATCHED, Source, facts_of
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIMEOUT_S = 300.0  # of one command: a first step may compile kernels
-SHARED = ("tokens_per_step", "parameters", "linear_layers", "fp8_layers", "batch_shapes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,31 +376,3 @@ def slowest(by_rank: list[list[float]]) -> list[float]:
 def mean_loss(first: Any) -> float:
     """Mean loss over ranks, whose batches are of equal size."""
     return sum(own.loss for own in first) / len(first)
-
-
-def first_fault(faults: list[str]) -> str:
-    """The first rank's that has one, named; "" where none has."""
-    return next((f"rank {rank} of {len(faults)}: {why}" for rank, why in enumerate(faults) if why), "")
-
-
-def same_on_all(every: list[dict[str, Any]]) -> dict[str, Any]:
-    """The facts of rank 0, which are those of all.
-
-    Raises:
-        RanksError: ranks that train another model, or batches of another size.
-    """
-    for name in SHARED:
-        values = [str(one[name]) for one in every]
-        if len(set(values)) > 1:
-            rank = next(i for i, value in enumerate(values) if value != values[0])
-            raise RanksError(
-                f"rank {rank} has {name} = {values[rank]}, rank 0 {values[0]}: ranks must take the same step",
-                rank,
-            )
-    return every[0] | {"batch_sha256": [one["batch_sha256"] for one in every]}
-
-
-def proofs_differ(found: list[dict[str, object]]) -> str:
-    """Why ranks whose proofs hold still did not do the same; "" if they did."""
-    counts = [one.get("fp8_gemms") for one in found]
-    return "" if len(set(counts)) == 1 else f"ranks ran other numbers of FP8 GEMMs: {counts}"

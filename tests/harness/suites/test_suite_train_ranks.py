@@ -25,7 +25,7 @@ from harness.store.errors import UsageError
 from harness.suites import train
 from harness.timing.clock import Split
 from harness.training.batches import corpus_of, microbatches_of
-from harness.training.parallel import ranked
+from harness.training.parallel import agreement, ranked
 from harness.training.setup import Setup, prepare
 
 if TYPE_CHECKING:
@@ -178,11 +178,11 @@ def test_an_all_gather_of_one_process_is_refused() -> None:
 
 def test_ranks_that_train_on_other_batches_have_no_facts() -> None:
     facts = dict.fromkeys(ranked.SHARED, 1) | {"batch_sha256": "a"}
-    assert ranked.same_on_all([facts, facts])["batch_sha256"] == ["a", "a"]
+    assert agreement.same_on_all([facts, facts])["batch_sha256"] == ["a", "a"]
     with pytest.raises(RanksError, match="rank 1 has batch_shapes = 2, rank 0 1") as caught:
-        ranked.same_on_all([facts, {**facts, "batch_shapes": 2}])
+        agreement.same_on_all([facts, {**facts, "batch_shapes": 2}])
     assert caught.value.rank == 1
-    assert ranked.proofs_differ([{"fp8_gemms": 9}, {"fp8_gemms": 6}]).endswith("[9, 6]")
+    assert agreement.proofs_differ([{"fp8_gemms": 9}, {"fp8_gemms": 6}]).endswith("[9, 6]")
     assert ranked.slowest([[1.0, 5.0], [2.0, 3.0]]) == [2.0, 5.0]
     assert ranked.slowest([[1.0], []]) == []
 
