@@ -177,7 +177,7 @@ def test_an_all_gather_of_one_process_is_refused() -> None:
 
 
 def test_ranks_that_train_on_other_batches_have_no_facts() -> None:
-    facts = dict.fromkeys(ranked.SHARED, 1) | {"batch_sha256": "a"}
+    facts = dict.fromkeys(agreement.SHARED, 1) | {"batch_sha256": "a"}
     assert agreement.same_on_all([facts, facts])["batch_sha256"] == ["a", "a"]
     with pytest.raises(RanksError, match="rank 1 has batch_shapes = 2, rank 0 1") as caught:
         agreement.same_on_all([facts, {**facts, "batch_shapes": 2}])
