@@ -27,10 +27,10 @@ from harness.judge.verdict.settle import Settled, settle
 from harness.store.arm import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
 from harness.store.cause import Cause
 from harness.store.json_columns import parse
-from harness.store.proof import proof_outcome
+from harness.store.proof import ProofOutcome, proof_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -248,12 +248,13 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
         if verdict.outcome == "PASS":
             verdict = replace(verdict, outcome="INCONCLUSIVE")
     if fields.has_fp8 and not fields.variant and (copied := _identical(mine, golden or {})):
-        failed.append(
-            f"seed {', '.join(map(str, copied))}: every loss is bitwise equal to {fields.recipe}_golden: FP8 was emulated, or the "
-            "golden arm was not"
-        )
-        if verdict.outcome == "PASS":
-            verdict = replace(verdict, outcome="INCONCLUSIVE")
+        named = f"seed {', '.join(map(str, copied))}: every loss is bitwise equal to {fields.recipe}_golden"
+        if _differ_by_proof(setup, arm, fields, [mine[seed] for seed in copied]):
+            failed.append(f"{named}, though its FP8 GEMMs were proved: here both form the same sums")
+        else:
+            failed.append(f"{named}: FP8 was emulated, or the golden arm was not")
+            if verdict.outcome == "PASS":
+                verdict = replace(verdict, outcome="INCONCLUSIVE")
     doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
     failed += doubted
     if doubted and verdict.outcome == "PASS":
@@ -299,6 +300,13 @@ def control_of(arm: Arm, setup: Setup) -> str:
     """Name of the arm that an arm of a set-up is held against."""
     own = replace(arm, variant="")
     return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
+
+
+def _differ_by_proof(setup: Setup, arm: str, fields: Arm, runs: Sequence[Run]) -> bool:
+    """Whether an arm is known to have run kernels and its golden arm to have emulated them."""
+    both = (arm, str(Arm(fields.recipe, variant=GOLDEN)))
+    emulated = [setup.resolved.get(name, {}).get("emulated") for name in both]
+    return emulated == [False, True] and all(run.proof_outcome is ProofOutcome.PROVED for run in runs)
 
 
 def _identical(candidate: Mapping[int, Run], control: Mapping[int, Run]) -> list[int]:
