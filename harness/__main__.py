@@ -75,8 +75,6 @@ def commands() -> dict[str, Callable[[list[str]], int]]:
         "--help": _help,
         "-h": _help,
         "--version": _version,
-        "-m": _multirun,
-        "--multirun": _multirun,
         "watch": _watch,
         "--watch": _watch,
         "report": _report,
@@ -117,8 +115,12 @@ def _sweep(words: list[str]) -> int:
     from harness.cli import habits
 
     keys, asked = habits.plain(words)
+    if asked == "--multirun":
+        from harness.cli.launch import main as launch
+
+        return launch(keys)
     if asked:
-        return habits.answer(asked, keys)
+        return habits.answer(asked, keys, lambda: _help([]))
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
@@ -126,14 +128,6 @@ def _sweep(words: list[str]) -> int:
         return run_sweep(keys)
 
     return torchrun.shared(sweep)
-
-
-def _multirun(words: list[str]) -> int:
-    from harness.cli import habits
-    from harness.cli.launch import main as launch
-
-    keys, asked = habits.plain(words)
-    return habits.answer(asked, keys) if asked else launch(keys)
 
 
 def _watch(words: list[str]) -> int:
@@ -203,9 +197,13 @@ def _fleet(words: list[str]) -> int:
 
 
 def _gpu(words: list[str]) -> int:
+    from harness.cli import habits
     from harness.cli.gpu import main as gpu
 
-    return gpu(words)
+    keys, asked = habits.plain(words)
+    if asked not in ("", "--help"):
+        raise UsageError(f"{asked} is taken with sweep=NAME; write sweep=gpu {asked}")
+    return gpu([*keys, *([asked] if asked else [])])
 
 
 def _list(words: list[str]) -> int:

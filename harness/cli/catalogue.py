@@ -6,7 +6,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.config import load, question, sweeps
+from harness.cli.config import question, sweeps
 from harness.store.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -43,18 +43,15 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def sweep_help(words: Sequence[str]) -> int:
-    """Prints what a sweep asks, its axes, arms and sets of shapes; exit code 0.
+def sweep_help(config: Mapping[str, Any]) -> None:
+    """Prints what a sweep asks, its axes, arms and sets of shapes.
 
     Args:
-        words: a command line with `sweep=NAME`; what else it says counts, so that parts and values are those it would run.
+        config: composed, so that parts and values are those that the command line would run.
 
     Raises:
-        UsageError: the command line is refused.
+        UsageError: it names no suite.
     """
-    from harness.machine import environment
-
-    config = load([*words], environment.device_kind).config
     text = f"sweep={config['name']}: {config['question']}\n"
     parts: Mapping[str, Any] = config["parts"] or {"": config}
     for name, part in parts.items():
@@ -64,7 +61,6 @@ def sweep_help(words: Sequence[str]) -> int:
         else:
             text += f"\n{title}suite {part['suite']}\n{_part(part)}"
     sys.stdout.write(text + "\nkeys of all sweeps: python -m harness --help\n")
-    return 0
 
 
 def _part(part: Mapping[str, Any]) -> str:

@@ -181,6 +181,8 @@ def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Requ
         raise UsageError(
             f"one sweep=NAME is needed, got {len(chosen)}; known: {', '.join(sorted(known))}; resume=RUN_ID alone has its own"
         )
+    if "," in chosen[0]:
+        raise UsageError(f"sweep={chosen[0]}: several runs are python -m harness -m sweep={chosen[0]}")
     if chosen[0] not in known:
         raise unknown("sweep", chosen[0], known)
     # Hydra prints to the screen and drops the cause unless this is set.

@@ -11,11 +11,14 @@ What Hydra has and the harness does not is refused with the reason (`REFUSED`).
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.cli.config import KEYS, LITERAL, load, sweep_folders, sweeps
+from harness.cli.resume_alone import load_request
+from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,19 +34,25 @@ REFUSED = {
     "--experimental-rerun": "resume=RUN_ID continues a run, and each report names the command that made it",
 }
 _SHORT = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-c": "--cfg", "-i": "--info",
-          "-r": "--run", "-p": "--package", "-sc": "--shell-completion"}  # fmt: skip
+          "-r": "--run", "-p": "--package", "-sc": "--shell-completion", "-h": "--help", "-m": "--multirun"}  # fmt: skip
 _SEARCH = "hydra.searchpath"
+_VALUED = {"--config-dir": "DIR", "--cfg": "job"}
+# In the order in which they count where several are given
+_TAKEN = ["--help", "--cfg", "--info", "--shell-completion", "--multirun", "--quiet", "--config-dir"]
+_SUBJECTS = ("all", "config", "searchpath", "plugins", "defaults", "defaults-tree")
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_][\w.-]*")
 
 
 def plain(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Words of the form key=value, and the flag that asks for something else than a run ("" for a run).
+    """Words of the form key=value, and the flag that asks for something else than one run ("" for a run).
 
     Raises:
-        UsageError: a flag that is unknown, refused or lacks its value; a sweep's file that is not there.
+        UsageError: a flag that is unknown, refused, lacks its value or has one that it does not take; a sweep's file that is
+            not there.
     """
     words: list[str] = []
     folders: list[str] = []
-    asked = ""
+    asked: list[str] = []
     left = list(argv)
     while left:
         word = left.pop(0)
@@ -52,32 +61,30 @@ def plain(argv: Sequence[str]) -> tuple[list[str], str]:
             continue
         flag, equals, value = word.partition("=")
         flag = _SHORT.get(flag, flag)
-        if flag == "--quiet":
-            words.append("quiet=true")
-        elif flag in ("--config-dir", "--cfg"):
-            if not equals:
-                if not left:
-                    raise UsageError(
-                        f"{word} needs a value: {flag} {'DIR' if flag == '--config-dir' else 'job'}"
-                    )
-                value = left.pop(0)
-            if flag == "--config-dir":
-                folders.append(value)
-            elif value == "job":
-                asked = flag
-            else:
-                raise UsageError(
-                    f"--cfg {value}: expected --cfg job; Hydra's own settings (hydra, all) steer nothing here"
-                )
-        elif flag in ("--info", "--shell-completion", "--help", "-h"):
-            asked = "--help" if flag == "-h" else flag
-            if left and left[0] in ("all", "config", "searchpath", "plugins", "defaults", "defaults-tree"):
-                left.pop(0)  # Hydra's subject; the answer has them all
-        elif flag in REFUSED:
+        if flag in REFUSED:
             raise UsageError(f"{flag} is not taken: {REFUSED[flag]}")
-        else:
+        if flag not in _TAKEN:
             raise UsageError(f"unknown flag {word!r}; python -m harness --help lists commands and keys")
-    return _with_folder(words, folders), asked
+        if flag in _VALUED and not equals:
+            if not left:
+                raise UsageError(f"{word} needs a value: {flag} {_VALUED[flag]}")
+            value = left.pop(0)
+        elif equals and flag not in _VALUED:
+            raise UsageError(f"{word}: {flag} takes no value")
+        if flag == "--config-dir":
+            folders.append(value)
+        elif flag == "--quiet":
+            words.append("quiet=true")
+        elif flag == "--cfg" and value != "job":
+            raise UsageError(
+                f"--cfg {value}: expected --cfg job; Hydra's own settings (hydra, all) steer nothing here"
+            )
+        else:
+            asked.append(flag)
+            if flag == "--info" and left and left[0] in _SUBJECTS:
+                left.pop(0)  # the answer has them all
+    # -m beside a question asks it of each run
+    return _with_folder(words, folders), min(asked, key=_TAKEN.index, default="")
 
 
 def _with_folder(words: Sequence[str], folders: list[str]) -> list[str]:
@@ -85,23 +92,11 @@ def _with_folder(words: Sequence[str], folders: list[str]) -> list[str]:
     out = []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
-        value = value.strip("'\"")
         if key == _SEARCH:
-            folders += [
-                part.strip(" '\"").removeprefix("file://")
-                for part in value.strip("[] ").split(",")
-                if part.strip()
-            ]
-        elif key == "sweep" and value.endswith((".yaml", ".yml")):
-            path = Path(value)
-            if not path.is_file():
-                raise UsageError(
-                    f"sweep={value}: there is no such file; a sweep by name is sweep={path.stem}"
-                )
-            if path.suffix != ".yaml":
-                raise UsageError(f"sweep={value}: expected a file that ends in .yaml")
-            folders.append(str(path.parent))
-            out.append(f"sweep={path.stem}")
+            folders += [_local(part.strip(" '\"")) for part in value.strip("[] ").split(",") if part.strip()]
+        elif key == "sweep":
+            names = [_name(part.strip(" '\""), folders) for part in value.split(",")]
+            out.append(f"sweep={','.join(names)}")
         else:
             out.append(word)
     named = {str(Path(folder).resolve()) for folder in folders}
@@ -113,12 +108,37 @@ def _with_folder(words: Sequence[str], folders: list[str]) -> list[str]:
     return [*out, *(f"config_dir={folder}" for folder in named)]
 
 
-def answer(asked: str, words: Sequence[str]) -> int:
-    """Prints what a flag asks for; exit code 0."""
-    if asked == "--help":
-        from harness.cli.catalogue import sweep_help
+def _local(place: str) -> str:
+    """A folder of Hydra's search path."""
+    kind, separator, path = place.partition("://")
+    if separator and kind != "file":
+        raise UsageError(f"{_SEARCH}={place}: sweeps are read from folders alone; name one, or file://DIR")
+    return path if separator else place
 
-        return sweep_help(words)
+
+def _name(value: str, folders: list[str]) -> str:
+    """The name of a sweep that may be given by its path, whose folder is added."""
+    path = Path(value)
+    if path.suffix not in (".yaml", ".yml"):
+        return value
+    if not path.is_file():
+        raise UsageError(f"sweep={value}: there is no such file; a sweep by name is sweep={path.stem}")
+    if path.suffix != ".yaml" or not _PLAIN.fullmatch(path.stem):
+        raise UsageError(
+            f"sweep={value}: expected a file NAME.yaml whose name is a letter and then letters, digits, _, - and dots; rename it"
+        )
+    folders.append(str(path.parent))
+    return path.stem
+
+
+def answer(asked: str, words: Sequence[str], usage: Callable[[], int]) -> int:
+    """Prints what a flag asks for, of each run that the words name; exit code 0.
+
+    Args:
+        asked: the flag.
+        words: key=value.
+        usage: what --help prints where no sweep is named.
+    """
     if asked == "--shell-completion":
         sys.stdout.write(_completion())
         return 0
@@ -129,11 +149,19 @@ def answer(asked: str, words: Sequence[str]) -> int:
         lines += [f"  {name:<14} {path}" for name, path in sorted(sweeps(given).items())]
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
+    if asked == "--help" and not any(w.lstrip("+").startswith(("sweep=", "resume=")) for w in words):
+        return usage()
     from omegaconf import OmegaConf
 
+    from harness.cli.catalogue import sweep_help
     from harness.machine import environment
 
-    sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(load(words, environment.device_kind).config)))
+    for line in several(words):
+        request = load_request(line, environment.device_kind)
+        if asked == "--help":
+            sweep_help(request.config)
+        else:
+            sys.stdout.write(OmegaConf.to_yaml(OmegaConf.create(request.config)))
     return 0
 
 
@@ -141,70 +169,102 @@ def several(words: Sequence[str]) -> list[list[str]]:
     """The command lines of a multirun: each combination of the values that commas part, in Hydra's order.
 
     Raises:
-        UsageError: a word that Hydra cannot read, or a sweep over the paths of a run.
+        UsageError: a word that Hydra cannot read, or values that cannot be counted.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ValueType
     from hydra.errors import HydraException
 
     parser = OverridesParser.create()
     choices: list[list[str]] = []
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
+        if key == "sweep" and "(" not in value:
+            choices.append([f"sweep={name}" for name in value.split(",")])
+            continue
         if key in LITERAL or ("," not in value and "(" not in value):
             choices.append([word])
             continue
         try:
             parsed = parser.parse_override(word)
-            choices.append(
-                [f"{word.partition('=')[0]}={v}" for v in parsed.sweep_string_iterator()]
-                if parsed.is_sweep_override()
-                else [word]
-            )
         except HydraException as error:
             raise UsageError(f"cannot read {word!r}: {str(error).splitlines()[0]}") from error
+        if parsed.value_type in (ValueType.GLOB_CHOICE_SWEEP, ValueType.INTERVAL_SWEEP):
+            raise UsageError(f"{word}: expected values parted by commas, choice(A,B) or range(FROM,TO)")
+        is_several = parsed.is_sweep_override()
+        choices.append(
+            [f"{word.partition('=')[0]}={v}" for v in parsed.sweep_string_iterator()]
+            if is_several
+            else [word]
+        )
     return [list(each) for each in itertools.product(*choices)]
 
 
 def run_several(words: Sequence[str], run: Callable[[list[str]], int]) -> int:
-    """A run for each combination; the worst exit code: a request that could not be carried out before a failed case."""
+    """A run for each combination; the worst exit code: a request that could not be carried out before a failed case.
+
+    Raises:
+        UsageError: one of them is refused before any has begun.
+    """
     lines = several(words)
     if len(lines) == 1:
         raise UsageError(
             "-m runs several: part values by commas (sweep=cast,gemm, axes.tokens=1024,2048), or spread one sweep over jobs "
             "by shard=0/4,1/4,2/4,3/4"
         )
-    if any(word.startswith(("resume=", "run_id=")) for word in words):
+    if any(word.lstrip("+").startswith(("resume=", "run_id=")) for word in words):
         raise UsageError(
             "several runs cannot share a run id: leave resume= and run_id= out, or give them one by one"
         )
-    for line in lines:  # all are read before the first is run
-        from harness.machine import environment
-
-        load(line, environment.device_kind)
-    codes = []
     for number, line in enumerate(lines, 1):
-        sys.stdout.write(f"run {number} of {len(lines)}: {' '.join(line)}\n")
-        sys.stdout.flush()
-        codes.append(run(line))
+        try:
+            _plan(line)
+        except UsageError as error:
+            raise UsageError(f"run {number} of {len(lines)} ({' '.join(line)}): {error}") from error
+    codes: list[int] = []
+    with interruptible() as interrupts:
+        for number, line in enumerate(lines, 1):
+            sys.stdout.write(f"run {number} of {len(lines)}: {' '.join(line)}\n")
+            sys.stdout.flush()
+            try:
+                codes.append(run(line))
+            except UsageError as error:  # the others are runs of their own
+                sys.stderr.write(f"error: run {number} of {len(lines)}: {error}\n")
+                codes.append(2)
+            if interrupts.heard:
+                sys.stderr.write(f"error: interrupted; {number - 1} of {len(lines)} runs were carried out\n")
+                return 2
     return max(codes)
+
+
+def _plan(line: list[str]) -> None:
+    """Refuses what a run would refuse before it measures."""
+    from harness.engine.plan import make_plan
+    from harness.machine import environment
+    from harness.suites import SUITES
+
+    config = load(line, environment.device_kind).config
+    if not any(part["sweep"] for part in config["parts"].values()):
+        make_plan(config, SUITES)
 
 
 def _completion() -> str:
     """A function of bash: commands, sweeps and keys; what follows a key is the reader's."""
     from harness.__main__ import commands
 
-    names = [
-        *commands(),
-        *(f"{key}=" for key in sorted(KEYS)),
-        *(f"sweep={name}" for name in sorted(sweeps())),
-    ]
-    words = " ".join(sorted(set(names)))
+    names = [*commands(), *(f"{key}=" for key in KEYS)]
+    # Names of files: bash would run what such a name says
+    names += [f"sweep={name}" for name in sweeps() if _PLAIN.fullmatch(name)]
     return f"""\
 # eval "$(fp8-harness --shell-completion)"
 _fp8_harness() {{
-  COMP_WORDBREAKS="${{COMP_WORDBREAKS//=/}}"
-  COMPREPLY=( $(compgen -W "{words}" -- "${{COMP_WORDS[COMP_CWORD]}}") )
+  local line="${{COMP_LINE:0:COMP_POINT}}"
+  local word="${{line##* }}"
+  COMPREPLY=( $(compgen -W '{" ".join(sorted(set(names)))}' -- "$word") )
   [[ "${{COMPREPLY[0]}}" == *= ]] && compopt -o nospace
+  if [[ "$word" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then  # bash completes what follows the last =
+    COMPREPLY=( "${{COMPREPLY[@]#"${{word%=*}}="}}" )
+  fi
 }}
 complete -o default -F _fp8_harness fp8-harness
 """

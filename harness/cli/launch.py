@@ -99,6 +99,10 @@ def main(argv: Sequence[str]) -> int:
     words = [word for word in argv if word not in to_hydra and word not in asked]
     if not asked and not to_hydra:
         return habits.run_several(words, run_sweep)
+    if not asked and len(habits.several(words)) > 1:
+        raise UsageError(
+            f"{to_hydra[0]}: a launcher spreads the shards of one run (shard=0/2,1/2); several runs go one after another, without it"
+        )
     if len(asked) != 1:
         raise UsageError(
             "-m spreads one sweep over several jobs: add shard=0/4,1/4,2/4,3/4 (or fewer of the four)"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # is known by its sha256, and `harness.engine.resume` refuses another.
 FREE = {
     "workers", "devices", "isolate", "budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib", "results_dir",
-    "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "train.judge",
+    "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "config_dir", "train.judge",
 }  # fmt: skip
 # Keys that belong to one command and are not taken over from the one before.
 OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway"}
@@ -52,7 +52,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         )
     folder = _folder(name, given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     about, stored = _stored(name, folder)
-    if stored["name"] not in (known := sweeps(stored["config_dir"])):
+    if stored["name"] not in (known := sweeps(given.get("config_dir", stored["config_dir"]))):
         raise UsageError(f"resume={name}: its sweep file is gone: {unknown('sweep', stored['name'], known)}")
     device = [] if "device" in given else [f"device={stored['device']}"]
     if stored["config_dir"] and "config_dir" not in given:

@@ -16,6 +16,7 @@ ANY = {"sitecustomize"}  # of the process that the gate records, whoever wrote i
 # Names of the package index for modules of another name
 NAMED = {"yaml": "pyyaml", "hydra": "hydra-core", "pynvml": "nvidia-ml-py"}
 # Measured beside our own code where somebody has installed them; no extra could bring them all.
+OPTIONAL = {"triton", "torchao", "transformers", "lightning"}
 PEERS = {
     "aiter",
     "deep_gemm",
@@ -47,14 +48,19 @@ def _declared(lines: list[str]) -> set[str]:
 
 
 def test_every_import_is_declared() -> None:
-    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
-    known = _declared(PROJECT["dependencies"] + extras)
+    known = _declared(PROJECT["dependencies"]) | OPTIONAL | PEERS
     missing = {
         name: sorted(files)[:3]
         for name, files in _imported().items()
-        if NAMED.get(name, name).lower() not in known and name not in PEERS
+        if NAMED.get(name, name).lower() not in known
     }
     assert missing == {}
+
+
+def test_what_is_optional_is_in_an_extra() -> None:
+    extras = PROJECT["optional-dependencies"]
+    lines = [line for name in ("interpreter", "peers", "clients") for line in extras[name]]
+    assert _declared(lines) >= OPTIONAL
 
 
 def test_every_dependency_is_imported() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -59,9 +61,10 @@ def test_a_sweep_from_outside_runs_and_is_resumed_by_its_id_alone(own, capsys) -
     assert about["config"]["config_dir"] == str(own)
     (own / "more.yaml").write_text("# Another?\nsuite: cast\n")
     assert main(["resume=r", *words]) == 0, capsys.readouterr().err
-    (own / "ours.yaml").unlink()
+    moved = own.rename(own.with_name("moved"))
     assert main(["resume=r", *words]) == 2
     assert "its sweep file is gone" in capsys.readouterr().err
+    assert main(["resume=r", f"config_dir={moved}", *words]) == 0, capsys.readouterr().err
 
 
 def test_a_part_that_is_a_sweep_of_ones_own_is_found(own, capsys) -> None:
@@ -102,6 +105,7 @@ def test_an_axis_can_be_left_out_and_added(capsys) -> None:
         (["sweep=cast", "axes.M=[1,2]"], [["sweep=cast", "axes.M=[1,2]"]]),
         (["sweep=cast", "seed=range(1,4)"], [["sweep=cast", f"seed={s}"] for s in (1, 2, 3)]),
         (["sweep=cast", "results_dir=a,b"], [["sweep=cast", "results_dir=a,b"]]),
+        (["sweep=cast", "seed=choice(1,5)"], [["sweep=cast", "seed=1"], ["sweep=cast", "seed=5"]]),
     ],
 )
 def test_a_multirun_is_the_product_in_hydras_order(words, expected) -> None:
@@ -120,16 +124,73 @@ def test_a_multirun_runs_each_and_keeps_the_worst_exit_code(capsys) -> None:
     assert "run 2 of 3: sweep=cast seed=1" in capsys.readouterr().out
 
 
-def test_a_multirun_is_read_whole_before_anything_runs() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["sweep=cast,gem"], ["sweep=cast,gemm", "axes.K=64"], ["sweep=cast", "axes.fmtx=1,2"]],
+    ids=" ".join,
+)
+def test_a_multirun_is_planned_whole_before_anything_runs(words, capsys) -> None:
     ran: list[list[str]] = []
-    with pytest.raises(UsageError, match="gem"):
-        habits.run_several(["sweep=cast,gem"], lambda words: ran.append(words) or 0)
+    with pytest.raises(UsageError, match=r"run \d of \d \(sweep="):
+        habits.run_several(words, lambda line: ran.append(line) or 0)
     assert ran == []
+    assert capsys.readouterr().out == ""
 
 
-def test_multirun_from_the_command_line(capsys) -> None:
-    assert main(["--multirun", "sweep=cast,gemm", "dry_run=true"]) == 0
+def test_a_run_that_is_refused_late_does_not_end_the_others(capsys) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str]) -> int:
+        ran.append(words)
+        if len(ran) == 1:
+            raise UsageError("the disk is full")
+        return 0
+
+    assert habits.run_several(["sweep=cast", "seed=0,1"], run) == 2
+    assert len(ran) == 2
+    assert capsys.readouterr().err == "error: run 1 of 2: the disk is full\n"
+
+
+def test_an_interrupt_ends_the_whole_multirun(capsys) -> None:
+    """Ctrl-C: the run under way records how it ended, and no other begins."""
+    ran: list[list[str]] = []
+
+    def run(words: list[str]) -> int:
+        ran.append(words)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return 2
+
+    assert habits.run_several(["sweep=cast", "seed=0,1,2"], run) == 2
+    assert len(ran) == 1
+    assert capsys.readouterr().err == "error: interrupted; 0 of 3 runs were carried out\n"
+
+
+@pytest.mark.parametrize("flag", ["-m", "--multirun"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_flag_of_a_multirun_stands_anywhere(flag, is_first, capsys) -> None:
+    words = ["sweep='cast','gemm'", "dry_run=true"]
+    assert main([flag, *words] if is_first else [*words, flag]) == 0
     assert "run 2 of 2: sweep=gemm" in capsys.readouterr().out
+
+
+def test_a_multirun_of_files(own, capsys) -> None:
+    (own / "theirs.yaml").write_text(OURS)
+    assert main(["-m", f"sweep={own}/ours.yaml,{own}/theirs.yaml", "dry_run=true"]) == 0
+    assert "run 2 of 2: sweep=theirs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("question", [["--cfg", "job"], ["--help"]])
+def test_a_question_about_a_multirun_is_answered_for_each(question, capsys) -> None:
+    assert main(["-m", "sweep=cast,gemm", *question]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("sweep=cast:", "sweep=gemm:") if question == ["--help"])
+    assert all(name in text for name in ("name: cast", "name: gemm") if question != ["--help"])
+
+
+def test_help_without_a_sweep_is_that_of_the_program(capsys) -> None:
+    assert main(["-m", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m harness sweep=NAME")
 
 
 @pytest.mark.parametrize("flag", sorted(habits.REFUSED))
@@ -152,6 +213,14 @@ def test_what_is_refused_has_its_reason(flag, capsys) -> None:
         ["-m", "sweep=cast,gemm", "run_id=a"],
         ["-m", "sweep=cast", "hydra/launcher=joblib", "axes.M=1,2"],
         ["--config-dir", ".", "sweep=/tmp/nowhere/ours.yaml"],
+        ["-m", "sweep=cast,gemm", "+run_id=a"],
+        ["-m", "sweep=cast,gemm", "hydra/launcher=joblib"],
+        ["-m", "sweep=glob(c*)"],
+        ["-m", "sweep=cast", "seed=interval(1,2)"],
+        ["sweep=cast", "--quiet=false"],
+        ["sweep=cast,gemm"],
+        ["sweep=cast", "hydra.searchpath=[pkg://x]"],
+        ["gpu", "--cfg", "job"],
     ],
 )
 def test_bad_words_are_one_line(words, capsys) -> None:
@@ -161,14 +230,38 @@ def test_bad_words_are_one_line(words, capsys) -> None:
     assert error.count("\n") == 1
 
 
-def test_bash_completes_sweeps(capsys) -> None:
+@pytest.mark.parametrize("name", ["null", "1e5", "x(1)", "a=b", "it's", "my sweep"])
+def test_a_file_whose_name_is_no_name_is_refused_in_one_line(name, own, capsys) -> None:
+    (own / f"{name}.yaml").write_text(OURS)
+    assert main([f"sweep={own}/{name}.yaml", "dry_run=true"]) == 2
+    error = capsys.readouterr().err
+    assert "rename it" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("breaks", "expected"),
+    [(" \t\n\"'><=;|&(:", ["gemm"]), (" \t\n", ["sweep=gemm"])],
+    ids=["default", "without ="],
+)
+def test_bash_completes_sweeps(breaks, expected, capsys) -> None:
     assert main(["--shell-completion"]) == 0
-    script = (
-        capsys.readouterr().out
-        + '\nCOMP_WORDS=(fp8-harness sweep=ge); COMP_CWORD=1; _fp8_harness 2>/dev/null; echo "${COMPREPLY[@]}"\n'
-    )
+    line = "fp8-harness quiet=true sweep=gem"
+    script = f"COMP_WORDBREAKS={shlex.quote(breaks)}; {capsys.readouterr().out}\n"
+    script += f"COMP_LINE={shlex.quote(line)}; COMP_POINT={len(line)}; _fp8_harness 2>/dev/null\n"
+    script += 'printf "%s\\n" "${COMPREPLY[@]}"; printf "%s" "$COMP_WORDBREAKS" >&2'
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["sweep=gemm"]
+    assert done.stdout.split() == expected
+    assert done.stderr == breaks  # of all other commands too
+
+
+def test_completion_runs_no_name_of_a_file(own, capsys) -> None:
+    (own.parent / "sweeps").mkdir()
+    (own.parent / "sweeps" / "$(touch PLANTED).yaml").write_text(OURS)
+    assert main(["--shell-completion"]) == 0
+    script = capsys.readouterr().out + "\nCOMP_LINE='fp8-harness s'; COMP_POINT=13; _fp8_harness"
+    subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    assert not (own.parent / "PLANTED").exists()
 
 
 def test_the_page_lists_what_is_refused() -> None:
