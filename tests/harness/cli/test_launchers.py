@@ -153,7 +153,8 @@ def test_a_killed_ray_worker_is_replaced_and_its_shard_goes_on() -> None:
 @pytest.mark.slow
 def test_two_shards_of_the_same_number_at_once_leave_each_case_once() -> None:
     twice = [start("sweep=tiny", "device=cpu", "shard=0/2", "run_id=r1") for _ in range(2)]
-    assert [process.communicate(timeout=300) and process.returncode for process in twice] == [0, 0]
+    codes = [process.communicate(timeout=300) and process.returncode for process in twice]
+    assert sorted(codes) in ([0, 0], [0, 2])  # refused, where the first one still writes
     assert main(["sweep=tiny", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
     whole()
 
