@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.benchmark_bar
 NOISY = 1.10  # a floor above it decides nothing
 SIZE = {"batch": 2, "seq": 32}
-# Of 8 ms and not 3: a trial's short blocks add some 0.1 to 0.3 ms to a bf16 step here, so at 3 ms its ratio is 5 to 8 % nearer 1
+# Of 8 ms and not 3: after a switch bf16 steps of 3 ms are 0.1 to 0.3 ms longer here than in a sweep's long blocks, and the ratio
+# of a trial was 6 % nearer 1 (five pairs, 1 to 12 %)
 STEP = {"batch": 4, "seq": 128}
 TURNS = 4
 ROUNDS = 10
