@@ -317,10 +317,7 @@ def _no_advice(case: Case, setup: Setup, device: str) -> Unsupported | None:
 
 
 def _narrowed(case: Case, setup: Setup, device: str) -> tuple[Setup, Mapping[str, object]]:
-    """With `ranks` above 1 the model is sharded by FSDP2 over so many processes, GPU i for rank i, and their steps are timed by the
-    same engine (`harness.training.parallel.ranked`): `batch` is a rank's, tokens/s are those of all, a step is the slowest rank's.
-
-    With `convert: advised` the set-up of the layers that pay, and what is to be said of them; else as it is."""
+    """With `convert: advised` the set-up of the layers that pay, and what is to be said of them; else as it is."""
     if setup.recipe is None or not _advised(case):
         return setup, {}
     machine = advice.machine_here(device, _option(case, "ceilings"))

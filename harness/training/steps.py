@@ -51,6 +51,7 @@ LOSS_BOUND = 0.02  # nats
 NORM_BOUND = 1.1  # ratio
 COSINE_BOUND = 0.5
 _SAMPLED = 4096  # elements of a gradient
+PROOF = 3  # steps of a proof, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def precision_fault(step: Callable[[], object], trainee: Trainee, resolved: dict
     """Why the steps do not run in the precision that the set-up asks for; "" if they do.
 
     Args:
-        step: one whole optimizer step of the trainee; run up to three times.
+        step: one whole optimizer step of the trainee; run up to `PROOF` times.
         trainee: whose layers are looked at.
         resolved: gets what was found.
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import harness
 from fp8core import PrecisionSchedule, convert_to_float8_training
 from harness import ab
 from harness.store.compare import paired_ratios
+from harness.store.stats import t_interval
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.setup import Setup, prepare
 from harness.training.timed import STEPS
@@ -28,15 +30,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.benchmark_bar
 NOISY = 1.10  # a floor above it decides nothing
 SIZE = {"batch": 2, "seq": 32}
+# Of 8 ms and not 3: after a switch bf16 steps of 3 ms are 0.1 to 0.3 ms longer here than in a sweep's long blocks, and the ratio
+# of a trial was 6 % nearer 1 (five pairs, 1 to 12 %)
+STEP = {"batch": 4, "seq": 128}
+TURNS = 4
 ROUNDS = 10
 TIMING = replace(QUICK, min_rounds=ROUNDS, max_rounds=ROUNDS, max_seconds=600.0, block_ms=40.0)
 
 
-def batches(model: str) -> list[list[tuple[torch.Tensor, ...]]]:
+def batches(model: str, batch: int, seq: int) -> list[list[tuple[torch.Tensor, ...]]]:
     text: Any = corpus_of(model, "stdlib", "")
-    return [
-        microbatches_of(model, text, step, 0, (1, SIZE["batch"], SIZE["seq"]), "cpu") for step in range(STEPS)
-    ]
+    return [microbatches_of(model, text, step, 0, (1, batch, seq), "cpu") for step in range(STEPS)]
 
 
 def judged(floor: float) -> float:
@@ -51,7 +55,7 @@ def test_held_in_bf16_a_converted_model_is_as_fast_as_a_plain_one() -> None:
     plain, held = prepare(setup, "cpu"), prepare(setup, "cpu")
     convert_to_float8_training(held.model)
     assert PrecisionSchedule.parse("keep_bf16").apply(held.model, 0, 1) == 9
-    text = batches("nano")
+    text = batches("nano", **SIZE)
     for step in range(3):  # bit for bit, with what the optimizer makes of it
         assert torch.equal(plain.step(text[step]), held.step(text[step]))
     for mine, theirs in zip(held.model.parameters(), plain.model.parameters(), strict=True):
@@ -72,32 +76,52 @@ def test_held_in_bf16_a_converted_model_is_as_fast_as_a_plain_one() -> None:
     assert math.exp(-effect.log_high) <= floor
 
 
-def test_a_trial_gives_the_ratio_of_the_sweep(tmp_path: Path) -> None:
-    """The same model, weights, batches, recipe and optimizer, by `ab.Trial` in a loop and by sweep=train."""
-    arms = ["bf16_eager", "tensorwise_eager"]
-    frame = execute(tmp_path, arms, timing=TIMING, control=True, compute="fp32", **SIZE)
-    (swept,) = paired_ratios(frame).to_dict("records")
-    trainee = prepare(Setup("nano", **SIZE, compute="fp32", vocab_size=256), "cpu")
-    text = batches("nano")
+def tried() -> tuple[float, float]:
+    """log of the ratio that `ab.Trial` finds in a loop, and the noise floor beside it."""
+    trainee = prepare(Setup("nano", **STEP, compute="fp32", vocab_size=256), "cpu")
+    text = batches("nano", **STEP)
     trial = ab.Trial(trainee.model, "tensorwise", steps=7 + 15 * ROUNDS)
     for step in range(trial.plan.steps):
         with trial.step():
             trial.loss(trainee.step(text[step % STEPS]))
     result = trial.result()
     assert result.proved, result.doubt
-    apart = abs(math.log(result.effect.speedup / swept["speedup"]))
-    floor = max(judged(result.floor), judged(swept["floor"]))
-    print(
-        f"\nab.Trial {result.effect.speedup:.4f}x ({math.exp(-result.effect.log_high):.4f} to "
-        f"{math.exp(-result.effect.log_low):.4f}, floor {result.floor:.4f}x), sweep=train {swept['speedup']:.4f}x "
-        f"({swept['low']:.4f} to {swept['high']:.4f}, floor {swept['floor']:.4f}x): {math.expm1(apart):.2%} apart"
+    return math.log(result.effect.speedup), result.floor
+
+
+def swept(folder: Path) -> tuple[float, float]:
+    """The same of sweep=train."""
+    frame = execute(
+        folder, ["bf16_eager", "tensorwise_eager"], timing=TIMING, control=True, compute="fp32", **STEP
     )
-    # Each ratio is uncertain by its own interval, beside the floor
-    own = [
-        (result.effect.log_high - result.effect.log_low) / 2,
-        math.log(swept["high"] / swept["low"]) / 2,
-    ]
-    assert apart <= math.log(floor) + math.hypot(*own)
+    (found,) = paired_ratios(frame).to_dict("records")
+    return math.log(found["speedup"]), found["floor"]
+
+
+def test_a_trial_gives_the_ratio_of_the_sweep(tmp_path: Path) -> None:
+    """The same model, weights, batches, recipe and optimizer, by `ab.Trial` in a loop and by sweep=train, in turns.
+
+    A ratio's own interval says nothing of what differs from one session to the next, so both are taken several times.
+    """
+    logs, floors = [], []
+    for turn in range(TURNS):
+        (mine, floor), (theirs, other) = tried(), swept(tmp_path / str(turn))
+        logs.append(mine - theirs)
+        floors += [floor, other]
+    low, high = t_interval(logs)
+    floor = statistics.median(floors)
+    print(
+        f"\nab.Trial's ratio over sweep=train's: {math.exp(statistics.fmean(logs)):.4f} ({math.exp(low):.4f} to "
+        f"{math.exp(high):.4f}) of {TURNS} turns, median floor {floor:.4f}x"
+    )
+    judged(floor)
+    if math.exp((high - low) / 2) > NOISY:
+        pytest.skip(
+            f"could not judge: the ratio of ratios is known to {math.expm1((high - low) / 2):.1%} only"
+        )
+    # As above: an interval known to lie outside of the floor would not
+    assert low <= math.log(floor)
+    assert high >= -math.log(floor)
 
 
 def test_a_held_layer_costs_microseconds() -> None:
@@ -114,4 +138,4 @@ def test_a_held_layer_costs_microseconds() -> None:
     frame = found.to_frame()
     more_us = 1e3 * (frame.loc["held", "median_ms"] - frame.loc["plain", "median_ms"])
     print(f"\na held layer: {more_us:.2f} us more a forward pass; floor {found.floor:.3f}x")
-    assert more_us < 10
+    assert more_us < 5

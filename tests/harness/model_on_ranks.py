@@ -12,7 +12,9 @@ from model_for_training import Regression, batch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["batch", "build", "scalars"]
+from harness.training.parallel import ranked
+
+__all__ = ["batch", "becomes", "build", "held", "scalars"]
 SLEEP_S = 0.15
 CHECKED = 8  # FP8 steps of this rank before the timed ones, at most: the first one and those of the proof
 _calls: list[None] = []
@@ -49,7 +51,19 @@ class Scalars(Regression):
 
 
 def build() -> nn.Module:
+    if dist.is_initialized() and dist.get_rank() == 1 and os.environ.get("RANK_1") == "refuses":
+        raise ValueError("this rank has no place for it")
     return OnRanks(32)
+
+
+def becomes(how: str) -> None:
+    """RANK_1 of ranks that run."""
+    os.environ["RANK_1"] = how
+
+
+def held() -> int:
+    """Arms whose memory is on this rank."""
+    return len(ranked._held)
 
 
 def scalars() -> nn.Module:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-TIMEOUT_S = 300.0  # of one command: a first step may compile kernels
+TIMEOUT_S = 300.0  # of a command, and of each step before one was taken: a first step may compile kernels
+LONGER = 4.0  # a step may take so many times what one took before
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ def peak(n: int) -> tuple[int, int]:
     arm = _held[0].arm
     leave()
     with peak_memory() as found:
-        enter(arm)
+        if refused := enter(arm):
+            raise ValueError(refused)
         for _ in range(n):
             _held[0].run()
     return found.allocated, found.reserved
@@ -218,7 +221,7 @@ class RankedTimer:
         """
         if not isinstance(fn, RankedArm) or calls != 1:
             raise ValueError(f"{fn!r} x {calls}: expected a step of ranks, one a sample")
-        every = fn.on_ranks(take, n, meanwhile=probe)
+        every = fn.on_ranks(take, n, n=n, meanwhile=probe)
         if split is not None:
             split.samples_ms = slowest([halves for _, halves in every])
         return slowest([samples for samples, _ in every])
@@ -267,20 +270,26 @@ class RankedArm:
         self.arm, self.world = arm, world
         self.resolved: dict[str, object] = {"ranks": world, "prediction": prediction}
         self.timer = RankedTimer(arm.device)
+        self._step_s: float | None = None  # of the last command with steps; None before one was taken
         self._gang = gang_of(world, arm.device)
         self.control = control_of(replace(arm, setup=without_fp8(arm.setup)), world)
         with self.resident():
             self.resolved |= same_on_all(self.on_ranks(facts))
 
     def on_ranks(
-        self, fn: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] | None = None
+        self, fn: Callable[..., Any], *args: Any, n: int = 0, meanwhile: Callable[[], object] | None = None
     ) -> list[Any]:
-        """What `fn(*args)` returns on each rank.
+        """What `fn(*args)` returns on each rank; it takes up to n steps, by which its time limit grows.
 
         Raises:
             RanksError: as `Gang.run`.
         """
-        return self._gang.run(fn, *args, timeout_s=TIMEOUT_S, meanwhile=meanwhile)
+        limit = TIMEOUT_S * max(1, n) if self._step_s is None else TIMEOUT_S + LONGER * self._step_s * n
+        began = time.monotonic()
+        found = self._gang.run(fn, *args, timeout_s=limit, meanwhile=meanwhile)
+        if n:
+            self._step_s = (time.monotonic() - began) / n
+        return found
 
     def workload(self) -> Workload:
         """What the executor asks for."""
@@ -301,24 +310,17 @@ class RankedArm:
     def resident(self) -> Iterator[None]:
         """The arm is on the ranks, in its initial state."""
         self._gang = gang_of(self.world, self.arm.device)
-        refused = {rank: why for rank, why in enumerate(self.on_ranks(enter, self.arm)) if why}
-        if refused:
-            rank, why = next(iter(refused.items()))
-            raise ValueError(f"rank {rank} of {self.world}: {why}")
-        try:
+        with entered(self.on_ranks, self.arm):
             yield
-        finally:
-            with suppress(RanksError):  # a fault was raised where it happened
-                self.on_ranks(leave)
 
     def __call__(self) -> None:
         """One step on all ranks."""
-        self.on_ranks(take, 1)
+        self.on_ranks(take, 1, n=1)
 
     def check(self) -> Numerics:
         """First step against the control's on every rank, every rank's proof, then the memory of some steps."""
         with self.resident():
-            mine = self.on_ranks(first_step)
+            mine = self.on_ranks(first_step, n=1)
             fault = first_fault(
                 [steps.first_step_fault(own, base) for own, base in zip(mine, self.control, strict=True)]
             )
@@ -328,7 +330,7 @@ class RankedArm:
             }
             cause = Cause.NUMERICS
             if not fault:
-                proofs = self.on_ranks(prove)
+                proofs = self.on_ranks(prove, n=steps.PROOF)
                 self.resolved |= proofs[0][1]
                 fault = first_fault([why for why, _ in proofs]) or proofs_differ([r for _, r in proofs])
                 guilty = next((r for why, r in proofs if why), proofs[0][1])
@@ -339,7 +341,7 @@ class RankedArm:
             measured = ("peak_memory_bytes", "reserved_memory_bytes")
             figures, skipped = dict[str, float](), dict[str, str]()
             if self.arm.device == "cuda":
-                peaks = zip(*self.on_ranks(peak, WATCHED), strict=True)
+                peaks = zip(*self.on_ranks(peak, WATCHED, n=WATCHED), strict=True)
                 figures = {name: float(max(sizes)) for name, sizes in zip(measured, peaks, strict=True)}
             else:
                 skipped = dict.fromkeys(measured, f"the allocator of a {self.arm.device} keeps no peak")
@@ -354,13 +356,29 @@ class RankedArm:
 @functools.lru_cache(maxsize=1)  # of the case under way
 def control_of(arm: Sharded, world: int) -> tuple[steps.FirstStep, ...]:
     """What the first step without FP8 gives, by rank."""
-    gang = gang_of(world, arm.device)
-    refused = first_fault(gang.run(enter, arm, timeout_s=TIMEOUT_S))
-    if refused:
-        raise ValueError(refused)
-    found = gang.run(first_step, timeout_s=TIMEOUT_S)
-    gang.run(leave, timeout_s=TIMEOUT_S)
-    return tuple(found)
+    run = functools.partial(gang_of(world, arm.device).run, timeout_s=TIMEOUT_S)
+    with entered(run, arm):
+        return tuple(run(first_step))
+
+
+@contextmanager
+def entered(run: Callable[..., list[Any]], arm: Sharded) -> Iterator[None]:
+    """The arm is on the ranks, and afterwards on none: also where one refuses it and the others do not.
+
+    Args:
+        run: calls a function on all ranks.
+        arm: in its initial state.
+
+    Raises:
+        ValueError: a rank refuses it.
+    """
+    try:
+        if refused := first_fault(run(enter, arm)):
+            raise ValueError(refused)
+        yield
+    finally:
+        with suppress(RanksError):  # a fault was raised where it happened
+            run(leave)
 
 
 def without_fp8(setup: Setup) -> Setup:

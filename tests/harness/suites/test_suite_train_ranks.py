@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 import torch
-from model_on_ranks import SLEEP_S
+from model_on_ranks import SLEEP_S, becomes, held
 from train_cases import case, execute, row
 
 from fp8core import RECIPES
@@ -24,6 +28,7 @@ from harness.store.compare import paired_ratios
 from harness.store.errors import UsageError
 from harness.suites import train
 from harness.timing.clock import Split
+from harness.timing.device_memory import Peak
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.parallel import agreement, ranked
 from harness.training.setup import Setup, prepare
@@ -132,6 +137,58 @@ def test_a_step_is_the_slowest_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(samples) == len(split.samples_ms) == 3
     assert min(samples) >= 1e3 * SLEEP_S
     assert min(split.samples_ms) >= 1e3 * SLEEP_S
+
+
+def test_the_time_limit_of_a_block_grows_with_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Healthy ranks whose block of steps takes far longer than the limit of one command."""
+    monkeypatch.setenv("RANK_1", "slow")
+    work = train.build(case(model=USERS, batch=16, ranks=2), "bf16_eager", "cpu")
+    n = 12
+    with work.held():
+        monkeypatch.setattr(ranked, "TIMEOUT_S", SLEEP_S * n / 2)
+        work.run()
+        assert len(work.timer.back_to_back(work.run, n)) == n
+
+
+def test_a_step_that_hangs_is_late_after_few_times_what_one_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK_1", "slow")
+    work = train.build(case(model=USERS, batch=16, ranks=2), "tensorwise_eager", "cpu")
+    arm = work.run
+    assert isinstance(arm, ranked.RankedArm)
+    with work.held():
+        arm()
+        arm.on_ranks(becomes, "hangs")
+        monkeypatch.setattr(ranked, "TIMEOUT_S", 1.0)
+        before = time.monotonic()
+        with pytest.raises(RanksError, match="rank 1 of 2 is at fault: not all ended within"):
+            work.timer.back_to_back(work.run, 3)
+    assert time.monotonic() - before < 60
+    assert not processes_left()
+
+
+def test_what_one_rank_refuses_leaves_no_memory_on_the_others() -> None:
+    work = train.build(case(model=USERS, batch=16, ranks=2), "bf16_eager", "cpu")
+    arm = work.run
+    assert isinstance(arm, ranked.RankedArm)
+    arm.on_ranks(becomes, "refuses")
+    ranked.control_of.cache_clear()
+    why = re.compile("rank 1 of 2: .* this rank has no place for it")
+    with pytest.raises(ValueError, match=why), arm.resident():
+        pytest.fail("one rank has nothing to run")
+    assert arm.on_ranks(held) == [0, 0]
+    with pytest.raises(ValueError, match=why):
+        ranked.control_of(arm.arm, 2)
+    assert arm.on_ranks(held) == [0, 0]
+
+
+def test_why_an_arm_cannot_be_made_again_for_its_peak_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory was enough once, and is not the second time."""
+    here = SimpleNamespace(arm=None, device=torch.device("cpu"))
+    monkeypatch.setattr(ranked, "_held", [here])
+    monkeypatch.setattr(ranked, "peak_memory", lambda: nullcontext(Peak()))
+    monkeypatch.setattr(ranked, "enter", lambda arm: "AssertionError: no such mesh")
+    with pytest.raises(ValueError, match="AssertionError: no such mesh"):
+        ranked.peak(2)
 
 
 def test_a_model_that_fsdp_cannot_shard_is_refused_in_one_line(tmp_path: Path) -> None:
