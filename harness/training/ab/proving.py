@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import torch
+from torch._C._autograd import _profiler_enabled
 
 from fp8core.verify import StepProof
 from fp8core.watching import profiling
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def is_profiled() -> bool:
     """Whether a profiler of the user's own is active, which another one would end."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[no-untyped-call]
+    return _profiler_enabled()
 
 
 def refuse_a_profiler() -> None:

@@ -18,6 +18,7 @@ from harness.store.errors import UsageError
 from harness.training.ab import rows
 from harness.training.ab.facts import Known
 from harness.training.ab.plan import AGAIN, BASE, FP8, Plan
+from harness.training.ab.proving import is_profiled
 
 SHORT: dict[str, Any] = {"steps": 52}
 
@@ -42,13 +43,19 @@ def with_broken() -> tuple[Loop, Broken, Any]:
     return loop, broken, trial
 
 
-def test_after_a_failed_restore_the_loop_trains_on() -> None:
+@pytest.mark.parametrize("by_hooks", [False, True])
+def test_after_a_failed_restore_the_loop_trains_on(by_hooks: bool) -> None:
     loop, broken, trial = with_broken()
     assert trial.result().restored is None
     broken.mended = True
     before = [p.detach().clone() for p in loop.model.parameters()]
-    with trial.step():
+    if by_hooks:
+        trial.begin_step()
         loop.step()
+        trial.end_step()
+    else:
+        with trial.step():
+            loop.step()
     after = [p.detach().clone() for p in loop.model.parameters()]
     assert not equal(before, after)
     with trial.step():
@@ -132,7 +139,7 @@ def test_hfu_is_not_claimed_where_recomputation_is_not_known(tmp_path: Path) -> 
     found = read([folder])
     device = hardware.lookup("NVIDIA H200", 139.8)
     for row in found[found["metric"] == "time_ms"].to_dict("records"):
-        (used,) = mfu.of_row(row, device)
+        (used,) = mfu.of_row({str(key): value for key, value in row.items()}, device)
         assert used.mfu_mixed is not None
         assert used.hfu is None
 
@@ -156,7 +163,7 @@ def test_a_profiler_of_the_users_own_is_not_ended() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as mine:
         with pytest.raises(UsageError, match="a profiler is active") as error, trial.step():
             loop.step()
-        assert torch.autograd._profiler_enabled()
+        assert is_profiled()
         torch.ones(2).add(1)
     assert "\n" not in str(error.value)
     assert any(event.name == "aten::add" for event in mine.events())
@@ -172,7 +179,7 @@ def test_a_profiler_that_begins_within_the_proof_is_not_ended() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         with pytest.raises(UsageError, match="a profiler is active"):
             loop.run(trial)
-        assert torch.autograd._profiler_enabled()
+        assert is_profiled()
 
 
 @pytest.mark.parametrize(
