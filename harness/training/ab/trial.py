@@ -140,8 +140,7 @@ class Trial(HookedSteps):
                 "fp8_all_gather='both': FSDP2 does not shard the model, so nothing is gathered; call fully_shard after "
                 "ab.Trial(...), or leave fp8_all_gather out"
             )
-        if self._clock is None:
-            self._clock = clock_for(self.device)
+        self._clock = self._clock or clock_for(self.device)
         self._meter = Meter(self.device, self._monitor)
         if self._snapshot is not None:
             self._snapshot.take()
@@ -154,7 +153,8 @@ class Trial(HookedSteps):
         """What the step that begins is for; None where it is not the trial's."""
         if self.done:
             return None
-        if fault := self._exchange.fault_of_others():
+        # Before its first step a rank refuses what it has to refuse itself, and is then told what others have
+        if self._has_begun and (fault := self._exchange.fault_of_others()):
             self._stop(fault)
             return None
         turn = next(self._turns, None)
