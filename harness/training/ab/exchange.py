@@ -5,6 +5,7 @@ Rank 0 gathers and answers, so that every rank decides by the same facts. A rank
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -70,7 +71,8 @@ class Exchange:
     def raised(self, what: str) -> None:
         """Tells all ranks at once that this one has ended."""
         if self._store is not None:
-            self._store.set(f"{self._prefix}/raised", f"rank {self.rank}: {what}")
+            with contextlib.suppress(RuntimeError):  # the store is gone, and the others with it
+                self._store.set(f"{self._prefix}/raised", f"rank {self.rank}: {what}")
 
     def fault_of_others(self) -> str:
         """What a rank that ended has told; "" if none has. Never waits."""

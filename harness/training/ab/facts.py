@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fp8core.verify import Proof
+    from harness.training.ab.plan import Plan
+    from harness.training.ab.seen import Extent
 
 
 @dataclass
@@ -33,7 +35,8 @@ class Known:
         flops: of the model in a step of one rank by dtype, for "base" and each FP8 arm, counted once on a real batch; what
             bf16 steps multiply the FP8 products in is "unknown" where the step had no other product.
         peak_bytes: most memory of a timed step of any rank, by arm.
-        joules: of a step, mean of all ranks, one value a block, by arm; of blocks that every rank could read.
+        joules: (round, joules of a step with what runs between steps, mean of all ranks), by arm; of blocks that every rank
+            could read.
         resolved: the proof's facts, by FP8 arm, for the store.
         gpu: name and memory in GiB of the model's GPU; None on another device.
     """
@@ -41,7 +44,7 @@ class Known:
     tokens: float | None = None
     flops: dict[str, dict[str, float]] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    joules: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    joules: defaultdict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     resolved: dict[str, dict[str, object]] = field(default_factory=dict)
     gpu: tuple[str, float] | None = None
     # Of each round a median for each rank: the own part of profiled steps, timed steps, the time between them
@@ -63,19 +66,28 @@ class Known:
             self.gpu = properties.name, properties.total_memory / 2**30
         self.tokens, self.resolved[arm] = _tokens(proof, model), facts_of(proof)
 
-    def add_round(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """What a round of all ranks adds."""
+    def add_round(self, index: int, messages: Sequence[Mapping[str, Any]]) -> None:
+        """What a round of all ranks adds; a block that is left out for a fault on any rank adds nothing.
+
+        Args:
+            index: of the round.
+            messages: of all ranks (`harness.training.ab.seen.told`).
+        """
+        arms = [
+            arm for arm in WITH_GATHER if not any(arm in message.get("faults", {}) for message in messages)
+        ]
         for message in messages:
             for arm, peak in message.get("peaks", {}).items():
-                self.peak_bytes[arm] = max(peak, self.peak_bytes.get(arm, 0))
-        for arm in WITH_GATHER:
+                if arm in arms:
+                    self.peak_bytes[arm] = max(peak, self.peak_bytes.get(arm, 0))
+        for arm in arms:
             read = [message["joules"][arm] for message in messages if arm in message.get("joules", {})]
             if len(read) == len(messages):
-                self.joules[arm].append(statistics.fmean(read))
+                self.joules[arm].append((index, statistics.fmean(read)))
         for rows, values in (
-            (self._own, [message.get("own_ms", []) for message in messages]),
-            (self._whole, [_of_all_arms(message["times_ms"]) for message in messages]),
-            (self._gaps, [_of_all_arms(message.get("gaps_ms", {})) for message in messages]),
+            (self._own, [_of_arms(arms, message.get("own_ms", {})) for message in messages]),
+            (self._whole, [_of_arms(arms, message["times_ms"]) for message in messages]),
+            (self._gaps, [_of_arms(arms, message.get("gaps_ms", {})) for message in messages]),
         ):
             if all(values):
                 rows.append([statistics.median(of_rank) for of_rank in values])
@@ -96,8 +108,22 @@ class Known:
         return ""
 
 
-def _of_all_arms(values: Mapping[str, Sequence[float]]) -> list[float]:
-    return [value for of_arm in values.values() for value in of_arm]
+def unseen(extent: Extent, plan: Plan, ranks: int) -> tuple[str, ...]:
+    """What could not be watched in a trial whose steps train on `extent`."""
+    found = []
+    if not extent.shapes:
+        found.append("shapes of batches were not seen: tell them by trial.step(batch)")
+    if not extent.updates:
+        found.append("no optimizer step was seen inside trial.step()")
+    if ranks > 1 and not plan.lead:
+        found.append("which rank the others wait for was not looked at: lead=0")
+    if plan.block == 1 and (plan.lead == 0 or (plan.lead == 1 and ranks > 1)):
+        found.append("time between steps was not seen: block=2 or more gives it")
+    return tuple(found)
+
+
+def _of_arms(arms: Sequence[str], values: Mapping[str, Sequence[float]]) -> list[float]:
+    return [value for arm in arms for value in values.get(arm, ())]
 
 
 def _tokens(proof: Proof, model: nn.Module) -> float | None:

@@ -30,7 +30,10 @@ class HookedSteps:
         A step that is still open counts for nothing, and the trial ends without an answer.
         """
         self.end_step(UnfinishedStepError("left before its end: another one began"))
-        if not self.done:
+        if self.done:
+            with self.step():  # as a step that is not the trial's
+                return
+        else:
             hooked = self.step(batch)
             hooked.__enter__()
             self._hooked = hooked

@@ -5,8 +5,11 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from torch._C._autograd import _profiler_enabled
+
 from fp8core.verify import StepProof
 from fp8core.watching import profiling
+from harness.store.errors import UsageError
 from harness.training.ab.exchange import SilentRankError
 from harness.training.ab.plan import FP8, GATHER
 
@@ -20,6 +23,24 @@ if TYPE_CHECKING:
     from harness.training.ab.plan import Turn
     from harness.training.ab.seen import Extent
     from harness.training.ab.switch import Switch
+
+
+def is_profiled() -> bool:
+    """Whether a profiler of the user's own is active, which another one would end."""
+    return _profiler_enabled()
+
+
+def refuse_a_profiler() -> None:
+    """A trial profiles single steps itself, and PyTorch runs one profiler at a time.
+
+    Raises:
+        UsageError: one is active.
+    """
+    if is_profiled():
+        raise UsageError(
+            "a profiler is active, and the trial, which profiles steps of its own, would end it: profile before "
+            "the trial's first step or once trial.done"
+        )
 
 
 class Proving:
@@ -51,7 +72,13 @@ class Proving:
 
     @contextmanager
     def around(self, turn: Turn, *, on_gpu: bool) -> Iterator[None]:
-        """Watches a step of the proof; others run as they are."""
+        """Watches a step of the proof; others run as they are.
+
+        Raises:
+            UsageError: a profiler of the user's own is active by now.
+        """
+        if turn.purpose in ("compare", "count", "none"):
+            refuse_a_profiler()
         if turn.purpose == "compare":
             self._under_way = StepProof(
                 self._model, recipe=self._switch.recipe(turn.arm), fp8_all_gather=self._demands[turn.arm]

@@ -66,7 +66,8 @@ class TrialResult:
         under_way: rounds are still to come; nothing is decided before.
         flops: of the model in a step of one rank, by the dtype that each product ran in, for "base" and each FP8 arm.
         peak_bytes: most memory of a timed step, by arm; empty where the device keeps none.
-        joules: of a step, a mean of all ranks' boards, one value a block, by arm; empty where none was measured.
+        joules: (round, joules of a step with what runs between steps, a mean of all ranks' boards) of each block, by arm;
+            empty where none was measured.
         unmetered: why no energy was measured, where none was.
         gpu: name and memory in GiB of the GPU; None on another device.
         slow_rank: "rank 1 takes about 21 % longer ..."; "" if none stands out.
@@ -93,7 +94,7 @@ class TrialResult:
     under_way: bool = False
     flops: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    joules: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    joules: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     unmetered: str = ""
     gpu: tuple[str, float] | None = None
     slow_rank: str = ""
@@ -104,6 +105,13 @@ class TrialResult:
     notes: tuple[str, ...] = ()
     layers: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> str:
+        """Why no ratio, time or energy may be told at all; "" if they may."""
+        if self.problem or self.proved:
+            return self.problem
+        return f"FP8 is not proved: {self.proof or 'the steps of the proof were not reached'}"
 
     @property
     def floor(self) -> float:
@@ -169,8 +177,8 @@ class TrialResult:
             return (
                 "the trial is under way; on several ranks call trial.close() on all of them to end it early"
             )
-        if not self.proved:
-            return f"FP8 is not proved: {self.proof or 'the steps of the proof were not reached'}"
+        if self.refused:
+            return self.refused
         if not found.has_interval:
             faults = {fault for r in self.rounds for fault in r.faults.values()}
             why = f" ({'; '.join(sorted(faults))})" if faults else ""

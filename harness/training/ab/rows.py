@@ -45,12 +45,13 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measuremen
             "recipe": result.recipe if is_fp8 else "bf16",
             "fp8_layers": result.layers if is_fp8 else 0,
             "tokens_per_step": result.tokens,
-            **({"flops_formula_id": "palm"} if flops else {}),
+            # The model's FLOPs; what a loop of the user's own recomputes is not known, so that HFU is not either
+            **({"flops_formula_id": "palm", "checkpointing": "unknown"} if flops else {}),
             **(result.facts.get(arm, {}) if is_fp8 else {}),
         }
         if GATHER in result.arms and is_fp8:
             resolved["fp8_all_gather"] = arm == GATHER
-        refused = "" if result.proved and not result.problem else result.doubt
+        refused = result.doubt if result.refused else ""
         row = Measurement(
             suite=SUITE,
             case_id=case.case_id,
@@ -87,14 +88,24 @@ def _record(arm: str, recipe: str) -> Arm:
 
 def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
     """Joules per token of an arm, or why there are none."""
-    energy = replace(time, metric="joules_per_token", flops={}, baseline="", timing={})
+    whole = "whole blocks of the user's own loop: an optimizer step with what runs between steps; mean of all ranks' boards"
+    energy = replace(
+        time,
+        metric="joules_per_token",
+        flops={},
+        baseline="",
+        timing={},
+        resolved={**time.resolved, "timed": whole},
+    )
     why = "" if result.joules.get(arm) else result.unmetered or "a reading of the counter failed"
     if not why and not result.tokens:
-        why = f"{statistics.fmean(result.joules[arm]):.4g} J a step, but how many tokens a step has is not known"
+        why = f"{statistics.fmean(j for _, j in result.joules[arm]):.4g} J a step, but how many tokens a step has is not known"
     if why:
         return replace(energy, status="skipped", samples=(), rounds=(), reason=why)
-    read = tuple(joules / result.tokens for joules in result.joules[arm]) if result.tokens else ()
-    return replace(energy, samples=read, rounds=tuple(range(len(read))))
+    read = result.joules[arm]
+    return replace(
+        energy, samples=tuple(j / (result.tokens or 1.0) for _, j in read), rounds=tuple(r for r, _ in read)
+    )
 
 
 def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, is_writer: bool) -> Path:

@@ -155,6 +155,10 @@ class Block:
                 self.fault = self.fault or f"a step of {extent}, where the proved one had {self._expected}"
         self._last = end
 
+    def forget_end(self) -> None:
+        """The time that follows the last step is not the loop's: a profiler was closed in it."""
+        self._last = None
+
     def times_ms(self, clock: Clock) -> list[float]:
         """Times of the timed steps."""
         return [clock.ms(start, end) for start, end in self._marks]
@@ -174,10 +178,9 @@ class Block:
         return [float(loss) for loss in self._losses if loss is not None]
 
 
-def told(index: int, blocks: Mapping[str, Block], clock: Clock) -> dict[str, Any]:
+def told(blocks: Mapping[str, Block], clock: Clock) -> dict[str, Any]:
     """What a rank tells the others of a round: JSON values by arm."""
     return {
-        "round": index,
         "times_ms": {arm: block.times_ms(clock) for arm, block in blocks.items()},
         "gaps_ms": {arm: block.gaps_ms(clock) for arm, block in blocks.items()},
         "losses": {arm: block.loss_values() for arm, block in blocks.items()},

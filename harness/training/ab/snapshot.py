@@ -14,7 +14,7 @@ from fp8core.distributed.fsdp_state import end_pass
 from fp8core.dtensors import is_dtensor
 from fp8core.history import AmaxMemory
 from fp8core.verify.state import random_state, set_random_state
-from harness.store.errors import UsageError
+from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,13 +91,15 @@ class Snapshot:
             mid_step: a step has raised, so that FSDP2 may stand in the middle of a pass.
 
         Raises:
-            RuntimeError: the model has other parameters than when the copies were taken; nothing was put back.
+            RuntimeError: the model has other parameters than when the copies were taken, and nothing was put back; or an
+                object refused its state, and the message names what was put back before it: never the model.
         """
         if mid_step:
             end_pass(self._model)
         now = [*self._model.parameters(), *self._model.buffers()]
         if [id(t) for t in now] != [id(t) for t in self._held] or [_place(t) for t in now] != self._places:
             raise RuntimeError("the model's tensors were moved or replaced during the trial")
+        self._load_others()  # code of anyone's, which may raise: before the model is touched
         with torch.no_grad():
             for tensor, kept in zip(self._held, self._copies, strict=True):
                 tensor.copy_(kept)
@@ -105,9 +107,19 @@ class Snapshot:
                 parameter.grad = None if grad is None else grad.to(parameter.device, copy=True)
         for memory, known in self._memories:
             vars(memory).update(known)
-        for each, state in zip(self._others, self._states, strict=True):
-            each.load_state_dict(_deep_copied(state))
         set_random_state(self._random)
+
+    def _load_others(self) -> None:
+        for index, (each, state) in enumerate(zip(self._others, self._states, strict=True)):
+            try:
+                each.load_state_dict(_deep_copied(state))
+            except Exception as error:
+                names = self.names[2:]
+                raise RuntimeError(
+                    f"{names[index]}.load_state_dict raised {one_line(error)}; put back before it: "
+                    f"{', '.join(names[:index]) or 'nothing'}; as the trial left them: "
+                    f"{', '.join((*self.names[:2], *names[index:]))}"
+                ) from error
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from fp8core.config import as_recipe
 from fp8core.convert import convert_to_float8_training
 from fp8core.distributed.fsdp import switch_gathers
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
-from fp8core.distributed.gather_reasons import gathered_as
+from fp8core.distributed.gather_reasons import gathered_as, recipe_reason
 from fp8core.linear import Float8Linear
 from fp8core.schedule import PrecisionSchedule
 from harness.store.errors import UsageError
@@ -28,6 +28,7 @@ class Switch:
     Attributes:
         layers: all of them.
         found_in_fp8: the model came converted and in FP8.
+        asked: the recipe that the trial was given.
 
     Args:
         model: converted, or to be converted now, in place: its parameters stay the objects that an optimizer holds, but
@@ -55,6 +56,12 @@ class Switch:
         if isinstance(model, nn.Linear):
             raise UsageError(
                 "the model is a single Linear layer, which cannot be replaced in place; wrap it in a module"
+            )
+        reason = recipe_reason(as_recipe(recipe)) if fp8_all_gather else ""
+        if reason:
+            raise UsageError(
+                f"fp8_all_gather={fp8_all_gather!r}: FSDP2 cannot gather FP8 codes of the recipe {recipe!r}: {reason}; take "
+                "recipe='tensorwise', or fp8_all_gather=False"
             )
         self.model = model
         self.converted_here = not _layers(model)
@@ -95,7 +102,7 @@ class Switch:
             self._refuse_one_gather(recipe)
             plain = {r: r.with_fp8_all_gather(False) for r in set(own.values())}
             self._of_arm[FP8] = {layer: plain[r] for layer, r in own.items()}
-        self._asked = asked
+        self.asked = asked
 
     def _refuse_one_gather(self, recipe: str) -> None:
         self._free.apply(self.model, 0, 1)
@@ -113,7 +120,7 @@ class Switch:
     def recipe(self, arm: str) -> Recipe:
         """What all layers run in an FP8 arm, with what the conversion added to the named recipe; that where they differ."""
         found = set(self.recipes(arm).values())
-        return found.pop() if len(found) == 1 else self._asked
+        return found.pop() if len(found) == 1 else self.asked
 
     def to(self, arm: str) -> None:
         """All layers into the precision of an arm; between optimizer steps."""

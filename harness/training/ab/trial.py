@@ -11,12 +11,12 @@ from fp8core.arguments import check_type
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.timing.clock import Clock, clock_for
-from harness.training.ab import facts, rows, waits
+from harness.training.ab import facts, rows, setting, waits
 from harness.training.ab.energy import Meter
 from harness.training.ab.exchange import Exchange, SilentRankError
 from harness.training.ab.hooked import HookedSteps, UnfinishedStepError
 from harness.training.ab.plan import ARMS, BASE, FP8, GATHER, WITH_GATHER, Plan, Turn
-from harness.training.ab.proving import Proving
+from harness.training.ab.proving import Proving, is_profiled, refuse_a_profiler
 from harness.training.ab.result import Round, TrialResult, merged
 from harness.training.ab.seen import Block, Extent, Looks, told
 from harness.training.ab.snapshot import Snapshot
@@ -88,8 +88,8 @@ class Trial(HookedSteps):
         clock: Clock | None = None,
     ) -> None:
         check_type("model", model, nn.Module, "ab.Trial(model, recipe='tensorwise')")
-        _check(after, rank_timeout_s, fp8_all_gather)
-        self._both = fp8_all_gather == "both"
+        setting.check(after, rank_timeout_s, fp8_all_gather, module_filter_fn, clock)
+        self._gather, self._both = fp8_all_gather, fp8_all_gather == "both"
         self.plan = Plan(steps, block, lead, seed, WITH_GATHER if self._both else ARMS)
         self.model, self.recipe, self.done = model, recipe, False
         self._snapshot = (
@@ -108,14 +108,15 @@ class Trial(HookedSteps):
         )
         self._turns = self.plan.turns()
         self._turn: Turn | None = None
-        self._is_first_lead = False
+        self._has_begun = False  # its first step
+        self._is_watched = False  # the step under way is profiled for what this rank waits
         self._looks = Looks(model)
         self._blocks: dict[str, Block] = {}
         self._rounds: list[Round] = []
         self._steps_run = {True: 0, False: 0}
         self._problem = ""
         self._known = facts.Known()
-        self._own_ms: list[float] = []  # of this round's profiled steps
+        self._own_ms: dict[str, list[float]] = {}  # of this round's profiled steps, by arm
         self._extent = Extent()
         self._arm, self._is_fp8 = BASE, False
         self._switch.to(BASE)  # what runs before the first step, an evaluation say, is not in FP8 by surprise
@@ -125,24 +126,51 @@ class Trial(HookedSteps):
         """Where the model lies now."""
         return next(self.model.parameters()).device
 
-    def _begin(self) -> None:
-        """Before the first step: by now the model lies where it trains.
+    def _begin(self) -> str:
+        """Before the first step: by now the model lies where it trains. Says why the ranks are not in one trial; "" if they are.
 
         Raises:
             UsageError: see `step`.
         """
+        if self._exchange.size == 1:  # a framework may form the process group when training begins
+            self._exchange = Exchange(self._exchange.timeout_s)
+        refuse_a_profiler()
         if self._both and not is_sharded_by_fsdp(self.model):
             raise UsageError(
                 "fp8_all_gather='both': FSDP2 does not shard the model, so nothing is gathered; call fully_shard after "
                 "ab.Trial(...), or leave fp8_all_gather out"
             )
-        if self._clock is None:
-            self._clock = clock_for(self.device)
-        if self._exchange.size == 1:  # a framework may form the process group when training begins
-            self._exchange = Exchange(self._exchange.timeout_s)
+        self._clock = self._clock or clock_for(self.device)
         self._meter = Meter(self.device, self._monitor)
         if self._snapshot is not None:
             self._snapshot.take()
+        restore = None if self._snapshot is None else self._snapshot.names
+        mine = setting.of(self.plan, self._switch, self._gather, self._ends_in_fp8, restore)
+        # Last, so that a rank that could not begin has told it; before any step, so that no collective can diverge
+        return setting.disagreement(self._exchange, mine)
+
+    def _next(self) -> Turn | None:
+        """What the step that begins is for; None where it is not the trial's."""
+        if self.done:
+            return None
+        # Before its first step a rank refuses what it has to refuse itself, and is then told what others have
+        if self._has_begun and (fault := self._exchange.fault_of_others()):
+            self._stop(fault)
+            return None
+        turn = next(self._turns, None)
+        if turn is None:
+            self._end()
+        elif not self._has_begun:
+            try:
+                problem = self._begin()
+            except BaseException as error:
+                self._stop(f"the trial could not begin: {one_line(error)}", tell=True)
+                raise
+            if problem:
+                self._stop(problem)
+                return None
+            self._has_begun = True
+        return turn
 
     @contextmanager
     def step(self, batch: object = None) -> Iterator[None]:
@@ -154,19 +182,16 @@ class Trial(HookedSteps):
 
         Raises:
             RuntimeError: a step inside of a step.
-            UsageError: two kinds of all-gather were to be compared, and the model is not sharded.
+            UsageError: two kinds of all-gather were to be compared, and the model is not sharded; or a profiler is active
+                that the trial's own would end. The trial is over then.
         """
         if self._turn is not None:
             raise RuntimeError("trial.step() inside of trial.step(); put one around each optimizer step")
-        if not self.done and (fault := self._exchange.fault_of_others()):
-            self._stop(fault)
-        turn = None if self.done else next(self._turns, None)
+        turn = self._next()
         if turn is None:
-            self._end()
+            self._snapshot = None  # the loop trains on: what could not be put back stays so
             yield
             return
-        if not sum(self._steps_run.values()):
-            self._begin()
         assert self._clock is not None
         self._turn = turn
         try:
@@ -182,8 +207,7 @@ class Trial(HookedSteps):
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
             precision = "FP8" if turn.is_fp8 else "bf16"
             proof = ", compared with arithmetic of its own," if turn.purpose == "compare" else ""
-            self._exchange.raised(f"a step in {precision}{proof} {what}")
-            self._stop(f"a step in {precision}{proof} {what}")
+            self._stop(f"a step in {precision}{proof} {what}", tell=True)
             raise
         finally:
             self._turn = None
@@ -202,7 +226,12 @@ class Trial(HookedSteps):
         if turn.arm != self._arm:
             self._switch.to(turn.arm)
             self._arm, self._is_fp8 = turn.arm, turn.is_fp8
-        self._is_first_lead = turn.purpose == "lead" and turn.arm not in self._blocks
+        self._is_watched = (
+            turn.purpose == "lead"
+            and turn.arm not in self._blocks
+            and self._exchange.size > 1
+            and not is_profiled()  # by the user: then it is left out, on this rank and so for this round
+        )
         if turn.purpose in ("lead", "timed") and turn.arm not in self._blocks:
             self._blocks[turn.arm] = Block(self.device, self._extent, self.plan.block, self._meter)
         if turn.purpose == "timed":
@@ -212,10 +241,10 @@ class Trial(HookedSteps):
     def _around(self, turn: Turn) -> Iterator[None]:
         """What watches the step: never a timed one, and in all arms alike."""
         on_gpu = self.device.type == "cuda"
-        if self._is_first_lead and self._exchange.size > 1:
+        if self._is_watched:
             with waits.watched(on_gpu) as own_ms:
                 yield
-            self._own_ms += own_ms
+            self._own_ms[turn.arm] = own_ms
         else:
             with self._proving.around(turn, on_gpu=on_gpu):
                 yield
@@ -227,6 +256,8 @@ class Trial(HookedSteps):
         if turn.purpose in ("lead", "timed"):
             block = self._blocks[turn.arm]
             block.add(start, end, extent, self._looks.loss, is_timed=turn.purpose == "timed", fault=fault)
+            if self._is_watched:
+                block.forget_end()
             block.close(self._clock)
         elif fault:
             self._proving.stray = self._proving.stray or fault
@@ -249,21 +280,16 @@ class Trial(HookedSteps):
         assert self._meter is not None
         self._clock.settle()
         blocks, self._blocks = self._blocks, {}
-        mine = {**told(index, blocks, self._clock), "own_ms": self._own_ms}
-        self._own_ms = []
+        mine = {**told(blocks, self._clock), "own_ms": self._own_ms}
+        self._own_ms = {}
         self._meter.judge(min(block.lasted_s(self._clock) for block in blocks.values()), self.plan.block)
         try:
             messages = self._exchange.all_of(mine)
         except SilentRankError as error:
             self._stop(str(error))
             return
-        if any(m["round"] != index for m in messages):
-            self._stop(
-                f"ranks are in rounds {[m['round'] for m in messages]}: they took other numbers of steps"
-            )
-            return
         self._rounds.append(merged(index, messages))
-        self._known.add_round(messages)
+        self._known.add_round(index, messages)
         if self.plan.rounds == index + 1:
             self._end()
 
@@ -276,26 +302,31 @@ class Trial(HookedSteps):
                 self._meter.close()
             self._switch.leave(fp8=self._ends_in_fp8)
             self._is_fp8 = self._ends_in_fp8
-        if self._snapshot is not None and sum(self._steps_run.values()) + (self._turn is not None):
+        if self._snapshot is not None and self._has_begun:
             try:
                 self._snapshot.restore(mid_step=self._turn is not None)
             except Exception as error:  # noqa: BLE001 - told; the copies stay for another try by close()
                 self._not_restored = one_line(error)
-                return
+                return  # as long as no later step has trained the model on
             self._restored, self._not_restored = self._snapshot.names, ""
         self._snapshot = None  # its memory
 
-    def _stop(self, problem: str) -> None:
-        """The trial ends without an answer."""
+    def _stop(self, problem: str, *, tell: bool = False) -> None:
+        """The trial ends without an answer; `tell` the other ranks, which cannot know."""
+        if tell:
+            self._exchange.raised(problem)
         self._problem = self._problem or problem
         self._end()
 
     def close(self) -> None:
         """Ends a trial early, as when the loader has no more batches; restores what was to be restored.
 
-        Of several ranks all must call it at the same step: until then they train on in different precisions.
+        Of several ranks all must call it at the same step: until then they train on in different precisions, and a rank that
+        goes on alone is told at its next step. Where the restoring failed it is tried again, if no step has run since.
         """
         self.end_step(UnfinishedStepError("left before its end"))
+        if not self.done:
+            self._exchange.raised("closed the trial before its end")
         self._end()
 
     def _end_if_alone(self) -> None:
@@ -311,7 +342,8 @@ class Trial(HookedSteps):
     ) -> None:
         if error is not None:
             self.end_step(error)
-            self._stop(f"the loop raised {one_line(error)}")
+            if not self.done:
+                self._stop(f"the loop raised {one_line(error)}", tell=True)
         self.close()
 
     def result(self) -> TrialResult:
@@ -340,23 +372,10 @@ class Trial(HookedSteps):
             ends_in="FP8" if self._is_fp8 else "bf16",
             restored=self._restored,
             not_restored=self._not_restored,
-            notes=self._notes(),
+            notes=facts.unseen(self._extent, self.plan, self._exchange.size) if self._proving.proved else (),
             layers=len(self._switch.layers),
             facts=known.resolved,
         )
-
-    def _notes(self) -> tuple[str, ...]:
-        """What could not be watched."""
-        if not self._proving.proved:
-            return ()
-        unseen = []
-        if not self._extent.shapes:
-            unseen.append("shapes of batches were not seen: tell them by trial.step(batch)")
-        if not self._extent.updates:
-            unseen.append("no optimizer step was seen inside trial.step()")
-        if self._exchange.size > 1 and not self.plan.lead:
-            unseen.append("which rank the others wait for was not looked at: lead=0")
-        return tuple(unseen)
 
     def report(self) -> str:
         """The answer in at most 20 lines; ends the trial if it is still under way and has one rank."""
@@ -379,16 +398,3 @@ class Trial(HookedSteps):
         return rows.store(
             self.result(), self.plan, type(self.model).__name__, results_dir, self._exchange.rank == 0
         )
-
-
-def _check(after: object, rank_timeout_s: object, fp8_all_gather: object) -> None:
-    if after not in (None, "bf16", "fp8"):
-        raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
-    if (
-        not isinstance(rank_timeout_s, int | float)
-        or isinstance(rank_timeout_s, bool)
-        or not rank_timeout_s > 0
-    ):
-        raise UsageError(f"rank_timeout_s={rank_timeout_s!r}: expected seconds above 0")
-    if not isinstance(fp8_all_gather, bool) and fp8_all_gather != "both":
-        raise UsageError(f"fp8_all_gather={fp8_all_gather!r}: expected True, False or 'both'")

@@ -28,18 +28,16 @@ def lines(result: TrialResult) -> list[str]:
     return [
         *_headline(result),
         *_decision(result),
-        *_step(result),
-        *_between_steps(result),
+        *([] if result.refused else [*_step(result), *_between_steps(result)]),
         *([result.slow_rank] if result.slow_rank else []),
-        *_use(result),
-        *_memory(result),
+        *([] if result.refused else [*_use(result), *_memory(result)]),
         *[proof for proof in (result.proof, result.gather_proof) if proof],
         *[
             f"round {index}, block of {_label(result, arm)} left out: {why}"
             for index, arm, why in lost[:named]
         ],
         *more,
-        *_loss(result),
+        *([] if result.refused else _loss(result)),
         *(["; ".join(result.notes)] if result.notes else []),
         _end(result),
     ]
@@ -65,8 +63,11 @@ def _ratio(found: Effect) -> str:
 
 
 def _headline(result: TrialResult) -> list[str]:
+    line = f"FP8 ({result.recipe}) against bf16 in this loop: "
+    if result.refused:
+        return [f"{line}no ratio: {result.refused}"]
     found = result.effect
-    line = f"FP8 ({result.recipe}) against bf16 in this loop: {_ratio(found)}"
+    line += _ratio(found)
     if found.has_interval:
         floor = "unknown" if math.isnan(result.floor) else f"{result.floor:.3f}x"
         line += f", {found.rounds} paired rounds, noise floor {floor}"
@@ -143,10 +144,13 @@ def _energy(result: TrialResult) -> str:
     arms = (BASE, *_fp8_arms(result))
     if not all(result.joules.get(arm) for arm in arms):
         return f"energy: not measured: {result.unmetered or 'a reading of the counter failed'}"
-    parts = [f"{statistics.fmean(result.joules[arm]):.4g} J in {_label(result, arm)}" for arm in arms]
+    parts = [
+        f"{statistics.fmean(joules for _, joules in result.joules[arm]):.4g} J in {_label(result, arm)}"
+        for arm in arms
+    ]
     blocks = min(len(result.joules[arm]) for arm in arms)
     each = "a GPU" if result.ranks > 1 else "of the whole board"
-    return f"energy of a step, {each}: {', '.join(parts)}; {blocks} blocks or more of each"
+    return f"energy of a step with what runs between steps, {each}: {', '.join(parts)}; {blocks} blocks or more of each"
 
 
 def _mfu(result: TrialResult) -> str:

@@ -37,7 +37,10 @@ def run(nvml: FakeNvml, step_ms: float) -> tuple[ab.Trial, TrialResult]:
 def test_long_blocks_are_metered_from_the_second_round_on() -> None:
     nvml = FakeNvml()
     _, result = run(nvml, 600.0)
-    assert result.joules == {BASE: (BASE_J,) * 3, AGAIN: (BASE_J,) * 3, FP8: (FP8_J,) * 3}
+    of_rounds = {
+        arm: tuple((i, j) for i in (1, 2, 3)) for arm, j in ((BASE, BASE_J), (AGAIN, BASE_J), (FP8, FP8_J))
+    }
+    assert result.joules == of_rounds
     assert nvml.opened == 0, "NVML is let go at the end"
 
 
@@ -130,15 +133,17 @@ def test_an_mfu_that_is_not_known_is_not_stated(changes: dict[str, Any], words: 
 
 
 def test_energy_is_told_by_arm_or_why_not() -> None:
-    joules = {BASE: (50.0, 52.0), AGAIN: (50.0, 52.0), FP8: (40.0, 41.0)}
+    joules = {BASE: ((1, 50.0), (2, 52.0)), AGAIN: ((1, 50.0), (2, 52.0)), FP8: ((1, 40.0), (2, 41.0))}
     told = line(of_h200(joules=joules), "energy")
     assert (
-        told == "energy of a step, of the whole board: 51 J in bf16, 40.5 J in FP8; 2 blocks or more of each"
+        told
+        == "energy of a step with what runs between steps, of the whole board: 51 J in bf16, 40.5 J in FP8; 2 blocks or more "
+        "of each"
     )
     assert (
         line(of_h200(unmetered="a block lasts 3 ms"), "energy") == "energy: not measured: a block lasts 3 ms"
     )
-    assert "a reading of the counter failed" in line(of_h200(joules={BASE: (1.0,)}), "energy")
+    assert "a reading of the counter failed" in line(of_h200(joules={BASE: ((1, 1.0),)}), "energy")
 
 
 def test_a_cpu_has_neither() -> None:

@@ -134,12 +134,6 @@ def test_a_trial_that_demands_fp8_all_gather_converts_for_it() -> None:
         assert answer["rounds"] == 3
 
 
-def test_a_recipe_without_fp8_all_gather_is_no_proof_where_it_is_demanded() -> None:
-    for answer in ranks.run(rank_loops.converted_and_sharded, 2, "rowwise"):
-        assert not answer["proved"]
-        assert "the all-gather is not in FP8" in answer["doubt"]
-
-
 @pytest.mark.parametrize(
     ("name", "library"), [("hugging_face_callback", "transformers"), ("lightning_callback", "lightning")]
 )

@@ -95,8 +95,8 @@ def test_a_late_rank_is_named_by_the_time_between_its_steps() -> None:
 
 def test_without_profiled_steps_whole_ones_are_compared() -> None:
     known = Known()
-    for _ in range(3):
-        known.add_round([{"times_ms": {"base": [t]}, "own_ms": []} for t in (100.0, 130.0)])
+    for index in range(3):
+        known.add_round(index, [{"times_ms": {"base": [t]}, "own_ms": {}} for t in (100.0, 130.0)])
     assert known.slow_rank().startswith("rank 1 takes about 30 % longer a step than the other ranks")
 
 

@@ -1,0 +1,205 @@
+"""How a trial ends, and what it then says and stores. Oracles: planted faults; the loop's own weights, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import Loop, PlantedClock, equal
+from test_trial_energy import of_h200
+
+from harness import ab
+from harness.machine import hardware, mfu
+from harness.store import read
+from harness.store.errors import UsageError
+from harness.training.ab import rows
+from harness.training.ab.facts import Known
+from harness.training.ab.plan import AGAIN, BASE, FP8, Plan
+from harness.training.ab.proving import is_profiled
+
+SHORT: dict[str, Any] = {"steps": 52}
+
+
+class Broken:
+    """A loader whose state cannot be put back, until it is mended."""
+
+    mended = False
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if not self.mended:
+            raise KeyError("planted")
+
+
+def with_broken() -> tuple[Loop, Broken, Any]:
+    loop, broken = Loop(), Broken()
+    trial = ab.Trial(loop.model, restore=[loop.optimizer, broken], **SHORT)
+    loop.run(trial)
+    return loop, broken, trial
+
+
+@pytest.mark.parametrize("by_hooks", [False, True])
+def test_after_a_failed_restore_the_loop_trains_on(by_hooks: bool) -> None:
+    loop, broken, trial = with_broken()
+    assert trial.result().restored is None
+    broken.mended = True
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    if by_hooks:
+        trial.begin_step()
+        loop.step()
+        trial.end_step()
+    else:
+        with trial.step():
+            loop.step()
+    after = [p.detach().clone() for p in loop.model.parameters()]
+    assert not equal(before, after)
+    with trial.step():
+        pass
+    trial.close()
+    assert equal([p.detach() for p in loop.model.parameters()], after), "steps that ran since are kept"
+    assert trial.result().restored is None
+
+
+def test_a_failed_restore_leaves_the_weights_and_says_what_was_put_back() -> None:
+    loop, _, trial = with_broken()
+    last = "\n".join(trial.result().lines())
+    assert "NOT put back: RuntimeError: Broken.load_state_dict raised KeyError: 'planted'" in last
+    assert "put back before it: AdamW; as the trial left them: model, random numbers, Broken" in last
+    started = Loop()
+    assert not equal(
+        [p.detach() for p in loop.model.parameters()], [p.detach() for p in started.model.parameters()]
+    )
+
+
+def test_close_tries_a_failed_restore_again_at_once() -> None:
+    loop, broken, trial = with_broken()
+    broken.mended = True
+    trial.close()
+    assert trial.result().restored == ("model", "random numbers", "AdamW", "Broken")
+    assert equal(
+        [p.detach() for p in loop.model.parameters()], [p.detach() for p in Loop().model.parameters()]
+    )
+
+
+@pytest.mark.parametrize("changes", [{"problem": "rank 1: planted"}, {"proved": False, "proof": "planted"}])
+def test_no_line_gives_a_ratio_where_the_trial_has_none(changes: dict[str, Any], tmp_path: Path) -> None:
+    result = of_h200(**changes)
+    told = result.lines()
+    assert told[0].startswith("FP8 (tensorwise) against bf16 in this loop: no ratio: ")
+    assert "planted" in told[0]
+    assert not any(line.startswith(("step:", "between", "energy", "mixed", "peak", "loss")) for line in told)
+    assert "x (" not in "\n".join(told)
+    folder = rows.store(replace(result, device="cpu"), Plan(), "Net", tmp_path, True)
+    assert set(read([folder])["status"]) == {"failed"}
+
+
+def test_blocks_left_out_give_no_energy_memory_or_slow_rank() -> None:
+    def message(factor: float, fault: str = "") -> dict[str, Any]:
+        return {
+            "times_ms": {BASE: [100.0], FP8: [100.0 * factor]},
+            "gaps_ms": {BASE: [1.0], FP8: [1.0 * factor]},
+            "faults": {FP8: fault} if fault else {},
+            "peaks": {BASE: 10, FP8: 10 * round(factor)},
+            "joules": {BASE: 5.0, FP8: 5.0 * factor},
+            "own_ms": {BASE: [100.0], FP8: [100.0 * factor]},
+        }
+
+    known = Known()
+    for index in range(4):
+        known.add_round(index, [message(1.0), message(7.0, "compiled")])
+    assert known.peak_bytes == {BASE: 10}
+    assert dict(known.joules) == {BASE: [(i, 5.0) for i in range(4)]}
+    assert known.slow_rank() == ""
+
+
+def test_energy_is_stored_with_the_rounds_that_were_read(tmp_path: Path) -> None:
+    joules = dict.fromkeys((BASE, AGAIN, FP8), ((2, 50.0), (5, 52.0)))
+    result = of_h200(joules=joules)
+    assert any(
+        line.startswith("energy of a step with what runs between steps, of the whole board: 51 J in bf16")
+        for line in result.lines()
+    )
+    (row, *_) = [
+        m
+        for m in rows.measurements(result, Plan(), "Net")
+        if m.metric == "joules_per_token" and m.arm == "base"
+    ]
+    assert row.rounds == (2, 5)
+    assert row.samples == pytest.approx((50.0 / 4096, 52.0 / 4096))
+    assert "with what runs between steps" in str(row.resolved["timed"])
+
+
+def test_hfu_is_not_claimed_where_recomputation_is_not_known(tmp_path: Path) -> None:
+    folder = rows.store(of_h200(device="cpu"), Plan(), "Net", tmp_path, True)
+    found = read([folder])
+    device = hardware.lookup("NVIDIA H200", 139.8)
+    for row in found[found["metric"] == "time_ms"].to_dict("records"):
+        (used,) = mfu.of_row({str(key): value for key, value in row.items()}, device)
+        assert used.mfu_mixed is not None
+        assert used.hfu is None
+
+
+def test_a_trial_that_cannot_begin_is_over() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, fp8_all_gather="both", restore=[], steps=100)
+    with pytest.raises(UsageError, match="FSDP2 does not shard"), trial.step():
+        loop.step()
+    assert trial.done
+    assert "the trial could not begin: UsageError: fp8_all_gather='both'" in trial.result().problem
+    assert not any(m._forward_hooks for m in loop.model.modules())
+    with trial.step():
+        loop.step()
+    assert trial.result().steps_run == (0, 0)
+
+
+def test_a_profiler_of_the_users_own_is_not_ended() -> None:
+    loop = Loop()
+    trial = ab.Trial(loop.model, **SHORT)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as mine:
+        with pytest.raises(UsageError, match="a profiler is active") as error, trial.step():
+            loop.step()
+        assert is_profiled()
+        torch.ones(2).add(1)
+    assert "\n" not in str(error.value)
+    assert any(event.name == "aten::add" for event in mine.events())
+    assert trial.done
+
+
+def test_a_profiler_that_begins_within_the_proof_is_not_ended() -> None:
+    loop = Loop()
+    trial: Any = ab.Trial(loop.model, **SHORT)
+    trial._clock = PlantedClock(lambda count: 100.0)
+    with trial.step():
+        loop.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        with pytest.raises(UsageError, match="a profiler is active"):
+            loop.run(trial)
+        assert is_profiled()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"module_filter_fn": 3}, r"module_filter_fn=3: expected a function"),
+        ({"clock": 3}, r"clock=3: expected a clock"),
+        ({"recipe": "rowwise", "fp8_all_gather": True}, "rowwise codes differ"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once_in_a_line(given: dict[str, Any], words: str) -> None:
+    model = Loop().model
+    with pytest.raises(UsageError, match=words) as error:
+        ab.Trial(model, **given)
+    assert "\n" not in str(error.value)
+    assert type(model.up) is torch.nn.Linear, "refused before it was converted"
+
+
+def test_the_rest_of_an_answer_is_that_of_one_without_a_problem() -> None:
+    """The honest twin of the refused ones."""
+    told = of_h200().lines()
+    assert "no ratio" not in "\n".join(told)
+    assert replace(of_h200(), problem="x").lines()[0].endswith("no ratio: x")
