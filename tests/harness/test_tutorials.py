@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from harness.__main__ import _commands, main
+from harness.__main__ import commands, main
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
@@ -158,7 +158,7 @@ def test_a_command_of_the_troubleshooting_table_runs(
         assert run(["sweep=cast", "device=cpu", "run_id=RUN_ID", "budget_s=0", "report=false"])[0] == 0
         words += ["dry_run=true"]
     elif not words[0].startswith("sweep="):
-        assert words[0] in _commands()
+        assert words[0] in commands()
         # "doctor" is run by a tutorial; what takes RUN needs a run of the reader's own.
         if words[0] == "doctor" or "RUN" in words:
             return
