@@ -54,7 +54,12 @@ def watch(
     same, bit for bit: nothing is cast again, no random number is drawn, no amax is recorded. Between watched steps
     nothing is left on.
 
-    COSTS
+    Cost: a watched step reads each cast tensor once more for its amax, copies `samples` elements of it with their codes
+    and scales, counts the copies of several casts together, and waits for the device once. With every=50 that was 0.05
+    to 0.3 % of the CPU time of a training with steps of over 100 ms, and 1.3 to 1.8 % with steps of 10 to 14 ms
+    (docs/numerics.md); never measured on a GPU. Memory on the device: about 100 bytes for each of 32,768 samples that
+    wait (3 MB), or of one cast's where `samples` is larger; 72 bytes a cast until the step ends; and as long as the
+    watcher lives up to 128 tensors of places, 8 bytes a sample (4 MB).
 
     What counts: each forward pass with its first backward pass. Of a graph that is kept for several backward passes
     (`retain_graph=True`) the later ones are left out; a microbatch that is run again after its backward pass counts twice.
@@ -240,7 +245,9 @@ def _closed_copy(steps: int) -> Watcher:
     """What a copy of a watcher is: the records, the sink and the layers are the original's."""
     result = Watcher.__new__(Watcher)
     result.latest, result.steps = (), steps
-    result.problem = "this is a copy of a watcher, and records nothing; call watch(model) for a model of its own"
+    result.problem = (
+        "this is a copy of a watcher, and records nothing; call watch(model) for a model of its own"
+    )
     result._on, result._sink, result._warned = _On(1), None, set()
     result._every, result._was_told, result._is_copy = 1, True, True
     return result

@@ -173,7 +173,9 @@ def test_eager_steps_are_not_advised_where_they_are_on() -> None:
     assert "pass eager_steps" not in str(told[0].message)
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"]
+)
 @pytest.mark.parametrize("armed", [True, False])
 def test_a_model_that_holds_its_watcher_can_be_copied(how: object, armed: bool) -> None:
     """For an average of the weights: the copy's watcher is closed and says so; the model's own goes on."""
