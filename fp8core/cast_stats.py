@@ -45,9 +45,7 @@ READS = {  # role -> the operands of GEMMs that it is
 CAST, HIGH_PRECISION, CODES_ONLY, NOT_SEEN = "cast", "high precision", "codes only", "not seen"
 MAXIMA = 3  # the first figures of a row are maxima: amax, scale_inv, -scale_inv; the others are sums
 _ROWS_KEPT = 32  # of a slot, until they are merged
-_HELD = (
-    1 << 15
-)  # samples that wait to be counted: in small models each operator costs more than what it does to a sample
+_HELD = 1 << 15  # samples that wait: in a small model an operator costs more than what it does to one cast
 _LARGEST = torch.finfo(torch.float32).max  # of all dtypes that are cast
 
 
