@@ -362,7 +362,7 @@ class CallStats:
         return row, size, sampled
 
     def _extremes_of(self, role: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a tensor; once for all GEMMs that read it."""
+        """Extremes of a tensor, once for all GEMMs that read it."""
         if role not in self._extremes:
             self._extremes[role] = _extremes(x.detach())
         return self._extremes[role]
