@@ -90,10 +90,11 @@ class CastRecord:
 
 def records_of(step: StepStats, number: int, rank: int, recipes: dict[str, Recipe]) -> Iterator[CastRecord]:
     """What a step showed of each module, in the order of `recipes`: name -> what it runs. One wait for each device."""
+    step.count()
     by_device: dict[torch.device, list[Seen]] = {}
     for seen in (seen for of_module in step.seen.values() for seen in of_module.values()):
         if seen.rows:
-            by_device.setdefault(seen.rows[0].device, []).append(seen)
+            by_device.setdefault(seen.rows[0].counted.device, []).append(seen)
     rows: dict[Seen, list[float]] = {}
     for group in by_device.values():
         rows.update(zip(group, torch.stack([seen.merge() for seen in group]).tolist(), strict=True))

@@ -8,12 +8,16 @@ Nothing is cast a second time. Of each tensor at most `samples` elements are loo
     underflowed  x is not 0, and its code is
     signal       sum of x**2                         noise   sum of (x - code * scale_inv)**2, both in float64
 
-A call counts once its backward pass runs. So evaluations, and what activation checkpointing computes twice, don't.
+A call counts once its backward pass runs. So evaluations, and what activation checkpointing computes twice, don't. Of a
+forward pass with several backward passes (`retain_graph=True`) the first one counts. A microbatch that was run again after its
+backward pass counts twice: nothing here knows that the first one failed.
+
+Samples are copied at once, because optimizers change their tensors in place, and counted together, `_HELD` of them at a time.
 """
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,10 +30,11 @@ from fp8core.scaling import BLOCK, MX_BLOCK
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Iterable
 
     from torch import nn
 
+    from fp8core.cast_places import Places
     from fp8core.recipe import Cast, Recipe
 
 READS = {  # role -> the operands of GEMMs that it is
@@ -40,10 +45,8 @@ READS = {  # role -> the operands of GEMMs that it is
 CAST, HIGH_PRECISION, CODES_ONLY, NOT_SEEN = "cast", "high precision", "codes only", "not seen"
 MAXIMA = 3  # the first figures of a row are maxima: amax, scale_inv, -scale_inv; the others are sums
 _ROWS_KEPT = 32  # of a slot, until they are merged
-_SHAPES_KEPT = 64
+_HELD = 1 << 15  # samples that wait: in a small model an operator costs more than what it does to one cast
 _LARGEST = torch.finfo(torch.float32).max  # of all dtypes that are cast
-
-Where = tuple[torch.Tensor, ...]  # an index of each sampled element, by dimension
 
 
 class Slot(NamedTuple):
@@ -69,34 +72,84 @@ def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
     return result
 
 
+class Row:
+    """Figures of one cast.
+
+    A row: amax, largest scale_inv, -smallest scale_inv, then as estimates for all elements: saturated, underflowed, not
+    zero, not finite, signal, noise.
+
+    Attributes:
+        value: float64 [9] on the tensor's device; None until `StepStats.count`.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor | None = None) -> None:
+        self.value = value
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """The value once it is there."""
+        assert self.value is not None
+        return self.value
+
+
+class Sample(NamedTuple):
+    """Elements of one cast.
+
+    Attributes:
+        values: high precision, [n].
+        codes: uint8 [n].
+        decoding: scale_inv of each, float32 [n]; [1] where all have the same.
+        dtype: of the codes.
+        weight: elements of the tensor for each one of the sample.
+    """
+
+    values: torch.Tensor
+    codes: torch.Tensor
+    decoding: torch.Tensor
+    dtype: torch.dtype
+    weight: float
+
+
+class Waiting(NamedTuple):
+    """What waits to be counted; without a sample where nothing was cast, or codes are all that is there.
+
+    Attributes:
+        extremes: of the tensor, then of scale_inv: the smallest and the largest; 0-dimensional.
+    """
+
+    row: Row
+    extremes: tuple[torch.Tensor, ...]
+    sample: Sample | None
+
+
 class Seen:
     """What one operand of one layer showed in all calls of a step.
 
     Attributes:
         slot, cast: which operand, and its cast; None in high precision.
         status: one of CAST, HIGH_PRECISION, CODES_ONLY.
-        rows: float64 [9] on the tensor's device, see `CallStats`; all merged by `merge`.
+        rows: of the calls; all merged by `merge`.
         elements, sampled, calls: of the whole step.
     """
 
     def __init__(self, slot: Slot, cast: Cast | None, status: str) -> None:
         self.slot, self.cast, self.status = slot, cast, status
-        self.rows: list[torch.Tensor] = []
+        self.rows: list[Row] = []
         self.elements = self.sampled = self.calls = 0
 
     def merge(self) -> torch.Tensor:
-        """One row of all calls."""
+        """One row of all calls, which must have been counted."""
         if len(self.rows) > 1:
-            together = torch.stack(self.rows)
-            self.rows = [torch.cat((together[:, :MAXIMA].amax(0), together[:, MAXIMA:].sum(0)))]
-        return self.rows[0]
+            together = torch.stack([row.counted for row in self.rows])
+            self.rows = [Row(torch.cat((together[:, :MAXIMA].amax(0), together[:, MAXIMA:].sum(0))))]
+        return self.rows[0].counted
 
-    def add(self, row: torch.Tensor | None, elements: int, sampled: int) -> None:
+    def add(self, row: Row | None, elements: int, sampled: int) -> None:
         """One more call."""
         if row is not None:
             self.rows.append(row)
-            if len(self.rows) >= _ROWS_KEPT:
-                self.merge()
         self.elements += elements
         self.sampled += sampled
         self.calls += 1
@@ -106,45 +159,91 @@ class StepStats:
     """All layers of one watched step.
 
     Attributes:
-        samples: elements of a tensor that are looked at in each call.
+        places: which elements are looked at.
         seen: of each module whose backward pass ran, by (reported name, recipe, slot, status).
+        calls: forward passes that were seen.
         failure: the first error of the statistics themselves, after which nothing more is looked at; "" if none.
     """
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
+    def __init__(self, places: Places) -> None:
+        self.places = places
         self.seen: dict[str, dict[tuple[str, int, Slot, str], Seen]] = {}
+        self.calls = 0
         self.failure = ""
-        self._places: dict[tuple[torch.Size, torch.device], Where] = {}
         self._slots: dict[int, tuple[Recipe, dict[tuple[str, str], tuple[Slot, Cast | None]]]] = {}
+        self._waiting: list[Waiting] = []
+        self._held = 0
 
     def call(self, module: str, name: str, recipe: Recipe) -> CallStats:
         """What a forward pass of a module, and the backward pass that belongs to it, report to; as `name`."""
+        self.calls += 1
         if id(recipe) not in self._slots:  # a recipe takes longer to hash than to look at
             by_gemm = {(s.role, gemm): (s, cast) for s, cast in slots(recipe).items() for gemm in s.gemms}
             self._slots[id(recipe)] = recipe, by_gemm
         return CallStats(self, module, name, self._slots[id(recipe)][1], id(recipe))
 
-    def places(self, shape: torch.Size, device: torch.device) -> Where:
-        """Indices of elements a fixed stride apart; coprime to the last dimension, so that all columns take part."""
-        key = shape, device
-        if key not in self._places:
-            size, last = shape.numel(), shape[-1]
-            stride = -(-size // self.samples)
-            while stride > 1 and math.gcd(stride, last) != 1:
-                stride += 1
-            if len(self._places) >= _SHAPES_KEPT:
-                self._places.clear()
-            self._places[key] = torch.unravel_index(torch.arange(0, size, stride, device=device), shape)
-        return self._places[key]
+    def wait(self, row: Row, extremes: tuple[torch.Tensor, ...], sample: Sample | None) -> None:
+        """Takes what is to be counted as `row`."""
+        self._waiting.append(Waiting(row, extremes, sample))
+        self._held += 1 if sample is None else sample.values.numel()
+        if self._held >= _HELD:
+            self.count()
+
+    def count(self) -> None:
+        """Counts what waits; casts of as many samples and the same dtypes together."""
+        waiting, self._waiting, self._held = self._waiting, [], 0
+        groups: dict[Hashable, list[Waiting]] = {}
+        for one in waiting:
+            key: tuple[Hashable, ...] = (one.extremes[0].device,)
+            if one.sample is not None:
+                key += one.sample.dtype, *((x.dtype, x.numel()) for x in one.sample[:3])
+            groups.setdefault(key, []).append(one)
+        for group in groups.values():
+            extremes = torch.stack([x for one in group for x in one.extremes]).double().view(-1, 4)
+            least, most, least_scale, most_scale = extremes.unbind(1)
+            maxima = torch.stack((torch.maximum(-least, most), most_scale, -least_scale), 1)
+            samples = [one.sample for one in group if one.sample is not None]
+            sums = _sums(samples) if samples else maxima.new_zeros(len(group), 6)
+            for one, value in zip(group, torch.cat((maxima, sums), 1).unbind(), strict=True):
+                one.row.value = value
+
+
+def _sums(samples: list[Sample]) -> torch.Tensor:
+    """float64 [casts, 6]: what of a row is no maximum."""
+    dtype = samples[0].dtype
+    values = torch.stack([one.values for one in samples]).double()
+    codes = _values_of(dtype, values.device).take(torch.stack([one.codes for one in samples]).long())
+    decoding = torch.stack([one.decoding for one in samples]).double()
+    limit = as_element_format(dtype).overflow_threshold
+    error = torch.addcmul(values, codes, decoding, value=-1)
+    magnitude, not_zero = values.abs(), _count(values != 0)
+    counts = (
+        _count(magnitude > decoding * limit),
+        not_zero - _count(codes != 0),  # the code of 0 is 0
+        not_zero,
+        values.shape[1] - _count(magnitude <= _LARGEST),
+    )
+    squares = (torch.linalg.vecdot(x, x) for x in (values, error))
+    sums = torch.stack((*(x.double() for x in counts), *squares), 1)
+    weights = [one.weight for one in samples]
+    if max(weights) > 1:
+        sums *= torch.tensor(weights, dtype=torch.float64)[:, None].to(sums.device, non_blocking=True)
+    return sums
+
+
+def _count(mask: torch.Tensor) -> torch.Tensor:
+    """True elements of each row, int32; a sum of bool would take ten times as long on a CPU."""
+    return mask.view(torch.uint8).sum(1, dtype=torch.int32)
+
+
+@lru_cache
+def _values_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """float64 [256], of each code: a look-up takes a tenth of the time of a conversion on a CPU."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).double().to(device)
 
 
 class CallStats:
-    """One forward pass of a layer with its backward pass.
-
-    A row: amax, largest scale_inv, -smallest scale_inv, then as estimates for all elements: saturated, underflowed, not
-    zero, not finite, signal, noise.
-    """
+    """One forward pass of a layer with its first backward pass."""
 
     def __init__(
         self,
@@ -155,8 +254,9 @@ class CallStats:
         recipe: int,
     ) -> None:
         self.step, self.module, self.name, self.by_gemm, self.recipe = step, module, name, by_gemm, recipe
-        self._pending: dict[tuple[Slot, str], tuple[Cast | None, torch.Tensor | None, int, int]] = {}
-        self._amax: dict[str, torch.Tensor] = {}
+        self._pending: dict[tuple[Slot, str], tuple[Cast | None, Row | None, int, int]] = {}
+        self._extremes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._committed = False
 
     def saw(
         self,
@@ -178,7 +278,7 @@ class CallStats:
             turned: the codes of a matrix x lie as x.t().
             group: int64 [rows], which of scale_inv's first dimension a row goes by; None: scales lie as the codes do.
         """
-        if self.step.failure or torch.compiler.is_compiling():
+        if self._committed or self.step.failure or torch.compiler.is_compiling():
             return
         slot, cast = self.by_gemm[role, gemm]
         if isinstance(operand, Float8Tensor):
@@ -197,7 +297,10 @@ class CallStats:
             self.step.failure = f"{self.name} {role}: {type(error).__name__}: {error}"
 
     def commit(self) -> None:
-        """The backward pass has run: the call counts."""
+        """The backward pass has run: the call counts, once."""
+        if self._committed:
+            return
+        self._committed = True
         seen = self.step.seen.setdefault(self.module, {})
         for (slot, status), (cast, row, elements, sampled) in self._pending.items():
             key = self.name, self.recipe, slot, status
@@ -205,7 +308,21 @@ class CallStats:
                 seen[key] = Seen(slot, cast, status)
             seen[key].add(row, elements, sampled)
         self._pending.clear()
-        self._amax.clear()
+        self._extremes.clear()
+        self._keep_few(seen.values())
+
+    def _keep_few(self, all_seen: Iterable[Seen]) -> None:
+        """Merges the rows of many calls."""
+        many = [seen for seen in all_seen if len(seen.rows) >= _ROWS_KEPT]
+        if not many or self.step.failure:
+            return
+        try:
+            with torch.no_grad(), _disable_current_modes():
+                self.step.count()
+                for seen in many:
+                    seen.merge()
+        except Exception as error:  # noqa: BLE001  # as in `saw`
+            self.step.failure = f"{self.name}: {type(error).__name__}: {error}"
 
     def _row(
         self,
@@ -215,46 +332,40 @@ class CallStats:
         status: str,
         turned: bool,
         group: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, int, int]:
+    ) -> tuple[Row | None, int, int]:
         tensor = operand.qdata if isinstance(operand, Operand) else operand
-        size = tensor.numel()
+        size, row = tensor.numel(), Row()
         if not size or _capturing(tensor):
             return None, size, 0
         if not isinstance(operand, Operand):
-            nothing = tensor.new_zeros(6, dtype=torch.float64)
-            return torch.cat((self._amax_of(role, operand), nothing[:2], nothing)), size, 0
+            least, most = self._extremes_of(role, operand)
+            nothing = torch.zeros_like(least)
+            self.step.wait(row, (least, most, nothing, nothing), None)
+            return row, size, 0
         scale_inv = operand.scale_inv
-        ends = _ends(scale_inv if scale_inv.dtype == torch.float32 else scale_inv.float())
+        of_scale = _extremes(scale_inv if scale_inv.dtype == torch.float32 else scale_inv.float())
         if status == CODES_ONLY:
-            nothing = ends.new_zeros(6)
-            return torch.cat((nothing[:1], ends, nothing)), size, 0
+            nothing = torch.zeros_like(of_scale[0])
+            self.step.wait(row, (nothing, nothing, *of_scale), None)
+            return row, size, 0
         assert x is not None
-        # Few operators: in a small model each costs more than what it does to a sample
-        where = self.step.places(x.shape, x.device)
-        values = x.detach()[where].double()
-        there = where[::-1] if turned else where
-        codes = operand.qdata.view(torch.uint8)[there].view(operand.qdata.dtype).float()
-        decoding = _scales_at(scale_inv, operand.qdata.shape, there, group).double()
-        limit = as_element_format(operand.qdata.dtype).overflow_threshold
-        error = torch.addcmul(values, codes, decoding, value=-1)
-        magnitude, not_zero = values.abs(), torch.count_nonzero(values)
-        counts = (
-            torch.count_nonzero(magnitude > decoding * limit),
-            not_zero - torch.count_nonzero(codes),  # the code of 0 is 0
-            not_zero,
-            values.numel() - torch.count_nonzero(magnitude <= _LARGEST),
-        )
-        sums = torch.stack((*counts, torch.dot(values, values), torch.dot(error, error)))
-        if size > values.numel():
-            sums *= size / values.numel()
-        return torch.cat((self._amax_of(role, x), ends, sums)), size, values.numel()
+        places = self.step.places
+        at = places.of(x.shape, x.device)
+        there = places.turned(x.shape, x.device) if turned else at
+        codes = operand.qdata.view(torch.uint8).take(there)
+        decoding = of_scale[0][None]
+        if scale_inv.numel() > 1:
+            decoding = _scales_at(scale_inv, operand.qdata.shape, places, turned, group)
+        sampled = at.numel()
+        sample = Sample(x.detach().take(at), codes, decoding, operand.qdata.dtype, size / sampled)
+        self.step.wait(row, (*self._extremes_of(role, x), *of_scale), sample)
+        return row, size, sampled
 
-    def _amax_of(self, role: str, x: torch.Tensor) -> torch.Tensor:
-        """Amax of a tensor, float64 [1]; once for all GEMMs that read it."""
-        if role not in self._amax:
-            least, most = torch.aminmax(x.detach())
-            self._amax[role] = torch.maximum(-least, most).double()[None]
-        return self._amax[role]
+    def _extremes_of(self, role: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Extremes of a tensor, once for all GEMMs that read it."""
+        if role not in self._extremes:
+            self._extremes[role] = _extremes(x.detach())
+        return self._extremes[role]
 
 
 # Layers and grouped products whose casts are looked at, each with what makes the CallStats of a call with a weight;
@@ -262,10 +373,13 @@ class CallStats:
 WATCHED: dict[nn.Module, Callable[[torch.Tensor, Recipe], CallStats]] = {}
 
 
-def _ends(scale_inv: torch.Tensor) -> torch.Tensor:
-    """float64 [2]: the largest, and the smallest with a minus sign."""
-    least, most = (scale_inv, scale_inv) if scale_inv.dim() == 0 else torch.aminmax(scale_inv)
-    return torch.stack((most, -least)).double()
+def _extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest and the largest element; NaN if there is one. Copies: delayed scales change in place."""
+    if x.dim():
+        least, most = torch.aminmax(x)
+        return least, most
+    copy = x.clone()
+    return copy, copy
 
 
 def _capturing(x: torch.Tensor) -> bool:
@@ -274,19 +388,12 @@ def _capturing(x: torch.Tensor) -> bool:
 
 
 def _scales_at(
-    scale_inv: torch.Tensor, shape: torch.Size, where: Where, group: torch.Tensor | None
+    scale_inv: torch.Tensor, codes: torch.Size, places: Places, turned: bool, group: torch.Tensor | None
 ) -> torch.Tensor:
-    """The decoding scale of each sampled element."""
-    if scale_inv.dim() == 0:
-        return scale_inv
-    block = MX_BLOCK if scale_inv.dtype == E8M0FNU.dtype else BLOCK
-    scale_inv = scale_inv.float()
-    if scale_inv.dim() == 1:  # one for each expert
-        return scale_inv[where[0]]
+    """The decoding scale of each sampled element, float32 [n]."""
     if group is not None and scale_inv.dim() == 3:  # for each group of rows a scale for each column
-        return scale_inv[group[where[0]], 0, where[1]]
-    index = tuple(
-        0 if count == 1 else at if count == size else at // block
-        for size, count, at in zip(shape, scale_inv.shape, where, strict=True)
-    )
-    return scale_inv[index]
+        row, column = torch.unravel_index(places.of(codes, scale_inv.device), codes)
+        return scale_inv[group[row], 0, column]
+    mx = scale_inv.dtype == E8M0FNU.dtype
+    at = places.of_scales(codes, turned, scale_inv.shape, MX_BLOCK if mx else BLOCK, scale_inv.device)
+    return scale_inv.view(torch.uint8).take(at).view(scale_inv.dtype).float() if mx else scale_inv.take(at)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fp8core.arguments import check_type
+from fp8core.cast_places import Places
 from fp8core.cast_records import Sink, records_of, sink_of
 from fp8core.cast_stats import HIGH_PRECISION, NOT_SEEN, WATCHED, StepStats
 from fp8core.experts.moe import GroupedMatmul
@@ -53,10 +54,15 @@ def watch(
     same, bit for bit: nothing is cast again, no random number is drawn, no amax is recorded. Between watched steps
     nothing is left on.
 
-    Cost: a watched step reads each cast tensor once more for its amax, looks at `samples` elements of it in about 30 small
-    operators a cast, and waits for the device once. With every=50 that was 0.1 to 0.5 % of the CPU time
-    of a training with steps of over 100 ms, and 2 to 2.5 % with steps of 10 ms (docs/numerics.md); never measured on a GPU. Memory: about 100 bytes a sample while a cast is looked at, then 72 bytes a cast
-    until the step ends.
+    Cost: a watched step reads each cast tensor once more for its amax, copies `samples` elements of it with their codes
+    and scales, counts the copies of several casts together, and waits for the device once. With every=50 that was 0.05
+    to 0.3 % of the CPU time of a training with steps of over 100 ms, and 1.3 to 1.8 % with steps of 10 to 14 ms
+    (docs/numerics.md); never measured on a GPU. Memory on the device: about 100 bytes for each of 32,768 samples that
+    wait (3 MB), or of one cast's where `samples` is larger; 72 bytes a cast until the step ends; and as long as the
+    watcher lives up to 128 tensors of places, 8 bytes a sample (4 MB).
+
+    What counts: each forward pass with its first backward pass. Of a graph that is kept for several backward passes
+    (`retain_graph=True`) the later ones are left out; a microbatch that is run again after its backward pass counts twice.
 
     Distributed: no collective runs, so nothing can hang. Each rank reports its own part under its own `rank`: of a tensor
     cut by tensor parallelism the part's amax, and the scale that all parts share. Weights that FSDP2 gathers in FP8 are
@@ -72,7 +78,8 @@ def watch(
         to: called with each `CastRecord`; or an object with `add_scalar`, such as TensorBoard's SummaryWriter (tags
             "fp8/LAYER/OPERAND/GEMM/FIGURE"); or the path of a file to which a JSON line is appended for each record.
             None: read `Watcher.latest`.
-        samples: elements of each tensor, in each call, that shares and SQNR are estimated from; a fixed stride apart.
+        samples: elements of each tensor, in each call, that shares and SQNR are estimated from: one in each of as many
+            equal parts, always the same ones.
         first_step: number of the step that comes next, in a run that is resumed.
         eager_steps: see above.
 
@@ -81,7 +88,8 @@ def watch(
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: no FP8 layer, a compiled model, numbers out of range, or layers that another watcher has in hand.
+        ValueError: no FP8 layer, a compiled model, numbers out of range, or layers of another watcher that was neither
+            closed nor dropped. In a notebook call its `close` before `watch` is run again.
         OSError: the file can't be opened.
     """
     return Watcher(model, every, to, samples, first_step, eager_steps)
@@ -93,8 +101,10 @@ class Watcher:
     Attributes:
         latest: records of the last watched step.
         steps: number of the step under way.
-        problem: why nothing, or not all, is recorded; "" while all is well. If a sink fails the training goes on, warned
-            once, and watching has ended.
+        problem: why nothing, or not all, is recorded; "" while all is well. Each kind of problem is warned of once. If a
+            sink fails the training goes on, and watching has ended.
+
+    A copy (deepcopy or pickle, also of a model that holds its watcher) is closed, and says so.
     """
 
     def __init__(
@@ -113,20 +123,24 @@ class Watcher:
                 raise ValueError(f"{name}={value}: expected a whole number of at least {least}")
         self.latest: tuple[CastRecord, ...] = ()
         self.steps, self.problem = first_step, ""
-        self._model, self._every, self._samples, self._eager_steps = model, every, samples, eager_steps
-        self._was_told = False
+        self._model, self._every, self._eager_steps = model, every, eager_steps
+        self._was_told = self._is_copy = False
+        self._warned: set[str] = set()
         obstacle = self._obstacle()
         if obstacle:
             raise ValueError(obstacle)
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._sink: Sink | None = sink_of(to, self._rank)
-        self._on = _On()
+        self._on = _On(samples)
         weakref.finalize(self, self._on.release)
+        self._hold()
         self._begin()
 
     def step(self) -> None:
         """An optimizer step has ended, `update_scales` included; after a watched one its records go out."""
         self._was_told = True
+        if self._is_copy:
+            self._warn(self.problem)
         if self._on.stats is not None:
             self._end(self._on.stats)
         self.steps += 1
@@ -139,6 +153,9 @@ class Watcher:
                 "watcher.step() was never called, so nothing was recorded; call it after each optimizer step"
             )
         self._stop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _closed_copy, (self.steps,)
 
     def __enter__(self) -> Watcher:
         return self
@@ -154,10 +171,15 @@ class Watcher:
             return "the model has no FP8 layer to watch; call convert_to_float8_training(model) before watch(model)"
         if not self._eager_steps and (name := compiled_part(self._model)) is not None:
             return f"{name} is compiled, and compiled code shows no tensors; {_EAGER}"
-        taken = next((fqn for fqn, layer in layers.items() if layer in WATCHED), None)
+        taken = next((fqn for fqn, layer in layers.items() if _holder(layer) not in (None, self)), None)
         if taken is not None:
             return f"{taken or 'the model'} is watched by another watcher; close() that one first"
         return ""
+
+    def _hold(self) -> None:
+        """The layers are this watcher's until it is closed or dropped; some may have come since the last call."""
+        for layer in watchable(self._model).values():
+            _HOLDERS[layer] = weakref.ref(self)
 
     def _begin(self) -> None:
         """Looks at the step that comes, if it is one to watch."""
@@ -167,33 +189,41 @@ class Watcher:
         if obstacle:
             self._fail(obstacle)
         else:
-            self._on.watch(self._model, self._samples, self._eager_steps)
+            self._hold()
+            self._on.watch(self._model, self._eager_steps)
 
     def _end(self, stats: StepStats) -> None:
         """Hands what the step showed to the sink."""
+        recipes = self._on.recipes  # a schedule may have moved on since the backward pass
         self._on.release()
         assert self._sink is not None
         try:
             if stats.failure:
                 raise RuntimeError(stats.failure)
-            recipes = {fqn: layer.recipe for fqn, layer in watchable(self._model).items()}
             self.latest = tuple(records_of(stats, self.steps, self._rank, recipes))
             self._sink.write(self.latest)
         except Exception as error:  # noqa: BLE001  # neither a full disk nor a callback may end the training
             self._fail(f"step {self.steps}: {type(error).__name__}: {error}")
             return
         expected = [record.status for record in self.latest if record.status != HIGH_PRECISION]
-        if expected and set(expected) == {NOT_SEEN}:
-            self._warn(
-                f"step {self.steps}: no FP8 layer ran a forward and a backward pass that could be seen; if the step is "
-                f"compiled, {_EAGER}"
-            )
+        if not expected or set(expected) != {NOT_SEEN}:
+            return
+        if stats.calls:
+            kind = "FP8 layers ran forward, and no backward pass of theirs was seen before watcher.step()"
+        else:
+            kind = "no FP8 layer ran a forward pass with gradients that could be seen"
+            if not self._eager_steps:
+                kind += f"; if the step is compiled, {_EAGER}"
+        self._warn(f"step {self.steps}: {kind}", kind)
 
     def _stop(self) -> None:
         self._on.release()
         sink, self._sink = self._sink, None
-        if sink is not None:
-            sink.close()
+        if sink is None:
+            return
+        for layer in [layer for layer in _HOLDERS if _holder(layer) is self]:
+            del _HOLDERS[layer]
+        sink.close()
 
     def _fail(self, problem: str) -> None:
         """Watching ends, the training goes on."""
@@ -203,44 +233,93 @@ class Watcher:
             problem = f"{problem}; {error}"
         self._warn(f"{problem}; watching has stopped")
 
-    def _warn(self, problem: str) -> None:
-        """Warns of the first problem; the attribute has the last."""
-        is_first = not self.problem
+    def _warn(self, problem: str, kind: str | None = None) -> None:
+        """Warns of each kind of problem once; the attribute has the last."""
         self.problem = problem
-        if is_first:
+        if (kind or problem) not in self._warned:
+            self._warned.add(kind or problem)
             warnings.warn(f"fp8core.watch: {problem}", RuntimeWarning, stacklevel=4)
 
 
+def _closed_copy(steps: int) -> Watcher:
+    """What a copy of a watcher is: the records, the sink and the layers are the original's."""
+    result = Watcher.__new__(Watcher)
+    result.latest, result.steps = (), steps
+    result.problem = (
+        "this is a copy of a watcher, and records nothing; call watch(model) for a model of its own"
+    )
+    result._on, result._sink, result._warned = _On(1), None, set()
+    result._every, result._was_told, result._is_copy = 1, True, True
+    return result
+
+
+# Whose each layer is, from construction to the end, also in steps that are not watched
+_HOLDERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Watcher]] = weakref.WeakKeyDictionary()
+
+
+def _holder(layer: nn.Module) -> Watcher | None:
+    reference = _HOLDERS.get(layer)
+    return None if reference is None else reference()
+
+
+class _EagerMode:
+    """Eager mode for as long as one watcher needs it: stances of several would not be given back in turn."""
+
+    def __init__(self) -> None:
+        self._needed = 0
+        self._stance: Any = None
+
+    def hold(self) -> None:
+        if not self._needed:
+            self._stance = torch.compiler.set_stance("force_eager")
+        self._needed += 1
+
+    def give_back(self) -> None:
+        self._needed -= 1
+        if not self._needed:
+            stance, self._stance = self._stance, None
+            stance.__exit__(None, None, None)
+
+
+_EAGER_MODE = _EagerMode()
+
+
 class _On:
-    """What is on while a step is watched; `release` leaves nothing.
+    """What is on while a step is watched; `release` leaves nothing but the places to look at.
 
     Attributes:
         stats: of the step; None between watched steps.
+        recipes: of the layers when the step began, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int) -> None:
         self.stats: StepStats | None = None
+        self.recipes: dict[str, Recipe] = {}
+        self._places = Places(samples)
         self._entries: dict[nn.Module, Any] = {}
-        self._stance: Any = None
+        self._is_eager = False
 
-    def watch(self, model: nn.Module, samples: int, eager: bool) -> None:
-        self.stats = StepStats(samples)
+    def watch(self, model: nn.Module, eager: bool) -> None:
+        self.stats = StepStats(self._places)
         for fqn, layer in watchable(model).items():
             experts = (
                 model.get_submodule(fqn.rpartition(".")[0]) if isinstance(layer, GroupedMatmul) else None
             )
+            self.recipes[fqn] = layer.recipe
             self._entries[layer] = WATCHED[layer] = partial(_call, self.stats, fqn, experts)
         if eager:
-            self._stance = torch.compiler.set_stance("force_eager")
+            _EAGER_MODE.hold()
+            self._is_eager = True
 
     def release(self) -> None:
-        for layer in self._entries:
-            del WATCHED[layer]
+        for layer, entry in self._entries.items():
+            if WATCHED.get(layer) is entry:
+                del WATCHED[layer]
         self._entries.clear()
-        self.stats = None
-        stance, self._stance = self._stance, None
-        if stance is not None:
-            stance.__exit__(None, None, None)
+        self.stats, self.recipes = None, {}
+        if self._is_eager:
+            self._is_eager = False
+            _EAGER_MODE.give_back()
 
 
 def watchable(model: nn.Module) -> dict[str, Any]:

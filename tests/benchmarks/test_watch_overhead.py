@@ -1,4 +1,6 @@
-"""What `fp8core.watch(every=50)` adds to a training: below 2 % of its time. Paired: watched steps between others.
+"""What `fp8core.watch(every=50)` adds to a training: below 2 % of its time, below 3 % where a step takes 10 ms on a CPU.
+
+Paired: watched steps between others.
 
 With every=2 each watched step stands beside one that is not; the difference, divided by 50, is what every=50 adds to each
 step. What `step()` itself takes is part of both. The clock is the thread's CPU time: one thread does all, and a shared
@@ -20,7 +22,12 @@ import fp8core
 from fp8core import convert_to_float8_training
 
 pytestmark = pytest.mark.benchmark_bar
-EVERY, BAR, PAIRS = 50, 0.02, 7
+EVERY = 50
+CASES = {  # (width, tokens) -> bar, pairs; steps of 10 ms are too near to 2 % for that to be their bar
+    (64, 64): (0.03, 41),
+    (256, 256): (0.02, 7),
+    (512, 512): (0.02, 7),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +38,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("width", "tokens"), [(256, 256), (512, 512)], ids=["256", "512"])
+@pytest.mark.parametrize(("width", "tokens"), CASES, ids=["64", "256", "512"])
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_watched_training(benchmark: Any, recipe: str, width: int, tokens: int) -> None:
     """Four MLPs of two layers, forward, backward and AdamW: the fewer tokens, the more a watched step weighs."""
+    bar, pairs = CASES[width, tokens]
     torch.manual_seed(0)
     layers = [
         nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(4)
@@ -46,7 +54,7 @@ def test_a_watched_training(benchmark: Any, recipe: str, width: int, tokens: int
 
     def steps() -> None:
         with fp8core.watch(model, every=2, to=lambda _: None) as watcher:
-            for _ in range(2 * (PAIRS + 1)):
+            for _ in range(2 * (pairs + 1)):
                 begin = time.thread_time()
                 model(x).square().mean().backward()
                 optimizer.step()
@@ -64,6 +72,6 @@ def test_a_watched_training(benchmark: Any, recipe: str, width: int, tokens: int
     print(
         f"\nwatch(every={EVERY}), {recipe}, 8 layers {width} x {4 * width}, {tokens} tokens: CPU time of a step "
         f"{statistics.median(plain):.1f} ms, watched {statistics.median(watched):.1f} ms: {100 * share:.2f} % of training "
-        f"(quartiles of {PAIRS} pairs {100 * low:.2f} to {100 * high:.2f} %; bar {100 * BAR:g} %)"
+        f"(quartiles of {pairs} pairs {100 * low:.2f} to {100 * high:.2f} %; bar {100 * bar:g} %)"
     )
-    assert share < BAR
+    assert share < bar

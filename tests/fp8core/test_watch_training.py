@@ -225,12 +225,17 @@ def test_a_sink_that_fails_ends_watching_and_not_the_training(to: Any, said: str
     assert "watching has stopped" in watcher.problem
 
 
-def test_statistics_that_fail_end_watching_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "where", ["_scales_at", "_sums"]
+)  # while a sample is taken; while samples are counted
+def test_statistics_that_fail_end_watching_and_not_the_training(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("no memory for a sample")
 
-    monkeypatch.setattr("fp8core.cast_stats._scales_at", out_of_memory)
-    model = convert_to_float8_training(Model("plain"), config="tensorwise")
+    monkeypatch.setattr(f"fp8core.cast_stats.{where}", out_of_memory)
+    model = convert_to_float8_training(Model("plain"), config="rowwise")
     watcher = fp8core.watch(model, every=1)
     model(torch.randn(16, 32)).sum().backward()
     with pytest.warns(RuntimeWarning, match="no memory for a sample"):

@@ -1,0 +1,97 @@
+"""Which elements of a tensor `fp8core.watch` looks at: one at a hashed place in each of equal parts of the tensor.
+
+A fixed stride would repeat itself from row to row: in a square matrix it can see a diagonal and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+
+class Places:
+    """Indices into tensors, each made once and kept.
+
+    Attributes:
+        samples: elements of a tensor at most; a smaller tensor is looked at as a whole.
+    """
+
+    KEPT = 128  # index tensors of 8 bytes a sample
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        self._kept: dict[Hashable, torch.Tensor] = {}
+
+    @property
+    def kept(self) -> int:
+        """Index tensors that are kept."""
+        return len(self._kept)
+
+    def of(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
+        """int64 [n], flat and ascending: one place in each n-th of the tensor; the same ones each time."""
+        return self._once((shape, device), lambda: _spread(shape.numel(), self.samples).to(device))
+
+    def turned(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
+        """The same elements of a matrix that lies transposed."""
+
+        def make() -> torch.Tensor:
+            rows, columns = shape
+            at = self.of(shape, device)
+            return at % columns * rows + torch.div(at, columns, rounding_mode="floor")
+
+        return self._once((shape, device, "turned"), make)
+
+    def of_scales(
+        self, codes: torch.Size, turned: bool, scales: torch.Size, block: int, device: torch.device
+    ) -> torch.Tensor:
+        """Flat index of the scale that each sampled element of the codes goes by.
+
+        Args:
+            codes: shape of the codes, as they lie.
+            turned: they lie as the transpose of the tensor that was sampled.
+            scales: in each dimension 1, the codes' size, or one for each `block` elements; or [experts].
+            block: elements.
+            device: of the scales.
+        """
+
+        def make() -> torch.Tensor:
+            at = self.turned(codes[::-1], device) if turned else self.of(codes, device)
+            where = torch.unravel_index(at, codes)
+            if len(scales) == 1:
+                return where[0]
+            index = torch.zeros_like(at)
+            for size, count, place in zip(codes, scales, where, strict=True):
+                index *= count
+                if count > 1:
+                    index += place if count == size else torch.div(place, block, rounding_mode="floor")
+            return index
+
+        return self._once((codes, turned, scales, block, device), make)
+
+    def _once(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        found = self._kept.get(key)
+        if found is None:
+            found = make()
+            if len(self._kept) >= self.KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+
+def _spread(size: int, samples: int) -> torch.Tensor:
+    """int64 [min(size, samples)]: part i begins at i * size // n, and its place is by a hash of i."""
+    if size <= samples:
+        return torch.arange(size)
+    part = torch.arange(samples)
+    edges = torch.arange(samples + 1) * size // samples
+    hashed = part + 1
+    for multiplier in (0x45D9F3B, 0x119DE1F3):  # any mixing of all bits would do
+        hashed = ((hashed ^ (hashed >> 16)) * multiplier) & 0xFFFFFFFF
+    hashed ^= hashed >> 16
+    # In float64, for a hash modulo a power of two would be its low bits alone
+    offset = (hashed.double() / 2**32 * edges.diff()).long()
+    return edges[:-1] + offset
