@@ -28,7 +28,6 @@ from harness import store
 from harness.cli import habits, internal_error, seeds_needed
 from harness.cli.config import command_line
 from harness.cli.resume_alone import load_request
-from harness.cli.sweep import run_sweep
 from harness.engine import run_folder, run_lock, shards, side_by_side, watch
 from harness.engine.runlog import recorded
 from harness.judge.fleet.request import refuse_shares
@@ -98,6 +97,8 @@ def main(argv: Sequence[str]) -> int:
     asked = [word for word in argv if word.startswith("shard=")]
     words = [word for word in argv if word not in to_hydra and word not in asked]
     if not asked and not to_hydra:
+        from harness.cli.sweep import run_sweep
+
         return habits.run_several(words, run_sweep)
     if not asked and len(habits.several(words)) > 1:
         raise UsageError(
@@ -224,6 +225,8 @@ def _run_shard(config: DictConfig, shard: Shard) -> int:
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
         multiprocessing.set_start_method("forkserver", force=True)
+    from harness.cli.sweep import run_sweep
+
     words = [
         *json.loads(config.words),
         f"shard={shard}",

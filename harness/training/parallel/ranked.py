@@ -97,11 +97,12 @@ class _Held:
         facts = facts_of(self.trainee, self.arm.source, self.arm.device)
         del facts["memory"]  # of the whole model in one process
         layers = [m for m in self.trainee.model.modules() if isinstance(m, Float8Linear)]
+        plain = str(gathered_in(self.arm.setup))
         return facts | {
             "timed": "one optimizer step of all ranks: forward, backward, clipping, optimizer, FP8 scales; the slowest rank's",
             "sharding": f"FSDP2, each of {len(blocks_of(self.trainee.model))} blocks and the rest",
             "weights_gathered_as": sorted({gathered_as(layer) for layer in layers})
-            or [str(gathered_in(self.arm.setup)).removeprefix("torch.")],
+            or [plain.removeprefix("torch.")],
             "weights": "drawn on every rank alike, then sharded",
             "batch_shapes": [[list(part.shape) for part in parts] for parts in self.batches[0]],
             "batch_sha256": digest(part for parts in self.batches[0] for part in parts),
