@@ -94,17 +94,21 @@ class Known:
 
     def slow_rank(self) -> str:
         """The rank that the others wait for; "" if none stands out."""
-        if found := waits.slowest(self._own or self._whole):
-            rank, ratio = found
+        if not self._whole:
+            return ""
+        step_ms = statistics.median([max(of_ranks) for of_ranks in self._whole])
+        costs: list[tuple[float, str]] = []
+        if found := waits.slowest(self._own or self._whole, step_ms):
+            rank, ratio, ms = found
             part = "for its own part of a step" if self._own else "a step"
-            return f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer {part} than the other ranks: all wait for it"
-        step_ms = statistics.median([max(of_ranks) for of_ranks in self._whole]) if self._whole else 0.0
-        if step_ms > 0 and (late := waits.latest(self._gaps, step_ms)):
+            costs.append((ms, f"rank {rank} takes about {100 * (ratio - 1):.0f} % longer {part}"))
+        if late := waits.latest(self._gaps, step_ms):
             rank, ms = late
-            return (
-                f"rank {rank} spends about {ms:.3g} ms more between steps (data loader, logging) than the other ranks: "
-                "all wait for it"
+            costs.append(
+                (ms, f"rank {rank} spends about {ms:.3g} ms more between steps (data loader, logging)")
             )
+        if costs:
+            return f"{max(costs)[1]} than the other ranks: all wait for it"
         return ""
 
 

@@ -94,20 +94,26 @@ def _length(spans: Iterable[Span]) -> float:
     return total
 
 
-def slowest(rounds: Sequence[Sequence[float]]) -> tuple[int, float] | None:
+def slowest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, float, float] | None:
     """The rank that the others wait for.
 
     Args:
         rounds: of each round what each rank needed for its own part of a step; a round of which one is not known is left
             out. Steps of one round share what disturbs them, so the round is the unit.
+        step_ms: a whole step, of which own parts may be little.
 
     Returns:
-        Rank, and its time over the median of the others'; None where no rank surely stands out: the 95 % interval over
-        rounds, widened for the number of ranks, must lie above 1.05, and the ratio be 1.1 or more.
+        Rank, its time over the median of the others', and by how many milliseconds it exceeds that; None where no rank
+        surely stands out: the 95 % interval over rounds, widened for the number of ranks, must lie above 1.05, the ratio
+        be 1.1 or more, and the excess at least 5 % of a whole step.
     """
-    logs = [[math.log(t) for t in each] for each in rounds if all(t > 0 for t in each)]
-    found = _outlier(logs, math.log(_SURELY), math.log(STANDS_OUT))
-    return None if found is None else (found[0], math.exp(found[1]))
+    known = [each for each in rounds if all(t > 0 for t in each)]
+    found = _outlier([[math.log(t) for t in each] for each in known], math.log(_SURELY), math.log(STANDS_OUT))
+    if found is None:
+        return None
+    rank, log_ratio = found
+    ms = statistics.median(each[rank] for each in known) * (1 - math.exp(-log_ratio))
+    return (rank, math.exp(log_ratio), ms) if ms >= (_SURELY - 1) * step_ms else None
 
 
 def latest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, float] | None:

@@ -72,9 +72,9 @@ def rounds_of(noise: str, size: int, slow: float, seed: int) -> list[list[float]
 @pytest.mark.parametrize("noise", ["quiet", "heavy_tails", "stalls", "correlated"])
 @pytest.mark.parametrize("size", [2, 8])
 def test_equal_ranks_are_never_named_and_a_slow_one_always(noise: str, size: int) -> None:
-    names = [slowest(rounds_of(noise, size, 0.0, seed)) for seed in range(TRIALS)]
+    names = [slowest(rounds_of(noise, size, 0.0, seed), 100.0) for seed in range(TRIALS)]
     assert sum(found is not None for found in names) == 0
-    found = [slowest(rounds_of(noise, size, 0.2, seed)) for seed in range(TRIALS)]
+    found = [slowest(rounds_of(noise, size, 0.2, seed), 100.0) for seed in range(TRIALS)]
     right = [f for f in found if f is not None and f[0] == 1]
     assert len(right) >= {"stalls": 0.85}.get(noise, 0.98) * TRIALS
     assert len(right) == sum(f is not None for f in found), "another rank is never named"
@@ -82,10 +82,10 @@ def test_equal_ranks_are_never_named_and_a_slow_one_always(noise: str, size: int
 
 
 def test_too_few_steps_name_nobody() -> None:
-    assert slowest([[100.0, 150.0]] * 2) is None
-    assert slowest([[100.0, math.nan]] * 9) is None
-    assert slowest([[100.0]] * 9) is None
-    assert slowest([]) is None
+    assert slowest([[100.0, 150.0]] * 2, 150.0) is None
+    assert slowest([[100.0, math.nan]] * 9, 100.0) is None
+    assert slowest([[100.0]] * 9, 100.0) is None
+    assert slowest([], 100.0) is None
 
 
 def test_a_late_rank_is_named_by_the_time_between_its_steps() -> None:
@@ -98,6 +98,29 @@ def test_without_profiled_steps_whole_ones_are_compared() -> None:
     for index in range(3):
         known.add_round(index, [{"times_ms": {"base": [t]}, "own_ms": {}} for t in (100.0, 130.0)])
     assert known.slow_rank().startswith("rank 1 takes about 30 % longer a step than the other ranks")
+
+
+@pytest.mark.parametrize(
+    ("own", "gaps", "named"),
+    [
+        # A rank that slept wakes slowly: 2 of 153 ms are not what all wait for
+        ([4.0, 6.0], [1.0, 150.0], "rank 1 spends about 149 ms more between steps"),
+        ([4.0, 6.0], [1.0, 1.0], ""),
+        # Both: the one that costs more
+        ([60.0, 90.0], [1.0, 21.0], "rank 1 takes about 50 % longer for its own part of a step"),
+        ([60.0, 81.0], [1.0, 31.0], "rank 1 spends about 30 ms more between steps"),
+    ],
+)
+def test_what_costs_most_of_a_whole_step_is_named(own: list[float], gaps: list[float], named: str) -> None:
+    known = Known()
+    for index in range(4):
+        messages = [
+            {"times_ms": {"base": [153.0]}, "own_ms": {"base": [mine]}, "gaps_ms": {"base": [gap]}}
+            for mine, gap in zip(own, gaps, strict=True)
+        ]
+        known.add_round(index, messages)
+    assert known.slow_rank().startswith(named)
+    assert bool(known.slow_rank()) == bool(named)
 
 
 @pytest.mark.parametrize(("kind", "more"), [("fsdp", 0.2), ("ddp", 0.4)])
