@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,15 @@ def test_a_run_that_is_refused_late_does_not_end_the_others(capsys) -> None:
     assert capsys.readouterr().err == "error: run 1 of 2: the disk is full\n"
 
 
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A shell's "&" hands SIGINT down as ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_an_interrupt_ends_the_whole_multirun(capsys) -> None:
     """Ctrl-C: the run under way records how it ended, and no other begins."""
     ran: list[list[str]] = []
