@@ -120,7 +120,9 @@ def test_the_slow_tests_run_every_week() -> None:
     slow = yaml.safe_load((WORKFLOW.parent / "slow.yml").read_text())
     assert slow[True]["schedule"][0]["cron"]
     runs = [s.get("run") for s in slow["jobs"]["all"]["steps"]]
-    assert "make test-all ARGS=--hypothesis-profile=default" in runs, "with CI set Hypothesis draws no new examples"
+    assert "make test-all ARGS=--hypothesis-profile=default" in runs, (
+        "with CI set Hypothesis draws no new examples"
+    )
 
 
 def test_a_run_on_the_main_branch_is_not_cancelled() -> None:
