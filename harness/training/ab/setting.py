@@ -5,7 +5,8 @@ Ranks that were given other trials would switch at other steps: their collective
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import hashlib
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.store.errors import UsageError
@@ -15,6 +16,7 @@ from harness.training.ab.plan import FP8, GATHER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fp8core.recipe import Recipe
     from harness.training.ab.exchange import Exchange
     from harness.training.ab.plan import Plan
     from harness.training.ab.switch import Switch
@@ -53,7 +55,7 @@ def of(
 ) -> dict[str, Any]:
     """What all ranks must have been given alike, as JSON values by the name that a difference is told with."""
     arms = [arm for arm in (FP8, GATHER) if arm in plan.arms]
-    recipes = {arm: sorted({str(recipe) for recipe in switch.recipes(arm).values()}) for arm in arms}
+    recipes = {arm: sorted({_identified(recipe) for recipe in switch.recipes(arm).values()}) for arm in arms}
     return {
         **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(plan).items()},
         "recipe": switch.asked.name,
@@ -63,6 +65,12 @@ def of(
         "ends in FP8": ends_in_fp8,
         "restore": None if restore is None else list(restore),
     }
+
+
+def _identified(recipe: Recipe) -> str:
+    """The recipe's name with a hash of all that it says: recipes of one name may cast otherwise."""
+    said = repr(replace(recipe, doc=""))
+    return f"{recipe} ({hashlib.sha256(said.encode()).hexdigest()[:8]})"
 
 
 def disagreement(exchange: Exchange, mine: Mapping[str, Any]) -> str:

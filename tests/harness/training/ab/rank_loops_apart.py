@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from loops import Loop
 from rank_loops import STEPS, _planted, answer_of
 
-from fp8core import convert_to_float8_training
+from fp8core import RECIPES, AmaxHistory, convert_to_float8_training
 from harness import ab
 from harness.training.ab import waits
 
@@ -34,6 +35,16 @@ def other_trial(what: str) -> dict[str, Any]:
         if what == "layers":
             given["after"] = "bf16"  # as rank 0's, which comes unconverted, is left
             convert_to_float8_training(loop.model, module_filter_fn=lambda module, fqn: fqn == "up")
+    if what in ("casts", "history"):  # of the same name
+        own = RECIPES["delayed"]
+        if dist.get_rank():
+            changes: dict[str, Any] = {
+                "casts": {"grad_input": own.output},
+                "history": {"history": AmaxHistory(4)},
+            }
+            own = replace(own, **changes[what])
+        given |= {"recipe": "delayed", "after": "bf16"}
+        convert_to_float8_training(loop.model, config=own)
     trial = ab.Trial(loop.model, rank_timeout_s=60.0, **given)
     _planted(trial, 80.0, 100.0)
     loop.run(trial, STEPS)

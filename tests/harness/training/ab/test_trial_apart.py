@@ -17,6 +17,8 @@ from harness.machine import ranks
         ("layers", "rank 1 has FP8 layers=1, rank 0 FP8 layers=2"),
         ("after", "rank 1 has ends in FP8=True, rank 0 ends in FP8=False"),
         ("restore", "'AdamW'"),
+        ("casts", "rank 1 has recipes of the layers="),
+        ("history", "rank 1 has recipes of the layers="),
     ],
 )
 def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
