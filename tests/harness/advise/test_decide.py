@@ -56,6 +56,23 @@ def test_at_16k_tokens_with_fused_casts_it_is_the_768_wide_projection_that_stays
     assert decide.module_filter(nanogpt, chosen) == {"words": ("proj",), "names": ()}
 
 
+def filters(
+    sizes: list[tuple[int, int]], inputs: list[int], tokens: int, b: float, launches: int, dp: int
+) -> tuple[float, float]:
+    """By the model's own prediction: what the filter gains, and what the best of all filters gains."""
+    one = model(*((f"l{i}", K, N) for i, (K, N) in enumerate(sizes)), tokens=tokens)
+    # layers that read one tensor have its width
+    layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
+    one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
+    recipe = Recipe("b", "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
+    plan = Plan(dp=dp)
+    chosen = decide.choose(one, RATES, plan, recipe)
+    names = [layer.fqn for layer in layers]
+    subsets = (set(c) for n in range(len(names) + 1) for c in itertools.combinations(names, n))
+    most = max(step_ratio(one, RATES, plan, recipe, subset) for subset in subsets)
+    return step_ratio(one, RATES, plan, recipe, chosen), most
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     sizes=st.lists(
@@ -69,36 +86,32 @@ def test_at_16k_tokens_with_fused_casts_it_is_the_768_wide_projection_that_stays
     launches=st.integers(0, 2000),
     dp=st.sampled_from([1, 8, 64]),
 )
-def test_the_filter_never_makes_a_model_slower_and_finds_nearly_all_there_is_on_one_gpu(
+def test_the_filter_never_makes_a_model_slower_and_finds_nearly_all_there_is(
     sizes: list[tuple[int, int]], inputs: list[int], tokens: int, b: float, launches: int, dp: int
 ) -> None:
-    """By the model's own prediction, against every filter there is: never below 1, and on one GPU within 3 % of the best.
-
-    On several a layer that loses can seem to gain: the time that the device waits for launches is spread over both passes by
-    what they take, so slower casts hide more of what is sent behind one of them. That is no reason to convert it.
-    """
-    one = model(*((f"l{i}", K, N) for i, (K, N) in enumerate(sizes)), tokens=tokens)
-    # layers that read one tensor have its width
-    layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
-    one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
-    recipe = Recipe("b", "kernels", {t: Cast(b) for t in ("input", "weight", "grad_output")})
-    plan = Plan(dp=dp)
-    chosen = decide.choose(one, RATES, plan, recipe)
-    gained = step_ratio(one, RATES, plan, recipe, chosen)
+    """Never below 1; on one GPU within 3 % of the best filter there is, on several see below."""
+    gained, most = filters(sizes, inputs, tokens, b, launches, dp)
     assert gained >= 1
-    if plan.dp > 1:
-        return
-    names = [layer.fqn for layer in layers]
-    subsets = (set(c) for n in range(len(names) + 1) for c in itertools.combinations(names, n))
-    most = max(step_ratio(one, RATES, plan, recipe, subset) for subset in subsets)
+    assert dp > 1 or gained >= most / 1.03
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="on several GPUs the prediction spreads the wait for launches over both passes by what they take: a layer that loses "
+    "hides more of what is sent, and seems to gain",
+)
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "b", "launches", "dp"),
+    [
+        ([(256, 4096)], 1024, 2.0, 201, 64),
+        ([(256, 128), (256, 128), (256, 4096), (256, 4096)], 4096, 2.0, 0, 8),
+    ],
+)
+def test_on_several_gpus_too_the_filter_finds_nearly_all_there_is(
+    sizes: list[tuple[int, int]], tokens: int, b: float, launches: int, dp: int
+) -> None:
+    gained, most = filters(sizes, [0] * 5, tokens, b, launches, dp)
     assert gained >= most / 1.03
-
-
-def test_a_layer_that_loses_by_itself_is_not_converted_for_where_the_step_waits() -> None:
-    """FP8 takes 19.9 us of this layer for 11.0 and sends as much; that the step's time moves between passes is no gain."""
-    one = replace(model(("l", 256, 4096), tokens=1024), forward=Traffic(0.0, 0.0, 201, 201))
-    recipe = Recipe("b", "kernels", {t: Cast(2.0) for t in ("input", "weight", "grad_output")})
-    assert decide.choose(one, RATES, Plan(dp=64), recipe) == frozenset()
 
 
 def test_where_the_cpu_is_late_a_small_layer_costs_more_launches_than_it_brings() -> None:
