@@ -100,12 +100,10 @@ def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
     why = "" if result.joules.get(arm) else result.unmetered or "a reading of the counter failed"
     if not why and not result.tokens:
         why = f"{statistics.fmean(j for _, j in result.joules[arm]):.4g} J a step, but how many tokens a step has is not known"
-    if why:
+    if why or result.tokens is None:
         return replace(energy, status="skipped", samples=(), rounds=(), reason=why)
-    read = result.joules[arm]
-    return replace(
-        energy, samples=tuple(j / (result.tokens or 1.0) for _, j in read), rounds=tuple(r for r, _ in read)
-    )
+    rounds, joules = zip(*result.joules[arm], strict=True)
+    return replace(energy, samples=tuple(j / result.tokens for j in joules), rounds=rounds)
 
 
 def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path, is_writer: bool) -> Path:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 STANDS_OUT = 1.1  # a rank whose own part of a step is so much longer than the others'
 _SURELY = 1.05  # and with its whole interval above this
+_WORTH_NAMING = 0.05  # of a whole step
 _STEP = "harness.ab step"
 _HOST_COLLECTIVES = ("gloo:", "ucc:", "mpi:")
 _WRAPPERS = ("c10d::", "_c10d_functional::", "record_param_comms", "FSDP::")  # they may wait themselves
@@ -113,7 +114,7 @@ def slowest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, flo
         return None
     rank, log_ratio = found
     ms = statistics.median(each[rank] for each in known) * (1 - math.exp(-log_ratio))
-    return (rank, math.exp(log_ratio), ms) if ms >= (_SURELY - 1) * step_ms else None
+    return (rank, math.exp(log_ratio), ms) if ms >= _WORTH_NAMING * step_ms else None
 
 
 def latest(rounds: Sequence[Sequence[float]], step_ms: float) -> tuple[int, float] | None:

@@ -190,12 +190,17 @@ def test_a_multirun_of_files(own, capsys) -> None:
     assert "run 2 of 2: sweep=theirs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("question", [["--cfg", "job"], ["--help"]])
-def test_a_question_about_a_multirun_is_answered_for_each(question, capsys) -> None:
+@pytest.mark.parametrize(
+    ("question", "answers"),
+    [
+        (["--cfg", "job"], ("name: cast", "name: gemm")),
+        (["--help"], ("sweep=cast:", "sweep=gemm:")),
+    ],
+)
+def test_a_question_about_a_multirun_is_answered_for_each(question, answers, capsys) -> None:
     assert main(["-m", "sweep=cast,gemm", *question]) == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("sweep=cast:", "sweep=gemm:") if question == ["--help"])
-    assert all(name in text for name in ("name: cast", "name: gemm") if question != ["--help"])
+    assert all(answer in text for answer in answers)
 
 
 def test_help_without_a_sweep_is_that_of_the_program(capsys) -> None:
