@@ -55,7 +55,7 @@ def of(
 ) -> dict[str, Any]:
     """What all ranks must have been given alike, as JSON values by the name that a difference is told with."""
     arms = [arm for arm in (FP8, GATHER) if arm in plan.arms]
-    recipes = {arm: sorted({_identified(recipe) for recipe in switch.recipes(arm).values()}) for arm in arms}
+    recipes = {arm: sorted({_fingerprint(recipe) for recipe in switch.recipes(arm).values()}) for arm in arms}
     return {
         **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(plan).items()},
         "recipe": switch.asked.name,
@@ -67,10 +67,10 @@ def of(
     }
 
 
-def _identified(recipe: Recipe) -> str:
+def _fingerprint(recipe: Recipe) -> str:
     """The recipe's name with a hash of all that it says: recipes of one name may cast otherwise."""
-    said = repr(replace(recipe, doc=""))
-    return f"{recipe} ({hashlib.sha256(said.encode()).hexdigest()[:8]})"
+    content = repr(replace(recipe, doc=""))
+    return f"{recipe} ({hashlib.sha256(content.encode()).hexdigest()[:8]})"
 
 
 def disagreement(exchange: Exchange, mine: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def setting(said: str) -> str:
-    found = re.match(r"accumulation (\d+), batch \d+, model (\w+), steps (\d+)", said)
+def setting(cell: str) -> str:
+    found = re.match(r"accumulation (\d+), batch \d+, model (\w+), steps (\d+)", cell)
     assert found is not None
     microbatches, model, steps = found.groups()
     name = f"{MODELS[model]}, {steps}"
@@ -28,8 +28,8 @@ def test_the_table_of_the_page_is_that_of_the_report(tmp_path: Path) -> None:
     markdown = write_report([run], tmp_path / "page.html").markdown.read_text()
     block = markdown[markdown.index("| set-up | arm | what is in FP8") :].split("\n\n")[0]
     rendered = [
-        [setting(said), f"`{arm}`", late, held_out, verdict]
-        for said, arm, _, late, held_out, _, verdict, _ in map(cells, block.splitlines()[2:])
+        [setting(name), f"`{arm}`", late, held_out, verdict]
+        for name, arm, _, late, held_out, _, verdict, _ in map(cells, block.splitlines()[2:])
     ]
     page = (ROOT / "docs" / "loss-parts.md").read_text()
     table = page[page.index("| setting, steps | arm |") :].split("\n\n")[0]
