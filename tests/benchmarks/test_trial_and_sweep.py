@@ -31,7 +31,7 @@ pytestmark = pytest.mark.benchmark_bar
 NOISY = 1.10  # a floor above it decides nothing
 SIZE = {"batch": 2, "seq": 32}
 # 40 ms in bf16. A step of a trial takes up to 0.15 ms more than that of a sweep: hooks 0.03, caches after a switch 0.03, and the rest
-# mostly Python's collection of cycles, which a sweep pauses. With 5 ms in bf16 and 14 in FP8 the ratios are 2 to 5 % apart.
+# mostly Python's collection of cycles, which a sweep pauses. With 5 ms in bf16 and 14 in FP8 the ratios are 3 % apart.
 STEP = {"batch": 16, "seq": 256}
 TURNS = 8  # a measurement's own interval is about as wide as its floor, so that one alone seldom decides
 ROUNDS = 10
