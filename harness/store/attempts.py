@@ -21,14 +21,17 @@ _DRAWN = (
 )
 
 
-def last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the attempt that counts, for each thing that was measured.
+DECIDED_BY = ("run_id", "case_id", "arm", "metric", "rounds", "status", "retryable", "attempt")
+
+
+def that_count(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Which rows are of the attempt that counts, for each thing that was measured.
 
     The arms of a timed case are stored together and compared round by round, so one attempt stands for all of them. The
     runs of a trial suite are stored as each ends, so each arm has a last attempt of its own.
 
     Args:
-        frame: all rows, with the columns of `harness.store.schema.SCHEMA`.
+        frame: all rows of the cases, with the columns `DECIDED_BY`.
     """
     attempt = frame["attempt"].fillna(0)
     case = [frame["run_id"], frame["case_id"]]
@@ -48,7 +51,7 @@ def last_attempts(frame: pd.DataFrame) -> pd.DataFrame:
         most = rounds.groupby(sitting).transform("max")
         best &= most == most.where(best, -1).groupby(unit).transform("max")
     last = attempt.where(best, -1)
-    return frame[best & (last == last.groupby(unit).transform("max"))].reset_index(drop=True)
+    return best & (last == last.groupby(unit).transform("max"))
 
 
 def next_attempt(run: Path) -> int:

@@ -27,7 +27,6 @@ import secrets
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,22 +34,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.store.arm import stored_fields
-from harness.store.attempts import last_attempts, next_attempt
+from harness.store.attempts import next_attempt
 from harness.store.errors import UsageError
-from harness.store.json_columns import is_object, parse
 from harness.store.measurement import Measurement, to_json
-from harness.store.schema import SCHEMA as SCHEMA  # its public place
-from harness.store.schema import conform, sound_json
+from harness.store.reading import REPLACES, each_once, read_part, read_parts
+from harness.store.reading import read as read  # its public place
+from harness.store.reading import read_quietly as read_quietly
+from harness.store.schema import SCHEMA as SCHEMA
+from harness.store.schema import conform
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import pandas as pd
 
 GATHERED = 500  # parts that are gathered into one file at a time: what that takes does not grow with the run
-_REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
-_UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
 
 
 def new_run_id(git_sha: str | None) -> str:
@@ -134,7 +131,7 @@ class RunWriter:
         cases = {m.case_id for m in measurements} & self._snapshots.keys()
         outdated = sorted({self._snapshots[case] for case in cases})
         if outdated:
-            table = table.replace_schema_metadata({_REPLACES: json.dumps(outdated).encode()})
+            table = table.replace_schema_metadata({REPLACES: json.dumps(outdated).encode()})
         name = f"part-{time.time_ns():020d}-{secrets.token_hex(3)}.parquet"
         _write_durably(table, self.folder / name)
         self._parts.append(name)
@@ -174,9 +171,9 @@ class RunWriter:
         under_way = set(self._snapshots.values())
         closed = [name for name in self._parts if name not in under_way]
         if len(closed) >= 2:
-            table = pa.concat_tables([_read_part(self.folder / name).rows for name in closed])
+            table = pa.concat_tables([read_part(self.folder / name).rows for name in closed])
             replaced = json.dumps([*closed, *self._replaced]).encode()
-            table = table.replace_schema_metadata({_REPLACES: replaced})
+            table = table.replace_schema_metadata({REPLACES: replaced})
             # Named after its first part: where this is cut short and done again, the second file replaces the first.
             _write_durably(table, self.folder / closed[0].replace("part-", "rows-"))
             self._replaced += closed
@@ -197,111 +194,6 @@ class RunWriter:
             temporary.unlink(missing_ok=True)
 
 
-def read(
-    paths: str | Path | Sequence[str | Path], *, all_attempts: bool = False, expand: bool = False
-) -> pd.DataFrame:
-    """Reads runs into one frame, one row a (case, arm, metric).
-
-    Args:
-        paths: Parquet files, run folders, or folders of runs (searched downward).
-        all_attempts: keep all rows of what was measured again; by default the last attempt wins.
-        expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
-            store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
-
-    Returns:
-        The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
-        (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
-        warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
-        in rows that are kept. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
-        nulls where a column is new, the part "", the cause that their reason tells and the `arm_fields` of their
-        arm's name.
-
-    Raises:
-        UsageError: a path does not exist.
-    """
-    named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    for _ in range(3):
-        parts, problems, vanished = _read_parts(named)
-        if not vanished:  # a run that closed meanwhile has moved its rows to another file: look again
-            break
-    for problem in problems:
-        warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
-    kept = _each_once(parts)
-    for problem in (damaged := [f"{part.path}: {what}" for part in kept for what in part.problems]):
-        warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
-    problems += damaged
-    frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
-    named_arms = zip(frame["arm"], frame["baseline"], frame["arm_fields"], strict=True)
-    frame["arm_fields"] = [stored_fields(arm, baseline, text) for arm, baseline, text in named_arms]
-    if not all_attempts:
-        frame = last_attempts(frame)
-    frame["case_axes"] = frame["axes"]
-    if expand:
-        frame = _with_axes(frame)
-    # Text, not objects: pandas writes `attrs` along with the frame.
-    frame.attrs["problems"] = problems
-    frame.attrs["damaged"] = damaged
-    frame.attrs["files"] = [str(part.path) for part in kept]
-    return frame
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One file of a run."""
-
-    path: Path
-    rows: pa.Table
-    replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
-    problems: tuple[str, ...] = ()  # what of its rows could not be read
-
-
-def _each_once(parts: Sequence[_Part]) -> list[_Part]:
-    """The files without those whose rows another one holds: copies of it, and what it was compacted from."""
-    replaced = {name for part in parts for name in part.replaces}
-    found: dict[Hashable, _Part] = {}
-    for part in parts:
-        name = part.path.name
-        if name not in replaced:
-            found.setdefault(part.replaces or (name if _UNIQUE.fullmatch(name) else part.path), part)
-    return list(found.values())
-
-
-def _read_parts(named: Sequence[Path]) -> tuple[list[_Part], list[str], bool]:
-    """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
-    parts, problems, vanished = [], [], False
-    for path in {file.resolve(): file for p in named for file in _files(p)}.values():
-        try:
-            parts.append(_read_part(path))
-        except (OSError, pa.ArrowException, ValueError) as error:
-            vanished |= isinstance(error, FileNotFoundError)
-            problems.append(f"{path}: {' '.join(str(error).split()) or type(error).__name__}")
-    return parts, problems, vanished
-
-
-def _read_part(path: Path) -> _Part:
-    # Not pq.read_table: that opens a dataset, and one bad file would fail a whole folder.
-    with pq.ParquetFile(path) as file:
-        table = file.read()
-    if "schema_version" not in table.column_names:
-        raise ValueError(f"has no rows of this store (columns:  {', '.join(table.column_names[:5])})")
-    if table["schema_version"].null_count:
-        raise ValueError("has rows without a schema_version")
-    replaces = json.loads((table.schema.metadata or {}).get(_REPLACES, b"[]"))
-    rows, problems = sound_json(conform(table), is_object)
-    return _Part(path, rows, tuple(map(str, replaces)), tuple(problems))
-
-
-def _with_axes(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a column for each axis."""
-    cases = [parse(text) for text in frame["axes"]]
-    names = dict.fromkeys(name for axes in cases for name in axes)
-    taken = set(frame.columns)
-    columns: dict[str, Any] = {
-        f"axes.{name}" if name in taken else name: [axes.get(name) for axes in cases] for name in names
-    }
-    return frame.assign(**columns)
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """The contents of a run's `run.json`; empty where it is missing or damaged (the rows stand without it)."""
     try:
@@ -309,21 +201,6 @@ def read_about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}
-
-
-def read_quietly(
-    source: str | Path | Sequence[str | Path], *, all_attempts: bool = False
-) -> tuple[pd.DataFrame, list[str]]:
-    """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
-
-    Returns:
-        The rows, `attrs["problems"]` included, and what else would have been warned of.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        frame = read(source, all_attempts=all_attempts)
-    said = [str(w.message) for w in caught]
-    return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
 
 
 def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
@@ -355,25 +232,18 @@ def gather(folder: Path, target: Path) -> None:
 
     Replaced at once: a process that is killed here, or a reader of the folder, never meets half a file.
     """
-    parts = _each_once(_read_parts([folder])[0])
+    parts = each_once(read_parts([folder])[0])
     names = [name for part in parts for name in (part.path.name, *part.replaces)]
-    table = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in parts)])
-    _write_durably(table.replace_schema_metadata({_REPLACES: json.dumps(names).encode()}), target)
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(path.rglob("*.parquet"))
-    if path.exists():
-        return [path]
-    raise UsageError(f"no such file or folder: {path}")
+    table = pa.concat_tables([conform(SCHEMA.empty_table()), *(part.rows for part in parts)])
+    _write_durably(table.replace_schema_metadata({REPLACES: json.dumps(names).encode()}), target)
 
 
 def _write_durably(table: pa.Table, target: Path) -> None:
+    plain = table.cast(SCHEMA.with_metadata(table.schema.metadata))
     temporary = target.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
+            pq.write_table(plain, file, compression="zstd")
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)

@@ -16,9 +16,11 @@ from harness.store.cause import DEFAULT, RETRYABLE, Cause
 from harness.store.measurement import METRICS, SCHEMA_VERSION, TIMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 JSON_COLUMNS = ("axes", "resolved", "flops", "timing", "env")  # objects, as text
+LONG_TEXTS = (*JSON_COLUMNS, "arm_fields")  # few distinct ones: read as dictionaries
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
 SCHEMA = pa.schema(
     [
@@ -61,6 +63,8 @@ SCHEMA = pa.schema(
 )
 
 # What stands in a column that an older schema_version lacks; elsewhere null
+_OF_CAUSE = {"cause", "retryable"}
+_NO_CAUSE = {"cause": str(Cause.ERROR), "retryable": False}  # where a row of this version has none
 _FILL = {"part": "", "tries": 1, "attempt": 0}
 
 # How a reason began, or what it held, that the harness wrote before version 4: (status, pattern, cause, retryable).
@@ -89,30 +93,46 @@ _WORDS: tuple[tuple[str, re.Pattern[str], Cause], ...] = tuple(
 )
 
 
-def conform(table: pa.Table) -> pa.Table:
+def stored_columns(columns: Collection[str], present: Collection[str]) -> list[str]:
+    """The columns of a file that `conform` needs for some columns of `SCHEMA`."""
+    needed = {*columns, "schema_version"}
+    if needed & _OF_CAUSE:  # both or neither: a file without them is from before version 4
+        needed |= _OF_CAUSE if set(present) >= _OF_CAUSE else {"status", "metric", "reason"}
+    return [name for name in present if name in needed or name not in SCHEMA.names]
+
+
+def conform(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> pa.Table:
     """Brings rows of any schema_version up to `SCHEMA`.
 
     Missing columns are filled, unknown ones dropped with a RuntimeWarning; `cause` and `retryable` of rows from before
     version 4 are derived from their status, metric and reason.
+
+    Args:
+        table: rows of one file, with the columns that `stored_columns` names.
+        columns: the columns to return, in the order of `SCHEMA`.
+
+    Returns:
+        The rows; the columns of `LONG_TEXTS` are dictionaries.
     """
-    columns = {
-        field.name: table[field.name].cast(field.type)
-        if field.name in table.column_names
-        else pa.repeat(pa.scalar(_FILL.get(field.name), field.type), len(table))
-        for field in SCHEMA
-    }
-    if not {"cause", "retryable"} <= set(table.column_names) and len(table):
-        texts = (columns[name].to_pylist() for name in ("status", "metric", "reason"))
-        known: dict[tuple[str, str, str], tuple[str, bool]] = {}
-        found = [
-            known.get(key) or known.setdefault(key, _cause_of_older(*key)) for key in zip(*texts, strict=True)
-        ]
-        columns["cause"] = pa.array([cause for cause, _ in found], pa.string())
-        columns["retryable"] = pa.array([retryable for _, retryable in found], pa.bool_())
-    columns["cause"] = compute.fill_null(columns["cause"], str(Cause.ERROR))
-    columns["retryable"] = compute.fill_null(columns["retryable"], False)
-    if table.num_rows and "schema_version" in table.column_names:
-        newest = max(table["schema_version"].to_pylist())
+    count = table.num_rows
+    derived = {} if set(table.column_names) >= _OF_CAUSE or not count else _older_causes(table, columns)
+    found = {}
+    for field in SCHEMA:
+        name = field.name
+        if name not in columns:
+            continue
+        column = derived.get(name)
+        if column is None:
+            column = (
+                table[name]
+                if name in table.column_names
+                else pa.repeat(pa.scalar(_FILL.get(name), field.type), count)
+            )
+        if name in _OF_CAUSE:
+            column = compute.fill_null(column, _NO_CAUSE[name])
+        found[name] = _encoded(column) if name in LONG_TEXTS else column.cast(field.type)
+    if count and "schema_version" in table.column_names:
+        newest = compute.max(table["schema_version"]).as_py()
         if newest > SCHEMA_VERSION:
             warnings.warn(
                 f"rows of schema_version {newest} read by a harness that knows {SCHEMA_VERSION}; "
@@ -120,7 +140,31 @@ def conform(table: pa.Table) -> pa.Table:
                 RuntimeWarning,
                 stacklevel=3,
             )
-    return pa.table([columns[field.name] for field in SCHEMA], schema=SCHEMA)
+    return pa.table(found)
+
+
+def _encoded(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    return column.cast(_DICTIONARY)
+
+
+def _older_causes(table: pa.Table, columns: Collection[str]) -> dict[str, pa.Array]:
+    """`cause` and `retryable` of rows that were stored before they were columns."""
+    if not _OF_CAUSE & {*columns}:
+        return {}
+    texts = (
+        table[name].to_pylist() if name in table.column_names else [None] * len(table)
+        for name in ("status", "metric", "reason")
+    )
+    known: dict[tuple[str, str, str], tuple[str, bool]] = {}
+    found = [
+        known.get(key) or known.setdefault(key, _cause_of_older(*key)) for key in zip(*texts, strict=True)
+    ]
+    return {
+        "cause": pa.array([cause for cause, _ in found], pa.string()),
+        "retryable": pa.array([retryable for _, retryable in found], pa.bool_()),
+    }
 
 
 def _cause_of_older(status: str | None, metric: str | None, reason: str | None) -> tuple[str, bool]:
@@ -155,17 +199,22 @@ def sound_json(table: pa.Table, is_object: Callable[[str], bool]) -> tuple[pa.Ta
         The rows, and in words which columns were damaged in how many rows and what the first one began with.
     """
     problems = []
-    for name in JSON_COLUMNS:
-        values = table[name].to_pylist()
-        bad = {text for text in set(values) - {None, ""} if not is_object(text)}
+    for name in table.column_names:
+        if name not in JSON_COLUMNS:
+            continue
+        texts = {text for chunk in table[name].chunks for text in chunk.dictionary.to_pylist()}
+        bad = {text for text in texts - {None, ""} if not is_object(text)}
         if not bad:
             continue
+        values = table[name].to_pylist()
         hit = [index for index, text in enumerate(values) if text in bad]
+        if not hit:  # a dictionary may hold texts of rows that were left out
+            continue
         begins = str(values[hit[0]])[:40]
         problems.append(
             f"column {name!r} of {len(hit)} of {len(values)} rows is no JSON object (it begins with {begins!r}); "
             "they are read as empty"
         )
         whole = pa.array(["{}" if text in bad else text for text in values], pa.string())
-        table = table.set_column(table.schema.get_field_index(name), SCHEMA.field(name), whole)
+        table = table.set_column(table.schema.get_field_index(name), name, whole.dictionary_encode())
     return table, problems

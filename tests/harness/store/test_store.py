@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness import store
-from harness.store import parquet
+from harness.store import parquet, reading
 from harness.store.cause import RETRYABLE, Cause
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
@@ -512,15 +512,15 @@ def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest
     run = writer(tmp_path / "r1")
     run.append(rows("c1"))
     run.append(rows("c2"))
-    real, closed = parquet._read_part, []
+    real, closed = reading.read_part, []
 
-    def read_part(path: Path) -> Any:
+    def read_part(path: Path, *args: Any) -> Any:
         if not closed:
             closed.append(True)
             run.close("finished")
-        return real(path)
+        return real(path, *args)
 
-    monkeypatch.setattr(parquet, "_read_part", read_part)
+    monkeypatch.setattr(reading, "read_part", read_part)
     assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
 
 

@@ -1,0 +1,334 @@
+"""Reading: the rows of runs as one frame, whole or a part of it.
+
+Columns and rows that nobody asked for are not decoded. Which attempt of a case counts is decided over all rows of that
+case, so the selection of rows never brings back an attempt that a later one replaced. JSON texts, which rows of a case
+share, are held once each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as compute
+import pyarrow.dataset as dataset
+from pyarrow.fs import LocalFileSystem
+
+from harness.store.arm import stored_fields
+from harness.store.attempts import DECIDED_BY, that_count
+from harness.store.errors import UsageError, unknown
+from harness.store.json_columns import is_object, parse
+from harness.store.schema import LONG_TEXTS, SCHEMA, conform, sound_json, stored_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping, Sequence
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
+_UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
+_OF_A_CASE = {"run_id", "sweep", "suite", "case_id", "seed"}  # equal in all rows of a case
+_ATTEMPTS_OF_A_CASE = ("run_id", "case_id", "attempt")
+_FORMAT = dataset.ParquetFileFormat(
+    read_options=dataset.ParquetReadOptions(dictionary_columns=set(LONG_TEXTS))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a run."""
+
+    path: Path
+    rows: pa.Table
+    replaces: tuple[str, ...]  # names of the parts whose rows it holds as well
+    problems: tuple[str, ...] = ()  # what of its rows could not be read
+
+
+def read(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    columns: Sequence[str] | None = None,
+    where: Mapping[str, object] | None = None,
+    all_attempts: bool = False,
+    expand: bool = False,
+) -> pd.DataFrame:
+    """Reads runs into one frame, one row a (case, arm, metric).
+
+    Args:
+        paths: Parquet files, run folders, or folders of runs (searched downward).
+        columns: the columns to return, in this order; by default all. Others are not decoded.
+        where: values that rows must have, by column or by axis: one value, or several of which one must fit
+            (`{"suite": "gemm", "metric": ["time_ms", "loss"], "M": 4096}`). It selects among the rows that count: of
+            what was measured again, those of the last attempt.
+        all_attempts: keep all rows of what was measured again; by default the last attempt wins.
+        expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
+            store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
+
+    Returns:
+        The columns of `SCHEMA`, and `case_axes`: the same text as `axes`, under a name that pandas has no other use for
+        (`frame.axes` is pandas' own). `frame.attrs["problems"]` says of each file what could not be read and why; a
+        warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
+        in rows that are kept; columns that were not asked for are not looked at. `frame.attrs["files"]` are the files
+        that were read. Rows of an older schema_version get nulls where a column is new, the part "", the cause that
+        their reason tells and the `arm_fields` of their arm's name.
+
+    Raises:
+        UsageError: a path does not exist, a name is neither a column nor an axis of these runs, or `where` names a
+            column of lists.
+    """
+    returned = _returned(columns)
+    fitting = {name: _alternatives(name, value) for name, value in (where or {}).items()}
+    of_rows = fitting.keys() & set(SCHEMA.names)
+    needed = {*returned} - {"case_axes"} | of_rows
+    if expand or "case_axes" in returned or fitting.keys() - of_rows:
+        needed.add("axes")
+    if "arm_fields" in needed:
+        needed |= {"arm", "baseline"}
+    named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
+    kept, table, problems = _rows(named, needed, fitting, all_attempts)
+    for problem in problems:
+        warnings.warn(f"skipped an unreadable file: {problem}", RuntimeWarning, stacklevel=2)
+    for problem in (damaged := [f"{part.path}: {what}" for part in kept for what in part.problems]):
+        warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
+    problems += damaged
+    frame = _frame(_matching(table, fitting).select([name for name in SCHEMA.names if name in needed]))
+    axes = _axes(frame) if expand else {}
+    if "case_axes" in returned:
+        frame["case_axes"] = frame["axes"]
+    frame = frame[list(returned)].assign(**axes)
+    # Text, not objects: pandas writes `attrs` along with the frame.
+    frame.attrs["problems"] = problems
+    frame.attrs["damaged"] = damaged
+    frame.attrs["files"] = [str(part.path) for part in kept]
+    return frame
+
+
+def _rows(
+    named: Sequence[Path], needed: Collection[str], where: Mapping[str, list[Any]], all_attempts: bool
+) -> tuple[list[Part], pa.Table, list[str]]:
+    """The files that count, their rows that may be asked for, and what could not be read."""
+    of_cases = {name: where[name] for name in where.keys() & _OF_A_CASE}
+    # Cases with several attempts: all their rows are read, to decide which counts
+    contested: set[str | None] = set()
+    if not all_attempts and len(of_cases) < len(where):
+        kept = each_once(read_parts(named, _ATTEMPTS_OF_A_CASE, _pushed(of_cases))[0])
+        contested = _contested(_together(kept, _ATTEMPTS_OF_A_CASE))
+    for attempt in range(4):
+        decided_by = () if all_attempts else DECIDED_BY if contested or attempt else _ATTEMPTS_OF_A_CASE
+        columns = {*needed, *decided_by}
+        wanted = _pushed(where)
+        if wanted is not None and contested:
+            some = pa.array(sorted(filter(None, contested)), pa.string())
+            wanted |= dataset.field("case_id").isin(some)
+        parts, problems, vanished = read_parts(named, columns, wanted)
+        kept = each_once(parts)
+        table = _together(kept, columns)
+        more = set() if all_attempts else _contested(table) - contested
+        # A run that closed meanwhile has moved its rows to another file: look again
+        if not (vanished or more):
+            break
+        contested |= more
+    if contested:
+        table = _last_attempts(table, contested)
+    return kept, table, problems
+
+
+def _returned(columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns to return; UsageError for one that there is not."""
+    known = (*SCHEMA.names, "case_axes")
+    if columns is None:
+        return known
+    if isinstance(columns, str):
+        raise UsageError(f"columns={columns!r}: expected a list of names, such as columns=[{columns!r}]")
+    for name in columns:
+        if name not in known:
+            raise unknown("column", name, known)
+    return tuple(dict.fromkeys(columns))
+
+
+def _alternatives(name: str, value: object) -> list[Any]:
+    """The values of which a row must have one; UsageError where the column cannot have them."""
+    values = [*value] if isinstance(value, list | tuple | set | frozenset) else [value]
+    if name not in SCHEMA.names:
+        return values
+    expected = SCHEMA.field(name).type
+    if pa.types.is_list(expected):
+        raise UsageError(f"where={{{name!r}: ...}}: it holds lists; select by a column of single values")
+    try:
+        pa.array(values, expected)
+    except (pa.ArrowException, TypeError, ValueError):
+        raise UsageError(
+            f"where={{{name!r}: {value!r}}}: the column holds {expected}, this is none or no list of them"
+        ) from None
+    return values
+
+
+def _pushed(where: Mapping[str, Sequence[Any]]) -> dataset.Expression | None:
+    """What Parquet itself can leave out: rows by columns that every version stores as they are read."""
+    conditions = [
+        dataset.field(name).isin(pa.array(values, SCHEMA.field(name).type))
+        for name, values in where.items()
+        if name in {*_OF_A_CASE, "metric"} and None not in values
+    ]
+    return reduce(lambda a, b: a & b, conditions) if conditions else None
+
+
+def each_once(parts: Sequence[Part]) -> list[Part]:
+    """The files without those whose rows another one holds: copies of it, and what it was compacted from."""
+    replaced = {name for part in parts for name in part.replaces}
+    found: dict[Hashable, Part] = {}
+    for part in parts:
+        name = part.path.name
+        if name not in replaced:
+            found.setdefault(part.replaces or (name if _UNIQUE.fullmatch(name) else part.path), part)
+    return list(found.values())
+
+
+def read_parts(
+    named: Sequence[Path], columns: Collection[str] = SCHEMA.names, wanted: dataset.Expression | None = None
+) -> tuple[list[Part], list[str], bool]:
+    """All parts below some paths, what could not be read, and whether a file was gone when its turn came."""
+    parts, problems, vanished = [], [], False
+    for path in {file.resolve(): file for p in named for file in _files(p)}.values():
+        try:
+            parts.append(read_part(path, columns, wanted))
+        except (OSError, pa.ArrowException, ValueError) as error:
+            vanished |= isinstance(error, FileNotFoundError)
+            problems.append(f"{path}: {' '.join(str(error).split()) or type(error).__name__}")
+    return parts, problems, vanished
+
+
+def read_part(
+    path: Path, columns: Collection[str] = SCHEMA.names, wanted: dataset.Expression | None = None
+) -> Part:
+    """The rows of one file, with the given columns.
+
+    Raises:
+        ValueError: the file holds no rows of this store.
+    """
+    # A fragment, no dataset: of a folder, one bad file would fail all.
+    file = _FORMAT.make_fragment(str(path), LocalFileSystem())
+    present = file.physical_schema
+    if "schema_version" not in present.names:
+        raise ValueError(f"has no rows of this store (columns:  {', '.join(present.names[:5])})")
+    table = file.to_table(columns=stored_columns(columns, present.names), filter=wanted, use_threads=False)
+    if table["schema_version"].null_count:
+        raise ValueError("has rows without a schema_version")
+    replaces = json.loads((present.metadata or {}).get(REPLACES, b"[]"))
+    rows, problems = sound_json(conform(table, columns), is_object)
+    return Part(path, rows, tuple(map(str, replaces)), tuple(problems))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(path.rglob("*.parquet"))
+    if path.exists():
+        return [path]
+    raise UsageError(f"no such file or folder: {path}")
+
+
+def _together(parts: Sequence[Part], columns: Collection[str]) -> pa.Table:
+    none = conform(SCHEMA.empty_table(), columns)
+    return pa.concat_tables([none, *(part.rows for part in parts)]).unify_dictionaries()
+
+
+def _contested(table: pa.Table) -> set[str | None]:
+    """The cases of which there are rows of more than one attempt."""
+    numbers = compute.fill_null(table["attempt"], 0)
+    keys = table.select(["run_id", "case_id"]).append_column("attempt", numbers)
+    ends = keys.group_by(["run_id", "case_id"]).aggregate([("attempt", "min"), ("attempt", "max")])
+    several = compute.not_equal(ends["attempt_min"], ends["attempt_max"])
+    return set(ends.filter(several)["case_id"].to_pylist())
+
+
+def _last_attempts(table: pa.Table, contested: Collection[str | None]) -> pa.Table:
+    """The rows of attempts that count, of the cases that have several; all rows of the others."""
+    several = compute.is_in(table["case_id"], pa.array(list(contested), pa.string())).to_numpy()
+    stands = np.ones(len(table), bool)
+    stands[several] = that_count(table.filter(several).select(DECIDED_BY).to_pandas()).to_numpy()
+    return table.filter(stands)
+
+
+def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """The rows that have one of the values in each of the columns and axes."""
+    for name, values in where.items():
+        if name in SCHEMA.names:
+            mask = compute.is_in(table[name], pa.array(values, SCHEMA.field(name).type))
+        else:
+            texts = _dictionary(table["axes"])
+            cases = [parse(text) for text in texts]
+            axis = name.removeprefix("axes.")
+            if len(table) and not any(axis in axes for axes in cases):
+                raise unknown(
+                    "column or axis", name, {*SCHEMA.names, *(key for axes in cases for key in axes)}
+                )
+            fit = [text for text, axes in zip(texts, cases, strict=True) if _has(axes.get(axis), values)]
+            mask = compute.is_in(table["axes"].cast(pa.string()), pa.array(fit, pa.string()))
+        table = table.filter(mask)
+    return table
+
+
+def _has(value: object, values: Sequence[object]) -> bool:
+    # True is no 1 here: an axis that is a flag is none that counts.
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    """The rows in pandas. Long texts are objects of which equal ones are one object: 8 bytes a row."""
+    import pandas as pd
+
+    long = [name for name in table.column_names if name in LONG_TEXTS]
+    texts = {name: _texts(table[name]) for name in long}
+    if "arm_fields" in texts:
+        known: dict[tuple[object, ...], str] = {}
+        rows = zip(table["arm"].to_pylist(), table["baseline"].to_pylist(), texts["arm_fields"], strict=True)
+        fields = [known.get(row) or known.setdefault(row, stored_fields(*row)) for row in rows]
+        texts["arm_fields"] = np.array(fields, dtype=object)
+    frame = table.drop_columns(long).to_pandas()
+    # As they are: pandas would copy a text for each row.
+    shared = {name: pd.Series(column, frame.index, dtype=object) for name, column in texts.items()}
+    return frame.assign(**shared)[table.column_names]
+
+
+def _dictionary(column: pa.ChunkedArray) -> list[str]:
+    """The distinct texts of a column of `LONG_TEXTS`."""
+    return list(dict.fromkeys(text for chunk in column.chunks for text in chunk.dictionary.to_pylist()))
+
+
+def _texts(column: pa.ChunkedArray) -> NDArray[np.object_]:
+    parts = [np.empty(0, dtype=object)]
+    for chunk in column.chunks:
+        texts = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
+        parts.append(texts[compute.fill_null(chunk.indices, len(texts) - 1).to_numpy(zero_copy_only=False)])
+    return np.concatenate(parts)
+
+
+def _axes(frame: pd.DataFrame) -> dict[str, Any]:
+    """A column for each axis of the cases."""
+    cases = [parse(text) for text in frame["axes"]]
+    names = dict.fromkeys(name for axes in cases for name in axes)
+    taken = {*SCHEMA.names, "case_axes"}
+    return {f"axes.{name}" if name in taken else name: [axes.get(name) for axes in cases] for name in names}
+
+
+def read_quietly(
+    source: str | Path | Sequence[str | Path], *, all_attempts: bool = False
+) -> tuple[pd.DataFrame, list[str]]:
+    """`read` for a command line, which tells what could not be read in its own words and not as a Python warning.
+
+    Returns:
+        The rows, `attrs["problems"]` included, and what else would have been warned of.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        frame = read(source, all_attempts=all_attempts)
+    said = [str(w.message) for w in caught]
+    return frame, [text for text in said if not any(problem in text for problem in frame.attrs["problems"])]
