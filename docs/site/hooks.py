@@ -29,10 +29,10 @@ FETCHED = re.compile(
 
 
 def _outside(link: str, page: str, docs: Path, held: Files) -> Path | None:
-    """The file of the repository that a link means and the site does not hold, relative to the repository."""
+    """The file or folder of the repository that a link means and the site does not hold, relative to the repository."""
     root = docs.parent
     target = ((docs / page).parent / link).resolve()
-    if not target.is_file() or not target.is_relative_to(root):
+    if not target.exists() or not target.is_relative_to(root):
         return None
     source = (
         held.get_file_from_path(target.relative_to(docs).as_posix()) if target.is_relative_to(docs) else None
@@ -48,13 +48,20 @@ def _address(path: Path) -> str:
     return f"{FOLDER}/{name}" + ("" if path.suffix in PICTURES else ".md" if path.suffix != ".md" else "")
 
 
+def _block(path: Path) -> str:
+    return f"````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n````\n"
+
+
 def _shown(path: Path, root: Path) -> str:
-    """The page that shows a file: Markdown without its links and pictures, else its text."""
-    text = (root / path).read_text()
+    """The page that shows a file: Markdown without its links and pictures, else its text; of a folder all its files."""
     head = f"*`{path.as_posix()}` of the repository*\n\n"
+    if (root / path).is_dir():
+        files = sorted(p for p in (root / path).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+        parts = [f"## {file.relative_to(root / path).as_posix()}\n\n{_block(file)}" for file in files]
+        return f"# {path.name}\n\n{head}" + "\n".join(parts)
     if path.suffix == ".md":
-        return head + re.sub(r"!?\[([^]]*)\]\([^)#:]+\)", r"\1", text)
-    return f"# {path.name}\n\n{head}````{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n````\n"
+        return head + re.sub(r"!?\[([^]]*)\]\([^)#:]+\)", r"\1", (root / path).read_text())
+    return f"# {path.name}\n\n{head}{_block(root / path)}"
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
