@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#\s])")
+# What follows the language of a block tells the tests how to run it: `sh plan`, `python file=NAME`
+FENCE = re.compile(r"^(```\w+) (?:file=(\S+)|[^\n]*)$", re.MULTILINE)
 PICTURES = {".svg", ".png"}
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", "": "bash"}
 FOLDER = "repository"
@@ -85,7 +87,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links of such files to their pages."""
+    """Point links of such files to their pages; a block shows the name of its file and no word for the tests."""
     docs = Path(config.docs_dir)
     here = page.file.src_uri
 
@@ -93,15 +95,18 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         path = _outside(found[0], here, docs, files)
         return found[0] if path is None else "../" * here.count("/") + _address(path)
 
-    return LINK.sub(moved, markdown)
+    named = FENCE.sub(lambda found: found[1] + (f' title="{found[2]}"' if found[2] else ""), markdown)
+    return LINK.sub(moved, named)
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """Fail where a page would fetch something from another host.
+    """Fail where a page would fetch something from another host, or shows its own markup.
 
     Raises:
-        PluginError: names the page and what it fetches.
+        PluginError: names the page and what it fetches, or that a block of code was not read as one.
     """
+    if "<p>```" in output:
+        raise PluginError(f"{page.file.src_uri}: a block of code is shown as text; see its first line")
     if fetched := FETCHED.search(output):
         raise PluginError(f"{page.file.src_uri}: fetches {fetched[0]!r}; put it into docs/, or link it")
     return output
