@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Step:
         folder: where it is typed, relative to the checkout; "" is a folder of the user's own.
         exit: the code that the page promises.
         needs: a module without which the step is skipped.
+        planned: pattern of the commands in a `sh plan` block that are typed up to their plan; they would take too long.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Step:
     folder: str = ""
     exit: int = 0
     needs: str = ""
+    planned: str = "sweep="
 
 
 STEPS = (
@@ -59,7 +62,8 @@ STEPS = (
     Step("doctor", "docs/index.md", "The first ten minutes", r"^python -m harness doctor"),
     Step("advise on a name", "docs/index.md", "The first ten minutes", r"^python -m harness advise "),
     Step("advise on a config.json", "docs/advise.md", "", r"^python -m harness advise .*config\.json", "docs/examples"),
-    Step("sweeps of a Hugging Face model", "docs/tutorial-measure-my-model.md", "Hugging Face", needs="transformers"),
+    Step("sweeps of a Hugging Face model", "docs/tutorial-measure-my-model.md", "Hugging Face", needs="transformers",
+         planned="sweep=divergence"),
     Step("A/B in a loop", "docs/tutorial-ab-in-my-loop.md", ""),
     # The repository's benchmark is made twice as slow: the page says exit 1.
     Step("gate on an own repository", "docs/howto-gate-your-benchmarks.md", "^Gate your own", r"^cd your-repository\n.*", exit=1),
@@ -115,8 +119,8 @@ def commands(checkout: Path, step: Step) -> list[Command]:
         elif language == "sh":
             flush()
             lines = content.replace("\\\n", " ").strip().splitlines()
-            if about == "plan":  # takes long: as far as its plan, as in the tests of the tutorials
-                lines = [f"{line} dry_run=true" if "sweep=" in line else line for line in lines]
+            if about == "plan":
+                lines = [f"{line} dry_run=true" if re.search(step.planned, line) else line for line in lines]
             ends = int(about.removeprefix("exit=")) if about.startswith("exit=") else 0
             typed += [Command(line, ends, tuple(files) if not n else ()) for n, line in enumerate(lines)]
             files.clear()
@@ -197,7 +201,7 @@ def follow(user: User, step: Step) -> bool:
         spent = f"{seconds:.0f}"
         if step.folder == "." and not user.here and ready.exists() and ready.stat().st_mtime > begun:
             spent += f", {ready.stat().st_mtime - begun:.0f} of them to install"
-        shown = script.split("#")[0].strip().replace("\n", "; ")
+        shown = textwrap.shorten(script.split("#")[0].replace("\n", "; "), 160, placeholder=" ...")
         said = f"{code}" if code == command.exit else f"**{code}**, the page says {command.exit}"
         row(step.name, step.page, f"`{shown}`", spent, said, f"{load:.1f} to {os.getloadavg()[0]:.1f}")
         if code != command.exit:

@@ -58,14 +58,16 @@ def test_what_a_page_says_of_a_block_is_obeyed(tmp_path: Path) -> None:
     """Programs are written, plans are not measured, codes are those of the page."""
     (tmp_path / "p.md").write_text(
         "# P\n```python file=m.py\nx = 1\n```\n```sh\na \\\n  b\nc\n```\n```python\ny = 2\n```\n"
-        "```text\nout\n```\n```sh plan\npython -m harness sweep=q\n```\n```sh exit=1\nd\n```\n"
+        "```text\nout\n```\n```sh plan\npython -m harness sweep=q\npython -m harness sweep=r\n```\n```sh exit=1\nd\n```\n"
     )
-    typed = newcomer.commands(tmp_path, newcomer.Step("p", "p.md", ""))
+    step = newcomer.Step("p", "p.md", "", planned="sweep=q")
+    typed = newcomer.commands(tmp_path, step)
     assert typed == [
         newcomer.Command("a    b", 0, (("m.py", "x = 1\n"),)),
         newcomer.Command("c"),
         newcomer.Command("python p_2.py", 0, (("p_2.py", "y = 2\n"),)),
         newcomer.Command("python -m harness sweep=q dry_run=true"),
+        newcomer.Command("python -m harness sweep=r"),
         newcomer.Command("d", 1),
     ]
 
