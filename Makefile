@@ -13,6 +13,7 @@
 #                   ARGS=device=cpu rehearses it all here, in some minutes
 # make published    reports/published, docs/compatibility*.md and the table of casts in docs/numerics.md, from results/published;
 #                   the page of advice from predictions, some minutes
+# make docs         the documentation as a site in build/site, which opens from disk; search wants python -m http.server -d build/site
 # make PY=python3 … uses the environment that is already there and installs nothing
 
 PYTHON ?= python3
@@ -24,10 +25,12 @@ else
 endif
 ARGS ?=
 TRITON_36 ?= build/triton-3.6.0
+# with PY= mkdocs-material and mkdocstrings are that environment's, of the extra `docs`
+DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all check format coverage bench aot aot-check gate canary gpu wheels published setup clean
+.PHONY: quick test test-all check format coverage bench aot aot-check docs gate canary gpu wheels published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
@@ -70,6 +73,18 @@ build/triton-3.6.0: $(READY)
 	rm -rf $@ $@.partial
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@.partial triton==3.6.0
 	mv $@.partial $@
+
+docs: $(READY) $(DOCS_TOOLS)
+	PYTHONPATH=$(DOCS_TOOLS):$$PYTHONPATH NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build $(ARGS)
+	@echo build/site/index.html
+
+# What builds the site, beside the environment, which needs none of it.
+build/docs-tools: pyproject.toml constraints.txt | $(READY)
+	rm -rf $@ $@.partial
+	$(PY) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > build/docs-tools.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --target $@.partial -r build/docs-tools.txt
+	mv $@.partial $@
+	touch $@
 
 gate: $(READY)
 	PY=$(PY) .ci/gate $(ARGS)

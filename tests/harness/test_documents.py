@@ -115,11 +115,3 @@ def test_the_map_of_the_readme_is_the_tree() -> None:
         there |= {f"{name}/{path.parent.name}/" for path in (ROOT / name).glob(pattern)}
     assert set(told) == there
     assert len(told) == len(set(told))
-
-
-def test_links_of_the_documents_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "reports" / "README.md"]
-    for page in pages:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not link.startswith("http"):
-                assert (page.parent / link).exists(), (page.name, link)

@@ -16,11 +16,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_blocks import blocks
 
 from harness.__main__ import commands, main
 
@@ -28,12 +28,6 @@ ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 COPIED = ("fp8core", "harness", "sweeps", "pyproject.toml", "tests/fp8core")
-
-
-def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
-    """(language, what follows it, content) of each block of code."""
-    for found in re.finditer(r"^```(\w+) ?([^\n]*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        yield found[1], found[2], found[3]
 
 
 class Reader:
@@ -105,7 +99,7 @@ def run(words: list[str]) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = list(blocks(page))
+    steps = [step for step in blocks(page.read_text()) if step[0]]
     in_a_copy = any(about.startswith("file=fp8core/") for _, about, _ in steps)
     if in_a_copy:
         for name in COPIED:
