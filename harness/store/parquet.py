@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.store.arm import stored_fields
+from harness.store.arm import parse as parse_arm
+from harness.store.arm import stored_arm
 from harness.store.attempts import last_attempts, next_attempt
 from harness.store.errors import UsageError
 from harness.store.json_columns import is_object, parse
@@ -214,7 +215,7 @@ def read(
         warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
         in rows that are kept. `frame.attrs["files"]` are the files that were read. Rows of an older schema_version get
         nulls where a column is new, the part "", the cause that their reason tells and the `arm_fields` of their
-        arm's name.
+        arm's name; arms and baselines with a former name have that of today (harness.store.arm).
 
     Raises:
         UsageError: a path does not exist.
@@ -231,8 +232,7 @@ def read(
         warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
     problems += damaged
     frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
-    named_arms = zip(frame["arm"], frame["baseline"], frame["arm_fields"], strict=True)
-    frame["arm_fields"] = [stored_fields(arm, baseline, text) for arm, baseline, text in named_arms]
+    _name_arms(frame)
     if not all_attempts:
         frame = last_attempts(frame)
     frame["case_axes"] = frame["axes"]
@@ -243,6 +243,24 @@ def read(
     frame.attrs["damaged"] = damaged
     frame.attrs["files"] = [str(part.path) for part in kept]
     return frame
+
+
+def _name_arms(frame: pd.DataFrame) -> None:
+    """Fill `arm_fields`, and give arms and baselines their names of today, in place."""
+    suites, arms, baselines = (list(frame[name]) for name in ("suite", "arm", "baseline"))
+    rows = zip(suites, arms, baselines, frame["arm_fields"], strict=True)
+    stored = [stored_arm(suite, arm, baseline, text) for suite, arm, baseline, text in rows]
+    # A row holds no record of its baseline: it is that of the baseline's own rows, else that of its name.
+    renamed = {
+        (suite, old): new for suite, old, (new, _) in zip(suites, arms, stored, strict=True) if old != new
+    }
+    if renamed:
+        frame["arm"] = [new for new, _ in stored]
+        frame["baseline"] = [
+            renamed.get((suite, name)) or (str(parse_arm(name, suite)) if name else name)
+            for suite, name in zip(suites, baselines, strict=True)
+        ]
+    frame["arm_fields"] = [fields for _, fields in stored]
 
 
 @dataclass(frozen=True, slots=True)
