@@ -157,7 +157,7 @@ def parse(words: Sequence[str]) -> Question:
         if not equals:
             raise UsageError(f"{printable(word)!r} is not key=value; keys: {', '.join(known)}")
         if key.startswith("model."):
-            own[key.removeprefix("model.")] = _value(value)
+            _put(own, key.split(".")[1:], _value(value))
         elif key not in known:
             raise unknown("key", printable(key), [*known, f"model.{TARGET}"])
         else:
@@ -220,7 +220,7 @@ def answer(question: Question) -> Advice:
     return replace(
         found,
         memory=_memory(question, found, job),
-        warnings=(said, *found.warnings) if said else found.warnings,
+        warnings=(*filter(None, (said, _made_up(question))), *found.warnings),
     )
 
 
@@ -235,7 +235,7 @@ def _memory(question: Question, found: Advice, job: Job) -> Memory:
 
 def _model(question: Question) -> Model:
     own = _value(question.model)
-    if isinstance(own, dict) and BATCH not in own:
+    if isinstance(own, dict) and BATCH not in own and not _reads_tokens(own):
         return _without_batch(own, question.tokens or _TOKENS)
     if question.model not in MODELS and is_config(question.model):
         described = read(question.model)
@@ -254,6 +254,38 @@ def _model(question: Question) -> Model:
             f"seq={question.seq}: a model of your own brings its lengths with model.batch; leave seq out"
         )
     return _own(spec, question)
+
+
+def _put(into: dict[str, Any], names: Sequence[str], value: Any) -> None:
+    """Sets `a.b.c=value` in nested mappings."""
+    for name in names[:-1]:
+        into = into.setdefault(name, {})
+        if not isinstance(into, dict):
+            raise UsageError(f"model.{'.'.join(names)}={value}: model.{name} has a value already")
+    into[names[-1]] = value
+
+
+def _reads_tokens(own: Mapping[str, Any]) -> bool:
+    """Whether a model without `model.batch` is a language model that can be called with random tokens."""
+    if not isinstance(own.get(TARGET), str):
+        return False
+    spec = resolve(canonical(own))
+    if isinstance(spec, ModelSpec):
+        return False
+    try:
+        return spec.tokens.seq > 0
+    except UsageError:
+        return False
+
+
+def _made_up(question: Question) -> str:
+    """What is to be said of batches that nobody named; "" where the model has its own, or is not called."""
+    own = _value(question.model)
+    if not isinstance(own, dict) or BATCH in own or not _reads_tokens(own):
+        return ""
+    spec = resolve(canonical(own))
+    assert isinstance(spec, UserModel)
+    return f"model.batch is not named: {spec.tokens.said}"
 
 
 def _own(spec: UserModel, question: Question) -> Model:
