@@ -157,7 +157,7 @@ def from_json(text: str) -> Arm:
 
 
 @lru_cache(maxsize=4096)
-def stored_arm(suite: str, arm: object, baseline: object, text: object) -> tuple[object, str]:
+def stored_arm(suite: str, arm: Any, baseline: object, text: object) -> tuple[Any, str]:
     """The name of today and `arm_fields` of a stored row: of rows older than the column, the record of the name.
 
     An older row is a control only if it names its baseline as the harness did. Text that is damaged, or belongs to
@@ -185,6 +185,24 @@ def stored_arm(suite: str, arm: object, baseline: object, text: object) -> tuple
 def _is_former(arm: Arm, suite: str) -> bool:
     """Whether a record of this suite was stored before bare products had a mode."""
     return suite in BARE_PRODUCTS and bool(arm.recipe) and arm.mode in _FORMER_MODES
+
+
+def name_arms(frame: pd.DataFrame) -> None:
+    """Fill `arm_fields`, and give arms and baselines their names of today, in place."""
+    suites, arms, baselines = (list(frame[name]) for name in ("suite", "arm", "baseline"))
+    rows = zip(suites, arms, baselines, frame["arm_fields"], strict=True)
+    stored = [stored_arm(suite, arm, baseline, text) for suite, arm, baseline, text in rows]
+    # A row holds no record of its baseline: it is that of the baseline's own rows, else that of its name.
+    renamed = {
+        (suite, old): new for suite, old, (new, _) in zip(suites, arms, stored, strict=True) if old != new
+    }
+    if renamed:
+        frame["arm"] = [new for new, _ in stored]
+        frame["baseline"] = [
+            renamed.get((suite, name)) or (str(parse(name, suite)) if name else name)
+            for suite, name in zip(suites, baselines, strict=True)
+        ]
+    frame["arm_fields"] = [fields for _, fields in stored]
 
 
 def arm_of(row: Mapping[str, Any]) -> Arm:

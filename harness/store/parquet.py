@@ -35,8 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.store.arm import parse as parse_arm
-from harness.store.arm import stored_arm
+from harness.store.arm import name_arms
 from harness.store.attempts import last_attempts, next_attempt
 from harness.store.errors import UsageError
 from harness.store.json_columns import is_object, parse
@@ -232,7 +231,7 @@ def read(
         warnings.warn(f"damaged rows: {problem}", RuntimeWarning, stacklevel=2)
     problems += damaged
     frame = pa.concat_tables([SCHEMA.empty_table(), *(part.rows for part in kept)]).to_pandas()
-    _name_arms(frame)
+    name_arms(frame)
     if not all_attempts:
         frame = last_attempts(frame)
     frame["case_axes"] = frame["axes"]
@@ -243,24 +242,6 @@ def read(
     frame.attrs["damaged"] = damaged
     frame.attrs["files"] = [str(part.path) for part in kept]
     return frame
-
-
-def _name_arms(frame: pd.DataFrame) -> None:
-    """Fill `arm_fields`, and give arms and baselines their names of today, in place."""
-    suites, arms, baselines = (list(frame[name]) for name in ("suite", "arm", "baseline"))
-    rows = zip(suites, arms, baselines, frame["arm_fields"], strict=True)
-    stored = [stored_arm(suite, arm, baseline, text) for suite, arm, baseline, text in rows]
-    # A row holds no record of its baseline: it is that of the baseline's own rows, else that of its name.
-    renamed = {
-        (suite, old): new for suite, old, (new, _) in zip(suites, arms, stored, strict=True) if old != new
-    }
-    if renamed:
-        frame["arm"] = [new for new, _ in stored]
-        frame["baseline"] = [
-            renamed.get((suite, name)) or (str(parse_arm(name, suite)) if name else name)
-            for suite, name in zip(suites, baselines, strict=True)
-        ]
-    frame["arm_fields"] = [fields for _, fields in stored]
 
 
 @dataclass(frozen=True, slots=True)
