@@ -63,7 +63,7 @@ def _listed(config: dict[str, Any], plan: Plan, left: Iterable[str] = ()) -> int
 
 
 def _made_up_batches(plan: Plan) -> Iterator[str]:
-    """Of each model of the user that is trained without `model.batch`: what it reads instead."""
+    """What the models of the user that are trained without `model.batch` read instead."""
     for name in dict.fromkeys(str(dict(c.case.axes).get("model", "")) for c in plan.cases):
         if name.startswith("{") and "batch" not in json.loads(name):
             from harness.training.models import UserModel, resolve

@@ -96,48 +96,62 @@ def loss_of(output: object, form: Form, called: str) -> Tensor:
     return loss.float()
 
 
-def _found(output: object, form: Form, called: str) -> tuple[Tensor, str]:
+def numbers_in(output: object) -> dict[str, Tensor]:
+    """What could be the loss in what a model returned, by the place where it stands.
+
+    The output itself, or else its `loss` alone, or else the parts of a tuple: those that are one floating number; a tensor
+    of one element counts where nothing is 0-dimensional.
+    """
     if isinstance(output, Tensor):
-        if _is_loss(output):
-            return output, "the output"
-        raise UsageError(f"{called} returned {kind(output)} for a batch; {_EXPECTED}")
-    if _has_loss(output):
-        loss = output[LOSS] if isinstance(output, Mapping) and LOSS in output else getattr(output, LOSS)
-        if _is_loss(loss):
-            return loss, f"output.{LOSS}"
-        if loss is None:
-            raise UsageError(
-                f"output.{LOSS} of {called} is None; the batch has {_named(form.keys or ())}: a Hugging Face model "
-                "computes its loss from 'labels', so make the batch a mapping with labels (labels=input_ids for a "
-                "causal LM)"
-            )
-        raise UsageError(f"output.{LOSS} of {called} is {kind(loss)}; expected one floating number")
-    if isinstance(output, tuple | list):
-        places = [i for i, part in enumerate(output) if _is_loss(part)]
-        if len(places) == 1:
-            return output[places[0]], f"element {places[0]} of {len(output)}"
-        if places:
-            raise UsageError(
-                f"{called} returned {kind(output)} with {len(places)} numbers; which is the loss? Return it alone, or "
-                f"as output.{LOSS}"
-            )
-        why = (
-            ": the None is the loss where no targets are given, so give them in the batch"
-            if any(part is None for part in output)
-            else ""
-        )
+        parts: dict[str, object] = {"the output": output}
+    elif _has_loss(output):
+        parts = {f"output.{LOSS}": _loss_field(output)}
+    elif isinstance(output, tuple | list):
+        parts = {f"element {i} of {len(output)}": part for i, part in enumerate(output)}
+    else:
+        return {}
+    single = {
+        where: part
+        for where, part in parts.items()
+        if isinstance(part, Tensor) and part.numel() == 1 and part.is_floating_point()
+    }
+    return {where: part for where, part in single.items() if not part.dim()} or single
+
+
+def _found(output: object, form: Form, called: str) -> tuple[Tensor, str]:
+    numbers = numbers_in(output)
+    if len(numbers) == 1:
+        ((where, loss),) = numbers.items()
+        return loss.reshape(()), where
+    if numbers:
         raise UsageError(
-            f"{called} returned {kind(output)} for a batch of {_named(form.keys or ())}{why}; {_EXPECTED}"
+            f"{called} returned {kind(output)} with {len(numbers)} numbers; which is the loss? Return it alone, or "
+            f"as output.{LOSS}"
         )
-    raise UsageError(f"{called} returned {kind(output)} for a batch; {_EXPECTED}")
+    if not isinstance(output, Tensor) and _has_loss(output):
+        if _loss_field(output) is not None:
+            raise UsageError(
+                f"output.{LOSS} of {called} is {kind(_loss_field(output))}; expected one floating number"
+            )
+        raise UsageError(
+            f"output.{LOSS} of {called} is None; the batch has {_named(form.keys or ())}: a Hugging Face model "
+            "computes its loss from 'labels', so make the batch a mapping with labels (labels=input_ids for a "
+            "causal LM)"
+        )
+    why = ""
+    if isinstance(output, tuple | list) and any(part is None for part in output):
+        why = " (the None is the loss where no targets are given: give them in the batch)"
+    raise UsageError(
+        f"{called} returned {kind(output)} for a batch of {_named(form.keys or ())}{why}; {_EXPECTED}"
+    )
 
 
 def _has_loss(output: object) -> bool:
     return (isinstance(output, Mapping) and LOSS in output) or hasattr(output, LOSS)
 
 
-def _is_loss(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
+def _loss_field(output: Any) -> object:
+    return output[LOSS] if isinstance(output, Mapping) and LOSS in output else getattr(output, LOSS)
 
 
 def adapt(module: nn.Module, name: str, called: str) -> nn.Module:

@@ -170,7 +170,10 @@ def test_batches(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("vector", r"returned a float32 tensor of shape \[4\] for a batch; expected the loss"),
+        (
+            "vector",
+            r"returned a float32 tensor of shape \[4\] for a batch of tensors without names; expected the loss",
+        ),
         ("number", "returned a float for a batch"),
         ("constant", "depends on no parameter"),
         ("broken", r"on a batch of shapes \[4, 8\], \[4\] failed: RuntimeError: mat1 and mat2"),
