@@ -219,7 +219,8 @@ def answer(question: Question) -> Advice:
     return replace(
         found,
         memory=_memory(question, found, job),
-        warnings=(*filter(None, (said, made_up(_value(question.model)))), *found.warnings),
+        warnings=(said, *found.warnings) if said else found.warnings,
+        made_up=made_up(_value(question.model)),
     )
 
 
