@@ -13,6 +13,7 @@ from report_fixtures import Invented, write_run
 from harness import store
 from harness.cli import config
 from harness.engine.plan import make_plan
+from harness.gate.collect import Row
 from harness.gate.policy import Match
 from harness.store.arm import Arm, arm_of, parse, stored_arm
 from harness.store.case import Case
@@ -20,7 +21,7 @@ from harness.store.compare import paired_ratios
 from harness.store.compare import summary as summarise
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
-from harness.suites import SUITES
+from harness.suites import SUITES, gemm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,3 +162,13 @@ def test_products_and_layers_share_names_and_no_figure(tmp_path: Path) -> None:
     assert found == {"gemm": pytest.approx(2.0, rel=0.02), "linear": pytest.approx(0.8, rel=0.02)}
     means = summarise(ratios)
     assert sorted(means["suite"]) == ["gemm", "linear"], "never one mean of both"
+
+
+def test_an_older_commit_in_a_gate_is_paired_with_this_one() -> None:
+    """Its worker names its arms as it did; oracle: the names of today's suite."""
+    about = {"suite": "gemm", "case_id": "c", "axes": "{}", "seed": 0, "metric": "sqnr_db", "status": "ok"}
+    about |= {"arm": "fp8_rowwise_fast", "baseline": "bf16", "arm_fields": None}
+    for fields in (None, Arm("rowwise", "product", variant="fast").as_json):
+        row = Row(about | {"arm_fields": fields}, samples=[28.5], rounds=[0]).measurement()
+        assert (row.arm, row.baseline) == ("rowwise_fast_eager", "bf16_eager")
+        assert row.arm_fields == gemm.ARMS["rowwise_fast_eager"].arm
