@@ -52,6 +52,7 @@ class Advice:
         library: whose kernels are assumed.
         schedule: of precisions, which goes with the recipe; "" for none.
         memory: what the step takes; None where it was not asked.
+        made_up: batches that nobody named, and what stands for them; "" where none are.
     """
 
     model: Model
@@ -69,6 +70,7 @@ class Advice:
     library: str = FP8CORE
     schedule: str = ""
     memory: Memory | None = None
+    made_up: str = ""
 
     @property
     def decision(self) -> str:

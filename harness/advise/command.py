@@ -7,8 +7,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from harness.advise import libraries, measured
 from harness.advise.advice import advice
 from harness.advise.decide import POSITIVE, advise
@@ -16,21 +14,22 @@ from harness.advise.from_config import of_config
 from harness.advise.gpu import gpu_and_rows
 from harness.advise.library_names import ENGINE, FP8CORE, LIBRARIES
 from harness.advise.need import memory_of
+from harness.advise.own_model import divisible, made_up, own_model, put, reads_tokens, without_batch
 from harness.advise.plan import BYTES, CHECKPOINTING
 from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.scale.asked import cannot_send, job_of, step_seconds
 from harness.advise.scale.layout import SCHEDULES
 from harness.advise.show import WIDTH, as_dict, show
-from harness.advise.trace import layers_alone, trace
+from harness.advise.trace import trace
 from harness.advise.training import plan_of as plan_of_case
 from harness.advise.training import traced
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console, printable
 from harness.store.errors import UsageError, unknown
-from harness.training.models import MODELS, ModelSpec, UserModel, resolve
+from harness.training.models import MODELS, ModelSpec, resolve
 from harness.training.models.hugging_face import is_config, read
-from harness.training.models.user import BATCH, TARGET, canonical
+from harness.training.models.user import BATCH, TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,7 +156,7 @@ def parse(words: Sequence[str]) -> Question:
         if not equals:
             raise UsageError(f"{printable(word)!r} is not key=value; keys: {', '.join(known)}")
         if key.startswith("model."):
-            own[key.removeprefix("model.")] = _value(value)
+            put(own, key.split(".")[1:], _value(value))
         elif key not in known:
             raise unknown("key", printable(key), [*known, f"model.{TARGET}"])
         else:
@@ -221,6 +220,7 @@ def answer(question: Question) -> Advice:
         found,
         memory=_memory(question, found, job),
         warnings=(said, *found.warnings) if said else found.warnings,
+        made_up=made_up(_value(question.model)),
     )
 
 
@@ -235,8 +235,8 @@ def _memory(question: Question, found: Advice, job: Job) -> Memory:
 
 def _model(question: Question) -> Model:
     own = _value(question.model)
-    if isinstance(own, dict) and BATCH not in own:
-        return _without_batch(own, question.tokens or _TOKENS)
+    if isinstance(own, dict) and BATCH not in own and not reads_tokens(own):
+        return without_batch(own, question.tokens or _TOKENS)
     if question.model not in MODELS and is_config(question.model):
         described = read(question.model)
         if (question.tp or 1) > 1 and described.top_k:
@@ -253,43 +253,7 @@ def _model(question: Question) -> Model:
         raise UsageError(
             f"seq={question.seq}: a model of your own brings its lengths with model.batch; leave seq out"
         )
-    return _own(spec, question)
-
-
-def _own(spec: UserModel, question: Question) -> Model:
-    """A user's model at the batch, or at the batch that gives its layers the tokens asked for."""
-    one = trace(spec, 1 if question.tokens else question.batch or 8, 0)
-    if not one.layers:
-        raise UsageError(f"{spec.target} calls no nn.Linear, and FP8 converts nothing else")
-    if question.tokens is None:
-        return one
-    if question.tokens % one.tokens:
-        raise UsageError(
-            f"tokens={question.tokens} is no multiple of {one.tokens}, the rows that the layers see of model.batch with "
-            "batch_size 1"
-        )
-    batch = question.tokens // one.tokens
-    if question.batch not in (None, batch):
-        raise UsageError(
-            f"tokens={question.tokens} is not batch={question.batch} times the {one.tokens} rows that the layers see of "
-            "one; leave one of them out"
-        )
-    model = trace(spec, batch, 0)
-    if model.tokens != question.tokens:
-        raise UsageError(
-            f"tokens={question.tokens}: with batch_size {batch} the layers see {model.tokens} rows, with 1 {one.tokens}: no "
-            "proportion; name the batch_size by batch="
-        )
-    return model
-
-
-def _without_batch(own: dict[str, Any], tokens: int) -> Model:
-    """A module without `model.batch`, which cannot be called: its layers alone."""
-    target = own.pop(TARGET, None)
-    if not isinstance(target, str) or "." not in target:
-        raise UsageError(f"model.{TARGET}={target!r}: expected the dotted name of what builds the model")
-    module = UserModel(canonical(own), target, "", canonical(own)).build(device="meta", dtype=torch.bfloat16)
-    return layers_alone(module, _divisible(tokens), target)
+    return own_model(spec, question.tokens, question.batch)
 
 
 def sizes(question: Question, max_seq: int) -> tuple[int, int]:
@@ -309,16 +273,8 @@ def sizes(question: Question, max_seq: int) -> tuple[int, int]:
     if tokens % seq:
         near = max(1, round(tokens / seq)) * seq
         raise UsageError(f"tokens={tokens} is no multiple of seq={seq}; the nearest is {near}")
-    _divisible(tokens)
+    divisible(tokens)
     return tokens // seq, seq
-
-
-def _divisible(tokens: int) -> int:
-    if tokens % 16:
-        raise UsageError(
-            f"{tokens} tokens: FP8 needs a multiple of 16 for the weight's gradient; the nearest is {max(16, round(tokens / 16) * 16)}"
-        )
-    return tokens
 
 
 def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:

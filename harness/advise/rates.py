@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.machine.ceilings import TENSORWISE, Ceilings, Product
+from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, Product
 from harness.machine.hardware import DEVICES, named
 from harness.store.errors import UsageError
 
@@ -180,7 +180,7 @@ def long_rate(tflops: float, size: tuple[int, int, int], bandwidth: float) -> fl
 
 def _product_rate(rate: str, device: Device, measured: Ceilings | None, bandwidth: float) -> Figure | None:
     if measured is not None:
-        own = [p for p in measured.products if (p.kind == "bf16") == (rate == "bf16")]
+        own = [p for p in measured.products if (p.kind == BF16) == (rate == "bf16")]
         own = [p for p in own if rate == "bf16" or p.kind == TENSORWISE] or own
         if own:
             best = max(own, key=lambda p: p.tflops)

@@ -51,6 +51,8 @@ def lines(found: Advice) -> list[str]:
     told = _wrapped("", _asked(found))
     told += _wrapped("FP8: ", _decision(found))
     told += _wrapped("not measured: ", _unmeasured(found))
+    if found.made_up:
+        told += _wrapped("batches: ", found.made_up)
     if found.decision == decide.UNDECIDED:
         told += _wrapped("to tell: ", way_out(found.model, found.device, found.rates, found.plan))
     for i, reason in enumerate(_why(found)):
@@ -120,7 +122,7 @@ def as_dict(found: Advice) -> dict[str, Any]:
             "gather_matters_from_gpus": found.gather_from,
             "rates": {name: asdict(figure) for name, figure in found.rates.figures.items()},
             "checks": [asdict(check) | {"error": check.error} for check in found.checks],
-            "warnings": list(found.warnings),
+            "warnings": [*filter(None, [found.made_up]), *found.warnings],
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ def run_request(request: Request) -> int:
         return _listed(config, plan)
     from harness.cli import measure  # pandas, a pool, a report
 
+    for line in _made_up_batches(plan):
+        sys.stderr.write(f"{line}\n")
+
     if config["dry_run"]:
         return _listed(config, plan, measure.left_to_run(config, plan, gpus, shard))
     return measure.run_plan(request, plan, gpus, shard)
@@ -52,9 +56,21 @@ def run_request(request: Request) -> int:
 
 def _listed(config: dict[str, Any], plan: Plan, left: Iterable[str] = ()) -> int:
     """Prints what dry_run=true prints."""
-    said = [*describe(plan), *seeds_needed.lines(config, plan), *left, *_called_for_a_dry_run(config)]
+    own = [*_made_up_batches(plan), *_called_for_a_dry_run(config)]
+    said = [*describe(plan), *seeds_needed.lines(config, plan), *left, *own]
     sys.stdout.write("\n".join(said) + "\n")
     return 0
+
+
+def _made_up_batches(plan: Plan) -> Iterator[str]:
+    """What the models of the user that are trained without `model.batch` read instead."""
+    for name in dict.fromkeys(str(dict(c.case.axes).get("model", "")) for c in plan.cases):
+        if name.startswith("{") and "batch" not in json.loads(name):
+            from harness.training.models import UserModel, resolve
+
+            spec = resolve(name)
+            assert isinstance(spec, UserModel)
+            yield f"model.batch is not named: {spec.tokens.said}"
 
 
 def _called_for_a_dry_run(config: dict[str, Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.store.arm import parse
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line, unknown
@@ -75,6 +76,8 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
             never run when it was asked for by number; only arms that this device can't run; too little for a verdict.
     """
     parts = _parts(config)
+    for part in parts.values():
+        part["arms"] = _named_today(part["arms"], part, suites)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
     _choose_peers(config.get("peers"), parts, suites)
@@ -120,8 +123,17 @@ def _refuse_unknown_without(
 ) -> None:
     known = [arm for part in parts.values() for arm in suites[part["suite"]].ARMS]
     for name in names:
-        if name not in known:
+        if all(_named_today([name], part, suites)[0] not in known for part in parts.values()):
             raise unknown("arm", name, known)
+
+
+def _named_today(names: Sequence[str], part: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[str]:
+    """Arms by the names that the suite of a part has for them today; a name that it does not know stays."""
+    if part["suite"] not in suites:  # refused later
+        return list(names)
+    known = suites[part["suite"]].ARMS
+    today = ((name, str(parse(name, part["suite"]))) for name in names)
+    return [new if name not in known and new in known else name for name, new in today]
 
 
 def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
@@ -176,15 +188,19 @@ def _refuse_unused(
                 part["axes"] = {**part["axes"], axis: values}
     if config["arms"]:
         arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
-        for arm in config["arms"]:
-            if arm not in arms_known:
-                raise unknown("arm", arm, arms_known)
-        for name in list(parts):
-            wanted = [arm for arm in config["arms"] if arm in suites[parts[name]["suite"]].ARMS]
+        found: set[str] = set()
+        for name, part in list(parts.items()):
+            pairs = zip(config["arms"], _named_today(config["arms"], part, suites), strict=True)
+            taken = [(asked, arm) for asked, arm in pairs if arm in suites[part["suite"]].ARMS]
+            found |= {asked for asked, _ in taken}
+            wanted = [arm for _, arm in taken]
             if wanted:
                 parts[name]["arms"] = wanted
             else:
                 del parts[name]
+        for arm in config["arms"]:
+            if arm not in found:
+                raise unknown("arm", arm, arms_known)
 
 
 def _spread_keys(
@@ -285,7 +301,7 @@ def _plan_part(
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)
-    without = config.get("without") or ()
+    without = _named_today(config.get("without") or (), part, suites)
     arms = tuple(arm for arm in arms if arm not in without)
     if not arms:
         raise UsageError(f"without={','.join(without)} leaves no arm of part {name}")

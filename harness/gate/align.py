@@ -210,7 +210,11 @@ def control_rounds(before: pd.DataFrame, after: pd.DataFrame, mode: Mode) -> Vec
     if not a or not b:  # a stored run of a plain sweep: the product that PyTorch alone computes stands in
         a, b = (
             _only_ok(
-                frame[(frame["suite"] == "gemm") & (frame["arm"] == "bf16") & (frame["metric"] == "time_ms")]
+                frame[
+                    (frame["suite"] == "gemm")
+                    & (frame["arm"] == "bf16_eager")
+                    & (frame["metric"] == "time_ms")
+                ]
             )
             for frame in (before, after)
         )

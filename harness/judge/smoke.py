@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.store import arm as arms
-from harness.store.arm import PRODUCT
 from harness.store.compare import rows_of
 from harness.store.json_columns import parse
 
@@ -51,7 +50,7 @@ def left_out(names: Iterable[str], needs: Mapping[str, Sequence[str]], smoke: pd
     for arm in names:
         broken = [f"kernel {name}: {kernels[name]}" for name in needs.get(arm, ()) if name in kernels]
         fields = arms.parse(arm)
-        if not broken and not fields.peer and fields.mode not in ("", PRODUCT) and fields.recipe in recipes:
+        if not broken and not fields.peer and fields.mode and fields.recipe in recipes:
             broken = [f"recipe {fields.recipe}: {recipes[fields.recipe]}"]
         if broken:
             found[arm] = broken[0]

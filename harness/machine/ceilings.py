@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOVES = ("copy", "read", "transpose")  # kinds of bandwidth
-BF16, TENSORWISE, ROWWISE = "bf16", "fp8_tensorwise", "fp8_rowwise"
+BF16, TENSORWISE, ROWWISE = "bf16_eager", "tensorwise_eager", "rowwise_eager"  # arms of suite gemm
+_KINDS = {
+    "mm_bf16": BF16,
+    "mm_fp8_tensorwise": TENSORWISE,
+    "mm_fp8_rowwise": ROWWISE,
+}  # by axis `what` of suite ceilings
 SUITES = ("ceilings", "gemm")  # whose rows are read
 _SUSTAINED = "sustained"
 
@@ -32,7 +37,7 @@ class Product:
     """One matrix product [M, K] @ [K, N] and the median time that it took.
 
     Attributes:
-        kind: "bf16", "fp8_tensorwise" or "fp8_rowwise".
+        kind: `BF16`, `TENSORWISE` or `ROWWISE`.
         role: of the GEMM in a training step, which decides how FP8 accumulates; "output" for a plain product.
         run_id: where it was measured.
     """
@@ -121,7 +126,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
 
 def _product(row: Mapping[str, Any], axes: Mapping[str, Any], seconds: float) -> Product | None:
     if row["suite"] == "ceilings":
-        kind, role, sizes = str(axes.get("what", "")).removeprefix("mm_"), "output", [axes.get("cube")] * 3
+        kind, role, sizes = _KINDS.get(str(axes.get("what")), ""), "output", [axes.get("cube")] * 3
     else:
         role, sizes = str(axes.get("role", "output")), [axes.get(name) for name in "MKN"]
         # The recipes accumulate fast in the forward product alone.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from harness.report.records import arm_records
 from harness.report.table import Cell, Spec, axis_spec, make_table, number_cell, resolved_of
 from harness.store import stats, text
-from harness.store.arm import PRODUCT, arm_of
+from harness.store.arm import arm_of
 from harness.store.effect import MIN_ROUNDS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FASTEST = "fastest"
 OWN = "triton"
 BAR = 0.95  # of the better library's speed, which the choice must not fall below at any shape
-BLOCKS = "fp8_blockwise_triton"
+BLOCKS = "blockwise_triton_eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def choices(machine: Machine) -> list[Choice]:
     for (_, case), arms in cases.items():
         for record in arms.values():
             fields = arm_of(record)
-            if (fields.mode, fields.variant) != (PRODUCT, FASTEST):
+            if fields.variant != FASTEST:
                 continue
             names = {way: str(replace(fields, variant=variant)) for way, variant in _ARMS.items()}
             ways = {way: arms[name] for way, name in names.items() if name in arms}

@@ -13,7 +13,7 @@ from harness.report.records import arm_records, newest
 from harness.report.runs import once
 from harness.report.table import Cell, known
 from harness.store import text
-from harness.store.arm import PRODUCT, arm_of
+from harness.store.arm import arm_of
 from harness.store.compare import SECONDS
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def _times(machine: Machine) -> dict[tuple[Sizes, str, str], float]:
     for r in newest(arm_records(machine, PRODUCTS)):
         arm = arm_of(r)
         axes: dict[str, Any] = dict(text.axes_of(r["axes"]))
-        plain = arm.mode == PRODUCT and not arm.variant and not arm.peer
-        what = arm.recipe if plain else BASE if r["arm"] == BASE else ""
+        what = "" if arm.variant or arm.peer else arm.recipe
         if r["status"] == "ok" and what and {"M", "K", "N", "role"} <= axes.keys():
             size = (axes["M"], axes["K"], axes["N"], axes["role"])
             found[size, what, r["regime"] or ""] = r["value"] * SECONDS[r["unit"]]

@@ -21,7 +21,7 @@ import pyarrow.compute as compute
 import pyarrow.dataset as dataset
 from pyarrow.fs import LocalFileSystem
 
-from harness.store.arm import stored_fields
+from harness.store.arm import name_arms
 from harness.store.attempts import DECIDED_BY, that_count
 from harness.store.errors import UsageError, unknown
 from harness.store.json_columns import is_object, parse
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names whose rows it holds
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
 _OF_A_CASE = {"run_id", "sweep", "suite", "case_id", "seed"}  # equal in all rows of a case
+_NAMES = {"suite", "arm", "baseline", "arm_fields"}  # by which a row's arm has its name of today
 _ATTEMPTS_OF_A_CASE = ("run_id", "case_id", "attempt")
 _FORMAT = dataset.ParquetFileFormat(
     read_options=dataset.ParquetReadOptions(dictionary_columns=set(LONG_TEXTS))
@@ -78,7 +79,8 @@ def read(
         warning says it too. `frame.attrs["damaged"]` are those of them that are of columns: text that is no JSON object,
         in rows that are kept; columns that were not asked for are not looked at. `frame.attrs["files"]` are the files
         that were read. Rows of an older schema_version get nulls where a column is new, the part "", the cause that
-        their reason tells and the `arm_fields` of their arm's name.
+        their reason tells and the `arm_fields` of
+        their arm's name; arms and baselines with a former name have that of today (harness.store.arm).
 
     Raises:
         UsageError: a path does not exist, a name is neither a column nor an axis of these runs, or `where` names a
@@ -90,8 +92,6 @@ def read(
     needed = {*returned} - {"case_axes"} | of_rows
     if expand or "case_axes" in returned or fitting.keys() - of_rows:
         needed.add("axes")
-    if "arm_fields" in needed:
-        needed |= {"arm", "baseline"}
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
     kept, table, problems = _rows(named, needed, fitting, all_attempts)
     for problem in problems:
@@ -124,6 +124,7 @@ def _rows(
     for attempt in range(4):
         decided_by = () if all_attempts else DECIDED_BY if contested or attempt else _ATTEMPTS_OF_A_CASE
         columns = {*needed, *decided_by}
+        columns |= _NAMES if columns & {"arm", "baseline", "arm_fields"} else set()
         wanted = _pushed(where)
         if wanted is not None and contested:
             some = pa.array(sorted(filter(None, contested)), pa.string())
@@ -136,6 +137,8 @@ def _rows(
         if not (vanished or more):
             break
         contested |= more
+    if columns >= _NAMES:
+        table = _named(table).select([name for name in table.column_names if name in {*needed, *decided_by}])
     if contested:
         table = _last_attempts(table, contested)
     return kept, table, problems
@@ -257,6 +260,27 @@ def _last_attempts(table: pa.Table, contested: Collection[str | None]) -> pa.Tab
     return table.filter(stands)
 
 
+def _named(table: pa.Table) -> pa.Table:
+    """The rows with their arms' names of today and `arm_fields`; each distinct row of names is looked at once."""
+    names = sorted(_NAMES)
+    key = np.zeros(len(table), np.int64)
+    for name in names:
+        column = table[name].combine_chunks()
+        code = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        count = len(code.dictionary)
+        key = key * (count + 1) + compute.fill_null(code.indices, count).to_numpy(zero_copy_only=False)
+    _, first, row = np.unique(key, return_index=True, return_inverse=True)
+    stored = table.select(names).take(pa.array(first)).to_pandas()
+    today = stored.copy()
+    name_arms(today)
+    for name in ("arm", "baseline", "arm_fields"):
+        if not today[name].equals(stored[name]):
+            column = pa.array(today[name], pa.string()).dictionary_encode().take(pa.array(row))
+            column = column if name in LONG_TEXTS else column.cast(pa.string())
+            table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
 def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
     """The rows that have one of the values in each of the columns and axes."""
     for name, values in where.items():
@@ -287,11 +311,6 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
     long = [name for name in table.column_names if name in LONG_TEXTS]
     texts = {name: _texts(table[name]) for name in long}
-    if "arm_fields" in texts:
-        known: dict[tuple[object, ...], str] = {}
-        rows = zip(table["arm"].to_pylist(), table["baseline"].to_pylist(), texts["arm_fields"], strict=True)
-        fields = [known.get(row) or known.setdefault(row, stored_fields(*row)) for row in rows]
-        texts["arm_fields"] = np.array(fields, dtype=object)
     frame = table.drop_columns(long).to_pandas()
     # As they are: pandas would copy a text for each row.
     shared = {name: pd.Series(column, frame.index, dtype=object) for name, column in texts.items()}

@@ -19,7 +19,11 @@ from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Worklo
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-MATMULS = {"mm_bf16": "bf16", "mm_fp8_tensorwise": "fp8_tensorwise", "mm_fp8_rowwise": "fp8_rowwise"}
+MATMULS = {  # value of the axis, which stored cases hold -> arm of suite gemm
+    "mm_bf16": "bf16_eager",
+    "mm_fp8_tensorwise": "tensorwise_eager",
+    "mm_fp8_rowwise": "rowwise_eager",
+}
 MOVES = {
     "copy": "read and write once, in order",
     "read": "read once: the largest magnitude, as a tensorwise cast needs it",

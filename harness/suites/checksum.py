@@ -26,8 +26,9 @@ from torch import Tensor
 from fp8core.formats import native_pair
 from fp8core.gemm import backend_named, scaled_mm
 from fp8core.gemm.layout import Operand
+from harness.store.arm import Arm
 from harness.suites.common import refuse_shapes, way_out, with_defaults
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,15 +39,17 @@ AXES: Mapping[str, Axis] = {
     "cube": Axis("rows, columns and contracted dimension of the product"),
     "data": Axis("integers: one right result; codes: any finite FP8 code", ("integers", "codes")),
 }
-ARMS: Mapping[str, ArmInfo] = {
-    "bf16": ArmInfo("torch.mm on bfloat16"),
-    "fp8_tensorwise": ArmInfo("torch._scaled_mm, one scale a tensor", baseline="bf16"),
-    "fp8_rowwise": ArmInfo("torch._scaled_mm, a scale a row and column", baseline="bf16"),
-}
+ARMS: Mapping[str, ArmInfo] = arm_table(
+    {
+        Arm("bf16", "eager"): ArmInfo("torch.mm on bfloat16"),
+        Arm("tensorwise", "eager"): ArmInfo("torch._scaled_mm, one scale a tensor", baseline="bf16_eager"),
+        Arm("rowwise", "eager"): ArmInfo("torch._scaled_mm, a scale a row and column", baseline="bf16_eager"),
+    }
+)
+BASE, ROWWISE = "bf16_eager", "rowwise_eager"
 REPEATS = 16  # of the product, each hashed
 LARGEST = 4  # of the integers
 CUBE_MOST = 32768  # below 2^24 / LARGEST^2, so that float64 and float32 sum integers without error
-GRANULARITY = {"fp8_tensorwise": "tensorwise", "fp8_rowwise": "rowwise"}
 
 
 def points(
@@ -70,10 +73,10 @@ def points(
 
 def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
     """FP8's sizes, and this device's FP8 units."""
-    if arm == "bf16":
+    if arm == BASE:
         return None
     n, e4m3, rules = case.integer("cube"), native_pair()[0], backend_named("torch")
-    granularity = "rowwise" if GRANULARITY[arm] == "rowwise" else "tensorwise"
+    granularity = "rowwise" if arm == ROWWISE else "tensorwise"
     reason = rules.shape_reason(n, n, n, e4m3, e4m3, granularity, torch.bfloat16)
     if reason:
         return Unsupported("shape", f"{reason}; {way_out(n, n, n, 16, 'bf16')}")
@@ -95,12 +98,12 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "operands": digest(a, b),
         "repeats": REPEATS,
         "out_dtype": "bfloat16",
-        "backend": "torch.mm" if arm == "bf16" else "torch._scaled_mm",
+        "backend": "torch.mm" if arm == BASE else "torch._scaled_mm",
     }
     return Workload(
         run=multiply,
         check=lambda: _check(multiply, a, b, arm, case, resolved),
-        flops={"bf16" if arm == "bf16" else "e4m3": work(case)},
+        flops={"bf16" if arm == BASE else "e4m3": work(case)},
         resolved=resolved,
     )
 
@@ -131,7 +134,7 @@ def _codes(n: int, dtype: torch.dtype, data: str, stream: int) -> Tensor:
 
 def _product(a: Tensor, b: Tensor, arm: str) -> Callable[[], Tensor]:
     """A @ B, times the scales that `_scales` gives."""
-    if arm == "bf16":
+    if arm == BASE:
         left, right = a.to(torch.bfloat16), b.to(torch.bfloat16).t()
         return lambda: torch.mm(left, right)
     one, other = (scale.to(a.device) for scale in _scales(len(a), arm))
@@ -141,8 +144,8 @@ def _product(a: Tensor, b: Tensor, arm: str) -> Callable[[], Tensor]:
 
 def _scales(n: int, arm: str) -> tuple[Tensor, Tensor]:
     """scale_inv of A and B: powers of two, which change no digit; rowwise, unlike in neighbouring lines."""
-    if arm != "fp8_rowwise":
-        one = torch.tensor(1.0 if arm == "bf16" else 0.25)
+    if arm != ROWWISE:
+        one = torch.tensor(1.0 if arm == BASE else 0.25)
         return one, one
     lines = torch.ldexp(torch.ones(n), torch.arange(n) % 5 - 2)
     return lines.view(n, 1), lines.view(1, n)

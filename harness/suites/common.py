@@ -14,7 +14,6 @@ from torch.autograd.profiler import profile
 
 from fp8core.gemm import backend_named, layout
 from harness.store.cause import Cause
-from harness.store.errors import one_line
 from harness.suites.shapes import FROM_MODEL, Layer
 from harness.timing.compiling import compile_unavailable
 from harness.timing.timers import last_level_cache_bytes
@@ -242,19 +241,12 @@ def _build(spec: Any) -> nn.Module:
         raise ValueError(
             "shapes=from_model needs a model: model._target_=package.module.callable or model=PATH/config.json"
         )
-    from harness.training.models.user import imported
+    from harness.training.models.user import BATCH, TARGET, made
 
-    target = str(spec["_target_"])
-    make = imported(target, "model._target_")
-    arguments = {key: value for key, value in spec.items() if key != "_target_"}
-    try:
-        with torch.device("meta"):
-            built = make(**arguments)
-    except TypeError as error:
-        raise ValueError(f"model._target_={target!r} does not take {arguments}: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"model._target_={target!r} failed: {one_line(error)}") from error
+    with torch.device("meta"):
+        built = made({key: value for key, value in spec.items() if key != BATCH}, "model")
     if not isinstance(built, nn.Module):
+        target = spec[TARGET]
         raise ValueError(f"model._target_={target!r} made a {type(built).__name__}; expected an nn.Module")
     return built
 

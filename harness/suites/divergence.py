@@ -190,7 +190,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     result = train(job, device, workspace, on_step)
     resolved: dict[str, object] = {
         **facts_of(job.setup, job.regime, job.schedule),
-        **_data_facts(case),
+        **_data_facts(case, device),
         **result.facts,
         "timed": "optimizer steps, the wait for the device after each included",
         "nonfinite_step": result.nonfinite_step,
@@ -309,10 +309,11 @@ def _heldout(case: Case, device: str) -> list[Batch]:
     return [m for s in steps for m in batches.microbatches_of(case.text("model"), None, s, 0, size, device)]
 
 
-def _data_facts(case: Case) -> dict[str, object]:
+def _data_facts(case: Case, device: str) -> dict[str, object]:
     text, windows = batches.text_of(case), case.integer("eval_batches") * case.integer("batch")
     if text is None:
-        return {"data": "batches of the model's own", "heldout": f"batches of steps from {HELDOUT_STEP} on"}
+        own = on_paper.facts_of_calls(setup_of(case, BASE), device)
+        return own | {"heldout": f"batches of steps from {HELDOUT_STEP} on"}
     return {
         "data": text.name,
         "data_sha256": text.sha256,
@@ -333,7 +334,7 @@ def _check(case: Case) -> None:
             raise UsageError(f"{name}={case.number(name):g}: expected a number below 1")
     model, data, path = (case.text(axis) for axis in ("model", "data", "data_path"))
     seq = case.integer("seq")
-    batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"))
+    batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"), judged=True)
     text = batches.extent_of_case(case)
     if text is not None and text.heldout <= seq and case.integer("eval_batches"):
         raise UsageError(f"data={data}: the held-out part has {text.heldout} tokens, seq={seq} needs more")

@@ -22,7 +22,7 @@ from fp8core.gemm import FASTEST, backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand
 from fp8core.recipe import RECIPES, Cast
 from harness.peers import PEERS, Peer, peer_of
-from harness.store.arm import PRODUCT, Arm
+from harness.store.arm import Arm
 from harness.suites import oracle
 from harness.suites.common import (
     DATA,
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from harness.store.case import Case, Scalar
 
 BLOCKS = ("blockwise",)  # recipes whose product is fp8core's own kernel alone
+EAGER = "eager"  # mode of every arm: one call of an operator
+BASE = str(Arm("bf16", EAGER))
 OPERATORS = {"torch": "torch._scaled_mm", "triton": "fp8core::matmul"}  # by backend
 
 
@@ -62,7 +64,7 @@ PRODUCTS = {
 
 
 def _ours(recipe: str, variant: str = "") -> Arm:
-    return Arm(recipe, PRODUCT, variant=variant)
+    return Arm(recipe, EAGER, variant=variant)
 
 
 def _twin(peer: Peer, recipe: str) -> str:
@@ -81,9 +83,9 @@ _SCALES = {
 }
 ARMS: Mapping[str, ArmInfo] = arm_table(
     {
-        Arm("bf16"): ArmInfo("torch.mm on bfloat16"),
+        Arm("bf16", EAGER): ArmInfo("torch.mm on bfloat16"),
         **{
-            _ours(recipe, variant): ArmInfo(doc, baseline="bf16")
+            _ours(recipe, variant): ArmInfo(doc, baseline=BASE)
             for recipe, scales in _SCALES.items()
             for variant, doc in (("", scales), ("fast", "the same with fast accumulation"))
         },
@@ -99,10 +101,10 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
             for recipe in _SCALES
         },
         _ours("blockwise", "triton"): ArmInfo(
-            "scales of 1x128 and 128x128 blocks, by fp8core's own kernel", baseline="bf16"
+            "scales of 1x128 and 128x128 blocks, by fp8core's own kernel", baseline=BASE
         ),
         **{
-            Arm(recipe, peer=peer.arm): ArmInfo(
+            Arm(recipe, EAGER, peer=peer.arm): ArmInfo(
                 f"{peer.doc}, same operands and scales as {_twin(peer, recipe)}",
                 baseline=_twin(peer, recipe),
                 peer=name,

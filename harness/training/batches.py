@@ -11,6 +11,7 @@ import torch
 from harness.store.errors import UsageError
 from harness.training.data import corpus, extent
 from harness.training.models import ModelSpec, resolve
+from harness.training.models.random_tokens import NAMED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,14 +58,23 @@ def fetch(cases: Iterable[Case]) -> None:
         corpus_of(model, data, path)
 
 
-def check(model: str, data: str, path: str, seq: int, layers: int, batch: int) -> None:
+def check(
+    model: str, data: str, path: str, seq: int, layers: int, batch: int, *, judged: bool = False
+) -> None:
     """Refuses lengths that the model or the text does not have, and a batch function that can't be used.
+
+    With `judged` its losses are, so that random tokens will not do.
 
     Raises:
         UsageError: names the value, the limit and whose it is; or the function and what it did.
     """
     spec, text = resolve(model), extent_of(model, data, path)
     if not isinstance(spec, ModelSpec) or text is None:
+        if judged and not isinstance(spec, ModelSpec) and not spec.batch_target:
+            raise UsageError(
+                f"{spec.target}: model.batch is not named, and a loss on random tokens says nothing of training; name {NAMED} "
+                "(sweep=train times the steps without it)"
+            )
         _check_function(model, batch)
         return
     if seq > spec.max_seq:

@@ -15,6 +15,7 @@ from harness.store.cause import Cause
 from harness.store.errors import OUT_OF_MEMORY, UsageError, cause_of, one_line
 from harness.timing.workload import Unsupported
 from harness.training.models import ModelSpec, resolve
+from harness.training.models.calls import form_of
 from harness.training.models.flops import FORMULAS, counted_flops, recomputed, step_flops
 from harness.training.models.fused import fuse
 from harness.training.models.memory import GIB, fits, of_weights, predict
@@ -121,7 +122,7 @@ def unsupported(setup: Setup, device: str, free_bytes: int) -> Unsupported | Non
 
 def memory(setup: Setup, device: str) -> Bytes:
     """Bytes of a step by part; see `harness.training.models.memory`. Compiled code needs as much or less."""
-    return dict(_memory(_plain(setup), device))
+    return dict(_run_on_paper(_plain(setup), device)[0])
 
 
 def _plain(setup: Setup) -> Setup:
@@ -136,10 +137,26 @@ def _weights(setup: Setup) -> Bytes:
     return of_weights(skeleton(setup))
 
 
+def facts_of_calls(setup: Setup, device: str) -> dict[str, object]:
+    """How a user's model is called, for `resolved`: its batches, and where its loss was found; {} for a named model."""
+    spec = resolve(setup.model)
+    if isinstance(spec, ModelSpec):
+        return {}
+    keys = form_of(spec.name).keys
+    return {
+        "data": "batches of the model's own" if spec.batch_target else spec.tokens.said,
+        "batch_handed_over": f"by name: {', '.join(keys)}" if keys else "in order",
+        "loss_from": _run_on_paper(_plain(setup), device)[1],
+    }
+
+
 @functools.lru_cache(maxsize=64)
-def _memory(setup: Setup, device: str) -> Bytes:
+def _run_on_paper(setup: Setup, device: str) -> tuple[Bytes, str]:
+    """Bytes of a step by part, and where the loss was in what a user's model returned."""
     autocast = torch.bfloat16 if setup.compute == "bf16_autocast" else None
-    return predict(skeleton(setup), shapes(setup), device=device, autocast=autocast)
+    needed = predict(skeleton(setup), shapes(setup), device=device, autocast=autocast)
+    spec = resolve(setup.model)
+    return needed, "" if isinstance(spec, ModelSpec) else form_of(spec.name).loss
 
 
 def total(needed: Bytes) -> int:

@@ -252,7 +252,7 @@ def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]
     text = corpus_of(setup.model, source.data, source.path)
     if text is not None:
         return facts | {"data": text.name, "data_sha256": text.sha256, "vocab_size": text.vocab_size}
-    return facts | {"data": "batches of the model's own"}
+    return facts | on_paper.facts_of_calls(setup, device)
 
 
 def _drawn_on(setup: Setup, device: str) -> str:

@@ -30,7 +30,7 @@ ROOT = Path(harness.__path__[0]).parent
 SWEEP = """\
 # How fast do shards run?
 suite: gemm
-arms: [fp8_tensorwise, fp8_rowwise]
+arms: [tensorwise_eager, rowwise_eager]
 axes: {role: [output], M: [64, 96, 128, 160, 192, 256], K: [128, 256], N: [64, 128]}
 timing: {min_rounds: 640, max_rounds: 640, min_samples: 1, min_seconds: 0.0, max_seconds: 60.0, block_ms: 2.0,
          warmup_min_iterations: 3, warmup_min_seconds: 0.0, warmup_max_seconds: 0.2}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CASES = [Case.of("gemm", {"M": m, "K": 64, "N": 64}) for m in (1024, 2048, 4096)]
 CASTS = [Case.of("cast", {"M": m, "K": 64}) for m in (1024, 2048)]
 CHECK = Case.of("checksum", {"cube": 64, "data": "codes"})
-BASE_MS = {"bf16": 2.0, "fp8_rowwise": 1.25}
+BASE_MS = {"bf16_eager": 2.0, "rowwise_eager": 1.25}
 
 
 def env(name: str, **more: object) -> dict[str, object]:
@@ -45,7 +45,7 @@ def time(case: Case, arm: str, ms: float, clock: float = 1755.0, throttled: bool
         case.axes_json,
         "time_ms",
         "ok",
-        baseline="" if arm == "bf16" else "bf16",
+        baseline="" if arm == "bf16_eager" else "bf16_eager",
         regime="isolated",
         samples=(ms,) * 3,
         rounds=(0, 1, 2),
@@ -95,7 +95,7 @@ def card(
         )
     if fails:
         rows[len(extra)] = failed(CASES[0], fails)
-    rows.append([figure(CHECK, "fp8_rowwise", "mismatches", 0.0, resolved={"checksum": checksum})])
+    rows.append([figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": checksum})])
     write_run(folder / name, rows, run_id=run_id or f"run-{name}", sweep="fleet", env=env(name, **more))
 
 

@@ -56,7 +56,7 @@ TIMING = {
     "throttled": False,
     "contended": False,
 }
-GEMM_ARMS = ("bf16", "fp8_tensorwise", "fp8_tensorwise_fast", "fp8_rowwise", "fp8_rowwise_fast")
+GEMM_ARMS = ("bf16_eager", "tensorwise_eager", "tensorwise_fast_eager", "rowwise_eager", "rowwise_fast_eager")
 LINEAR_ARMS = tuple(
     f"{p}_{m}" for m in ("eager", "compile") for p in ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
 )
@@ -227,14 +227,19 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
             flops, moved = 2.0 * m_ * k_ * n_, 2.0 * (m_ * k_ + k_ * n_ + m_ * n_)
             base = 0.012 + flops / (bf16_tflops * 1e9)
             arms: dict[str, Mapping[str, object]] = {
-                "bf16": {"ms": base, "flops": {"bf16": flops}, "bytes": moved},
-                "bf16:again": {"ms": base, "flops": {"bf16": flops}, "baseline": "bf16"},
+                "bf16_eager": {"ms": base, "flops": {"bf16": flops}, "bytes": moved},
+                "bf16_eager:again": {"ms": base, "flops": {"bf16": flops}, "baseline": "bf16_eager"},
             }
             if fp8:
                 for arm, gain in zip(GEMM_ARMS[1:], (1.55, 1.78, 1.32, 1.52), strict=True):
                     ms = 0.015 + flops / (gain * bf16_tflops * 1e9)
                     resolved = {"backend": "torch", "a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn"}
-                    about = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16", "resolved": resolved}
+                    about = {
+                        "ms": ms,
+                        "flops": {"e4m3": flops},
+                        "baseline": "bf16_eager",
+                        "resolved": resolved,
+                    }
                     arms[arm] = {**about, "bytes": moved / 2 + m_ * n_}
             rows = invented.times(case, arms)
             for arm in GEMM_ARMS[1:]:
@@ -245,7 +250,9 @@ def gemm_cases(invented: Invented, bf16_tflops: float, fp8: bool = True) -> list
                     )
                     rows.append(figure(case, arm, "sqnr_row_min_db", 27.2, resolved=resolved))
                 else:
-                    rows.append(absent(case, arm, "skipped", "compute capability 8.0 has no FP8", "bf16"))
+                    rows.append(
+                        absent(case, arm, "skipped", "compute capability 8.0 has no FP8", "bf16_eager")
+                    )
             out.append(rows)
     return out
 
@@ -368,10 +375,10 @@ def large_run(folder: Path, cases: int, **more: object) -> Path:
                 "ms": 0.012 + flops / (gain * 720e9),
                 "flops": {"e4m3" if fp8 else "bf16": flops},
                 "bytes": 2.0 * (m * k + k * n + m * n),
-                "baseline": (f"bf16_{arm.rsplit('_', 1)[1]}" if layer else "bf16") if fp8 else "",
+                "baseline": (f"bf16_{arm.rsplit('_', 1)[1]}" if layer else "bf16_eager") if fp8 else "",
                 "resolved": {"fp8_gemms": 3} if fp8 and layer else {},
             }
-        control = "bf16_eager" if layer else "bf16"
+        control = "bf16_eager"
         arms[f"{control}:again"] = {**arms[control], "baseline": control}
         rows = invented.times(case, arms)
         for arm in arms:
@@ -398,9 +405,9 @@ def gpu_run(folder: Path, seed: int = 0, **more: object) -> Path:
         "gemm", {"shape_set": "custom", "layer": "odd", "role": "output", "M": 8192, "K": 4104, "N": 4096}
     )
     cases.append(
-        invented.times(odd, {"bf16": {"ms": 0.4, "flops": {"bf16": 1e11}}})
+        invented.times(odd, {"bf16_eager": {"ms": 0.4, "flops": {"bf16": 1e11}}})
         + [
-            absent(odd, arm, "skipped", "K=4104 is no multiple of 16, which FP8 GEMMs need", "bf16")
+            absent(odd, arm, "skipped", "K=4104 is no multiple of 16, which FP8 GEMMs need", "bf16_eager")
             for arm in GEMM_ARMS[1:]
         ]
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.timing.compiling import CompileWatch
+from harness.training.models.calls import numbers_in
 
 if TYPE_CHECKING:
     from harness.timing.clock import Clock
@@ -78,9 +79,9 @@ class Looks:
         self._calls += 1
         if not self._told:
             self._shapes += _shapes((args, kwargs))
-        loss = _loss_in(output)
-        if loss is not None:
-            self.loss = loss.detach()
+        numbers = list(numbers_in(output).values())
+        if len(numbers) == 1:
+            self.loss = numbers[0].detach()
 
     def _updated(self, *_: Any) -> None:
         self._updates += self._open
@@ -199,14 +200,3 @@ def _shapes(value: object) -> tuple[tuple[int, ...], ...]:
     if isinstance(value, list | tuple):
         return tuple(shape for each in value for shape in _shapes(each))
     return ()
-
-
-def _loss_in(output: Any) -> Tensor | None:
-    """The loss that a forward pass returned: a scalar, `output.loss`, or a scalar among a tuple's parts."""
-    found = getattr(output, "loss", None)
-    if found is None and isinstance(output, Mapping):
-        found = output.get("loss")
-    parts = output if isinstance(output, tuple) else (output,)
-    candidates = [found] if found is not None else [p for p in parts if isinstance(p, Tensor)]
-    scalars = [p for p in candidates if isinstance(p, Tensor) and p.numel() == 1 and p.is_floating_point()]
-    return scalars[0] if len(scalars) == 1 else None

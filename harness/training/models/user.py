@@ -2,12 +2,15 @@
 
     model._target_=my.module.build model.batch=my.module.batch model.width=512
 
-`build(**other keys)` returns an nn.Module; `batch(step, seed, batch_size, device)` returns a tuple of tensors, each
-with `batch_size` as first size; `module(*batch)` is the loss, float32 and 0-dimensional.
+`build(**other keys)` returns an nn.Module; an argument with a `_target_` of its own is built first (Hydra's way).
+`batch(step, seed, batch_size, device)` returns a tensor, a tuple or a mapping of tensors, each with `batch_size` as first
+size; without it a language model reads random tokens. What the module returns for a batch has the loss
+(`harness.training.models.calls`).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from dataclasses import dataclass
@@ -17,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.store.errors import UsageError, one_line, text_of
+from harness.training.models import calls
+from harness.training.models.random_tokens import TokenInput, token_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +38,7 @@ class UserModel:
     Attributes:
         name: the canonical JSON of the mapping, as it stands on the case axis `model`.
         target: dotted name of what builds the module.
-        batch_target: dotted name of what makes batches.
+        batch_target: dotted name of what makes batches; "": none is named.
         arguments: canonical JSON of the keyword arguments of `target`.
     """
 
@@ -71,55 +76,59 @@ class UserModel:
                     f"{key}={value} cannot be set on a model of your own; give it to {self.target} as model.{key}=... "
                     "if it takes such an argument"
                 )
-        make = imported(self.target, f"model.{TARGET}")
         where = "meta" if torch.device(device).type == "meta" else "cpu"
-        keywords = json.loads(self.arguments)
         with torch.random.fork_rng(devices=[]), torch.device(where):
             torch.manual_seed(seed)
-            built = _called(make, self.target, **keywords)
+            built = made({TARGET: self.target, **json.loads(self.arguments)}, "model")
         if not isinstance(built, nn.Module):
             raise UsageError(f"{self.target} made a {type(built).__name__}; expected an nn.Module")
-        return built.to(device=device, dtype=dtype)
+        return calls.adapt(built.to(device=device, dtype=dtype), self.name, self.target)
 
-    def batch(self, step: int, seed: int, batch_size: int, device: torch.device | str) -> tuple[Tensor, ...]:
-        """What the user's batch function makes for one step.
+    @property
+    def tokens(self) -> TokenInput:
+        """The random tokens that it reads where no batch function is named.
 
         Raises:
-            UsageError: it cannot be imported, fails, or returns anything but a tuple of tensors on `device` whose
-                first size is `batch_size`.
+            UsageError: it is no language model that is known by its signature.
         """
+        return _token_input(self)
+
+    def batch(self, step: int, seed: int, batch_size: int, device: torch.device | str) -> tuple[Tensor, ...]:
+        """What the user's batch function makes for one step, the values of a mapping in their order.
+
+        Raises:
+            UsageError: it cannot be imported, fails, or returns anything but tensors on `device` whose first size is
+                `batch_size`; or none is named and the model is no known language model.
+        """
+        if not self.batch_target:
+            return calls.parts_of(self.tokens.batch(step, seed, batch_size, device), self.name, self.target)
         make = imported(self.batch_target, f"model.{BATCH}")
         called = f"{self.batch_target}(step={step}, seed={seed}, batch_size={batch_size}, device={device})"
-        made = _called(make, called, step, seed, batch_size, device)
-        if not isinstance(made, tuple) or not made or not all(isinstance(part, Tensor) for part in made):
-            raise UsageError(f"{self.batch_target} returned {_kind(made)}; expected a tuple of tensors")
-        for index, part in enumerate(made):
+        parts = calls.parts_of(
+            _called(make, called, step, seed, batch_size, device), self.name, self.batch_target
+        )
+        names = calls.form_of(self.name).keys or tuple(f"tensor {index}" for index in range(len(parts)))
+        for name, part in zip(names, parts, strict=True):
             if part.dim() == 0 or part.shape[0] != batch_size:
                 raise UsageError(
-                    f"{self.batch_target} returned shape {list(part.shape)} as tensor {index}; expected "
+                    f"{self.batch_target} returned shape {list(part.shape)} as {name}; expected "
                     f"[{batch_size}, ...], the batch size first"
                 )
             if part.device.type != torch.device(device).type:
                 raise UsageError(
-                    f"{self.batch_target} returned tensor {index} on {part.device}; expected {device}, its fourth "
-                    "argument"
+                    f"{self.batch_target} returned {name} on {part.device}; expected {device}, its fourth argument"
                 )
-        return made
+        return parts
 
     def check(self, module: nn.Module, batch_size: int, device: torch.device | str) -> None:
-        """One forward pass before anything long: is `module(*batch)` a loss?
+        """One forward pass of a module that `build` made: does it give a loss?
 
         Raises:
-            UsageError: it fails on its batch, or returns anything but one float32 number that depends on a weight.
+            UsageError: it fails on its batch, or returns no loss that depends on a weight.
         """
         batch = self.batch(0, 0, batch_size, device)
         shapes = ", ".join(str(list(part.shape)) for part in batch)
         loss = _called(module, f"{self.target} on a batch of shapes {shapes}", *batch)
-        if not isinstance(loss, Tensor) or loss.dim() or loss.dtype != torch.float32:
-            raise UsageError(
-                f"{self.target} returned {_kind(loss)} for a batch; expected the loss: one float32 number, a "
-                "0-dimensional tensor"
-            )
         if not loss.requires_grad:
             raise UsageError(f"the loss of {self.target} depends on no parameter that requires a gradient")
 
@@ -128,15 +137,41 @@ def user_model(spec: Mapping[str, Any]) -> UserModel:
     """The model of a mapping from the command line.
 
     Raises:
-        UsageError: `_target_` or `batch` is missing or no dotted name.
+        UsageError: `_target_` is missing, or one of `_target_` and `batch` is no dotted name.
     """
     for key, what in ((TARGET, "what builds the model"), (BATCH, "batch(step, seed, batch_size, device)")):
-        if not isinstance(spec.get(key), str) or "." not in spec[key]:
+        if (key == TARGET or key in spec) and (not isinstance(spec.get(key), str) or "." not in spec[key]):
             raise UsageError(
-                f"model.{key}={spec.get(key)!r}: expected the dotted name of {what}, my.module.{key}"
+                f"model.{key}={spec.get(key)!r}: expected the dotted name of {what}, my.module.{key.strip('_')}"
             )
     arguments = {key: value for key, value in spec.items() if key not in (TARGET, BATCH)}
-    return UserModel(canonical(spec), spec[TARGET], spec[BATCH], canonical(arguments))
+    return UserModel(canonical(spec), spec[TARGET], spec.get(BATCH, ""), canonical(arguments))
+
+
+@functools.lru_cache(maxsize=16)
+def _token_input(model: UserModel) -> TokenInput:
+    return token_input(model.build(device="meta"), model.target)
+
+
+def made(spec: Any, key: str) -> Any:
+    """A value of the command line, built: a mapping with a `_target_` is what that makes of the other keys.
+
+    Args:
+        spec: plain values; mappings and lists in them are built as well.
+        key: where it stood ("model", "model.config"), for errors.
+
+    Raises:
+        UsageError: a name that cannot be imported, or a callable that fails.
+    """
+    if isinstance(spec, list):
+        return [made(value, f"{key}[{index}]") for index, value in enumerate(spec)]
+    if not isinstance(spec, dict):
+        return spec
+    values = {name: made(value, f"{key}.{name}") for name, value in spec.items() if name != TARGET}
+    if TARGET not in spec:
+        return values
+    target = str(spec[TARGET])
+    return _called(imported(target, f"{key}.{TARGET}"), target, **values)
 
 
 def canonical(spec: Mapping[str, Any]) -> str:
@@ -145,16 +180,19 @@ def canonical(spec: Mapping[str, Any]) -> str:
 
 
 def imported(target: str, key: str) -> Callable[..., Any]:
-    """The callable of a dotted name.
+    """The callable of a dotted name: of a module, or of a class in one (`package.Class.method`).
 
     Raises:
         UsageError: no such module or attribute, or it is not callable; `key` says where the name stood.
     """
-    module, _, name = target.rpartition(".")
-    if not all(part.isidentifier() for part in target.split(".")):
-        raise UsageError(f"{key}={target!r}: expected a dotted name, my.module.{name.strip('/') or 'build'}")
+    names = target.split(".")
+    if not all(part.isidentifier() for part in names) or len(names) < 2:
+        raise UsageError(
+            f"{key}={target!r}: expected a dotted name, my.module.{names[-1].strip('/') or 'build'}"
+        )
     try:
-        found = getattr(importlib.import_module(module), name)
+        module, rest = _module_of(names)
+        found = functools.reduce(getattr, rest, module)
     except Exception as error:  # a module of the user may raise anything while it is imported
         raise UsageError(f"{key}={target!r} cannot be imported: {one_line(error)}") from error
     if not callable(found):
@@ -162,18 +200,25 @@ def imported(target: str, key: str) -> Callable[..., Any]:
     return found
 
 
+def _module_of(names: list[str]) -> tuple[Any, list[str]]:
+    """The longest module that a dotted name begins with, and the attributes after it."""
+    for end in range(len(names) - 1, 0, -1):
+        module = ".".join(names[:end])
+        try:
+            return importlib.import_module(module), names[end:]
+        except ModuleNotFoundError as error:
+            # One that another module lacks is that module's fault; and without the first there is nothing to shorten.
+            if end == 1 or error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+    raise AssertionError("a dotted name has a first part")
+
+
 def _called(function: Callable[..., Any], name: str, *args: Any, **keywords: Any) -> Any:
     """Run the user's code; an exception becomes one clear line."""
     try:
         return function(*args, **keywords)
+    except UsageError:
+        raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         first = text_of(error).strip().splitlines()
         raise UsageError(f"{name} failed: {type(error).__name__}: {first[0] if first else ''}") from error
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(type(part).__name__ for part in value)})"
-    return f"a {type(value).__name__}"

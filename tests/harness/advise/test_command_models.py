@@ -124,7 +124,7 @@ def test_a_model_without_linear_layers_is_refused(size: str, capsys: pytest.Capt
 def test_what_cannot_be_traced_names_the_layer(capsys: pytest.CaptureFixture[str]) -> None:
     small = "model.batch=models_to_advise.small_batch"
     assert "blocks.1 failed" in refused(capsys, OWN + "peeks", small, "gpu=h200")
-    assert "returned no loss" in refused(capsys, OWN + "no_loss", small, "gpu=h200")
+    assert "expected the loss, one floating number" in refused(capsys, OWN + "no_loss", small, "gpu=h200")
     assert "expected an nn.Module" in refused(capsys, OWN + "not_a_module", small, "gpu=h200")
     assert "expected an nn.Module" in refused(capsys, OWN + "not_a_module", "gpu=h200")
     assert "cannot be imported" in refused(capsys, OWN + "missing", small, "gpu=h200")

@@ -65,8 +65,8 @@ def test_a_product_of_a_relative_is_not_the_gpu_s_own() -> None:
 
 def test_measured_before_all() -> None:
     products = (
-        Product("bf16", "output", 8192, 8192, 8192, 2 * 8192**3 / 700e12, "r1"),
-        Product("fp8_tensorwise", "output", 8192, 8192, 8192, 2 * 8192**3 / 1200e12, "r1"),
+        Product("bf16_eager", "output", 8192, 8192, 8192, 2 * 8192**3 / 700e12, "r1"),
+        Product("tensorwise_eager", "output", 8192, 8192, 8192, 2 * 8192**3 / 1200e12, "r1"),
     )
     moves = {"copy": ((2.0**20, 1e12), (LARGE, 4.1e12)), "transpose": ((LARGE, 2.05e12),)}
     rates = rates_of(named("h200"), Ceilings(products, moves, 3e-6))

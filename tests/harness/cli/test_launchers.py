@@ -30,7 +30,7 @@ from harness.report.runs import load
 SWEEP = """\
 # Do shards survive?
 suite: gemm
-arms: [fp8_tensorwise, fp8_rowwise]
+arms: [tensorwise_eager, rowwise_eager]
 axes: {role: [output], M: [16, 32, 48], K: [32, 64], N: [32]}
 timing: {min_rounds: 3, max_rounds: 100, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
          warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}

@@ -530,7 +530,7 @@ TWO = f"""
 parts:
   products:
     sweep: gemm
-    overrides: {{axes: {{M: 32, K: 32, N: 32, role: output}}, arms: [bf16, fp8_tensorwise], {QUICK}}}
+    overrides: {{axes: {{M: 32, K: 32, N: 32, role: output}}, arms: [bf16, tensorwise_eager], {QUICK}}}
   never: {{sweep: cast, needs: [gpu]}}
   wrong: {{sweep: cast, priority: 1, overrides: {{axes.nonsense: 3}}}}
   after: {{sweep: cast, priority: 2, needs: [wrong]}}

@@ -272,7 +272,7 @@ def test_shards_in_turn_end_with_the_one_that_is_interrupted(
 MANY = """\
 # Do shards end?
 suite: gemm
-arms: [fp8_tensorwise, fp8_rowwise]
+arms: [tensorwise_eager, rowwise_eager]
 axes: {role: [output], M: [16, 32, 48, 64, 80, 96, 112, 128], K: [16, 32, 48], N: [32]}
 timing: {min_rounds: 3, max_rounds: 100, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
          warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}

@@ -127,7 +127,7 @@ def test_a_gpu_without_fp8_is_found_and_a_cpu_is_not(tmp_path):
     case = Case.of("gemm", {"M": 1, "K": 16, "N": 16})
     rows = [
         *Invented().times(case, {"bf16": {"ms": 1.0}}),
-        absent(case, "fp8_rowwise", "skipped", "no FP8", "bf16"),
+        absent(case, "rowwise_eager", "skipped", "no FP8", "bf16"),
     ]
     a100 = {**H200, "gpu": "NVIDIA A100-SXM4-80GB", "gpu_capability": "8.0"}
     (finding,) = found(tmp_path / "a", rows, "no FP8 tensor cores", env=a100)

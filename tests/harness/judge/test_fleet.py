@@ -41,7 +41,7 @@ def test_healthy_cards_are_in_line(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_what_two_cards_measured_judges_none(tmp_path: Path) -> None:
     """One of the two took three times as long; which of them is at fault nobody can tell."""
     for name, slow in zip(names(4), (1.0, 3.0, None, None), strict=True):
-        card(tmp_path, name, extra=[[time(LONG, "bf16", 16 * slow)]] if slow else [])
+        card(tmp_path, name, extra=[[time(LONG, "bf16_eager", 16 * slow)]] if slow else [])
     (group,) = judged(tmp_path)
     assert not group.outliers
     assert {s.cases for s in group.spreads if s.suite == "gemm"} == {3}
@@ -84,15 +84,15 @@ def test_a_planted_fault_is_found_where_it_is_with_its_cause(
 def test_the_slowest_card_bounds_what_may_be_claimed(tmp_path: Path) -> None:
     """Oracle: three cards without noise, by hand: speedups 1.6, 1.6 and 1.6 / 1.02, times 1, 1 and 1.02."""
     for name, factor in {"aaaa": 1.0, "bbbb": 1.0, "cccc": 1.02}.items():
-        rows = [[time(case, "bf16", 2.0), time(case, "fp8_rowwise", 1.25 * factor)] for case in CASES]
+        rows = [[time(case, "bf16_eager", 2.0), time(case, "rowwise_eager", 1.25 * factor)] for case in CASES]
         write_run(tmp_path / name, rows, run_id=name, env=env(name))
     (group,) = judged(tmp_path)
-    (spread,) = [s for s in group.spreads if s.arm == "fp8_rowwise"]
+    (spread,) = [s for s in group.spreads if s.arm == "rowwise_eager"]
     assert spread.slowest[:4] == "cccc"
     assert spread.high == pytest.approx(0.02)
     assert spread.speedup == pytest.approx(1.6)
     assert spread.slowest_speedup == pytest.approx(1.6 / 1.02)
-    assert [s.speedup for s in group.spreads if s.arm == "bf16"] == [None]
+    assert [s.speedup for s in group.spreads if s.arm == "bf16_eager"] == [None]
 
 
 def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_pa
     for far, count in ((0.7, 0), (0.75, 1)):
         folder = tmp_path / str(far)
         for i, score in enumerate([0.0, 0.1, 0.2, 0.3, far]):
-            rows = [time(CASES[0], "bf16", math.exp(score))]
+            rows = [time(CASES[0], "bf16_eager", math.exp(score))]
             write_run(folder / str(i), [rows], run_id=str(i), env=env(f"{i}" * 4))
         (group,) = judged(folder)
         assert len(group.outliers) == count
@@ -158,7 +158,7 @@ def test_a_card_is_judged_on_what_it_measured_with_the_software_of_the_others(
     for name in names(4):
         card(tmp_path / "now", name, **now)
     card(tmp_path / "before", "beef", slow=1.5, **now | software)
-    result = figure(CHECK, "fp8_rowwise", "mismatches", 0.0, resolved={"checksum": "c0ffee"})
+    result = figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": "c0ffee"})
     write_run(tmp_path / "now" / "beef", [[result]], run_id="beef", sweep="fleet", env=env("beef", **now))
     found = judged(tmp_path)
     assert [len(group.cards) for group in found] == [5, 1]
@@ -235,7 +235,9 @@ def test_a_card_without_a_measurement_in_common_is_not_judged(
 ) -> None:
     for name in names(4):
         card(tmp_path, name)
-    write_run(tmp_path / "beef", [[time(LONG, "bf16", 99.0)]], run_id="beef", sweep="fleet", env=env("beef"))
+    write_run(
+        tmp_path / "beef", [[time(LONG, "bf16_eager", 99.0)]], run_id="beef", sweep="fleet", env=env("beef")
+    )
     assert main(["fleet", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "judged by times 4 of 5, by results 4; not by times: beefbeef@01234567\n" in said

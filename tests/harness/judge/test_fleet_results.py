@@ -20,7 +20,7 @@ from harness.store.measurement import Measurement
 from harness.suites import checksum
 from harness.timing.rounds import TimingConfig, timer_for
 
-PLANNED = PlannedCase("checksum", checksum, CHECK, ("bf16",))
+PLANNED = PlannedCase("checksum", checksum, CHECK, ("bf16_eager",))
 QUICK = TimingConfig(
     min_rounds=1,
     max_rounds=1,
@@ -83,9 +83,9 @@ def test_a_failed_row_of_the_suite_is_wrong_bits_or_another_failure(
     cause: Cause, kind: str, tmp_path: Path
 ) -> None:
     for name in (*names(3), "beef"):
-        rows = [row(PLANNED, "bf16", "ok", samples=(1.0,), regime="isolated")]
+        rows = [row(PLANNED, "bf16_eager", "ok", samples=(1.0,), regime="isolated")]
         if name == "beef":
-            rows = [row(PLANNED, "bf16", "failed", reason="why", cause=cause)]
+            rows = [row(PLANNED, "bf16_eager", "failed", reason="why", cause=cause)]
         write_run(tmp_path / name, [rows], run_id=name, sweep="fleet", env=env(name))
     assert suspects(tmp_path) == [("beef", kind)]
 

@@ -77,8 +77,8 @@ def test_each_part_has_its_arms() -> None:
         "nocompile_tensorwise_eager",
     }
     assert {a: gemm.ARMS[a].baseline for a in gemm.ARMS if a.startswith("scaled_mm")} == {
-        "scaled_mm_tensorwise": "fp8_tensorwise",
-        "scaled_mm_rowwise": "fp8_rowwise",
+        "scaled_mm_tensorwise_eager": "tensorwise_eager",
+        "scaled_mm_rowwise_eager": "rowwise_eager",
     }
     assert {a: cast.ARMS[a].baseline for a in cast.ARMS if a.startswith("torchao")} == {
         "torchao_eager": "eager",
@@ -227,7 +227,7 @@ def test_torchaos_cast_against_ours(dtype: torch.dtype, granularity: Any, source
     ("suite", "case", "arm"),
     [
         (linear, LINEAR, "nanochat_tensorwise_eager"),
-        (gemm, GEMM, "scaled_mm_rowwise"),
+        (gemm, GEMM, "scaled_mm_rowwise_eager"),
         pytest.param(cast, CAST, "torchao_eager", marks=needs_torchao),
         pytest.param(linear, LINEAR, "torchao_rowwise_with_gw_hp_eager", marks=needs_torchao),
     ],
@@ -252,7 +252,7 @@ def replace_peer(monkeypatch: pytest.MonkeyPatch, name: str, **changed: Any) -> 
 def test_a_wrong_peer_gets_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product 2 % too large, codes truncated, a layer that stayed in bf16."""
     replace_peer(monkeypatch, "scaled_mm", gemm=lambda *operands: scaled_mm.gemm(*operands) * 1.02)
-    numerics = gemm.build(GEMM, "scaled_mm_tensorwise", "cpu").check()
+    numerics = gemm.build(GEMM, "scaled_mm_tensorwise_eager", "cpu").check()
     assert not numerics.ok
     assert "dB expected" in numerics.reason
 

@@ -78,8 +78,8 @@ def test_an_absent_library_names_the_pip_line_that_brings_it(name: str) -> None:
     ("suite", "case", "arm", "name"),
     [
         (linear, Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 64, "K": 64, "N": 64}), "te_mxfp8_eager", "transformer_engine"),
-        (gemm, product_case(), "deepgemm_blockwise", "deepgemm"),
-        (gemm, product_case(), "aiter_rowwise", "aiter"),
+        (gemm, product_case(), "deepgemm_blockwise_eager", "deepgemm"),
+        (gemm, product_case(), "aiter_rowwise_eager", "aiter"),
     ],
 )  # fmt: skip
 def test_its_arms_are_skipped_with_that_line_before_what_this_device_lacks(
@@ -255,10 +255,10 @@ def test_deepgemm_gets_blocks_as_its_readme_asks(
 
     put(monkeypatch, deep_gemm=types.SimpleNamespace(**{name: multiply}))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1")
-    work = gemm.build(product_case(role, N=384), "deepgemm_blockwise", "cpu")
+    work = gemm.build(product_case(role, N=384), "deepgemm_blockwise_eager", "cpu")
     numerics = work.check()
     assert numerics.ok, numerics.reason
-    assert gemm.ARMS["deepgemm_blockwise"].baseline == "fp8_blockwise_triton"
+    assert gemm.ARMS["deepgemm_blockwise_eager"].baseline == "blockwise_triton_eager"
     assert work.resolved["peer_version"] == "2.1"
 
 
@@ -266,10 +266,10 @@ def test_deepgemm_is_not_asked_for_the_product_of_two_rows_of_blocks(monkeypatch
     monkeypatch.setattr(harness.peers, "PEERS", {"deepgemm": types.SimpleNamespace(**{
         f: getattr(deepgemm.PEER, f) for f in ("arm", "doc", "recipes", "gemm", "granularities", "fast_accum")
     }, missing=lambda device: None)})  # fmt: skip
-    why = gemm.unsupported(product_case("grad_weight"), "deepgemm_blockwise", "cpu")
+    why = gemm.unsupported(product_case("grad_weight"), "deepgemm_blockwise_eager", "cpu")
     assert why is not None
     assert why.reason == "deep_gemm.fp8_gemm_nt takes scales of 1x128 and 128x128, not 1x128 and 1x128"
-    assert gemm.unsupported(product_case("output"), "deepgemm_blockwise", "cpu") is None
+    assert gemm.unsupported(product_case("output"), "deepgemm_blockwise_eager", "cpu") is None
 
 
 def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.M
 
     put(monkeypatch, aiter=types.SimpleNamespace(gemm_a8w8=multiply))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
-    numerics = gemm.build(product_case(), "aiter_rowwise", "cpu").check()
+    numerics = gemm.build(product_case(), "aiter_rowwise_eager", "cpu").check()
     assert numerics.ok, numerics.reason
     assert "there: pip install" in str(aiter.missing("cuda" if torch.version.hip is None else "cpu"))
 
@@ -385,8 +385,8 @@ def test_the_tutorials_kernel_compiles_to_fp8_instructions_of_hopper() -> None:
 
 def test_the_tutorials_arm_is_compared_with_the_accumulation_that_it_has() -> None:
     assert {a: i.baseline for a, i in gemm.ARMS.items() if i.peer == "triton_tutorial"} == {
-        "tutorial_tensorwise": "fp8_tensorwise_fast",
-        "tutorial_rowwise": "fp8_rowwise_fast",
+        "tutorial_tensorwise_eager": "tensorwise_fast_eager",
+        "tutorial_rowwise_eager": "rowwise_fast_eager",
     }
     assert triton_tutorial.missing("cpu") == "a Triton kernel, which cpu can't run"
 

@@ -210,7 +210,7 @@ def test_wrong_numerics_are_named(tmp_path):
     rows += [
         absent(
             case,
-            "fp8_rowwise",
+            "rowwise_eager",
             "failed",
             "20.1; SQNR is 20.10 dB, 28.50 expected",
             "bf16",
@@ -219,7 +219,7 @@ def test_wrong_numerics_are_named(tmp_path):
         ),
         absent(
             case,
-            "fp8_rowwise",
+            "rowwise_eager",
             "failed",
             "numerics: SQNR is 20.10 dB, 28.50 expected",
             "bf16",
@@ -228,7 +228,7 @@ def test_wrong_numerics_are_named(tmp_path):
     ]
     answer = verdicts.is_sound(run_of(tmp_path, [rows]))
     assert answer.verdict == "no"
-    assert answer.evidence[0].startswith("gemm fp8_rowwise: qkv 16: ")
+    assert answer.evidence[0].startswith("gemm rowwise_eager: qkv 16: ")
     assert "20.10 dB" in answer.evidence[0]
     assert answer.sentence.startswith("1 result")
 

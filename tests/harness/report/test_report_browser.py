@@ -209,9 +209,9 @@ def test_a_click_on_a_header_sorts_by_value_not_by_text(page):
 def test_the_filter_leaves_what_matches(page):
     box = "document.querySelector('[id^=t-gemm][id$=_wrapper] .dt-search input')"
     page.click(box)
-    page.write("fp8_rowwise_fast")
+    page.write("rowwise_fast_eager")
     rows = "document.querySelectorAll('table[id^=t-gemm] tbody tr')"
-    page.wait_for(f"[...{rows}].every(r => r.innerText.includes('fp8_rowwise_fast'))")
+    page.wait_for(f"[...{rows}].every(r => r.innerText.includes('rowwise_fast_eager'))")
     assert page.evaluate(f"{rows}.length") == 16
 
 
@@ -250,7 +250,7 @@ def _csv(page, table):
 def test_csv_holds_the_filtered_rows_with_their_intervals(page):
     table = "#" + page.evaluate("document.querySelector('table[id^=t-gemm]').id")
     page.click(f"document.querySelector('{table}_wrapper .dt-search input')")
-    page.write("fp8_rowwise_fast")
+    page.write("rowwise_fast_eager")
     page.wait_for(f"document.querySelectorAll('{table} tbody tr').length == 16")
     head, *rows = _csv(page, table)
     assert len(rows) == 16

@@ -115,7 +115,7 @@ def test_without_an_fp8_arm_there_is_no_headline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arm", "name"),
-    [("fp8_rowwise_fast", "rowwise"), ("tensorwise_kernels_compile", "tensorwise"), ("rowwise_with_gw_hp_eager", "rowwise_with_gw_hp"),
+    [("rowwise_fast_eager", "rowwise"), ("tensorwise_kernels_compile", "tensorwise"), ("rowwise_with_gw_hp_eager", "rowwise_with_gw_hp"),
      ("torchao_rowwise_eager", "torchao_rowwise"), ("tensorwise", "tensorwise"), ("torch", ""), ("compile", "")],
 )  # fmt: skip
 def test_the_recipe_of_an_arm(arm: str, name: str) -> None:
@@ -164,7 +164,7 @@ def test_the_commands_of_a_real_run_name_its_cases(
 ) -> None:
     """Oracle: `dry_run=true` of each command lists exactly the cases that the claim names, by the same ids."""
     monkeypatch.chdir(tmp_path)
-    words = ["sweep=gemm", "device=cpu", "axes.M=32", "axes.K=64", "axes.N=[16,48]", "arms=[bf16,fp8_rowwise]", "rounds=3",
+    words = ["sweep=gemm", "device=cpu", "axes.M=32", "axes.K=64", "axes.N=[16,48]", "arms=[bf16,rowwise_eager]", "rounds=3",
              "timing.max_seconds=0.2", "timing.min_seconds=0.0", "timing.warmup_min_seconds=0.0", "timing.sustained_max_cases=0"]  # fmt: skip
     assert command_line(words) == 0
     (run,) = Path("results").glob("gemm/*")

@@ -50,9 +50,9 @@ def found(tmp_path: Path) -> list[Place]:
     cases[0].append(time(LAYERS[0], "nanochat_tensorwise_eager", 5.0, "bf16_eager", "nanochat"))
     cases.append(
         [
-            time(PRODUCT, "bf16", 4.0),
-            time(PRODUCT, "fp8_rowwise", 2.0, "bf16"),
-            time(PRODUCT, "scaled_mm_rowwise", 1.6, "fp8_rowwise", "scaled_mm"),
+            time(PRODUCT, "bf16_eager", 4.0),
+            time(PRODUCT, "rowwise_eager", 2.0, "bf16_eager"),
+            time(PRODUCT, "scaled_mm_rowwise_eager", 1.6, "rowwise_eager", "scaled_mm"),
         ]
     )
     cases.append(
@@ -142,7 +142,10 @@ def test_arms_are_compared_within_a_run_the_newest_that_has_them_all(tmp_path: P
 
 def test_products_are_led_back_to_bf16_over_our_arm(found: list[Place]) -> None:
     product = [p for p in found if p.level == "GEMM"]
-    assert [(p.arm, p.peer) for p in product] == [("scaled_mm_rowwise", "scaled_mm"), ("fp8_rowwise", "")]
+    assert [(p.arm, p.peer) for p in product] == [
+        ("scaled_mm_rowwise_eager", "scaled_mm"),
+        ("rowwise_eager", ""),
+    ]
     assert [p.against_ours for p in product] == pytest.approx([1.25, 1.0])
     assert [p.over_bf16 for p in product] == pytest.approx([2.5, 2.0])
 
@@ -165,7 +168,11 @@ def test_the_page_has_the_league_and_says_who_is_absent(found: list[Place], tmp_
 
 
 def test_without_peers_there_is_no_league(tmp_path: Path) -> None:
-    write_run(tmp_path, [[time(PRODUCT, "bf16", 4.0), time(PRODUCT, "fp8_rowwise", 2.0, "bf16")]], env=H200)
+    write_run(
+        tmp_path,
+        [[time(PRODUCT, "bf16_eager", 4.0), time(PRODUCT, "rowwise_eager", 2.0, "bf16_eager")]],
+        env=H200,
+    )
     page = write_report([tmp_path], tmp_path / "out.html").markdown.read_text()
     assert "League" not in page
 

@@ -25,10 +25,10 @@ def product(
 ) -> list[Measurement]:
     """Rows of both libraries and of the choice, which has fewer rounds, other arms beside them."""
     arms: dict[str, dict[str, Any]] = {
-        "fp8_rowwise": {"ms": torch},
-        "fp8_rowwise_triton": {"ms": triton, "baseline": "fp8_rowwise"},
-        "fp8_rowwise_fastest": {
-            "ms": fastest, "baseline": "fp8_rowwise", "rounds": 4, "resolved": {"chosen": chosen},
+        "rowwise_eager": {"ms": torch},
+        "rowwise_triton_eager": {"ms": triton, "baseline": "rowwise_eager"},
+        "rowwise_fastest_eager": {
+            "ms": fastest, "baseline": "rowwise_eager", "rounds": 4, "resolved": {"chosen": chosen},
         },
         **{arm: {"ms": ms} for arm, ms in more.items()},
     }  # fmt: skip
@@ -45,10 +45,10 @@ def test_the_choice_is_judged_by_the_better_library_in_the_same_rounds(tmp_path:
     """Oracle: 1 / 1, and 1 / 1.1, whose interval lies below 0.95; drift of the rounds cancels."""
     ours, theirs = found(
         tmp_path,
-        product(OURS, 2.0, 1.0, 1.0, "triton", fp8_blockwise_triton=0.8),
+        product(OURS, 2.0, 1.0, 1.0, "triton", blockwise_triton_eager=0.8),
         product(THEIRS, 1.0, 2.0, 1.1, "torch"),
     )
-    assert (ours.product, ours.chosen, theirs.chosen) == ("fp8_rowwise", "triton", "torch")
+    assert (ours.product, ours.chosen, theirs.chosen) == ("rowwise_eager", "triton", "torch")
     assert [ours.of_best, ours.low, ours.high] == pytest.approx([1.0] * 3)
     assert [theirs.of_best, theirs.high] == pytest.approx([1 / 1.1] * 2)
     assert (ours.below, theirs.below) == (False, True)
@@ -60,7 +60,7 @@ def test_the_choice_is_judged_by_the_better_library_in_the_same_rounds(tmp_path:
 def test_what_lacks_a_time_is_not_judged(tmp_path: Path) -> None:
     """A library that was skipped or not asked for, a choice that was skipped, and too few rounds for an interval."""
     whole = product(OURS, 2.0, 1.0, 1.0, "triton")
-    for number, arm in enumerate(("fp8_rowwise", "fp8_rowwise_triton", "fp8_rowwise_fastest")):
+    for number, arm in enumerate(("rowwise_eager", "rowwise_triton_eager", "rowwise_fastest_eager")):
         rows = [row for row in whole if row.arm != arm]
         for own in (rows, [*rows, absent(OURS, arm, "skipped", "no kernel")]):
             assert found(tmp_path / f"{number}-{len(own)}", own) == []

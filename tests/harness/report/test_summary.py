@@ -59,7 +59,7 @@ def test_every_kind_of_row_has_its_line(tmp_path: Path) -> None:
         Measurement(
             "accumulation", "a2", "fast", "{}", "fp22_sqnr_db", "ok", samples=(95.0,)
         ),  # the worst is told
-        Measurement("gemm", "g", "fp8_rowwise", "{}", "time_ms", "failed", reason="numerics: too far off"),
+        Measurement("gemm", "g", "rowwise_eager", "{}", "time_ms", "failed", reason="numerics: too far off"),
         Measurement(
             "tests",
             "t",
@@ -74,7 +74,7 @@ def test_every_kind_of_row_has_its_line(tmp_path: Path) -> None:
     said = lines(stored(tmp_path, rows))
     assert said == [
         "tests: 57 passed, 0 failed, 3 skipped",
-        "failed: 1 rows, first fp8_rowwise: numerics: too far off",
+        "failed: 1 rows, first rowwise_eager: numerics: too far off",
         "step: tensorwise_eager at least 1.15x of bf16 eager: PASS, 1.200x (1.200 to 1.200) on llama3_8b",
         "step: tensorwise_eager above float8nocompile beyond noise: not measured (its baseline "
         "nocompile_tensorwise_eager was not measured in this run)",
@@ -111,15 +111,15 @@ def test_shares_are_of_what_was_measured_here(tmp_path: Path) -> None:
             for i in range(2)
             for arm, dtype, ms in [
                 ("bf16", "bf16", 1.0 + i),
-                ("fp8_tensorwise", "e4m3", 0.8),
-                ("fp8_rowwise", "e4m3", 0.5),
+                ("tensorwise_eager", "e4m3", 0.8),
+                ("rowwise_eager", "e4m3", 0.5),
             ]
         ),
         # Another sum than that of the ceiling, and a peer's: neither counts.
         timed(
             "gemm",
             "g0",
-            "fp8_tensorwise_fast",
+            "tensorwise_fast_eager",
             "{}",
             0.1,
             flops={"e4m3": 1e9},

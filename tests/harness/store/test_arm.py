@@ -26,7 +26,7 @@ from harness.store.arm import (
     from_json,
     original_name,
     parse,
-    stored_fields,
+    stored_arm,
     without_controls,
 )
 from harness.store.case import Case
@@ -109,13 +109,13 @@ def test_a_name_is_not_taken_apart_at_a_word_that_it_shares_with_a_recipe() -> N
 def test_damaged_fields_are_refused_and_claim_nothing_when_read(text: str) -> None:
     with pytest.raises(ValueError, match=r"arm_fields|Expecting"):
         from_json(text)
-    assert from_json(stored_fields("tensorwise_eager", "", text)) == Arm(variant="tensorwise_eager")
+    assert from_json(stored_arm("own", "tensorwise_eager", "", text)[1]) == Arm(variant="tensorwise_eager")
 
 
 def test_fields_of_another_name_claim_nothing() -> None:
     """A row whose two columns disagree must not pass for either."""
     text = Arm("rowwise", "eager").as_json
-    assert from_json(stored_fields("tensorwise_eager", "", text)) == Arm(variant="tensorwise_eager")
+    assert from_json(stored_arm("own", "tensorwise_eager", "", text)[1]) == Arm(variant="tensorwise_eager")
 
 
 def test_fields_that_a_newer_version_added_are_left_out() -> None:
@@ -125,8 +125,8 @@ def test_fields_that_a_newer_version_added_are_left_out() -> None:
 
 def test_an_older_row_is_a_control_only_where_its_baseline_says_so() -> None:
     """An imported benchmark may have any name."""
-    assert from_json(stored_fields("bf16:again", "bf16", None)).control
-    assert not from_json(stored_fields("sort:again", "", None)).control
+    assert from_json(stored_arm("own", "bf16:again", "bf16", None)[1]).control
+    assert not from_json(stored_arm("own", "sort:again", "", None)[1]).control
 
 
 def test_two_arms_of_one_name_are_refused() -> None:

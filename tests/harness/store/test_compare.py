@@ -166,19 +166,19 @@ def test_missing_pairs_carry_their_reason(tmp_path):
     other = Case.of("gemm", {"M": 1})
     third = Case.of("gemm", {"M": 2})
     rows = [
-        timed("bf16", [1.0] * 4),
-        absent(CASE, "fp8", "skipped", "K=100 is no multiple of 16", "bf16"),
-        absent(other, "bf16", "failed", "out of memory"),
-        timed("fp8", [1.0] * 4, "bf16", case=other),
-        timed("fp8", [1.0] * 4, "bf16", case=third),
+        timed("bf16_eager", [1.0] * 4),
+        absent(CASE, "fp8", "skipped", "K=100 is no multiple of 16", "bf16_eager"),
+        absent(other, "bf16_eager", "failed", "out of memory"),
+        timed("fp8", [1.0] * 4, "bf16_eager", case=other),
+        timed("fp8", [1.0] * 4, "bf16_eager", case=third),
     ]
     ratios = paired_ratios(frame(tmp_path, rows))
     assert set(ratios["verdict"]) == {"missing"}
     assert ratios["speedup"].isna().all()
     reasons = dict(zip(ratios["case_id"], ratios["reason"], strict=True))
     assert reasons[CASE.case_id] == "skipped: K=100 is no multiple of 16"
-    assert reasons[other.case_id] == "its baseline bf16 was failed: out of memory"
-    assert reasons[third.case_id] == "its baseline bf16 was not measured in this run"
+    assert reasons[other.case_id] == "its baseline bf16_eager was failed: out of memory"
+    assert reasons[third.case_id] == "its baseline bf16_eager was not measured in this run"
 
 
 def test_environments_that_differ_are_refused(tmp_path):

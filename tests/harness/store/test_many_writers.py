@@ -25,8 +25,8 @@ def write(folder: Path, shard: int, begin: multiprocessing.Barrier) -> None:  # 
     for part in range(PARTS):
         run.append(
             Measurement(
-                "gemm", f"{shard}-{part}-{row // 2}", ("bf16", "fp8_rowwise")[row % 2], f'{{"M":{row}}}', "time_ms",
-                "ok", samples=(float(shard), float(part), float(row)), baseline="bf16" if row % 2 else "",
+                "gemm", f"{shard}-{part}-{row // 2}", ("bf16_eager", "rowwise_eager")[row % 2], f'{{"M":{row}}}', "time_ms",
+                "ok", samples=(float(shard), float(part), float(row)), baseline="bf16_eager" if row % 2 else "",
             )
             for row in range(ROWS)
         )  # fmt: skip
@@ -47,7 +47,7 @@ def test_shards_that_write_at_once(tmp_path: Path) -> None:
     frame = store.read(folder)
     assert len(frame) == SHARDS * PARTS * ROWS
     expected = {
-        (f"{shard}-{part}-{row // 2}", ("bf16", "fp8_rowwise")[row % 2])
+        (f"{shard}-{part}-{row // 2}", ("bf16_eager", "rowwise_eager")[row % 2])
         for shard in range(SHARDS)
         for part in range(PARTS)
         for row in range(ROWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch import nn
 
 from harness.store.errors import UsageError
 from harness.training.models import MODELS, UserModel, resolve
+from harness.training.models.calls import form_of
+from harness.training.models.user import imported
 
 
 class Net(nn.Module):
@@ -43,8 +46,13 @@ def batch(step: int, seed: int, batch_size: int, device: str) -> tuple[torch.Ten
 
 BATCHES: dict[str, Any] = {
     "batch": batch,
-    "a_list": lambda *_: [torch.zeros(4, 8)],
+    "a_list": lambda *_: [torch.zeros(4, 8), torch.zeros(4)],
+    "a_mapping": lambda *_: {"y": torch.zeros(4), "x": torch.zeros(4, 8)},
+    "misnamed": lambda *_: {"x": torch.zeros(4, 8), "z": torch.zeros(4)},
+    "a_short_mapping": lambda *_: {"x": torch.zeros(4, 8), "y": torch.zeros(3)},
     "one_tensor": lambda *_: torch.zeros(4, 8),
+    "text": lambda *_: {"x": torch.zeros(4, 8), "y": "four"},
+    "two_forms": lambda step, *_: {"x": torch.zeros(4, 8), "y" if step == 0 else "z": torch.zeros(4)},
     "nothing": lambda *_: (),
     "numbers": lambda *_: (torch.zeros(4, 8), 3),
     "too_small": lambda *_: (torch.zeros(4, 8), torch.zeros(3)),
@@ -99,7 +107,6 @@ def test_name_is_canonical() -> None:
     ("text", "message"),
     [
         ('{"batch": "a.b"}', "model._target_=None: expected the dotted name of what builds the model"),
-        ('{"_target_": "a.b"}', r"model.batch=None: expected the dotted name of batch\(step, seed"),
         ('{"_target_": "a.b", "batch": 3}', "model.batch=3"),
         ('{"_target_": "build", "batch": "a.b"}', "model._target_='build'"),
     ],
@@ -140,10 +147,10 @@ def test_what_only_their_own_arguments_can_set(asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("a_list", "returned a list; expected a tuple of tensors"),
-        ("one_tensor", r"returned a float32 tensor of shape \[4, 8\]; expected a tuple of tensors"),
-        ("nothing", r"returned \(\); expected a tuple of tensors"),
-        ("numbers", r"returned \(Tensor, int\); expected a tuple of tensors"),
+        ("nothing", r"returned \(\); expected a tensor, a tuple of tensors, or a mapping"),
+        ("numbers", r"returned \(Tensor\[4, 8\], int\); expected a tensor, a tuple of tensors, or a mapping"),
+        ("text", r"returned a dict of x: Tensor, y: str; expected a tensor"),
+        ("a_short_mapping", r"returned shape \[3\] as y; expected \[4, ...\], the batch size first"),
         ("too_small", r"returned shape \[3\] as tensor 1; expected \[4, ...\], the batch size first"),
         ("no_dimension", r"returned shape \[\] as tensor 0"),
         ("elsewhere", "returned tensor 0 on meta; expected cpu"),
@@ -163,8 +170,10 @@ def test_batches(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("vector", r"returned a float32 tensor of shape \[4\] for a batch; expected the loss"),
-        ("half", "returned a bfloat16 tensor"),
+        (
+            "vector",
+            r"returned a float32 tensor of shape \[4\] for a batch of tensors without names; expected the loss",
+        ),
         ("number", "returned a float for a batch"),
         ("constant", "depends on no parameter"),
         ("broken", r"on a batch of shapes \[4, 8\], \[4\] failed: RuntimeError: mat1 and mat2"),
@@ -174,3 +183,84 @@ def test_losses(kind: str, message: str) -> None:
     model = spec(kind=kind)
     with pytest.raises(UsageError, match=message):
         model.check(model.build(), 4, "cpu")
+
+
+@pytest.mark.parametrize("name", ["a_list", "a_mapping"])
+def test_a_batch_may_be_a_list_or_a_mapping(name: str) -> None:
+    """Oracle: the module's own forward on the same tensors by keyword. The mapping has another order than forward."""
+    model = spec(batches=name)
+    module = model.build()
+    parts = model.batch(0, 0, 4, "cpu")
+    plain = Net()
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(module(*parts), plain(x=torch.zeros(4, 8), y=torch.zeros(4)))
+
+
+def test_a_key_that_forward_lacks_is_named() -> None:
+    model = spec(batches="misnamed")
+    with pytest.raises(
+        UsageError, match=r"their_project.build on a batch .* unexpected keyword argument 'z'"
+    ):
+        model.check(model.build(), 4, "cpu")
+
+
+def test_batches_keep_their_keys() -> None:
+    model = spec(batches="two_forms")
+    model.batch(0, 0, 4, "cpu")
+    with pytest.raises(UsageError, match="returned x, z, before that x, y; expected the same for every step"):
+        model.batch(1, 0, 4, "cpu")
+
+
+def test_a_loss_in_bf16_is_turned_to_float32_and_that_is_a_fact() -> None:
+    model = spec(kind="half")
+    module = model.build()
+    model.check(module, 4, "cpu")
+    assert module(*model.batch(0, 0, 4, "cpu")).dtype == torch.float32
+    assert form_of(model.name).loss == "the output, bfloat16 turned to float32"
+
+
+# Names of the command line
+
+
+def test_a_method_of_a_class_and_an_argument_that_is_built_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`transformers.AutoModelForCausalLM.from_config` with `model.config._target_=transformers.LlamaConfig`. Oracle: the
+    width that was asked for."""
+    module = sys.modules["their_project"]
+
+    class Config:
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+    class Auto:
+        @classmethod
+        def from_config(cls, config: Config) -> Net:
+            return Net(config.width)
+
+    module.__dict__.update(Config=Config, Auto=Auto)
+    config = {"_target_": "their_project.Config", "width": 24}
+    assert spec("Auto.from_config", config=config).build().layer.in_features == 24
+
+    with pytest.raises(UsageError, match=r"model._target_='their_project.Auto.from_cfg' cannot be imported"):
+        spec("Auto.from_cfg").build()
+    with pytest.raises(UsageError, match=r"model.config._target_='their_project.Cfg' cannot be imported"):
+        spec("Auto.from_config", config={**config, "_target_": "their_project.Cfg"}).build()
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("no_such_package.models.build", "No module named 'no_such_package'"),
+        ("json.no_such_part.build", "module 'json' has no attribute 'no_such_part'"),
+        ("needs_more.build", "No module named 'something_else'"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_in_one_line(
+    target: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import something_else\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        imported(target, "model._target_")
+    assert str(raised.value).startswith(f"model._target_={target!r} cannot be imported: ")
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)

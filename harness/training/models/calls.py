@@ -1,0 +1,201 @@
+"""How a user's model is called: from a batch as its code makes it to a loss as training takes it.
+
+The one place that knows either. A batch is a tensor, a tuple or list of tensors (`model(*batch)`), or a mapping of them
+(`model(**batch)`). The loss is what the model returns, its `loss`, or the one number in a tuple: (logits, loss),
+(loss, logits). Everything else calls `model(*parts)` and gets that loss in float32: two hooks of the module see to it,
+so that its class, the names of its layers and its own `forward` stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from harness.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LOSS = "loss"  # attribute or key of an output that has one
+_EXPECTED = "expected the loss, one floating number, or an output with it: output.loss, (logits, loss)"
+
+
+@dataclass(slots=True)
+class Form:
+    """What was seen of a model's calls.
+
+    Attributes:
+        keys: of a batch that is a mapping; () for one that is handed over in order; None before the first batch.
+        loss: where the loss was found, and in which dtype where it is not float32; "" before the first pass.
+    """
+
+    keys: tuple[str, ...] | None = None
+    loss: str = ""
+
+
+# By canonical name of the model: a module is built apart from its batches, often several times, in any order.
+_FORMS: dict[str, Form] = {}
+
+
+def form_of(name: str) -> Form:
+    """What is known of the calls of a model, by its canonical name."""
+    return _FORMS.setdefault(name, Form())
+
+
+def parts_of(made: object, name: str, called: str) -> tuple[Tensor, ...]:
+    """The tensors of a batch, in the order in which the model's calls take them; its keys are remembered.
+
+    Args:
+        made: what a batch function returned.
+        name: canonical name of the model.
+        called: of the batch function, for the error.
+
+    Raises:
+        UsageError: no tensor, tuple, list or mapping of tensors, or other keys than those of the batch before.
+    """
+    keys: tuple[str, ...] = ()
+    if isinstance(made, Tensor):
+        parts: tuple[object, ...] = (made,)
+    elif isinstance(made, Mapping):
+        keys, parts = tuple(map(str, made)), tuple(made.values())
+    else:
+        parts = tuple(made) if isinstance(made, tuple | list) else ()
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise UsageError(
+            f"{called} returned {kind(made)}; expected a tensor, a tuple of tensors, or a mapping of them by the names "
+            "that the model's forward has"
+        )
+    form = form_of(name)
+    if form.keys is not None and form.keys != keys:
+        raise UsageError(
+            f"{called} returned {_named(keys)}, before that {_named(form.keys)}; expected the same for every step"
+        )
+    form.keys = keys
+    return parts  # type: ignore[return-value]  # all are tensors
+
+
+def loss_of(output: object, form: Form, called: str) -> Tensor:
+    """The loss in what a model returned, float32 and 0-dimensional.
+
+    Args:
+        output: of the model's forward.
+        form: notes where the loss was found; its keys say in an error what the model was given.
+        called: of the model, for the error.
+
+    Raises:
+        UsageError: none there, or more than one number that could be it.
+    """
+    loss, where = _found(output, form, called)
+    if not torch.compiler.is_compiling():  # what is compiled has run before, on paper or for its proof
+        narrow = "" if loss.dtype == torch.float32 else f", {_dtype(loss)} turned to float32"
+        form.loss = where + narrow
+    return loss.float()
+
+
+def numbers_in(output: object) -> dict[str, Tensor]:
+    """What could be the loss in what a model returned, by the place where it stands.
+
+    The output itself, or else its `loss` alone, or else the parts of a tuple: those that are one floating number; a tensor
+    of one element counts where nothing is 0-dimensional.
+    """
+    if isinstance(output, Tensor):
+        parts: dict[str, object] = {"the output": output}
+    elif _has_loss(output):
+        parts = {f"output.{LOSS}": _loss_field(output)}
+    elif isinstance(output, tuple | list):
+        parts = {f"element {i} of {len(output)}": part for i, part in enumerate(output)}
+    else:
+        return {}
+    single = {
+        where: part
+        for where, part in parts.items()
+        if isinstance(part, Tensor) and part.numel() == 1 and part.is_floating_point()
+    }
+    return {where: part for where, part in single.items() if not part.dim()} or single
+
+
+def _found(output: object, form: Form, called: str) -> tuple[Tensor, str]:
+    numbers = numbers_in(output)
+    if len(numbers) == 1:
+        ((where, loss),) = numbers.items()
+        return loss.reshape(()), where
+    if numbers:
+        raise UsageError(
+            f"{called} returned {kind(output)} with {len(numbers)} numbers; which is the loss? Return it alone, or "
+            f"as output.{LOSS}"
+        )
+    if not isinstance(output, Tensor) and _has_loss(output):
+        if _loss_field(output) is not None:
+            raise UsageError(
+                f"output.{LOSS} of {called} is {kind(_loss_field(output))}; expected one floating number"
+            )
+        raise UsageError(
+            f"output.{LOSS} of {called} is None; the batch has {_named(form.keys or ())}: a Hugging Face model "
+            "computes its loss from 'labels', so make the batch a mapping with labels (labels=input_ids for a "
+            "causal LM)"
+        )
+    why = ""
+    if isinstance(output, tuple | list) and any(part is None for part in output):
+        why = " (the None is the loss where no targets are given: give them in the batch)"
+    raise UsageError(
+        f"{called} returned {kind(output)} for a batch of {_named(form.keys or ())}{why}; {_EXPECTED}"
+    )
+
+
+def _has_loss(output: object) -> bool:
+    return (isinstance(output, Mapping) and LOSS in output) or hasattr(output, LOSS)
+
+
+def _loss_field(output: Any) -> object:
+    return output[LOSS] if isinstance(output, Mapping) and LOSS in output else getattr(output, LOSS)
+
+
+def adapt(module: nn.Module, name: str, called: str) -> nn.Module:
+    """The same module, whose call on the parts of a batch now gives the loss.
+
+    Args:
+        module: changed in place: a hook before its forward and one after it.
+        name: canonical name of the model.
+        called: of the model, for errors.
+    """
+    form = form_of(name)
+
+    def hand_over(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        keys = form.keys
+        return ((), dict(zip(keys, args, strict=True))) if keys and not kwargs else None
+
+    def take_loss(_: nn.Module, args: tuple[Any, ...], output: object) -> Tensor:
+        return loss_of(output, form, called)
+
+    module.register_forward_pre_hook(hand_over, with_kwargs=True)
+    module.register_forward_hook(take_loss)
+    return module
+
+
+def kind(value: object) -> str:
+    """What a value is, for an error."""
+    if isinstance(value, Tensor):
+        return f"a {_dtype(value)} tensor of shape {list(value.shape)}"
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{key!s}: {type(part).__name__}" for key, part in value.items())
+        return f"a {type(value).__name__} of {inside or 'nothing'}"
+    if isinstance(value, tuple | list):
+        inside = ", ".join(_short(part) for part in value)
+        return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
+    return f"a {type(value).__name__}"
+
+
+def _short(value: object) -> str:
+    return f"Tensor{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _named(keys: tuple[str, ...]) -> str:
+    return ", ".join(keys) if keys else "tensors without names"

@@ -1,0 +1,176 @@
+"""Models as they come. Oracle: the same module called by hand, as its users call it, and the loss that it returns."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import language_models
+import pytest
+import torch
+from language_models import GPT, VOCAB, Config, TinyForClassification, WithoutLength
+from torch import nn
+
+from harness.store.errors import UsageError
+from harness.training import on_paper
+from harness.training.models import UserModel, resolve
+from harness.training.models.calls import Form, loss_of
+from harness.training.models.random_tokens import LONGEST, token_input
+from harness.training.setup import Setup, prepare
+
+LOSS, LOGITS, WIDE = torch.tensor(2.5), torch.zeros(4, 8), torch.tensor(2.5, dtype=torch.float64)
+Named = namedtuple("Named", "logits loss")  # as untyped code has it
+
+
+def spec(target: str, batch: str = "", **more: Any) -> UserModel:
+    own = {"_target_": f"language_models.{target}", **more}
+    found = resolve(json.dumps(own | ({"batch": f"language_models.{batch}"} if batch else {})))
+    assert isinstance(found, UserModel)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("output", "where"),
+    [
+        (LOSS, "the output"),
+        (WIDE, "the output, float64 turned to float32"),
+        ((LOGITS, LOSS), "element 1 of 2"),
+        ([LOSS, LOGITS, LOGITS], "element 0 of 3"),
+        (LOSS[None], "the output"),  # one number all the same
+        ((torch.zeros(1, 1), LOSS), "element 1 of 2"),  # logits of one class for one row
+        ((LOGITS, LOSS, {"cache": 1}), "element 1 of 3"),
+        ((LOGITS, LOSS.bfloat16()), "element 1 of 2, bfloat16 turned to float32"),
+        ((torch.tensor(3), LOSS), "element 1 of 2"),  # a count is no loss
+        ({"logits": LOGITS, "loss": LOSS}, "output.loss"),
+        (OrderedDict(loss=LOSS), "output.loss"),
+        (SimpleNamespace(loss=LOSS, aux=torch.tensor(1.0)), "output.loss"),
+        (Named(LOGITS, LOSS), "output.loss"),
+        (language_models.ModelOutput(LOSS, LOGITS), "output.loss"),
+    ],
+)
+def test_where_a_loss_may_be(output: object, where: str) -> None:
+    form = Form()
+    loss = loss_of(output, form, "their.model")
+    assert (loss.dtype, loss.shape, float(loss), form.loss) == (torch.float32, (), 2.5, where)
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (None, "their.model returned a NoneType for a batch of x; expected the loss"),
+        (2.5, "returned a float"),
+        (torch.tensor(3), r"returned a int64 tensor of shape \[\]"),
+        ((), r"returned \(\)"),
+        ((LOGITS, LOGITS), r"returned \(Tensor\[4, 8\], Tensor\[4, 8\]\)"),
+        ((LOGITS, None), r"\(Tensor\[4, 8\], NoneType\) for a batch of x .the None is the loss where no targets are given"),
+        ((LOSS, LOSS), "with 2 numbers; which is the loss"),
+        ({"logits": LOGITS}, "returned a dict of logits: Tensor"),
+        ({"loss": LOGITS}, r"output.loss of their.model is a float32 tensor of shape \[4, 8\]; expected one floating"),
+        (language_models.ModelOutput(None, LOGITS), "output.loss of their.model is None; the batch has x: .* 'labels'"),
+    ],
+)  # fmt: skip
+def test_no_loss_is_one_line_that_says_what_came(output: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        loss_of(output, Form(keys=("x",)), "their.model")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("target", "batch"), [("gpt", "in_order"), ("tiny", "by_name")])
+@pytest.mark.parametrize("compute", ["fp32", "bf16_autocast", "bf16"])
+def test_a_step_of_a_model_as_it_comes_is_the_step_by_hand(target: str, batch: str, compute: str) -> None:
+    """Oracle: the loss and gradients of the class itself, called as its users call it."""
+    model = spec(target, batch)
+    setup = Setup(model=model.name, batch=4, seq=16, compute=compute)
+    trainee = prepare(setup, "cpu")
+    plain = copy.deepcopy(getattr(language_models, target)().to(setup.weight_dtype))
+    plain.load_state_dict(trainee.model.state_dict())
+    given = getattr(language_models, batch)(3, 1, 4, "cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute == "bf16_autocast"):
+        loss = plain(**given).loss if target == "tiny" else plain(*given)[1]
+    loss.backward()
+    ours = trainee.gradients([model.batch(3, 1, 4, "cpu")])
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, loss.detach().float())
+    for (name, mine), theirs in zip(trainee.model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad), name
+    assert [n for n, _ in trainee.model.named_modules()] == [n for n, _ in plain.named_modules()]
+    narrow = ", bfloat16 turned to float32" if compute == "bf16" else ""
+    facts = on_paper.facts_of_calls(setup, "cpu")
+    assert facts["loss_from"] == ("output.loss" if target == "tiny" else "element 1 of 2") + narrow
+    assert facts["batch_handed_over"] == (
+        "by name: input_ids, labels, attention_mask" if target == "tiny" else "in order"
+    )
+    assert on_paper.tokens(setup) == 4 * 16
+    products = 2 * 4 * 16 * (2 * 32 * 64 + 32 * 64)  # multiply-adds of up, down and the head
+    assert sum(on_paper.flops(setup).values()) == 3 * products
+
+
+@pytest.mark.parametrize(
+    ("target", "batch", "words"),
+    [
+        ("tiny", "without_labels", "output.loss of language_models.tiny is None; the batch has input_ids: .*labels=input_ids"),
+        ("tiny", "in_order", "output.loss of language_models.tiny is None; the batch has tensors without names"),
+        ("gpt", "one_tensor", r"returned \(Tensor\[4, 16, 64\], NoneType\) for a batch of tensors without names .the None"),
+    ],
+)  # fmt: skip
+def test_a_batch_without_labels_is_refused_on_paper(target: str, batch: str, words: str) -> None:
+    """Before anything is measured: the plan runs the model on tensors without values."""
+    setup = Setup(model=spec(target, batch).name, batch=4, seq=16, compute="fp32")
+    with pytest.raises(UsageError, match=words):
+        on_paper.unsupported(setup, "cpu", 2**40)
+
+
+# No batch function
+
+
+@pytest.mark.parametrize(("target", "keys"), [("gpt", ()), ("tiny", ("input_ids", "labels"))])
+def test_without_a_batch_function_a_language_model_reads_random_tokens(
+    target: str, keys: tuple[str, ...]
+) -> None:
+    """Oracle: an untrained model's loss on random tokens is log(vocabulary) (nanoGPT's README checks its own so)."""
+    model = spec(target)
+    assert (model.tokens.keys, model.tokens.vocab_size, model.tokens.seq) == (keys, VOCAB, 32)
+    tokens, targets = model.batch(0, 0, 64, "cpu")
+    assert tokens.shape == targets.shape == (64, 32)
+    assert torch.equal(tokens, targets) if keys else torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert all(map(torch.equal, model.batch(0, 0, 64, "cpu"), (tokens, targets)))
+    assert not torch.equal(model.batch(1, 0, 64, "cpu")[0], tokens)
+    assert not torch.equal(model.batch(0, 1, 64, "cpu")[0], tokens)
+    assert 0 <= int(tokens.min()) <= int(tokens.max()) < VOCAB
+    untrained = model.build()
+    with torch.no_grad():
+        untrained.lm_head.weight.mul_(0.01)
+        assert float(untrained(tokens, targets)) == pytest.approx(math.log(VOCAB), abs=0.05)
+    assert "no loss is judged" in str(
+        on_paper.facts_of_calls(Setup(model=model.name, batch=2, seq=8), "cpu")["data"]
+    )
+
+
+class Regressor(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x - y).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (
+            Regressor(),
+            r"reads no tokens that could be made up: its forward takes \(x, y\); name model.batch=",
+        ),
+        (TinyForClassification(Config()), "reads no tokens that could be made up"),
+        (WithoutLength(), "has no longest sequence"),
+    ],
+    ids=["regressor", "classifier", "no_length"],
+)
+def test_nothing_is_made_up_for_what_is_not_known(module: nn.Module, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        token_input(module, "their.model")
+
+
+def test_random_sequences_are_no_longer_than_is_cheap() -> None:
+    assert token_input(GPT(Config(block_size=4 * LONGEST)), "their.model").seq == LONGEST
