@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from fp8core.gemm import layout
 from fp8core.gemm.backend import Backend
 from fp8core.gemm.torch_mm import Torch
+
+if TYPE_CHECKING:
+    import torch
 
 _STAND_IN = Torch()
 
