@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import email
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-
-from harness.__main__ import main
+from wheel_alone import closure
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "PACKAGE.md").read_text()
@@ -82,6 +85,79 @@ def test_the_metadata_of_the_wheel(built: tuple[tarfile.TarFile, zipfile.ZipFile
     assert "fp8-harness = harness.__main__:console" in built[1].read(entries).decode()
 
 
+ALONE = """
+import contextlib, io, json, sys
+from importlib.machinery import PathFinder
+absent = frozenset(json.loads(sys.argv[1]))
+class Declared(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in absent else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Declared
+from harness.__main__ import main
+said = {}
+for words in json.loads(sys.argv[2]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    said[" ".join(words)] = code, out.getvalue() + err.getvalue()
+import harness
+print(json.dumps([harness.__file__, said]))
+"""
+
+
+def test_the_wheel_alone_lists_plans_advises_and_says_what_it_lacks(
+    built: tuple[tarfile.TarFile, zipfile.ZipFile], tmp_path: Path
+) -> None:
+    """In an empty folder, with nothing but what it declares; tests/studies/wheel_alone.py runs every command so."""
+    built[1].extractall(tmp_path / "site")
+    (tmp_path / "work").mkdir()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = set(closure(project["dependencies"]))
+    absent = [
+        module
+        for module, own in packages_distributions().items()
+        if not {re.sub(r"[-_.]+", "-", each).lower() for each in own} & needed
+    ]
+    assert {"torchao", "pytest", "scipy"} <= set(absent)
+    absent = sorted(set(absent) - {"harness", "fp8core"})
+    page = [
+        line.split("#")[0].split()[3:] for line in PAGE.splitlines() if line.startswith("python -m harness")
+    ]
+    assert page.pop(0) == ["doctor"], "it has tests of its own, and takes seconds"
+    dry = ["dry_run=true", "device=cpu"]
+    asked = [
+        [*words, *(dry if "sweep" in words[0] else [])]
+        for words in (["list", "sweeps"], ["sweep=peers"], *page)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(absent), json.dumps(asked)],
+        cwd=tmp_path / "work",
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(tmp_path / "site"),
+            "HOME": str(tmp_path / "home"),
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    where, said = json.loads(done.stdout)
+    assert Path(where).is_relative_to(tmp_path / "site")
+    assert [code for code, _ in said.values()] == [0] * len(asked), said
+    listed, peers, planned, advised, helped = (text for _, text in said.values())
+    assert {path.stem for path in (ROOT / "sweeps").glob("*.yaml")} <= {
+        line.split(" ")[0] for line in listed.splitlines()
+    }
+    assert "nothing was measured" in planned
+    assert "on H200" in advised
+    assert helped.startswith("usage: python -m harness")
+    assert "torchao is not installed: pip install" in peers
+    assert not list((tmp_path / "work").iterdir())
+
+
 def test_the_page_for_the_index_has_nothing_that_breaks_there() -> None:
     """An index has no tree beside the page: no relative link or picture, and it drops HTML."""
     tokens = [
@@ -103,16 +179,7 @@ def test_what_the_page_names_is_there() -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_the_commands_of_the_page_run_and_its_code_converts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [
-        line.split("#")[0].split()[3:] for line in PAGE.splitlines() if line.startswith("python -m harness")
-    ]
-    assert [each[0] for each in words] == ["doctor", "sweep=quick", "advise", "--help"]
-    for each in words[1:]:  # doctor has tests of its own, and takes seconds
-        assert main([*each, *(["dry_run=true", "device=cpu"] if each == ["sweep=quick"] else [])]) == 0
+def test_the_code_of_the_page_converts(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     exec(compile(code, "PACKAGE.md", "exec"), {})
     assert "2 of 2" in capsys.readouterr().out
