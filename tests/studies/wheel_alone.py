@@ -1,6 +1,6 @@
 """Every main command from the wheel alone: an environment that holds it and what it declares, an empty folder, no network.
 
-    python tests/studies/wheel_alone.py [--only WORD ...]
+    python tests/studies/wheel_alone.py [--only WORD ...] [--long]
 
 The declared dependencies are links to those of the running interpreter; nothing else that is installed there can be imported: no
 extra, no Triton, torchao, scipy or pytest. The working folder, HOME and the caches are empty. Where the system allows it the
@@ -82,8 +82,6 @@ def commands() -> list[Command]:
         Command(("watch", "results/mine/one"), "finished"),
         Command(("report", "results/mine/one", "results/steps/steps", "-o", "both.html"), "both.html"),
         Command(("gate", "--baseline", "results/mine/one", "--candidate", "results/mine/two"), "", 6),
-        Command(("gate-selftest", "--trials", "100", "--judgements", "2", "--pairs", "8"), "", -1),
-        Command(("verdict-selftest", "--draws", "100"), "", -1),
         Command(("advise", "model=config.json", "gpu=h200"), "on H200"),
         Command(("advise", "model=llama3_8b", "gpu=h200"), "llama3_8b on H200"),
         Command(("diff", "results/mine/one", "results/mine/two"), ""),
@@ -93,8 +91,15 @@ def commands() -> list[Command]:
         Command(("kernel", "double.py:double", "x=*bf16", "n=i32:16", "BLOCK=128"), "triton", 2),
         Command(("gpu", "dry_run=true", "device=cpu"), ""),
         Command(("-m", "sweep=./mine.yaml", "axes.M=16,32", *QUICK), "results"),
-        Command(("SCRIPT", "loop.py"), "FP8"),
+        Command(("SCRIPT", "loop.py"), "in FP8"),
     ]
+
+
+# Minutes each: the fewest draws that measure a rate of 1 %
+LONG = [
+    Command(("gate-selftest", "--trials", "100", "--judgements", "100"), "", -1),
+    Command(("verdict-selftest", "--draws", "100"), "0 promises missed"),
+]
 
 
 def closure(names: list[str]) -> dict[str, object]:
@@ -152,7 +157,9 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", help="only the commands that hold one of these words")
-    only = parser.parse_args(argv).only
+    parser.add_argument("--long", action="store_true", help="also those that take minutes")
+    asked = parser.parse_args(argv)
+    only = asked.only
     failed = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -176,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
             [python, "-c", check], capture_output=True, text=True, env=env, cwd=work, check=True
         )
         assert there.stdout.strip() == "[]", f"{there.stdout} can be imported"
-        for command in commands():
+        for command in [*commands(), *(LONG if asked.long else [])]:
             if only and not any(word in str(command) for word in only):
                 continue
             words = (
