@@ -183,7 +183,7 @@ class Float8LinearConfig:
                 resolved[name] = Gemm(self._cast(a, a_default), self._cast(b, b_default), gemm.use_fast_accum)
             except ValueError as error:
                 raise ValueError(f"GEMM {name}: {error}") from None
-        published = next((r for r in RECIPES.values() if r.gemms == resolved), None)
+        published = next((r for r in RECIPES.own.values() if r.gemms == resolved), None)
         custom = Recipe(
             "custom",
             "set operand by operand",

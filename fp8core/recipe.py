@@ -19,7 +19,7 @@ and where the scale comes from: *dynamic* = the tensor's own amax; *delayed* = t
 (`AmaxHistory`); *static* = an amax that was measured once and then stays (`fp8core.update_scales`).
 
 The first three recipes equal those of `torchao.float8` 0.18 (`config.py`, `from_recipe_name`). To add a
-recipe, add a literal to `RECIPES`.
+recipe, add a literal to `RECIPES`; from outside the tree, an entry point of the group `fp8_harness.recipes`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
+from fp8core.extensions import Table, of_type
 from fp8core.formats import Format, native_pair
 from fp8core.gemm import backend_named
 from fp8core.scaling import GRANULARITIES as GRANULARITIES
@@ -262,7 +263,7 @@ _BLOCK = Cast(_E4M3, "1x128", power_of_two=True)
 _SQUARE = Cast(_E4M3, "128x128", power_of_two=True)
 _MX = Cast(_E4M3, "1x32")
 
-RECIPES: dict[str, Recipe] = {
+_OURS: dict[str, Recipe] = {
     r.name: r
     for r in (
         Recipe(
@@ -351,13 +352,15 @@ RECIPES: dict[str, Recipe] = {
         ),
     )
 }
+# Words that arms without FP8, and arms that stand for several recipes, are written with
+RECIPES = Table("recipes", _OURS, of_type(Recipe), ("any", "base", "bf16", "custom", "fp8", "no_fp8"))
 
 
 def recipe_named(name: str) -> Recipe:
     """The published recipe of that name.
 
     Raises:
-        ValueError: unknown; the message lists the known names.
+        ValueError: unknown; the message lists the known names. Or an extension's that cannot be used; it says why.
     """
     check_known("recipe", name, RECIPES)
     return RECIPES[name]

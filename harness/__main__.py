@@ -24,7 +24,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness gate-selftest                 error rates of the gate: false alarms, detection
        python -m harness import FILE.json              store the results of a pytest-benchmark file
        python -m harness export RUN -o FILE.json       the times of a run as pytest-benchmark JSON, for the dashboards of others
-       python -m harness list sweeps|models|gpus|recipes|arms  names that a command line takes; sweep=NAME --help: of one sweep
+       python -m harness list sweeps|models|gpus|recipes|arms|extensions  names that a command line takes; sweep=NAME --help: of one sweep
        python -m harness doctor [device=cpu|cuda]      what this machine can run, and the reasons where it cannot
        python -m harness advise model=NAME [gpu=NAME]  does FP8 pay: layer by layer, predicted and measured
        python -m harness kernel FILE.py:NAME ...       machine code of a Triton kernel, read without a GPU (kernel --help)
@@ -58,9 +58,13 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         message = "interrupted"
     except Exception as error:  # noqa: BLE001 - the last handler: an interpreter that exits waits for its processes
-        from harness.cli import internal_error
+        if (
+            type(error).__name__ != "ExtensionError"
+        ):  # by name: a command that measures nothing needs no torch
+            from harness.cli import internal_error
 
-        return internal_error.report(error)
+            return internal_error.report(error)
+        message = str(error)
     if "multiprocessing" in sys.modules:
         from harness.machine.processes import kill_children
 

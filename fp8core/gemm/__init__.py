@@ -2,7 +2,8 @@
 
     D [M, N] = (A_codes * A_scale_inv) [M, K] @ (B_codes * B_scale_inv) [K, N]
 
-A backend is a class in a module of its own and one entry in `BACKENDS`. Backends do not know each other; "fastest" is given
+A backend is a class in a module of its own and one entry in `BACKENDS`, or an entry point of another package in the group
+`fp8_harness.backends` (`fp8core.extensions`). Backends do not know each other; "fastest" is given
 two of them and chooses.
 """
 
@@ -13,20 +14,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.arguments import autocast_enabled, check_known, eager_cache
+from fp8core.extensions import Table, of_type
 from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm import reference, torch_mm, triton_mm
+from fp8core.gemm.backend import Backend
 from fp8core.gemm.fastest import Fastest
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
     from fp8core.gemm.accumulate import Accumulation
-    from fp8core.gemm.backend import Backend
     from fp8core.gemm.layout import Scaled
 
 
 _TORCH, _TRITON = torch_mm.Torch(), triton_mm.Triton()
 FASTEST = Fastest((_TORCH, _TRITON))
-BACKENDS: dict[str, Backend] = {
+_BY_NAME: dict[str, Backend] = {  # a plain dict, which the compiler can read
     backend.name: backend
     for backend in (
         _TORCH,
@@ -36,17 +38,19 @@ BACKENDS: dict[str, Backend] = {
         reference.Reference("reference_bf16", _TORCH.bf16_only),
     )
 }
+BACKENDS = Table("backends", _BY_NAME, of_type(Backend))
 
 
 def backend_named(name: str) -> Backend:
     """The backend of that name.
 
     Raises:
-        ValueError: unknown; the message lists the known names.
+        ValueError: unknown; the message lists the known names. Or an extension's that cannot be used; it says why.
     """
-    if name not in BACKENDS:
+    if name not in _BY_NAME:
         check_known("GEMM backend", name, BACKENDS)
-    return BACKENDS[name]
+        return BACKENDS[name]
+    return _BY_NAME[name]
 
 
 def scaled_mm(

@@ -1,7 +1,7 @@
 """Backend: a scaled matmul, what it refuses, and its grouped kernel if it has one.
 
 To add one, subclass `Backend` in a file of its own and add an instance to `fp8core.gemm.BACKENDS`; from outside the tree,
-`fp8core.BACKENDS[name] = MyBackend()`.
+an entry point of the group `fp8_harness.backends`, or `fp8core.BACKENDS[name] = MyBackend()` in the running process.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from harness.training.models.hugging_face import EXPERTS, ROUTER
 if TYPE_CHECKING:
     from harness.training.models.hugging_face import HfModel
 
-_ROUTER = dict.fromkeys(RECIPES, "a router, which picks experts in high precision")
+_ROUTER = dict.fromkeys(RECIPES.own, "a router, which picks experts in high precision")
 
 
 def of_config(described: HfModel, tokens: int) -> Model:

@@ -42,8 +42,8 @@ _AT_RISK = ("static",)  # a scale that is measured once is no general advice
 
 
 def candidates(compiled: bool) -> dict[str, Recipe]:
-    """Every recipe of fp8core as it runs in that mode."""
-    return {name: described(recipe, compiled) for name, recipe in RECIPES.items() if name not in _AT_RISK}
+    """Every recipe of fp8core as it runs in that mode; of one from outside no rate is known that it could be predicted by."""
+    return {name: described(recipe, compiled) for name, recipe in RECIPES.own.items() if name not in _AT_RISK}
 
 
 def unavailable(name: str, capability: str, compiled: bool) -> str:

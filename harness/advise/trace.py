@@ -151,7 +151,7 @@ def barred_layers(module: nn.Module) -> dict[str, dict[str, str]]:
     shapes = copy.deepcopy(module).to(
         "meta"
     )  # what only the device at hand lacks is no property of the layer
-    for name, recipe in RECIPES.items():
+    for name, recipe in RECIPES.own.items():
         converted = convert_to_float8_training(copy.deepcopy(shapes), config=recipe, allow_no_conversion=True)
         for layer in audit(converted).not_converted:
             found.setdefault(layer.fqn, {})[name] = layer.reason

@@ -12,10 +12,11 @@ from harness.store.errors import UsageError, unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from fp8core.extensions import Table
     from harness.timing.workload import Axis
 
 HELP = """\
-usage: python -m harness list sweeps|models|gpus|recipes
+usage: python -m harness list sweeps|models|gpus|recipes|extensions
        python -m harness list arms SUITE
 names that a command line takes, a line each; python -m harness sweep=NAME --help has the axes and arms of one sweep
 """
@@ -115,7 +116,7 @@ def _arms(words: Sequence[str]) -> list[tuple[str, str]]:
 def _models() -> list[tuple[str, str]]:
     from harness.training.models import MODELS
 
-    return [(name, f"{spec.doc}; {spec.source}") for name, spec in MODELS.items()]
+    return [(name, f"{_whose(MODELS, name)}{spec.doc}; {spec.source}") for name, spec in MODELS.items()]
 
 
 def _gpus() -> list[tuple[str, str]]:
@@ -134,7 +135,26 @@ def _gpus() -> list[tuple[str, str]]:
 def _recipes() -> list[tuple[str, str]]:
     from fp8core import RECIPES
 
-    return [(name, recipe.doc) for name, recipe in RECIPES.items()]
+    return [(name, _whose(RECIPES, name) + recipe.doc) for name, recipe in RECIPES.items()]
+
+
+def _whose(table: Table[Any], name: str) -> str:
+    """The package that an entry is of, before what is said of it; "" for ours."""
+    return f"[{owner.owner}, not ours] " if (owner := table.owner(name)) else ""
+
+
+def _extensions() -> list[tuple[str, str]]:
+    """Every entry point, none of them imported; whether it can be used is what doctor says."""
+    from fp8core.extensions import installed
+    from harness.store.extensions import TABLES
+
+    found = [each for table in TABLES for each in installed(table)]
+    if not found:
+        return [("none", "no installed package has an entry point for the harness (docs/howto-add.md)")]
+    doctor = ("", "python -m harness doctor says which of them can be used here")
+    return [(f"{e.table.removesuffix('s')} {e.name}", f"{e.owner}, not ours: {e.target}") for e in found] + [
+        doctor
+    ]
 
 
 _TABLES: Mapping[str, Callable[[], Iterable[tuple[str, str]]]] = {
@@ -142,6 +162,7 @@ _TABLES: Mapping[str, Callable[[], Iterable[tuple[str, str]]]] = {
     "models": _models,
     "gpus": _gpus,
     "recipes": _recipes,
+    "extensions": _extensions,
 }
 
 

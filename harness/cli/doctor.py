@@ -19,12 +19,15 @@ from rich.console import Console
 from rich.table import Table
 
 from fp8core import BACKENDS, FORMATS, RECIPES, Float8Linear, Format, quantize, scaled_mm
+from fp8core.extensions import installed
 from fp8core.formats import native_pair
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.hardware import of_env
 from harness.peers import PEERS
 from harness.store.errors import UsageError, text_of
+from harness.store.extensions import TABLES
+from harness.suites.extended import faults
 from harness.timing import metrics
 from harness.timing.compiling import compile_unavailable, fresh_compile
 from harness.timing.timers import timer_for
@@ -32,6 +35,7 @@ from harness.timing.timers import timer_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fp8core.extensions import Extension
     from fp8core.recipe import Granularity
     from harness.peers import Peer
 
@@ -138,6 +142,9 @@ def _probes(device: str) -> Iterator[tuple[str, str, Callable[[], str]]]:
     yield "compile", "torch.compile", partial(_compile, device)
     for name, peer in PEERS.items():
         yield "peer", name, partial(_peer, peer, device)
+    for table in TABLES:
+        for extension in installed(table):
+            yield "extension", f"{table.removesuffix('s')} {extension.name}", partial(_extension, extension)
 
 
 def _device(device: str) -> str:
@@ -259,6 +266,13 @@ def _compile(device: str) -> str:
     if not torch.equal(doubled, x * 2 + 1):
         raise Unavailable("a compiled x * 2 + 1 gives another result than the eager one")
     return f"first graph in {seconds:.1f} s"
+
+
+def _extension(extension: Extension) -> str:
+    """Imports it; what its recipe, backend or peer can do is seen in those areas."""
+    if why := faults().get(extension):
+        raise Unavailable(why)
+    return f"of {extension.owner}, not ours: {extension.target}"
 
 
 def _peer(peer: Peer, device: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cli import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
+from harness.store import extensions
 from harness.suites import SUITES
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ def run_request(request: Request) -> int:
     """
     config = request.config
     plan = make_plan(config, SUITES)
+    if any(map(extensions.names, extensions.TABLES)):
+        from harness.suites.extended import faults
+
+        for why in faults().values():
+            sys.stderr.write(f"warning: {why}\n")
     shard = None
     if config["shard"] is not None:
         shard = shards.parse(config["shard"])

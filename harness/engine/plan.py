@@ -15,6 +15,7 @@ from harness.store.arm import parse
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line, unknown
+from harness.suites import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -234,7 +235,9 @@ def _choose_peers(
     """Leaves out the arms of the peers that are not named; None names all."""
     if names is None:
         return
-    known = {info.peer for suite in suites.values() for info in suite.ARMS.values() if info.peer}
+    # Not of every suite: one that another package brings, and that this sweep does not use, may fail to be imported.
+    used = {part["suite"] for part in parts.values()} | {name for name in suites if name in NAMES}
+    known = {info.peer for name in used for info in suites[name].ARMS.values() if info.peer}
     for name in names:
         if name not in known:
             raise unknown("peer", name, known)
@@ -329,6 +332,10 @@ def _plan_part(
 
 def _unsupported(suite: Plannable, case: Case, arm: str, device: str) -> Unsupported | None:
     """Why an arm can't run a case; what a suite raises over this question fails that arm alone."""
+    if absent := suite.ARMS[arm].absent:
+        from harness.timing.workload import Unsupported
+
+        return Unsupported("device", absent, Cause.MISSING)
     try:
         return suite.unsupported(case, arm, device)
     except UsageError:

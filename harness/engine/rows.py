@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.store import extensions
 from harness.store.arm import original_name
 from harness.store.cause import Cause
 from harness.store.errors import MemoryShortageError
@@ -56,6 +57,12 @@ def row(
     """
     name = original_name(arm)
     info = planned.suite.ARMS[name]
+    resolved = {**(resolved or {})}
+    if any(map(extensions.names, extensions.TABLES)):
+        from harness.suites.extended import used
+
+        others = used(planned.case, info.record(name), resolved)
+        resolved |= {"extensions": others} if others else {}
     return Measurement(
         suite=planned.case.suite,
         case_id=planned.case.case_id,
@@ -67,7 +74,7 @@ def row(
         metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),
         status=status,
         regime=regime,
-        resolved=resolved or {},
+        resolved=resolved,
         samples=samples,
         reason=reason,
         cause=cause,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+MODES = ("eager", "compile")
+GEMM_RECIPES = ("tensorwise", "rowwise", "blockwise")  # whose scales suite `gemm` hands to a product
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:

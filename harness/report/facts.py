@@ -57,7 +57,7 @@ def facts(machine: Machine) -> tuple[tuple[str, str], ...]:
     }
     known = [(named[k][0], "; ".join(values)) for k, values in shown.items() if values]
     absent = [named[k][0] for k, values in shown.items() if not values]
-    measured = [*_peaks(machine), ("measured on", machine.dates), *_how_timed(machine)]
+    measured = [*_peaks(machine), *_extensions(machine), ("measured on", machine.dates), *_how_timed(machine)]
     return (*known, *([("absent or unreadable", ", ".join(absent))] if absent else []), *measured)
 
 
@@ -90,6 +90,14 @@ def _peaks(machine: Machine) -> list[tuple[str, str]]:
         ("published peak, dense", ", ".join([*rates, f"{machine.device.bandwidth_tb_s:g} TB/s"])),
         ("source of the peak", machine.device.source),
     ]
+
+
+def _extensions(machine: Machine) -> list[tuple[str, str]]:
+    """What other packages brought to these rows: recipes, peers, suites, models and backends of theirs."""
+    texts = machine.frame["resolved"].dropna().unique()
+    rows = [parse(each).get("extensions", {}) for each in texts if '"extensions"' in each]
+    seen = sorted({f"{package} {version}".strip() for row in rows for package, version in row.items()})
+    return [("extensions, not part of the harness", ", ".join(seen))] if seen else []
 
 
 def _how_timed(machine: Machine) -> list[tuple[str, str]]:

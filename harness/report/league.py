@@ -36,6 +36,7 @@ class Place:
 
     Attributes:
         cases: that the arm, ours and bf16 all have a time of; the figures are of these alone.
+        extension: the packages with their versions that bring it; "" for a peer that the harness has itself.
         against_ours: our time over its time, geometric mean; above 1 it is faster.
         over_bf16: likewise of the bf16 baseline; of casts, of our eager one.
         sqnr_db: the worst of any case and result.
@@ -47,6 +48,7 @@ class Place:
     arm: str
     peer: str
     version: str
+    extension: str
     cases: int
     against_ours: float
     over_bf16: float
@@ -116,6 +118,7 @@ def _place(level: str, ours: str, arm: str, shared: Iterable[Key], by_arm: Arms)
         arm,
         str(resolved.get("peer", "")),
         str(resolved.get("peer_version", "")),
+        ", ".join(" ".join(each) for each in resolved.get("extensions", {}).items()),
         len(records),
         _mean_ratio(by_arm.get(ours, {}), records),
         _mean_ratio(by_arm.get(_root(arm, by_arm), {}), records),
@@ -167,7 +170,8 @@ def _absent(machine: Machine) -> list[str]:
 
 def _whose(record: Mapping[str, Any]) -> Cell:
     place: Place = record["place"]
-    return Cell(f"{place.peer} {place.version}".strip() or "fp8core", place.peer)
+    whose = f"{place.peer} {place.version}".strip() or "fp8core"
+    return Cell(f"{whose} (package {place.extension}, not ours)" if place.extension else whose, place.peer)
 
 
 def _ratio(value: float) -> Cell:

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from harness.store import extensions
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -238,7 +240,8 @@ def without_controls(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 # Names that rows without `arm_fields` may hold, and the session's list of parts. A recipe or peer that was added later
-# needs no place here: its suite declares the record and its rows store it.
+# needs no place here: its suite declares the record and its rows store it. Those of installed packages are read as well, so
+# that their names can be typed; where the package is absent such a name is a variant.
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "static", "blockwise", "mxfp8")
 _PEERS = ("torchao", "torchaomx", "nocompile", "te", "deepgemm", "aiter", "tutorial", "nanochat", "scaled_mm")
 _MODES = ("eager", "compile", "graph", "linears")
@@ -256,31 +259,35 @@ def _by_name() -> dict[str, Arm]:
     for arm in _known():
         if table.setdefault(str(arm), arm) != arm:
             raise ValueError(f"arm name {str(arm)!r} stands for both {table[str(arm)]} and {arm}")
-    return table
+    recipes, peers = extensions.names("recipes"), extensions.names("peers")
+    others: dict[str, set[Arm]] = {}
+    for arm in _known((*_RECIPES, *recipes), (*_PEERS, *peers)) if recipes or peers else ():
+        others.setdefault(str(arm), set()).add(arm)
+    return {name: arms.pop() for name, arms in others.items() if len(arms) == 1} | table
 
 
-def _known() -> Iterator[Arm]:
+def _known(recipes: tuple[str, ...] = _RECIPES, peers: tuple[str, ...] = _PEERS) -> Iterator[Arm]:
     for mode in _MODES:
         yield Arm(mode=mode)
         for casts in ("", "plain", "kernels", "fused"):
-            for recipe in (*WITHOUT_FP8, *_RECIPES):
+            for recipe in (*WITHOUT_FP8, *recipes):
                 yield Arm(recipe, mode, casts)
-        for peer in _PEERS:
+        for peer in peers:
             yield Arm(mode=mode, peer=peer)
-            for recipe in _RECIPES:
+            for recipe in recipes:
                 yield Arm(recipe, mode, peer=peer)
     for casts in ("fused", "fused_both"):
         yield Arm(casts=casts)
-    for peer in _PEERS:
+    for peer in peers:
         yield Arm(peer=peer)
         yield Arm(variant="precomputed", peer=peer)
-        for recipe in _RECIPES:
+        for recipe in recipes:
             yield Arm(recipe, peer=peer)
     for recipe in WITHOUT_FP8:
         yield Arm(recipe)
         yield Arm(recipe, variant=EPS)
         yield Arm(recipe, variant=OTHER)
-    for recipe in _RECIPES:
+    for recipe in recipes:
         for variant in ("", GOLDEN, EPS, WARMUP, COOLDOWN, *ABLATIONS, "bf16_gather"):
             yield Arm(recipe, variant=variant)
         for variant in ("fast", "triton", "fast_triton", "fastest"):

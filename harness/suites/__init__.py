@@ -1,12 +1,20 @@
-"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its name in `NAMES`."""
+"""Suites: what is measured, each with its oracle. Imported on use; to add one: its module here, and its name in `NAMES`.
+
+From another package, an entry point of the group `fp8_harness.suites` that names a module.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, MutableMapping
+from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from harness.store import extensions
+
 if TYPE_CHECKING:
+    from fp8core.extensions import Table
     from harness.timing.workload import Suite, TrialSuite
 
 NAMES = (
@@ -37,6 +45,10 @@ class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
         self._suites: dict[str, Suite | TrialSuite | None] = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> Suite | TrialSuite:
+        if name not in self._suites:
+            if name not in extensions.names("suites"):
+                raise KeyError(name)
+            return self.others[name]
         suite = self._suites[name]
         if suite is None:
             suite = importlib.import_module(f"{__name__}.{name}")
@@ -51,13 +63,31 @@ class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
         del self._suites[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._suites)
+        return iter(dict.fromkeys([*self._suites, *extensions.names("suites")]))
 
     def __len__(self) -> int:
-        return len(self._suites)
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._suites  # without importing it
+        return name in self._suites or name in extensions.names("suites")  # without importing it
+
+    @cached_property
+    def others(self) -> Table[Suite | TrialSuite]:
+        """The suites that other packages bring."""
+        from fp8core.extensions import Table
+
+        return Table("suites", {}, _fault, self._suites)
+
+
+def _fault(name: str, made: object) -> str:
+    """Workers find a suite by its module's name, so an object in a module would not reach them."""
+    from harness.timing.workload import Suite, TrialSuite
+
+    if not isinstance(made, ModuleType):
+        return f"it is of type {type(made).__name__}; expected a module: name it without ':attribute'"
+    lacks = [word for word in ("AXES", "ARMS", "points", "unsupported", "work") if not hasattr(made, word)]
+    lacks += [] if isinstance(made, Suite | TrialSuite) or lacks else ["build or trial"]
+    return f"the module lacks {', '.join(lacks)}" if lacks else ""
 
 
 SUITES = _Suites(NAMES)

@@ -38,9 +38,10 @@ from harness.suites.common import (
     refuse_shapes,
     with_defaults,
 )
+from harness.suites.extended import extended_table
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from fp8core.recipe import Granularity
@@ -58,7 +59,7 @@ AXES: Mapping[str, Axis] = {
     "K": Axis("columns"),
     "src": Axis("dtype of the input", tuple(SOURCES)),
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS: Mapping[str, ArmInfo] = extended_table(
     {
         Arm(mode="eager"): ArmInfo("PyTorch operators, one kernel each"),
         Arm(mode="compile"): ArmInfo("the same under torch.compile, fused", baseline="eager"),
@@ -74,7 +75,8 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
             if peer.cast is not None
             for mode in peer.modes
         },
-    }
+    },
+    PEERS,
 )
 FUSED = ("fused", "fused_both")
 MOVES = ("copy", "read")

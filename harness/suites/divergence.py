@@ -40,8 +40,9 @@ from harness.store.cause import Cause
 from harness.store.errors import UsageError
 from harness.suites import ablation, training_plan
 from harness.suites.common import recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
-from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported, arm_table
+from harness.timing.workload import ArmInfo, Axis, Trial, Unsupported
 from harness.training import batches, on_paper
 from harness.training.loop import Batch, Job, Regime, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
@@ -109,7 +110,7 @@ def _arms() -> dict[str, ArmInfo]:
             if ablation.applies(recipe, part)
         }
     negative = ArmInfo("e4m3 gradients without a scale: must fail", BASE, "any")
-    return arm_table({**arms, Arm(variant=NEGATIVE): negative})
+    return extended_table({**arms, Arm(variant=NEGATIVE): negative}, RECIPES)
 
 
 ARMS: Mapping[str, ArmInfo] = _arms()

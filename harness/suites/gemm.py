@@ -39,10 +39,11 @@ from harness.suites.common import (
     way_out,
     with_defaults,
 )
+from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import ROLES, gemm_points
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from harness.store.case import Case, Scalar
@@ -81,7 +82,7 @@ _SCALES = {
     "tensorwise": "one scale a tensor",
     "rowwise": "a power-of-two scale for each row of A and column of B",
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS: Mapping[str, ArmInfo] = extended_table(
     {
         Arm("bf16", EAGER): ArmInfo("torch.mm on bfloat16"),
         **{
@@ -113,7 +114,8 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
             if peer.gemm is not None
             for recipe in peer.recipes
         },
-    }
+    },
+    PEERS,
 )
 Multiply = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # codes of A and B, scale_inv of A and B -> D
 

@@ -47,11 +47,12 @@ from harness.suites.common import (
     profiled,
     way_out,
 )
+from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import linear_points
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from fp8core.recipe import Kernels
@@ -67,7 +68,7 @@ AXES: Mapping[str, Axis] = {
     "K": Axis("input features", linked=True),
     "N": Axis("output features", linked=True),
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS: Mapping[str, ArmInfo] = extended_table(
     {
         Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16"),
         Arm("bf16", "compile"): ArmInfo("nn.Linear in bfloat16 under torch.compile", baseline="bf16_eager"),
@@ -98,7 +99,9 @@ ARMS: Mapping[str, ArmInfo] = arm_table(
             for recipe in peer.recipes
             for mode in peer.modes
         },
-    }
+    },
+    RECIPES,
+    PEERS,
 )
 WEIGHT_STD = 0.02  # GPT-2's initialisation
 GRADIENT_STD = (

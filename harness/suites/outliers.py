@@ -19,10 +19,11 @@ from fp8core.tensor import Float8Tensor, quantize
 from harness.store.arm import Arm
 from harness.suites import oracle
 from harness.suites.common import draw, generator, refuse_shapes, with_defaults
+from harness.suites.extended import extended_table
 from harness.suites.oracle import Judgement
 from harness.suites.shapes import ROLES
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,12 +50,13 @@ AXES: Mapping[str, Axis] = {
     "N": Axis("columns of B"),
 }
 # Delayed and static scaling cast like tensorwise by an amax of earlier steps, of which there are none here.
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS: Mapping[str, ArmInfo] = extended_table(
     {
         Arm(name): ArmInfo(f"casts of recipe {name}")
         for name, recipe in RECIPES.items()
         if recipe.scaling == "dynamic"
-    }
+    },
+    RECIPES,
 )
 
 

@@ -20,7 +20,8 @@ from harness.machine import ranks
 from harness.store.arm import Arm
 from harness.store.cause import Cause
 from harness.suites.common import compile_missing, recipe_unsupported, refuse_shapes, with_defaults
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.suites.extended import extended_table
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 from harness.training.parallel import bounds
 from harness.training.parallel.cells import CELLS, Cell, Ran, run
 from harness.training.parallel.job import BATCH, SEQ, Job
@@ -39,11 +40,12 @@ AXES: Mapping[str, Axis] = {
     "cell": Axis("; ".join(f"{name}: {cell.doc}" for name, cell in CELLS.items()), tuple(CELLS)),
     "steps": Axis("optimizer steps", minimum=2, default=3),
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
+ARMS: Mapping[str, ArmInfo] = extended_table(
     {
         Arm(BASE): ArmInfo("float32, no FP8"),
         **{Arm(name): ArmInfo(f"recipe {name}", BASE, name) for name in RECIPES},
-    }
+    },
+    RECIPES,
 )
 
 

@@ -19,7 +19,8 @@ from fp8core.recipe import RECIPES, Recipe
 from harness.advise.cast_traffic import cast_bytes
 from harness.store.arm import Arm
 from harness.suites import linear
-from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload, arm_table
+from harness.suites.extended import extended_table
+from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,7 +36,7 @@ def _arms() -> dict[str, ArmInfo]:
     arms = {Arm("bf16", "eager"): ArmInfo("nn.Linear in bfloat16")}
     for name in RECIPES:
         arms[Arm(name, "eager")] = ArmInfo(f"Float8Linear, recipe {name}", baseline="bf16_eager")
-    return arm_table(arms)
+    return extended_table(arms, RECIPES)
 
 
 ARMS: Mapping[str, ArmInfo] = _arms()

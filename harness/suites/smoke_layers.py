@@ -19,8 +19,9 @@ from fp8core.verify import verify
 from harness.store.arm import Arm
 from harness.store.cause import Cause
 from harness.suites.common import generator, recipe_unsupported, refuse_shapes, with_defaults
+from harness.suites.extended import extended_table
 from harness.timing import metrics
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported, arm_table
+from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
 from harness.training.steps import cause_of_fault, facts_of
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ AXES: Mapping[str, Axis] = {
     "K": Axis("inputs", default=4096),
     "N": Axis("outputs", default=4096),
 }
-ARMS: Mapping[str, ArmInfo] = arm_table(
-    {Arm(name): ArmInfo(f"a layer of recipe {name}", recipe=name) for name in RECIPES}
+ARMS: Mapping[str, ArmInfo] = extended_table(
+    {Arm(name): ArmInfo(f"a layer of recipe {name}", recipe=name) for name in RECIPES},
+    RECIPES,
 )
 
 

@@ -45,8 +45,9 @@ from harness.suites.common import (
     refuse_shapes,
     with_defaults,
 )
+from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
-from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload, arm_table
+from harness.timing.workload import ArmInfo, Axis, Unsupported, Workload
 from harness.training import batches, captured, on_paper
 from harness.training.data import CORPORA
 from harness.training.models import ModelSpec, resolve
@@ -132,7 +133,7 @@ def _arms() -> dict[str, ArmInfo]:
     for name in torchao.recipes:
         about = f"{torchao.doc}, recipe {name}, nothing but its Linears compiled"
         arms[Arm(name, LINEARS, peer=torchao.arm)] = ArmInfo(about, "bf16_eager", name, "torchao")
-    return arm_table(arms)
+    return extended_table(arms, RECIPES)
 
 
 ARMS: Mapping[str, ArmInfo] = _arms()

@@ -132,6 +132,7 @@ class ArmInfo:
             `train.recipe` choose arms by it.
         peer: whose it is: a name of `harness.peers`, "" for ours and the baselines. `peers=` chooses arms by it.
         arm: its record, filled in by `arm_table`; empty where the suite declares none.
+        absent: why no machine can run it: the extension that it is of was refused; "" where it was not.
     """
 
     doc: str
@@ -139,6 +140,7 @@ class ArmInfo:
     recipe: str = ""
     peer: str = ""
     arm: Arm = UNDECLARED
+    absent: str = ""
 
     def record(self, name: str) -> Arm:
         """The record that rows of the arm `name` store; where none was declared, the one that is known by that name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -51,6 +52,10 @@ def main(words: Sequence[str]) -> int:
     name, *rest = [word for word in words if word != "--json"]
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise UsageError("TRITON_INTERPRET=1 is set, so Triton compiles nothing; unset it")
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError(
+            "kernel compiles with Triton, and Triton is not installed: pip install 'fp8-harness[interpreter]'"
+        )
     from harness.advise.meter.build import BuildError
     from harness.advise.meter.request import launch_of_words, load_kernel
     from harness.advise.meter.sass import UnreadableCodeError

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fp8core.recipe import RECIPES
 from harness.machine import environment
 from harness.store import RunWriter, new_run_id
 from harness.store.arm import Arm
@@ -49,6 +50,8 @@ def measurements(result: TrialResult, plan: Plan, model: str) -> list[Measuremen
             **({"flops_formula_id": "palm", "checkpointing": "unknown"} if flops else {}),
             **(result.facts.get(arm, {}) if is_fp8 else {}),
         }
+        if is_fp8 and (extension := RECIPES.owner(result.recipe)) is not None:
+            resolved["extensions"] = {extension.package: extension.version}
         if GATHER in result.arms and is_fp8:
             resolved["fp8_all_gather"] = arm == GATHER
         refused = result.doubt if result.refused else ""

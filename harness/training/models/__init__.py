@@ -1,7 +1,8 @@
 """The models by name, and how one is made.
 
 A model is trained by `module(*batch) -> loss`, float32 and 0-dimensional. Ours take (tokens, targets), int64 [B, T].
-To add one: a configuration in `MODELS`; a new architecture is a file of its own and a line in `_CLASSES`.
+To add one: a configuration in `MODELS`; a new architecture is a file of its own and a line in `_CLASSES`. From another
+package, a `ModelSpec` by an entry point of the group `fp8_harness.models`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fp8core.extensions import Table, of_type
 from harness.store.errors import UsageError, unknown
 from harness.training.models.common import (
     CHECKPOINTING,
@@ -143,7 +145,7 @@ def _llama3(layers: int, width: int, heads: int, ffn: int, **other: Any) -> Llam
     return dataclasses.replace(base, **other)
 
 
-MODELS: Mapping[str, ModelSpec] = {
+_BY_NAME: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
         ModelSpec(
@@ -235,6 +237,18 @@ MODELS: Mapping[str, ModelSpec] = {
 }
 
 
+def _fault(name: str, made: object) -> str:
+    """A model from outside is one of our architectures in other sizes; another one is trained by `model._target_=`."""
+    if fault := of_type(ModelSpec)(name, made):
+        return fault
+    config = type(getattr(made, "config", None))
+    known = ", ".join(each.__name__ for each in _CLASSES)
+    return "" if config in _CLASSES else f"its config is of type {config.__name__}; expected one of {known}"
+
+
+MODELS = Table("models", _BY_NAME, _fault)
+
+
 def build(
     model: ModelSpec | UserModel | str,
     *,
@@ -282,6 +296,7 @@ def resolve(text: str) -> ModelSpec | UserModel:
 
     Raises:
         UsageError: an unknown name, or JSON that names no model.
+        ExtensionError: the name is an extension's that cannot be used.
     """
     if not text.lstrip().startswith("{"):
         if text not in MODELS:

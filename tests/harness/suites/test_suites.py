@@ -37,7 +37,7 @@ from harness.training.models import hugging_face_meta
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HELPERS = {"ablation", "common", "oracle", "shapes", "training_plan"}
+HELPERS = {"ablation", "common", "extended", "oracle", "shapes", "training_plan"}
 # Dynamo's own imports and tracing use functions that torch itself deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,17 @@ def test_a_triton_without_tools(
     monkeypatch.setattr("triton.__file__", str(tmp_path / "__init__.py"))
     assert "cuobjdump is not in" in error(capsys, f"{FILE}:cast_kernel", *CAST, "BLOCK=64")
     assert build.ARGUMENTS_AT[9] == 0x210
+
+
+@pytest.mark.parametrize("text", ["import triton\n", "x = 1\n"], ids=["imports it", "does not"])
+def test_without_triton_the_command_says_how_to_get_it(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wheel alone has none on a machine without a GPU; the file at hand cannot help it."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    assert main(["kernel", f"{file}:double"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "Triton is not installed: pip install 'fp8-harness[interpreter]'" in line

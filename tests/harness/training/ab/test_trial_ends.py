@@ -11,6 +11,8 @@ import torch
 from loops import Loop, PlantedClock, equal
 from test_trial_energy import of_h200
 
+from fp8core import RECIPES
+from fp8core.extensions import Extension
 from harness import ab
 from harness.machine import hardware, mfu
 from harness.store import read
@@ -115,6 +117,15 @@ def test_blocks_left_out_give_no_energy_memory_or_slow_rank() -> None:
     assert known.peak_bytes == {BASE: 10}
     assert dict(known.joules) == {BASE: [(i, 5.0) for i in range(4)]}
     assert known.slow_rank() == ""
+
+
+def test_rows_of_a_recipe_from_another_package_say_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the entry point that the table is told of; the baseline has nothing of it."""
+    of = Extension("recipes", "tensorwise", "acme-fp8", "1.2", "acme:RECIPE", lambda: None)
+    monkeypatch.setitem(RECIPES._owners, "tensorwise", of)
+    extensions = {m.arm: m.resolved.get("extensions") for m in rows.measurements(of_h200(), Plan(), "Net")}
+    assert extensions == {m: {"acme-fp8": "1.2"} if m == "tensorwise" else None for m in extensions}
+    assert {"tensorwise", "base"} <= set(extensions)
 
 
 def test_energy_is_stored_with_the_rounds_that_were_read(tmp_path: Path) -> None:
