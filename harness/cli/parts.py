@@ -1,6 +1,6 @@
 """A sweep whose parts are sweeps: each part is a run of its own within the folder of the whole (`harness.engine.parts`).
 
-    results/<sweep>/<run_id>/run.json               the whole, with what has become of each part
+    results/<sweep>/<run_id>/_run.json              the whole, with what has become of each part
     results/<sweep>/<run_id>/<its sweep>/<run_id>-<part>/   the run of a part
     <reports_dir>/<run_id>.parquet, .html, .md      all rows so far, written anew after each part; the report
 

@@ -30,6 +30,7 @@ from harness.engine.tasks import Task, WorkerJob
 from harness.engine.workers import Conditions, Ended, Pool
 from harness.store.cause import Cause
 from harness.store.errors import one_line
+from harness.store.run_files import CHECKPOINTS
 from harness.timing.rounds import Timer, TimingConfig, timer_for
 from harness.timing.workload import runs_alone
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from harness.engine.plan import Plan, PlannedCase
     from harness.store.measurement import Measurement
 
-CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
 TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
 
 

@@ -1,4 +1,4 @@
-"""What a run tells those who wait for it: `run.log` in its folder, and `progress.json`, which `watch` reads.
+"""What a run tells those who wait for it: `_run.log` in its folder, and `_progress.json`, which `watch` reads.
 
 Both are for people. Neither is read to decide anything, and a disk that refuses them costs no row: the store says so.
 """
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from harness.machine.processes import began, this_host
-from harness.store import RunWriter
+from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from harness.store.measurement import Measurement
 
-LOG, PROGRESS = "run.log", "progress.json"
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
 
 _log = logging.getLogger("harness.cli.run")
@@ -55,7 +54,7 @@ class TellingWriter(RunWriter):
 
 
 class Note:
-    """Keeps `progress.json` of a run or shard up to date; a `show` of `harness.engine.progress.Progress`.
+    """Keeps `_progress.json` of a run or shard up to date; a `show` of `harness.engine.progress.Progress`.
 
     Args:
         writer: of the rows, whose folder the note lies in.
@@ -85,7 +84,7 @@ class Note:
             "written": self._last,
             "statuses": dict(self._writer.statuses),
         }
-        target = self._writer.folder / PROGRESS
+        target = self._writer.folder / run_files.PROGRESS
         temporary = target.with_suffix(f".{os.getpid()}.tmp")
         with suppress(OSError):
             temporary.write_text(json.dumps(about | self._state) + "\n")
@@ -103,8 +102,9 @@ class _File(logging.FileHandler):
 def log_to(folder: Path, lowest: int) -> Iterator[None]:
     """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
     whole = logging.getLogger("harness")
+    run_files.rename_older(folder)
     try:
-        handler = _File(folder / LOG, encoding="utf-8")
+        handler = _File(folder / run_files.LOG, encoding="utf-8")
     except OSError:
         yield
         return

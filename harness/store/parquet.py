@@ -2,7 +2,7 @@
 
     results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
     results/<sweep>/<run_id>/rows-*.parquet    the same rows, some hundreds of parts in one file
-    results/<sweep>/<run_id>/run.json          command, configuration, state of the run
+    results/<sweep>/<run_id>/_run.json         command, configuration, state of the run
     results/<sweep>/<run_id>/shard-0-of-4/     the same, of one shard of a sweep that was spread (harness.engine.shards)
 
 A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.store import run_files
 from harness.store.arm import stored_fields
 from harness.store.attempts import last_attempts, next_attempt
 from harness.store.errors import UsageError
@@ -68,7 +69,7 @@ class RunWriter:
         sweep: name of the sweep.
         env_id: short hash of what makes two environments comparable.
         env: the environment fingerprint, stored with each row.
-        about: command and configuration for `run.json`.
+        about: command and configuration for `_run.json`.
 
     Raises:
         UsageError: the folder can't be written to.
@@ -92,7 +93,8 @@ class RunWriter:
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._attempt = next_attempt(run_folder(folder / "run.json"))
+            run_files.rename_older(folder)
+            self._attempt = next_attempt(run_folder(folder / run_files.ABOUT))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -151,7 +153,7 @@ class RunWriter:
         return name
 
     def record(self, **about: object) -> None:
-        """Adds to what `run.json` says; OSError where the disk refuses."""
+        """Adds to what `_run.json` says; OSError where the disk refuses."""
         self._about |= about
         self._write_about()
 
@@ -187,7 +189,7 @@ class RunWriter:
         self._replaced = []
 
     def _write_about(self) -> None:
-        target = self.folder / "run.json"
+        target = self.folder / run_files.ABOUT
         # Not by the process's number: two containers on one folder may have the same.
         temporary = target.with_suffix(f".{secrets.token_hex(4)}.tmp")
         try:
@@ -303,9 +305,9 @@ def _with_axes(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The contents of a run's `run.json`; empty where it is missing or damaged (the rows stand without it)."""
+    """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
     try:
-        about = json.loads((folder / "run.json").read_text())
+        about = json.loads(run_files.existing(folder, run_files.ABOUT).read_text())
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}
@@ -337,7 +339,9 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
     found = sorted(Path(results_dir).glob(f"*/{name}")) or sorted(Path(results_dir).glob(f"**/{name}"))
     if found:
         return found[0]
-    recent = sorted((p.parent.name for p in Path(results_dir).glob("*/*/run.json")), reverse=True)[:3]
+    recent = sorted(
+        (p.parent.name for p in run_files.below(Path(results_dir), run_files.ABOUT, "*/*")), reverse=True
+    )[:3]
     raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
 
 
@@ -370,7 +374,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _write_durably(table: pa.Table, target: Path) -> None:
-    temporary = target.with_suffix(".tmp")
+    temporary = target.with_name(f"_{target.stem}.tmp")  # `_`: readers of the folder leave it out
     try:
         with temporary.open("wb") as file:
             pq.write_table(table, file, compression="zstd")

@@ -90,7 +90,7 @@ def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
     assert set(rows["part"]) == {"layers.0:input"}
     assert rows["rounds"].map(list).tolist() == [list(range(STEPS))] * 8
     assert set(frame[frame["arm"] == "tensorwise"]["baseline"]) == {"base"}
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -103,7 +103,7 @@ def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
     assert set(failed["reason"]) == {"RuntimeError: boom"}
     assert failed["resolved"].str.contains("toy_trials.py").all()  # the traceback
     assert outcome.statuses["failed"] == 2
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 class LostDevice:
@@ -193,7 +193,7 @@ def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_f
     assert (frame["status"] == "ok").all()
     begun = {json.loads(r)["begun"] for r in frame[frame["arm"] == "tensorwise"]["resolved"]}
     assert begun == {3}
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_no_process_outlives_a_killed_sweep(command: ToyTrials, tmp_path: Path) 
 
 
 def test_what_a_killed_sweep_had_no_time_to_remove_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / "checkpoints" / "0123456789abcdef-base"
+    left = tmp_path / "_checkpoints" / "0123456789abcdef-base"
     left.mkdir(parents=True)
     (left / "place").write_text("5")
     execute(tmp_path, ToyTrials())
@@ -467,4 +467,4 @@ def test_a_sweep_killed_from_outside_goes_on_where_it_was(command: ToyTrials, tm
     )
     assert again.returncode == 0, again.stderr
     assert curves(store.read(folder)) == WHOLE
-    assert not (folder / "checkpoints").exists()
+    assert not (folder / "_checkpoints").exists()
