@@ -145,8 +145,8 @@ def test_a_continued_run_takes_new_names_and_loses_nothing(tmp_path: Path) -> No
     assert rows_of(folder) == (1, 1)
 
 
+def test_where_both_names_lie_the_new_one_counts(tmp_path: Path) -> None:
     """Both names in one folder, left by a copy of an older folder over a newer one."""
-    """As after a copy of an older folder over a newer one."""
     (tmp_path / "run.json").write_text('{"state": "running"}')
     (tmp_path / "_run.json").write_text('{"state": "finished"}')
     assert store.read_about(tmp_path)["state"] == "finished"
