@@ -14,7 +14,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from harness.machine import raw_output
 from harness.machine.processes import began, this_host
+from harness.machine.terminal import printable
 from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from harness.engine.progress import Frame
+    from harness.engine.tasks import Task
     from harness.store.measurement import Measurement
 
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
@@ -65,10 +69,9 @@ class Note:
         self._started, self._last = time.time(), 0.0
         self._state: dict[str, object] = {}
 
-    def __call__(self, text: str, share: float, begins: bool) -> None:
-        if begins:
-            _log.info("%s", text)
-        self._state |= {"text": text, "share": share}
+    def __call__(self, frame: Frame, begins: bool) -> None:
+        _log.log(logging.INFO if begins else logging.DEBUG, "%s", frame.text)
+        self._state |= {"text": frame.text, "share": frame.share, "left_s": round(frame.left_s, 1)}
         if begins or time.time() - self._last >= EVERY_S:
             self.write()
 
@@ -89,6 +92,42 @@ class Note:
         with suppress(OSError):
             temporary.write_text(json.dumps(about | self._state) + "\n")
             temporary.replace(target)
+
+
+class RawOutput:
+    """Logs what libraries print by themselves, a warning a line, with the case and arm that were under way.
+
+    Lines of this process are read when something else begins (`at`), those of workers as they come (`printed`).
+    """
+
+    def __init__(self) -> None:
+        self._where = ""
+
+    @classmethod
+    @contextmanager
+    def logged(cls) -> Iterator[RawOutput]:
+        """What this process prints until the end of the block, and what it has printed before."""
+        own = cls()
+        try:
+            own.at("")
+            yield own
+        finally:
+            own.at("")
+
+    def at(self, where: str) -> None:
+        """Log what was printed so far; `where` is under way from now on."""
+        self._log(self._where, raw_output.lines())
+        self._where = where
+
+    def printed(self, task: Task | None, arm: str, lines: list[str]) -> None:
+        """Log lines of a worker."""
+        name = arm or (task.arm if task is not None else "")
+        self._log(f"{task.case} {name}".rstrip() if task is not None else "", lines)
+
+    @staticmethod
+    def _log(where: str, lines: list[str]) -> None:
+        for line in filter(str.strip, lines):
+            _log.warning("%s printed: %s", where or "the sweep", printable(line))
 
 
 class _File(logging.FileHandler):

@@ -62,11 +62,16 @@ class Part:
     started: float = 0.0
     written: float = 0.0
     statuses: Mapping[str, int] = field(default_factory=dict)
+    noted_s: float | None = (
+        None  # seconds that were left when it was written, by the costs of what is to come
+    )
 
     def left_s(self, now: float) -> float | None:
         """Seconds until the end at the present speed; None where that is unknown."""
         if self.state in ENDED:
             return 0.0
+        if self.state == "running" and self.noted_s is not None:
+            return max(0.0, self.written + self.noted_s - now)
         if self.state != "running" or self.share <= 0:
             return None
         return max(0.0, self.started + (self.written - self.started) / self.share - now)
@@ -115,6 +120,7 @@ def _part(name: str, path: Path, asked: Callable[[int], int | None]) -> Part | N
             float(note["started"]),
             float(note["written"]),
             {str(k): int(v) for k, v in note["statuses"].items()},
+            None if note.get("left_s") is None else float(note["left_s"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there yet, or not ours

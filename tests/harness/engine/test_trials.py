@@ -23,7 +23,7 @@ from harness.cli import run
 from harness.engine import bench, executor
 from harness.engine.executor import Executor, Outcome, Place
 from harness.engine.plan import Plan, make_plan
-from harness.engine.progress import _Log
+from harness.engine.progress import Frame, _Log
 from harness.engine.resume import stored_arms, stored_cases
 from harness.engine.tasks import Task
 from harness.engine.workers import Conditions
@@ -287,10 +287,14 @@ def test_a_log_tells_the_step_and_the_time_left_now_and_then() -> None:
 
     now = [0.0]
     log = _Log(Console(), lambda: now[0])
-    log("begins", 0.0, True)
-    for now[0], share in ((10.0, 0.1), (40.0, 0.25), (60.0, 0.3), (80.0, 0.5)):
-        log(f"at {share}", share, False)
-    assert lines == ["begins", "at 0.25, 25 % done, 120 s left", "at 0.5, 50 % done, 80 s left"]
+    log(Frame("begins", "", 0.0, 0.0, 160.0), True)
+    for now[0], left_s in ((10.0, 150.0), (40.0, 120.0), (60.0, 100.0), (80.0, 80.0)):
+        log(Frame("case", f"at {now[0]:.0f}", 0.0, now[0], left_s), False)
+    assert lines == [
+        "begins",
+        "case: at 40, 25 % of the time is over, about 120 s left",
+        "case: at 80, 50 % of the time is over, about 80 s left",
+    ]
 
 
 SWEEP = """\
@@ -426,7 +430,7 @@ def started(
     process = subprocess.Popen(base, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while True:
-        for place in folder.glob(f"results/toyt/*/checkpoints/*-{arm}/place"):
+        for place in folder.glob(f"results/toyt/*/_checkpoints/*-{arm}/place"):
             if (text := place.read_text()) and int(text) >= steps:
                 return process, place
         assert process.poll() is None
