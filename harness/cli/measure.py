@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from harness.engine.shards import Shard
     from harness.engine.stages import Stage
     from harness.engine.tasks import Task
+
+_log = logging.getLogger("harness.cli.measure")
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
@@ -189,6 +192,7 @@ def _measure(
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
     costs, at_once = Costs(request.timing.max_seconds), (max(len(work.places), 1), work.lanes)
+    so_far = _ReportSoFar(config, writer, units if at_once == (1, 1) else [])
     with (
         # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
         nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
@@ -207,6 +211,7 @@ def _measure(
         def on_end(task: Task) -> None:
             raw.at("")
             progress.end(task)
+            so_far.end(task)
 
         executor = Executor(
             device=config["device"],
@@ -228,6 +233,38 @@ def _measure(
             on_printed=raw.printed,
         )
         return executor.run(plan, writer, work.done, work.done_arms)
+
+
+class _ReportSoFar:
+    """Writes the report after each part of a sweep but the last, while nothing is measured.
+
+    Args:
+        config: of the command line.
+        writer: of the rows.
+        units: that will be measured one after the other; none where several are under way at once.
+    """
+
+    def __init__(self, config: dict[str, Any], writer: runlog.TellingWriter, units: Sequence[Unit]) -> None:
+        wanted = config["report"] and config["shard"] is None
+        self._html = Path(config["reports_dir"]) / f"{writer.folder.name}.html"
+        self._writer = writer
+        self._left = Counter(unit.planned.part for unit in units if wanted)
+        self._total, self._done = len(self._left), list[str]()
+
+    def end(self, task: Task) -> None:
+        """A case or run is stored."""
+        part = task.planned.part
+        self._left[part] -= 1
+        if self._left[part] != 0 or self._total < 2:
+            return
+        self._done.append(part)
+        if len(self._done) == self._total:
+            return
+        try:  # the report at the end says what is wrong; the rows are what counts
+            self._writer.record(parts_done=self._done, parts_total=self._total)
+            report.write_report([self._writer.folder], self._html)
+        except Exception:  # noqa: BLE001 - whatever a page cannot show costs no row
+            _log.warning("no report after part %s", part, exc_info=True)
 
 
 def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Unit]:

@@ -100,13 +100,21 @@ class Run:
         return str(self.about.get("started_at", ""))[:19].replace("T", " ")
 
     @property
+    def _parts_done(self) -> str:
+        """How many parts of a run under way are complete, where it has several."""
+        done, total = self.about.get("parts_done"), self.about.get("parts_total")
+        if not isinstance(done, list) or not isinstance(total, int):
+            return ""
+        return f", after part {len(done)} of {total} ({', '.join(map(str, done))})"
+
+    @property
     def state_note(self) -> str:
         """What a reader must know about a run that did not finish; empty for one that did."""
         return {
             "finished": "",
             "interrupted": "was interrupted: what it had finished until then is here, the rest is missing",
             "failed": "ended early because its rows could not be written; the earlier ones are here",
-            "running": "has not ended: it is still running or was killed; what it had stored so far is here",
+            "running": f"has not ended: it is still running or was killed{self._parts_done}; what it had stored so far is here",
         }.get(self.state, "has no readable _run.json, so its command and how it ended are unknown")
 
 
