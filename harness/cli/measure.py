@@ -208,6 +208,9 @@ def _measure(
                 raw.at(f"{task.case} {task.arm}")
             progress.step(task, done, total)
 
+        def on_printed(task: Task | None, arm: str, lines: list[str]) -> None:
+            raw.printed("" if task is None else f"{task.case} {arm or task.arm}".rstrip(), lines)
+
         def on_end(task: Task) -> None:
             raw.at("")
             progress.end(task)
@@ -230,7 +233,7 @@ def _measure(
             on_step=on_step,
             on_stage=on_stage,
             on_end=on_end,
-            on_printed=raw.printed,
+            on_printed=on_printed,
         )
         return executor.run(plan, writer, work.done, work.done_arms)
 

@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from harness.engine.stages import LATE, Costs, Item, Stage, StageKind, Work, item_of
+from harness.engine.stages import LATE, Costs, Frame, Item, Stage, StageKind, Work, item_of
 from harness.machine.terminal import printable
 
 if TYPE_CHECKING:
@@ -41,35 +41,6 @@ class Unit(NamedTuple):
 
     planned: PlannedCase
     arm: str = ""
-
-
-class Frame(NamedTuple):
-    """What there is to show.
-
-    Attributes:
-        where: unit and case.
-        stage: and arm, or step, that is under way; "" where none has begun.
-        share: of the units that is done, counting parts of one.
-        elapsed_s: seconds since the first unit could begin.
-        left_s: seconds that are left by the costs so far.
-    """
-
-    where: str
-    stage: str
-    share: float
-    elapsed_s: float
-    left_s: float
-
-    @property
-    def text(self) -> str:
-        """One line."""
-        return f"{self.where}: {self.stage}" if self.where and self.stage else self.where
-
-    @property
-    def bar(self) -> float:
-        """Share of the time that is over."""
-        whole = self.elapsed_s + self.left_s
-        return self.elapsed_s / whole if whole > 0 else 1.0
 
 
 Show = Callable[[Frame, bool], None]  # what there is, and whether a unit begins

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from harness.engine.progress import Frame
-    from harness.engine.tasks import Task
+    from harness.engine.stages import Frame
     from harness.store.measurement import Measurement
 
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
@@ -116,16 +115,12 @@ class RawOutput:
 
     def at(self, where: str) -> None:
         """Log what was printed so far; `where` is under way from now on."""
-        self._log(self._where, raw_output.lines())
+        self.printed(self._where, raw_output.lines())
         self._where = where
 
-    def printed(self, task: Task | None, arm: str, lines: list[str]) -> None:
-        """Log lines of a worker."""
-        name = arm or (task.arm if task is not None else "")
-        self._log(f"{task.case} {name}".rstrip() if task is not None else "", lines)
-
     @staticmethod
-    def _log(where: str, lines: list[str]) -> None:
+    def printed(where: str, lines: Iterable[str]) -> None:
+        """Log lines; "" of a place: they are of no case."""
         for line in filter(str.strip, lines):
             _log.warning("%s printed: %s", where or "the sweep", printable(line))
 

@@ -45,6 +45,35 @@ class Stage(NamedTuple):
         return f"{self.kind} {self.arm}".strip()
 
 
+class Frame(NamedTuple):
+    """What there is to show.
+
+    Attributes:
+        where: unit and case.
+        stage: and arm, or step, that is under way; "" where none has begun.
+        share: of the units that is done, counting parts of one.
+        elapsed_s: seconds since the first unit could begin.
+        left_s: seconds that are left by the costs so far.
+    """
+
+    where: str
+    stage: str
+    share: float
+    elapsed_s: float
+    left_s: float
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        return f"{self.where}: {self.stage}" if self.where and self.stage else self.where
+
+    @property
+    def bar(self) -> float:
+        """Share of the time that is over."""
+        whole = self.elapsed_s + self.left_s
+        return self.elapsed_s / whole if whole > 0 else 1.0
+
+
 class Work(StrEnum):
     """Work that has a cost of its own."""
 

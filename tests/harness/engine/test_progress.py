@@ -11,8 +11,8 @@ from rich.console import Console
 from toy import ToySuite
 
 from harness.engine.plan import PlannedCase
-from harness.engine.progress import Display, Frame, Progress, Unit
-from harness.engine.stages import Costs, Stage, StageKind
+from harness.engine.progress import Display, Progress, Unit
+from harness.engine.stages import Costs, Frame, Stage, StageKind
 from harness.engine.tasks import Task
 from harness.store.case import Case
 from harness.timing.workload import ArmInfo

@@ -23,8 +23,9 @@ from harness.cli import run
 from harness.engine import bench, executor
 from harness.engine.executor import Executor, Outcome, Place
 from harness.engine.plan import Plan, make_plan
-from harness.engine.progress import Frame, _Log
+from harness.engine.progress import _Log
 from harness.engine.resume import stored_arms, stored_cases
+from harness.engine.stages import Frame
 from harness.engine.tasks import Task
 from harness.engine.workers import Conditions
 from harness.timing.rounds import TimingConfig, timer_for
