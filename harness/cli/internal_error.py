@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 
+from harness.machine import raw_output
 from harness.machine.processes import kill_children
 from harness.store.errors import one_line
 
@@ -17,7 +17,9 @@ def report(error: Exception) -> int:
     The last line says what happened, the lines before it where.
     """
     # Its frames hold whatever was under way, worker processes among it.
-    sys.stderr.write("".join(traceback.format_exception(error)))
+    raw_output.stream().write("".join(traceback.format_exception(error)))
     kill_children()
-    sys.stderr.write(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
+    raw_output.stream().write(
+        f"error: internal error: {one_line(error)}; please report it with the lines above\n"
+    )
     return EXIT

@@ -32,6 +32,7 @@ from harness.engine import run_folder, run_lock, shards, side_by_side, watch
 from harness.engine.runlog import recorded
 from harness.judge.fleet.request import refuse_shares
 from harness.machine.processes import interruptible
+from harness.store import run_files
 from harness.store.errors import UsageError, one_line, unknown
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder:
 
     ConfigStore.instance().store(name="shards", node=job)
     GlobalHydra.instance().clear()
-    os.environ["FP8_HARNESS_LAUNCH_DIR"] = str((folder / "launch").resolve())
+    os.environ["FP8_HARNESS_LAUNCH_DIR"] = str((folder / run_files.LAUNCH).resolve())
     silent = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     own = [word for word in to_hydra if not word.startswith("hydra/launcher=")]
     before = sys.argv

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,13 @@ from harness import report, store
 from harness.cli.config import command_line
 from harness.engine import places, run_folder, runlog, workers
 from harness.engine.executor import Executor, Outcome, Place
-from harness.engine.progress import Progress
+from harness.engine.progress import Progress, Unit
 from harness.engine.rows import is_trial
+from harness.engine.stages import Costs
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis.finding import few
 from harness.judge.fleet.request import refuse_another_card
-from harness.machine import device_lock, environment
+from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store.errors import UsageError
 from harness.training.batches import fetch
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from harness.engine.places import Gpu
     from harness.engine.plan import Plan
     from harness.engine.shards import Shard
+    from harness.engine.stages import Stage
+    from harness.engine.tasks import Task
+
+_log = logging.getLogger("harness.cli.measure")
 
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
@@ -44,7 +50,7 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
     Raises:
         UsageError: the request is refused; nothing was written.
     """
-    config, console = request.config, Console(stderr=True)
+    config, console = request.config, Console(file=raw_output.stream())
     with device_lock.held([gpu.uuid for gpu in gpus]):
         if config["bisect"] is not None:
             from harness.cli import culprits  # it trains: not needed by any other command
@@ -69,11 +75,14 @@ def _run(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None,
         run_folder.owned(work.folder, shard),
         marked(),
         runlog.log_to(work.folder, logging.getLevelNamesMapping()[config["log_level"].upper()]),
+        runlog.RawOutput.logged() as raw,
     ):
-        return _run_owned(request, plan, work, shard, console)
+        return _run_owned(request, plan, work, shard, console, raw)
 
 
-def _run_owned(request: Request, plan: Plan, work: _Work, shard: Shard | None, console: Console) -> int:
+def _run_owned(
+    request: Request, plan: Plan, work: _Work, shard: Shard | None, console: Console, raw: runlog.RawOutput
+) -> int:
     """The part of a sweep that has the folder of its run to itself."""
     config = request.config
     env_id, env = work.conditions[0]
@@ -99,7 +108,7 @@ def _run_owned(request: Request, plan: Plan, work: _Work, shard: Shard | None, c
     started = time.perf_counter()
     note = runlog.Note(writer)
     with runlog.recorded(writer, note):
-        outcome = _measure(request, plan, writer, work, console, note)
+        outcome = _measure(request, plan, writer, work, console, note, raw)
         writer.close(outcome.state)
     note.write(
         state=outcome.state,
@@ -167,8 +176,8 @@ def left_to_run(
 ) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
     work = _Work.of(config, plan, gpus, shard)
-    left = _units(plan, work.done, work.done_arms)
-    yield f"{work.run_id} holds {_units(plan, set(), set()) - left} of these measurements, {left} are left"
+    left = len(_units(plan, work.done, work.done_arms))
+    yield f"{work.run_id} holds {len(_units(plan, set(), set())) - left} of these measurements, {left} are left"
 
 
 def _measure(
@@ -178,14 +187,35 @@ def _measure(
     work: _Work,
     console: Console,
     note: runlog.Note,
+    raw: runlog.RawOutput,
 ) -> Outcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
-    note.write(state="running", total=units, share=0.0 if units else 1.0)
+    note.write(state="running", total=len(units), share=0.0 if units else 1.0)
+    costs, at_once = Costs(request.timing.max_seconds), (max(len(work.places), 1), work.lanes)
+    so_far = _ReportSoFar(config, writer, units if at_once == (1, 1) else [])
     with (
         # Workers have their own: this process must not open the device, or it would be a stranger on it to them.
         nullcontext() if work.places else environment.monitor_for(config["device"]) as monitor,
-        Progress.on(console, units, note, config["quiet"]) as progress,
+        Progress.on(console, units, costs, note, config["quiet"], *at_once) as progress,
     ):
+
+        def on_stage(task: Task, stage: Stage) -> None:
+            raw.at(f"{task.case} {stage}")
+            progress.stage(task, stage)
+
+        def on_step(task: Task, done: int, total: int) -> None:
+            if not total:
+                raw.at(f"{task.case} {task.arm}")
+            progress.step(task, done, total)
+
+        def on_printed(task: Task | None, arm: str, lines: list[str]) -> None:
+            raw.printed("" if task is None else f"{task.case} {arm or task.arm}".rstrip(), lines)
+
+        def on_end(task: Task) -> None:
+            raw.at("")
+            progress.end(task)
+            so_far.end(task)
+
         executor = Executor(
             device=config["device"],
             timing=request.timing,
@@ -200,18 +230,55 @@ def _measure(
             case_timeout_s=config["case_timeout_s"],
             case_wall_s=config["case_wall_s"],
             on_case=progress.case,
-            on_step=progress.step,
+            on_step=on_step,
+            on_stage=on_stage,
+            on_end=on_end,
+            on_printed=on_printed,
         )
         return executor.run(plan, writer, work.done, work.done_arms)
 
 
-def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> int:
+class _ReportSoFar:
+    """Writes the report after each part of a sweep but the last, while nothing is measured.
+
+    Args:
+        config: of the command line.
+        writer: of the rows.
+        units: that will be measured one after the other; none where several are under way at once.
+    """
+
+    def __init__(self, config: dict[str, Any], writer: runlog.TellingWriter, units: Sequence[Unit]) -> None:
+        wanted = config["report"] and config["shard"] is None
+        self._html = Path(config["reports_dir"]) / f"{writer.folder.name}.html"
+        self._writer = writer
+        self._left = Counter(unit.planned.part for unit in units if wanted)
+        self._total, self._done = len(self._left), list[str]()
+
+    def end(self, task: Task) -> None:
+        """A case or run is stored."""
+        part = task.planned.part
+        self._left[part] -= 1
+        if self._left[part] != 0 or self._total < 2:
+            return
+        self._done.append(part)
+        if len(self._done) == self._total:
+            return
+        try:  # the report at the end says what is wrong; the rows are what counts
+            self._writer.record(parts_done=self._done, parts_total=self._total)
+            report.write_report([self._writer.folder], self._html)
+        except Exception:  # noqa: BLE001 - whatever a page cannot show costs no row
+            _log.warning("no report after part %s", part, exc_info=True)
+
+
+def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Unit]:
     """What a progress bar counts: a case that is timed, or a run of a trial suite."""
     waiting = [c for c in plan.cases if c.case.case_id not in done]
-    return sum(
-        sum((c.case.case_id, arm) not in done_arms for arm in c.runnable) if is_trial(c) else 1
+    return [
+        Unit(c, arm)
         for c in waiting
-    )
+        for arm in (c.runnable if is_trial(c) else ("",))
+        if (c.case.case_id, arm) not in done_arms
+    ]
 
 
 def _lanes(config: dict[str, Any], plan: Plan, gpus: int) -> int:
@@ -260,7 +327,7 @@ def _finish(
 def _exit_code(outcome: Outcome, kept: int) -> int:
     """The exit code of the contract; `kept`: failed rows that the run held before."""
     if outcome.message:
-        sys.stderr.write(f"error: {outcome.message}\n")
+        raw_output.stream().write(f"error: {outcome.message}\n")
         return 2
     return 1 if outcome.statuses["failed"] or kept else 0
 
@@ -272,7 +339,7 @@ def _finish_shard(outcome: Outcome, shard: Shard, folder: Path, seconds: float) 
     sys.stdout.write(f"results  {folder}\n")
     sys.stdout.write(f"report   python -m harness report {folder.parent}, once all shards have ended\n")
     if outcome.message:
-        sys.stderr.write(f"error: {outcome.message}\n")
+        raw_output.stream().write(f"error: {outcome.message}\n")
         return 2
     return 1 if outcome.statuses["failed"] else 0
 

@@ -1,6 +1,6 @@
 """A sweep whose parts are sweeps: each part is a run of its own within the folder of the whole (`harness.engine.parts`).
 
-    results/<sweep>/<run_id>/run.json               the whole, with what has become of each part
+    results/<sweep>/<run_id>/_run.json              the whole, with what has become of each part
     results/<sweep>/<run_id>/<its sweep>/<run_id>-<part>/   the run of a part
     <reports_dir>/<run_id>.parquet, .html, .md      all rows so far, written anew after each part; the report
 
@@ -27,7 +27,7 @@ from harness.engine import parts as schedule
 from harness.engine import places, run_folder, runlog
 from harness.engine.parts import CUT, TRIES, Part, Progress, State
 from harness.judge.smoke import left_out
-from harness.machine import device_lock, environment
+from harness.machine import device_lock, environment, raw_output
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import of_env
 from harness.machine.processes import interruptible
@@ -276,7 +276,7 @@ def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Note) ->
     banner = REHEARSAL + "\n" if rehearsed(config) else ""
     out.write(banner)
     if config["run_id"] is None and config["resume"] is None:
-        sys.stderr.write(run_folder.opening(whole.folder.name) + "\n")
+        raw_output.stream().write(run_folder.opening(whole.folder.name) + "\n")
     nothing_open = not whole.left()
     try:
         whole.slot()
@@ -321,7 +321,7 @@ def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -
     try:
         return run_sweep(words)
     except UsageError as error:
-        sys.stderr.write(f"error: {error}\n")
+        raw_output.stream().write(f"error: {error}\n")
         return 2
     except Exception as error:  # noqa: BLE001 - the other parts go on
         return internal_error.report(error)

@@ -1,4 +1,4 @@
-"""`python -m harness resume=RUN_ID`: a run continues by its own settings, as its run.json holds them.
+"""`python -m harness resume=RUN_ID`: a run continues by its own settings, as its _run.json holds them.
 
 With `sweep=NAME` beside it, or without `resume=`, a command line is composed as it stands (`harness.cli.config`).
 """
@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import LITERAL, Request, SweepConfig, load, sweeps, timing_of
+from harness.store import run_files
 from harness.store.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         resolve_device: see `harness.cli.config.load`.
 
     Raises:
-        UsageError: see `harness.cli.config.load`; no run or several of that id, a run.json that holds no settings, a
+        UsageError: see `harness.cli.config.load`; no run or several of that id, a _run.json that holds no settings, a
             setting that would change what was measured.
     """
     given = {_key(word): word.partition("=")[2] for word in words}
@@ -98,21 +99,20 @@ def _folder(name: str, results_dir: str) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The run.json of a run, else those of its shards, which may have been started apart."""
-    return [
-        file for file in (folder / "run.json", *sorted(folder.glob(f"{_SHARDS}/run.json"))) if file.exists()
-    ]
+    """The _run.json of a run, else those of its shards, which may have been started apart."""
+    own = run_files.existing(folder, run_files.ABOUT)
+    return [own] * own.exists() + run_files.below(folder, run_files.ABOUT, _SHARDS)
 
 
 def _stored(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What run.json says of a run, and its settings with all keys of today.
+    """What _run.json says of a run, and its settings with all keys of today.
 
     Raises:
         UsageError: it is no run, or its settings are not there or cannot be read.
     """
     if not (files := _files(folder)):
         raise UsageError(
-            f"resume={name}: {folder} is no run: it holds no run.json; expected a run id, or a folder results/<sweep>/<run_id>"
+            f"resume={name}: {folder} is no run: it holds no _run.json; expected a run id, or a folder results/<sweep>/<run_id>"
         )
     about: dict[str, Any] = {}
     for file in files:

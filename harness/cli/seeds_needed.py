@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.store import run_files
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -42,10 +44,12 @@ def lines(config: Mapping[str, Any], plan: Plan) -> Iterator[str]:
 
 
 def _runs(suite: str, *places: Path) -> list[Path]:
-    """Folders of the runs and shards of a suite below some folders, known by their run.json."""
+    """Folders of the runs and shards of a suite below some folders, known by their _run.json."""
     found = {}
     for file in sorted(
-        {file.resolve(): file for place in places for file in place.rglob("run.json")}.values()
+        {
+            file.resolve(): file for place in places for file in run_files.below(place, run_files.ABOUT)
+        }.values()
     ):
         try:
             config = json.loads(file.read_text())["config"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.cli.resume_alone import load_request
-from harness.machine import environment
+from harness.machine import environment, raw_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,9 +16,16 @@ if TYPE_CHECKING:
 def run_sweep(overrides: Sequence[str]) -> int:
     """Run one sweep from its command line; return the exit code of the contract (0, 1 or 2).
 
+    What libraries write to standard error meanwhile goes to the log of the run.
+
     Raises:
         UsageError: the request is refused; nothing was written.
     """
+    with raw_output.captured():
+        return _run_sweep(overrides)
+
+
+def _run_sweep(overrides: Sequence[str]) -> int:
     shown = any(word.startswith("dry_run=") for word in overrides)
     request = load_request(overrides, _as_named if shown else environment.device_kind)
     if shown and not (request.config["dry_run"] and _is_of_sweeps(request)):

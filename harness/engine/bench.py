@@ -27,6 +27,7 @@ from harness.engine.rows import (
     time_row,
     with_changes,
 )
+from harness.engine.stages import Stage, StageKind
 from harness.machine import environment
 from harness.store.arm import control_name, original_name
 from harness.store.cause import Cause
@@ -99,7 +100,8 @@ class Bench:
         planned: PlannedCase,
         *,
         sustained: bool = False,
-        on_stage: Callable[[str], None] = lambda stage: None,
+        on_sign: Callable[[str], None] = lambda what: None,
+        on_stage: Callable[[Stage], None] = lambda stage: None,
         on_arm: Callable[[str], None] = lambda arm: None,
         on_rows: Callable[[list[Measurement]], None] | None = None,
     ) -> list[Measurement]:
@@ -108,7 +110,8 @@ class Bench:
         Args:
             planned: the case.
             sustained: under sustained load as well.
-            on_stage: called at the start of each stage.
+            on_sign: called with what begins, as a sign of life.
+            on_stage: called at the start of each stage, for people who wait.
             on_arm: called with the name of the current arm, also before each of its timed blocks; "" for none.
             on_rows: given all rows so far between two rounds, those of times as `partial`.
 
@@ -116,7 +119,7 @@ class Bench:
             ArmFaultError: an arm took the device with it.
         """
         try:
-            return self._measure(planned, sustained, on_stage, on_arm, on_rows)
+            return self._measure(planned, sustained, on_sign, on_stage, on_arm, on_rows)
         except ArmFaultError:
             raise
         except Exception as error:  # noqa: BLE001 - the other cases of the sweep go on
@@ -151,7 +154,8 @@ class Bench:
         self,
         planned: PlannedCase,
         sustained: bool,
-        on_stage: Callable[[str], None],
+        on_sign: Callable[[str], None],
+        on_stage: Callable[[Stage], None],
         on_arm: Callable[[str], None],
         on_rows: Callable[[list[Measurement]], None] | None,
     ) -> list[Measurement]:
@@ -164,16 +168,16 @@ class Bench:
         arms: dict[str, PreparedArm] = {}
         for name in planned.runnable:
             # In this order: it raises where the arm before has closed the pipe, and that one is still under way.
-            on_stage("it was begun")
+            on_sign("it was begun")
             on_arm(name)
             with states.of(name):
-                arm = self._prepare(planned, name, rows)
+                arm = self._prepare(planned, name, rows, on_stage)
             self._refuse_changed(states, planned, rows)
             if arm is not None:
                 arms[name] = arm
             elif self.lost():  # if not, what this arm held is there for the next one: no frame holds it now
                 raise ArmFaultError(name, [r for r in rows if r.arm == name])
-        on_stage("timing began")
+        on_sign("timing began")
         on_arm("")
         if self.setting.control:
             baselines = {arm.baseline or arm.name for arm in arms.values()}
@@ -186,6 +190,7 @@ class Bench:
         timer = next((arm.workload.timer for arm in arms.values() if arm.workload.timer is not None), timer)
         blocks = _Blocks(on_arm, lambda: self.lost(release=False), timer)
         resident = {n: partial(blocks.of, n, r) for n, a in arms.items() if (r := a.workload.resident)}
+        on_stage(Stage(StageKind.WARM_UP))
         before = environment.snapshot(self._monitor)
         watch = compiling.CompileWatch()
 
@@ -217,6 +222,7 @@ class Bench:
                 self._monitor,
                 annotate=blocks.range_of,
                 resident=resident,
+                on_warm=lambda: on_stage(Stage(StageKind.TIME)),
                 on_round=None if on_rows is None else keep,
                 splits={name: arm.workload.split for name, arm in arms.items() if arm.workload.split},
                 rotations={
@@ -227,7 +233,8 @@ class Bench:
         )
         if sustained and not resident and not blocks.culprit:  # a resident arm is under its own load already
             keep(dict(timings))
-            on_stage("timing under load began")
+            on_sign("timing under load began")
+            on_stage(Stage(StageKind.SUSTAIN))
             # Listed first: making the copies takes memory and time that no timed call may spend.
             rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
             timings += measure_sustained(
@@ -259,18 +266,27 @@ class Bench:
             )
             raise ArmFaultError(name, with_changes([*own, failed], states.changed))
 
-    def _prepare(self, planned: PlannedCase, name: str, rows: list[Measurement]) -> PreparedArm | None:
+    def _prepare(
+        self,
+        planned: PlannedCase,
+        name: str,
+        rows: list[Measurement],
+        on_stage: Callable[[Stage], None],
+    ) -> PreparedArm | None:
         """Builds, compiles and checks one arm; None (and a failed row) where it may not be timed."""
         info = planned.suite.ARMS[name]
         resolved: dict[str, object] = {}
+        on_stage(Stage(StageKind.BUILD, name))
         try:
             workload = _timed_suite(planned).build(planned.case, name, self.setting.device)
             resolved.update(workload.resolved)
             arm = PreparedArm(name, info.baseline, workload, resolved)
             if workload.compiled:
+                on_stage(Stage(StageKind.COMPILE, name))
                 rows += self._compile(planned, arm)
                 if rows[-1].status == "failed":
                     return None
+            on_stage(Stage(StageKind.CHECK, name))
             numerics = workload.check()
             resolved.update(workload.resolved)  # a check may learn what really ran
             if numerics.ok and workload.profile is not None and self.setting.folder is not None:

@@ -20,16 +20,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from harness import store
 from harness.engine import tasks
 from harness.engine.bench import ArmFaultError, Bench, Setting
 from harness.engine.rows import is_trial, row, rows_of_others, skipped_rows, unfinished_rows
+from harness.engine.storable import made_storable, refusal
 from harness.engine.tasks import Task, WorkerJob
 from harness.engine.workers import Conditions, Ended, Pool
 from harness.store.cause import Cause
-from harness.store.errors import one_line
+from harness.store.run_files import CHECKPOINTS
 from harness.timing.rounds import Timer, TimingConfig, timer_for
 from harness.timing.workload import runs_alone
 
@@ -37,10 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from harness import store
     from harness.engine.plan import Plan, PlannedCase
+    from harness.engine.stages import Stage
     from harness.store.measurement import Measurement
 
-CHECKPOINTS = "checkpoints"  # folder in a run's own, for those of the runs under way
 TIMEOUT_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
 
 
@@ -93,6 +92,9 @@ class Executor:
         case_wall_s: a worker may have a task for so long, even with heartbeats; None: without limit.
         on_case: called with each timed case before it starts.
         on_step: called for each run of a trial suite with the steps done and their total; 0 of 0 when it starts.
+        on_stage: called at the start of each stage of a case that is timed.
+        on_end: called when the rows of a case or run are stored.
+        on_printed: given task, arm and lines that a worker printed.
         clock: seconds; injectable for tests.
     """
 
@@ -111,6 +113,9 @@ class Executor:
     case_wall_s: float | None = None
     on_case: Callable[[PlannedCase], None] = lambda planned: None
     on_step: Callable[[Task, int, int], None] = lambda task, done, total: None
+    on_stage: Callable[[Task, Stage], None] = lambda task, stage: None
+    on_end: Callable[[Task], None] = lambda task: None
+    on_printed: Callable[[Task | None, str, list[str]], None] = lambda task, arm, lines: None
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -222,6 +227,7 @@ class _Run:
             self.store(rows, task.planned, place)
             if task.workspace is not None and not end.died:
                 shutil.rmtree(task.workspace, ignore_errors=True)
+            self.executor.on_end(task)
 
     def _by_workers(self, wanted: Sequence[Task], places: Sequence[Place]) -> Generator[Ended, None, None]:
         def on_sign(job: WorkerJob, done: int, total: int) -> None:
@@ -233,9 +239,16 @@ class _Run:
 
         conditions = [place.conditions for place in places]
         silence_s, wall_s = self.executor.timeout_s(wanted), self.executor.case_wall_s or math.inf
-        with Pool(conditions, silence_s, wall_s) as pool:
+
+        def on_printed(job: WorkerJob | None, arm: str, lines: list[str]) -> None:
+            self.executor.on_printed(None if job is None else job.task, arm, lines)
+
+        def on_stage(job: WorkerJob, stage: Stage) -> None:
+            self.executor.on_stage(job.task, stage)
+
+        with Pool(conditions, silence_s, wall_s, on_printed) as pool:
             jobs = (WorkerJob(self.setting, task) for task in self._that_may_start(wanted))
-            for ended in pool.run(jobs, on_sign, on_partial):
+            for ended in pool.run(jobs, on_sign, on_partial, on_stage):
                 yield replace(ended, job=ended.job.task)
 
     def _here(self, wanted: Sequence[Task]) -> Generator[Ended, None, None]:
@@ -248,7 +261,13 @@ class _Run:
                     executor.on_step(task, done, total)
 
             try:
-                rows = tasks.run_task(task, bench, tell, on_rows=functools.partial(self.keep, task))
+                rows = tasks.run_task(
+                    task,
+                    bench,
+                    tell,
+                    on_rows=functools.partial(self.keep, task),
+                    on_stage=functools.partial(executor.on_stage, task),
+                )
             except ArmFaultError as error:  # there is no other process that could time the other arms
                 words = error.rows[-1].reason
                 why = f"the device was lost in arm {error.arm}: {words}; resume=RUN_ID runs the case again"
@@ -279,6 +298,7 @@ class _Run:
             self.store(
                 [row(task.planned, arm, status, reason=why, cause=cause) for arm in arms], task.planned
             )
+            self.executor.on_end(task)
 
     def _over_budget(self, task: Task) -> str:
         what = "run" if task.arm else "case"
@@ -324,9 +344,9 @@ class _Run:
                 raise
             except Exception:
                 # Found out only now: a second look at each row would cost every case more than writing it does.
-                if not any(_refusal(r) for r in rows):
+                if not any(refusal(r) for r in rows):
                     raise  # it is none of theirs
-                rows = [_made_storable(r) for r in rows]
+                rows = [made_storable(r) for r in rows]
                 self.writer.append(rows, env_of)
         except OSError as error:
             raise _DiskError(error.strerror) from error
@@ -342,42 +362,6 @@ def _env_of(place: Place | None) -> tuple[str, Mapping[str, object]] | None:
 def _rounds(rows: Iterable[Measurement]) -> int:
     """Finished rounds that a snapshot holds."""
     return max((1 + max(r.rounds) for r in rows if r.rounds), default=0)
-
-
-def _refusal(measurement: Measurement) -> str:
-    """Why the store could not hold a row; "" where it could."""
-    try:
-        pa.Table.from_pylist([measurement.as_row()], schema=store.SCHEMA)
-    except Exception as error:  # noqa: BLE001 - an object in it may raise anything
-        return one_line(error)
-    return ""
-
-
-def _made_storable(measurement: Measurement) -> Measurement:
-    """The row with its texts made printable, or a failed one in its place."""
-    shown = replace(measurement, reason=_printable(measurement.reason), part=_printable(measurement.part))
-    refusal = _refusal(shown)
-    if not refusal:
-        return shown
-    why = f"its row cannot be stored: {_printable(refusal)}"
-    return replace(
-        shown,
-        status="failed",
-        reason=f"{shown.reason}; {why}" if shown.reason else why,
-        cause=Cause.UNSTORABLE,
-        resolved={},
-        samples=(),
-        rounds=(),
-        sample_clock_mhz=(),
-        flops={},
-        bytes_moved=None,
-        timing={},
-    )
-
-
-def _printable(text: str) -> str:
-    """A text that any file can hold: bytes that were no text, which Python keeps as surrogates, are written out."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _workspace(writer: store.RunWriter, planned: PlannedCase, arm: str) -> Path:

@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(slots=True)
 class Progress:
-    """What has become of a part; stored in `run.json` of the sweep.
+    """What has become of a part; stored in `_run.json` of the sweep.
 
     Attributes:
         done: nothing is left to measure.
@@ -107,7 +107,7 @@ class Progress:
         return not self.done and self.tries < TRIES
 
     def as_json_dict(self) -> dict[str, Any]:
-        """For `run.json`, with the column `retryable` of a row: resume= would start it again."""
+        """For `_run.json`, with the column `retryable` of a row: resume= would start it again."""
         waits = self.open and (self.tries > 0 or self.exit is not None or self.cause in RETRYABLE)
         return {**dataclasses.asdict(self), "cause": str(self.cause), "retryable": waits}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.engine import run_lock
+from harness.store import run_files
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,14 +41,17 @@ def chosen(config: dict[str, Any], commit: str | None, shard: Shard | None) -> t
         UsageError: there is no such run, it is another experiment, or the folder holds something else.
     """
     whole = of_run(config, commit)
-    for about in map(store.read_about, sorted({whole, *(p.parent for p in whole.glob("shard-*/run.json"))})):
+    for about in map(
+        store.read_about,
+        sorted({whole, *(p.parent for p in run_files.below(whole, run_files.ABOUT, _SHARDS))}),
+    ):
         if about.get("sweep", config["name"]) != config["name"]:
             raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config['name']!r}")
         _refuse_other_settings(whole.name, about, config)
     folder = whole if shard is None else whole / shard.folder
     refuse_stranger(folder)
     # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
-    again = folder if config["run_id"] and (folder / "run.json").exists() else None
+    again = folder if config["run_id"] and run_files.existing(folder, run_files.ABOUT).exists() else None
     goes_on = config["resume"] and (config["resume"] != LAST or whole.exists())
     return whole.name, folder, whole if goes_on else again
 
@@ -67,10 +71,10 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
             return newest
     elif config["resume"]:
         folder = store.find_run(config["resume"], config["results_dir"])
-        # One whose shards were started apart has a run.json in each of them alone.
+        # One whose shards were started apart has a _run.json in each of them alone.
         if not any(map(_is_run, [folder, *folder.glob(_SHARDS)])):
             raise UsageError(
-                f"resume={config['resume']}: {folder} is no run: it holds no run.json that names run, sweep and state; "
+                f"resume={config['resume']}: {folder} is no run: it holds no _run.json that names run, sweep and state; "
                 "expected a run id, or a folder results/<sweep>/<run_id>"
             )
         return folder
@@ -79,14 +83,15 @@ def of_run(config: dict[str, Any], commit: str | None) -> Path:
 
 
 def refuse_stranger(folder: Path) -> None:
-    """Refuses a folder whose run.json is that of no run: it would be overwritten.
+    """Refuses a folder whose _run.json is that of no run: it would be overwritten.
 
     Raises:
         UsageError: names the file.
     """
-    if (folder / "run.json").exists() and not _is_run(folder):
+    about = run_files.existing(folder, run_files.ABOUT)
+    if about.exists() and not _is_run(folder):
         raise UsageError(
-            f"{folder / 'run.json'} is damaged, or another program's: it names no run, sweep and state; move it away, or "
+            f"{about} is damaged, or another program's: it names no run, sweep and state; move it away, or "
             "choose another run_id or results_dir"
         )
 

@@ -1,6 +1,6 @@
 """Run lock: one writer at a time in the folder of a run, on all machines that see it.
 
-The file `writer.lock` is locked (`flock`) by its writer and names it. The kernel releases a lock however its holder ends, so
+The file `_writer.lock` is locked (`flock`) by its writer and names it. The kernel releases a lock however its holder ends, so
 a lock that nobody holds is stale if its writer was on this host. A file system may keep the locks of each machine apart:
 a writer elsewhere also touches its file every `BEAT_S`, and is taken for dead after `STALE_S` without a touch.
 """
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.machine.processes import this_host
 from harness.store.errors import UsageError
+from harness.store.run_files import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FILE = "writer.lock"
 BEAT_S = 15.0
 STALE_S = 120.0
 LOOKS, LOOK_S = 5, 0.05
@@ -41,7 +41,7 @@ def held(folder: Path, role: str = "rows") -> Iterator[None]:
     Raises:
         UsageError: another writer has it, or the folder cannot be written to.
     """
-    path, released = folder / FILE, threading.Event()
+    path, released = folder / LOCK, threading.Event()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = _locked(path)
@@ -70,7 +70,7 @@ def refuse_live(folder: Path, role: str) -> None:
     Raises:
         UsageError: names its process and host.
     """
-    path = folder / FILE
+    path = folder / LOCK
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run tells those who wait for it: `run.log` in its folder, and `progress.json`, which `watch` reads.
+"""What a run tells those who wait for it: `_run.log` in its folder, and `_progress.json`, which `watch` reads.
 
 Both are for people. Neither is read to decide anything, and a disk that refuses them costs no row: the store says so.
 """
@@ -14,17 +14,19 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from harness.machine import raw_output
 from harness.machine.processes import began, this_host
-from harness.store import RunWriter
+from harness.machine.terminal import printable
+from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from harness.engine.stages import Frame
     from harness.store.measurement import Measurement
 
-LOG, PROGRESS = "run.log", "progress.json"
 EVERY_S = 1.0  # between two notes of steps; a unit that begins is noted at once
 
 _log = logging.getLogger("harness.cli.run")
@@ -55,7 +57,7 @@ class TellingWriter(RunWriter):
 
 
 class Note:
-    """Keeps `progress.json` of a run or shard up to date; a `show` of `harness.engine.progress.Progress`.
+    """Keeps `_progress.json` of a run or shard up to date; a `show` of `harness.engine.progress.Progress`.
 
     Args:
         writer: of the rows, whose folder the note lies in.
@@ -66,10 +68,9 @@ class Note:
         self._started, self._last = time.time(), 0.0
         self._state: dict[str, object] = {}
 
-    def __call__(self, text: str, share: float, begins: bool) -> None:
-        if begins:
-            _log.info("%s", text)
-        self._state |= {"text": text, "share": share}
+    def __call__(self, frame: Frame, begins: bool) -> None:
+        _log.log(logging.INFO if begins else logging.DEBUG, "%s", frame.text)
+        self._state |= {"text": frame.text, "share": frame.share, "left_s": round(frame.left_s, 1)}
         if begins or time.time() - self._last >= EVERY_S:
             self.write()
 
@@ -85,11 +86,43 @@ class Note:
             "written": self._last,
             "statuses": dict(self._writer.statuses),
         }
-        target = self._writer.folder / PROGRESS
+        target = self._writer.folder / run_files.PROGRESS
         temporary = target.with_suffix(f".{os.getpid()}.tmp")
         with suppress(OSError):
             temporary.write_text(json.dumps(about | self._state) + "\n")
             temporary.replace(target)
+
+
+class RawOutput:
+    """Logs what libraries print by themselves, a warning a line, with the case and arm that were under way.
+
+    Lines of this process are read when something else begins (`at`), those of workers as they come (`printed`).
+    """
+
+    def __init__(self) -> None:
+        self._where = ""
+
+    @classmethod
+    @contextmanager
+    def logged(cls) -> Iterator[RawOutput]:
+        """What this process prints until the end of the block, and what it has printed before."""
+        own = cls()
+        try:
+            own.at("")
+            yield own
+        finally:
+            own.at("")
+
+    def at(self, where: str) -> None:
+        """Log what was printed so far; `where` is under way from now on."""
+        self.printed(self._where, raw_output.lines())
+        self._where = where
+
+    @staticmethod
+    def printed(where: str, lines: Iterable[str]) -> None:
+        """Log lines; "" of a place: they are of no case."""
+        for line in filter(str.strip, lines):
+            _log.warning("%s printed: %s", where or "the sweep", printable(line))
 
 
 class _File(logging.FileHandler):
@@ -103,8 +136,9 @@ class _File(logging.FileHandler):
 def log_to(folder: Path, lowest: int) -> Iterator[None]:
     """Adds what happens within to the run's log, a line each: time (UTC), process, level, what."""
     whole = logging.getLogger("harness")
+    run_files.rename_older(folder)
     try:
-        handler = _File(folder / LOG, encoding="utf-8")
+        handler = _File(folder / run_files.LOG, encoding="utf-8")
     except OSError:
         yield
         return

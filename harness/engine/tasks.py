@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.engine.plan import PlannedCase
+    from harness.engine.stages import Stage
     from harness.engine.worker_process import Tell
     from harness.store.case import Case
     from harness.store.measurement import Measurement
@@ -94,6 +95,7 @@ def run_task(
     tell: Callable[[int, int, str], None],
     on_arm: Callable[[str], None] = lambda arm: None,
     on_rows: Callable[[list[Measurement]], None] | None = None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> list[Measurement]:
     """The rows of a task, without those of `Task.failed`; an exception of its suite becomes rows too.
 
@@ -103,6 +105,7 @@ def run_task(
         tell: called with steps done, their total, and a text.
         on_arm: called with the current arm of a timed case; "" for none.
         on_rows: given the rows of a case that is timed between two rounds, as `Bench.measure` says.
+        on_stage: called at the start of each stage of a case that is timed.
 
     Raises:
         ArmFaultError: an arm of a case that is timed took the device with it.
@@ -111,7 +114,8 @@ def run_task(
         return bench.measure(
             task.planned,
             sustained=task.sustained,
-            on_stage=lambda stage: tell(0, 0, stage),
+            on_sign=lambda what: tell(0, 0, what),
+            on_stage=on_stage,
             on_arm=on_arm,
             on_rows=on_rows,
         )
@@ -141,7 +145,7 @@ class WorkerJob:
         """The rows, and whether this process had better do nothing more: it lost its device, or ran out of memory."""
         bench = _bench(self.setting)
         try:
-            rows = run_task(self.task, bench, _now_and_then(tell), tell.at, tell.keep)
+            rows = run_task(self.task, bench, _now_and_then(tell), tell.at, tell.keep, tell.stage)
         except ArmFaultError as fault:
             rest = self.task.without(fault.arm, fault.rows, str(fault), Cause.BASELINE)
             if rest is not None:

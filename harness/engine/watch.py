@@ -1,6 +1,6 @@
 """`python -m harness watch RUN`: how far a sweep is, from any terminal that sees its folder. Imports no torch.
 
-Read are the notes `progress.json` that a run, or each of its shards, keeps (`harness.engine.runlog`). Nothing is asked of the
+Read are the notes `_progress.json` that a run, or each of its shards, keeps (`harness.engine.runlog`). Nothing is asked of the
 processes themselves, which may be on other machines. Of one on this machine it is checked that it still lives, by its
 number and when it began. One elsewhere counts as running until its note says otherwise, since one that died there is as
 silent as one that has a long case: how long it has been silent is what can be said.
@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.live import Live
 
-from harness.engine.runlog import PROGRESS
 from harness.machine import terminal
 from harness.machine.processes import began, this_host
-from harness.store import find_run
+from harness.store import find_run, run_files
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,11 +62,16 @@ class Part:
     started: float = 0.0
     written: float = 0.0
     statuses: Mapping[str, int] = field(default_factory=dict)
+    noted_s: float | None = (
+        None  # seconds that were left when it was written, by the costs of what is to come
+    )
 
     def left_s(self, now: float) -> float | None:
         """Seconds until the end at the present speed; None where that is unknown."""
         if self.state in ENDED:
             return 0.0
+        if self.state == "running" and self.noted_s is not None:
+            return max(0.0, self.written + self.noted_s - now)
         if self.state != "running" or self.share <= 0:
             return None
         return max(0.0, self.started + (self.written - self.started) / self.share - now)
@@ -82,13 +86,13 @@ def look(folder: Path, asked: Callable[[int], int | None] = began) -> list[Part]
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    whole = _part("", folder / PROGRESS, asked)
+    whole = _part("", run_files.existing(folder, run_files.PROGRESS), asked)
     shards: dict[tuple[int, int], Part] = {}
     for path in folder.glob("shard-*-of-*"):
         found = re.fullmatch(r"shard-(\d+)-of-(\d+)", path.name)
         if found:
             index, count = int(found[1]), int(found[2])
-            part = _part(f"{index}/{count}", path / PROGRESS, asked)
+            part = _part(f"{index}/{count}", run_files.existing(path, run_files.PROGRESS), asked)
             shards[count, index] = part or Part(f"{index}/{count}", "waiting")
     newest = max((part.written for part in shards.values()), default=-1.0)
     if whole is not None and whole.written > newest:
@@ -116,6 +120,7 @@ def _part(name: str, path: Path, asked: Callable[[int], int | None]) -> Part | N
             float(note["started"]),
             float(note["written"]),
             {str(k): int(v) for k, v in note["statuses"].items()},
+            None if note.get("left_s") is None else float(note["left_s"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there yet, or not ours
@@ -202,7 +207,9 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"--every {options.every:g}: expected seconds from 0.1 to 3600")
     folder = find_run(options.run, options.results_dir)
     if not look(folder):
-        raise UsageError(f"{folder} holds no {PROGRESS}: no sweep of this harness has started in it")
+        raise UsageError(
+            f"{folder} holds no {run_files.PROGRESS}: no sweep of this harness has started in it"
+        )
     follow(folder, options.every, once=options.once)
     return 0
 

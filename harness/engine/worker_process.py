@@ -28,6 +28,7 @@ from harness.store.errors import one_line
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from harness.engine.stages import Stage
     from harness.store.cause import Cause
 
 LEAK_BYTES = (
@@ -48,6 +49,10 @@ class Tell(Protocol):
 
     def at(self, arm: str) -> None:
         """Which of its arms is under way from now on, whose a fault then is; "" for none. Costs less than 1 us."""
+        ...
+
+    def stage(self, stage: Stage) -> None:
+        """What it does from now on, for people who wait: no heartbeat."""
         ...
 
     def keep(self, result: Any) -> None:
@@ -146,6 +151,9 @@ class _Teller:
 
     def __call__(self, done: int, total: int, what: str) -> None:
         self._parent.send(Sign(done, total, what))
+
+    def stage(self, stage: Stage) -> None:
+        self._parent.send(stage)
 
     def keep(self, result: Any) -> None:
         self._parent.send(Partial(result))

@@ -31,6 +31,8 @@ from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.engine.printed import Printed
+from harness.engine.stages import Stage
 from harness.engine.worker_process import (
     Answer,
     ArmUnderWay,
@@ -56,10 +58,11 @@ __all__ = ["Conditions", "Ended", "Instead", "Job", "Pool", "Tell", "start_serve
 PRELOADED = ["harness.engine.tasks"]  # nothing of it starts a thread; pyarrow would
 START_S = 300.0  # for a worker to start; the server's first imports are within it
 MESSAGE_S = 60.0  # for the rest of a message that has begun
-KEPT_BYTES = 4000  # of what a worker printed last
 
 OnSign = Callable[[Any, int, int], None]
 OnPartial = Callable[[Any, int, Any], None]
+OnStage = Callable[[Any, Stage], None]
+OnPrinted = Callable[[Any, str, list[str]], None]
 
 
 class _UnreadableError(Exception):
@@ -116,10 +119,19 @@ class Pool:
         conditions: a worker each.
         timeout_s: a job may run for so long without a heartbeat.
         wall_s: a worker may have it for so long, even with heartbeats.
+        on_printed: given job, arm and lines that its worker printed.
     """
 
-    def __init__(self, conditions: Sequence[Conditions], timeout_s: float, wall_s: float = math.inf) -> None:
-        self._workers = [_Worker(index, each, timeout_s, wall_s) for index, each in enumerate(conditions)]
+    def __init__(
+        self,
+        conditions: Sequence[Conditions],
+        timeout_s: float,
+        wall_s: float = math.inf,
+        on_printed: OnPrinted = lambda job, arm, lines: None,
+    ) -> None:
+        self._workers = [
+            _Worker(index, each, timeout_s, wall_s, on_printed) for index, each in enumerate(conditions)
+        ]
 
     def __enter__(self) -> Pool:
         return self
@@ -136,6 +148,7 @@ class Pool:
         jobs: Iterable[Job],
         on_sign: OnSign = lambda job, done, total: None,
         on_partial: OnPartial = lambda job, worker, result: None,
+        on_stage: OnStage = lambda job, stage: None,
     ) -> Iterator[Ended]:
         """Does the jobs in order, as many at once as there are workers, and yields each as it ends.
 
@@ -146,6 +159,7 @@ class Pool:
             jobs: asked for one only when a worker is free.
             on_sign: called with every heartbeat.
             on_partial: given job, index of the worker and its result so far; the worker waits until it returns.
+            on_stage: called at the start of each stage that a job tells.
         """
         waiting = iter(jobs)
         for worker in self._workers:
@@ -155,7 +169,7 @@ class Pool:
                 [s for w in busy for s in w.sources()], max(0.0, min(w.seconds_left() for w in busy))
             )
             for worker in busy:
-                ended = worker.poll(ready, on_sign, on_partial)
+                ended = worker.poll(ready, on_sign, on_partial, on_stage)
                 if ended is not None:
                     yield ended
                     yield from _feed(worker, waiting)
@@ -173,17 +187,19 @@ def _feed(worker: _Worker, waiting: Iterator[Job]) -> Iterator[Ended]:
 class _Worker:
     """One place in the pool: a process, seen from outside, and the job that it has."""
 
-    def __init__(self, index: int, conditions: Conditions, timeout_s: float, wall_s: float) -> None:
+    def __init__(
+        self, index: int, conditions: Conditions, timeout_s: float, wall_s: float, on_printed: OnPrinted
+    ) -> None:
         self.index, self._conditions = index, conditions
         self._timeout_s, self._wall_s = timeout_s, wall_s
         self.job: Job | None = None
         self._tries = self._deaths = 0
         self._process: ForkServerProcess | None = None
         self._ours: Connection
-        self._output: Connection | None = None
+        self._printed: Printed | None = None
+        self._on_printed = on_printed
         self._arm = ArmUnderWay()
         self._mark = ""  # of the processes that it starts
-        self._printed = b""
         self._what = ""
         self._deadline = 0.0  # for its next sign of life
         self._end = math.inf  # for the job, from its first sign on
@@ -200,7 +216,9 @@ class _Worker:
         return None
 
     def _give(self, job: Job, wire: memoryview) -> None:
-        self._printed, self._what = b"", "it started"
+        self._what = "it started"
+        if self._printed is not None:
+            self._printed.begin()
         self._arm.write("")
         try:
             if self._process is None:
@@ -224,8 +242,8 @@ class _Worker:
         context.set_forkserver_preload(PRELOADED)
         self._ours, theirs = context.Pipe()
         _limit_waiting(self._ours, MESSAGE_S)
-        self._output, output_pipe = context.Pipe(duplex=False)
-        os.set_blocking(self._output.fileno(), False)
+        output, output_pipe = context.Pipe(duplex=False)
+        self._printed = Printed(output, lambda lines: self._on_printed(self.job, self._arm.read(), lines))
         environ = self._conditions.environ
         self._mark = ".".join(filter(None, [environ.get(MARK, ""), secrets.token_hex(8)]))
         conditions = replace(self._conditions, environ={**environ, MARK: self._mark})
@@ -241,17 +259,22 @@ class _Worker:
     def sources(self) -> list[Any]:
         """What to wait for: an answer, something printed, the death of the process."""
         assert self._process is not None
-        return [self._ours, self._process.sentinel, *([self._output] if self._output else [])]
+        return [self._ours, self._process.sentinel, *self._pipes()]
+
+    def _pipes(self) -> list[Any]:
+        return [self._printed.pipe] if self._printed is not None and self._printed.pipe is not None else []
 
     def seconds_left(self) -> float:
         """Until its silence, or the job, has been too long."""
         return min(self._deadline, self._end) - time.monotonic()
 
-    def poll(self, ready: Sequence[Any], on_sign: OnSign, on_partial: OnPartial) -> Ended | None:
+    def poll(
+        self, ready: Sequence[Any], on_sign: OnSign, on_partial: OnPartial, on_stage: OnStage
+    ) -> Ended | None:
         """Takes in what is there; how its job ended, if it has."""
         assert self._process is not None
-        if self._output in ready:
-            self._listen()
+        if self._printed is not None and self._printed.pipe in ready:
+            self._printed.listen()
         try:
             while self._ours.poll():
                 message = self._receive()
@@ -261,6 +284,9 @@ class _Worker:
                     on_partial(self.job, self.index, message.result)
                     self._ours.send(None)
                     self._deadline = time.monotonic() + self._timeout_s
+                    continue
+                if isinstance(message, Stage):
+                    on_stage(self.job, message)
                     continue
                 self._what = message.what
                 now = time.monotonic()
@@ -283,7 +309,7 @@ class _Worker:
         silent = f"{silence}; case_timeout_s=SECONDS allows more"
         return self._failed(silent, self._arm.read(), Cause.TIMEOUT)
 
-    def _receive(self) -> Sign | Partial | Answer:
+    def _receive(self) -> Sign | Partial | Stage | Answer:
         """The next message; EOFError or OSError where the pipe is closed."""
         try:
             wire = self._ours.recv_bytes()
@@ -293,7 +319,7 @@ class _Worker:
             message = pickle.loads(wire)
         except Exception as error:  # whatever an object raises when it is made anew
             raise _UnreadableError(one_line(error)) from error
-        if not isinstance(message, Sign | Partial | Answer):
+        if not isinstance(message, Sign | Partial | Stage | Answer):
             raise _UnreadableError(f"it sent a {type(message).__name__}")
         return message
 
@@ -303,6 +329,7 @@ class _Worker:
         if isinstance(answer.result, Instead):
             self._retry_elsewhere(answer.result.job)
             return None
+        self._last_lines()  # they are of this job
         job, self.job = self.job, None
         if answer.spoiled:
             self.end()
@@ -339,23 +366,8 @@ class _Worker:
             return None
         return Ended(job, self.index, self._tries, fault=fault, cause=cause, printed=printed)
 
-    def _listen(self) -> None:
-        """Reads what was printed, and keeps the end of it."""
-        assert self._output is not None
-        try:
-            while piece := os.read(self._output.fileno(), 1 << 16):
-                self._printed = (self._printed + piece)[-KEPT_BYTES:]
-                if len(piece) < 1 << 16:
-                    return  # one that never stops printing must not keep this process from its other workers
-        except BlockingIOError:
-            return
-        self._output.close()  # the worker has closed its end
-        self._output = None
-
     def _last_lines(self) -> str:
-        if self._output is not None:
-            self._listen()
-        return self._printed.decode(errors="replace").strip()
+        return "" if self._printed is None else self._printed.last_lines()
 
     def end(self) -> None:
         """End the process and all processes that it started."""
@@ -367,9 +379,10 @@ class _Worker:
         kill_marked(self._mark)
         self._process.join(10)  # one that hangs in the driver can't be waited for
         self._ours.close()
-        if self._output is not None:
-            self._output.close()
-        self._process = self._output = None
+        if self._printed is not None:
+            self._printed.last_lines()
+            self._printed.close()
+        self._process = self._printed = None
 
 
 def _limit_waiting(connection: Connection, seconds: float) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.gate.codes import Exit
+from harness.store import run_files
 from harness.store.errors import UsageError
 from harness.store.parquet import find_run
 
@@ -66,7 +67,9 @@ def _inputs(options: argparse.Namespace) -> Iterator[Path]:
 
 def _is_stored(place: Path, run: Path) -> bool:
     """Whether a file is part of a stored run, and not just a file beside its parts."""
-    return place.is_relative_to(run) and (place.suffix == ".parquet" or place.name == "run.json")
+    return place.is_relative_to(run) and (
+        place.suffix == ".parquet" or place == run_files.existing(place.parent, run_files.ABOUT)
+    )
 
 
 def _is_device(path: Path) -> bool:

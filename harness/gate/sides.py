@@ -1,7 +1,7 @@
 """Sides: the two things that are compared, read from the store, and whether they may be compared at all.
 
 A side is a run folder, or a folder of them. `gate --against` writes one folder a side with one run a stage
-(`stage1`, `stage2` = the confirmation) and records in each `run.json` the session in which both were measured:
+(`stage1`, `stage2` = the confirmation) and records in each `_run.json` the session in which both were measured:
 only rounds of one session are pairs.
 """
 

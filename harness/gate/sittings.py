@@ -15,7 +15,7 @@ from harness.gate.decide import Verdict, decide
 from harness.gate.judge import judge
 from harness.gate.sides import load_side
 from harness.gate.units import match
-from harness.store import stats
+from harness.store import run_files, stats
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def read_sittings(folder: Path, policy: Policy) -> list[Sitting]:
     Raises:
         UsageError: there is none.
     """
-    names = sorted({p.parent.parent.parent for p in folder.rglob("candidate/stage1/run.json")})
+    names = sorted(
+        {p.parent.parent.parent for p in run_files.below(folder, run_files.ABOUT, "**/candidate/stage1")}
+    )
     if not names:
         raise UsageError(f"no session in {folder}; one is <session>/baseline and <session>/candidate")
     sittings = []

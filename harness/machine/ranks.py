@@ -42,6 +42,7 @@ __all__ = ["Fault", "Gang", "RanksError", "gpus_missing", "run"]
 PRELOADED = ["torch", "torch._dynamo", "harness.training.parallel.cells"]
 TIMEOUT_S = 120.0
 START_S = 120.0  # to start, import and meet
+PASSED_ON = 4000  # characters of what a rank wrote to standard error during one call
 GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
 TIE_S = 0.1  # for a rank that was at fault a moment earlier
 SIGN_S = 0.5  # for a rank that has not ended to say where it stands
@@ -221,6 +222,7 @@ class _Rank:
     ) -> None:
         self.rank = rank
         self.said = folder / f"stderr-{rank}"
+        self._passed_on = 0  # characters
         self.ours, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(
             target=_serve, args=(theirs, rank, world, folder / "store", self.said, device, first, env)
@@ -250,6 +252,15 @@ class _Rank:
         while time.monotonic() < ends and not self._words()[before:].endswith("\n"):
             time.sleep(0.01)
         return self._words()[before:]
+
+    def pass_on(self) -> None:
+        """Writes what it has said since the last time to standard error of this process, its end where that is long."""
+        words = self._words()
+        new, self._passed_on = words[self._passed_on :][-PASSED_ON:], len(words)
+        if new:
+            text = "".join(f"rank {self.rank}: {line}\n" for line in new.splitlines())
+            with suppress(OSError):
+                os.write(2, text.encode(errors="replace"))
 
     def _words(self) -> str:
         return self.said.read_text(errors="replace") if self.said.exists() else ""
@@ -283,6 +294,8 @@ def _collect(ranks: list[_Rank], timeout_s: float) -> list[Any]:
                 ends = min(ends, time.monotonic() + (GRACE_S if answer.of_a_peer else TIE_S))
             else:
                 results[rank.rank] = answer[1]
+    for rank in ranks:
+        rank.pass_on()
     if faults:
         raise rank_faults.error(faults, len(ranks))
     if waiting:

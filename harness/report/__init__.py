@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,8 +101,8 @@ def write_report(
     twin = out_path.with_suffix(".md")
     try:
         out_path.parent.mkdir(parents=True, exist_ok=True)
-        out_path.write_text(page.html, encoding="utf-8")
-        twin.write_text(page.markdown, encoding="utf-8")
+        _replace(out_path, page.html)
+        _replace(twin, page.markdown)
         if figures:
             _write_figures(beside, page.figures)
     except OSError as error:
@@ -121,6 +122,16 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file at once: who has the report of a running sweep open never reads half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _write_figures(folder: Path, figures: Mapping[str, str]) -> None:

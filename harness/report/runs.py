@@ -29,7 +29,7 @@ from harness.judge.verdict import judge
 from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
-from harness.store import text
+from harness.store import run_files, text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
 from harness.store.errors import UsageError
@@ -72,7 +72,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder: what `run.json` says about it, its data files and which machine it ran on."""
+    """One run folder: what `_run.json` says about it, its data files and which machine it ran on."""
 
     run_id: str
     sweep: str
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """finished, interrupted, failed, running, or unknown where run.json is missing."""
+        """finished, interrupted, failed, running, or unknown where _run.json is missing."""
         return str(self.about.get("state", "unknown"))
 
     @property
@@ -100,14 +100,22 @@ class Run:
         return str(self.about.get("started_at", ""))[:19].replace("T", " ")
 
     @property
+    def _parts_done(self) -> str:
+        """How many parts of a run under way are complete, where it has several."""
+        done, total = self.about.get("parts_done"), self.about.get("parts_total")
+        if not isinstance(done, list) or not isinstance(total, int):
+            return ""
+        return f", after part {len(done)} of {total} ({', '.join(map(str, done))})"
+
+    @property
     def state_note(self) -> str:
         """What a reader must know about a run that did not finish; empty for one that did."""
         return {
             "finished": "",
             "interrupted": "was interrupted: what it had finished until then is here, the rest is missing",
             "failed": "ended early because its rows could not be written; the earlier ones are here",
-            "running": "has not ended: it is still running or was killed; what it had stored so far is here",
-        }.get(self.state, "has no readable run.json, so its command and how it ended are unknown")
+            "running": f"has not ended: it is still running or was killed{self._parts_done}; what it had stored so far is here",
+        }.get(self.state, "has no readable _run.json, so its command and how it ended are unknown")
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +353,7 @@ def _about(folder: Path) -> dict[str, Any]:
     Where it was spread several times, all shards of one spread are all of it; so is a process that ended it without any.
     """
     own, spreads = store.read_about(folder), dict[int, list[dict[str, Any]]]()
-    for path in sorted(folder.glob("shard-*/run.json")):
+    for path in run_files.below(folder, run_files.ABOUT, "shard-*"):
         if named := re.fullmatch(r"shard-\d+-of-(\d+)", path.parent.name):
             spreads.setdefault(int(named[1]), []).append(store.read_about(path.parent))
     alone = not str(own.get("command", "")).startswith(_LAUNCHED)

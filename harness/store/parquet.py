@@ -2,7 +2,7 @@
 
     results/<sweep>/<run_id>/part-*.parquet    one small closed file a case, while the run lasts
     results/<sweep>/<run_id>/rows-*.parquet    the same rows, some hundreds of parts in one file
-    results/<sweep>/<run_id>/run.json          command, configuration, state of the run
+    results/<sweep>/<run_id>/_run.json         command, configuration, state of the run
     results/<sweep>/<run_id>/shard-0-of-4/     the same, of one shard of a sweep that was spread (harness.engine.shards)
 
 A part is written under a temporary name, flushed to disk and renamed, so a reader never sees half a file and a
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.store import run_files
 from harness.store.attempts import next_attempt
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement, to_json
@@ -65,7 +66,7 @@ class RunWriter:
         sweep: name of the sweep.
         env_id: short hash of what makes two environments comparable.
         env: the environment fingerprint, stored with each row.
-        about: command and configuration for `run.json`.
+        about: command and configuration for `_run.json`.
 
     Raises:
         UsageError: the folder can't be written to.
@@ -89,7 +90,8 @@ class RunWriter:
         self._snapshots: dict[str, str] = {}  # case id -> the part with its last snapshot
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._attempt = next_attempt(run_folder(folder / "run.json"))
+            run_files.rename_older(folder)
+            self._attempt = next_attempt(run_folder(folder / run_files.ABOUT))
             previous = read_about(folder)
             if previous:
                 self._about["started_at"] = previous.get("started_at", self._about["started_at"])
@@ -148,7 +150,7 @@ class RunWriter:
         return name
 
     def record(self, **about: object) -> None:
-        """Adds to what `run.json` says; OSError where the disk refuses."""
+        """Adds to what `_run.json` says; OSError where the disk refuses."""
         self._about |= about
         self._write_about()
 
@@ -184,7 +186,7 @@ class RunWriter:
         self._replaced = []
 
     def _write_about(self) -> None:
-        target = self.folder / "run.json"
+        target = self.folder / run_files.ABOUT
         # Not by the process's number: two containers on one folder may have the same.
         temporary = target.with_suffix(f".{secrets.token_hex(4)}.tmp")
         try:
@@ -195,9 +197,9 @@ class RunWriter:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """The contents of a run's `run.json`; empty where it is missing or damaged (the rows stand without it)."""
+    """The contents of a run's `_run.json`; empty where it is missing or damaged (the rows stand without it)."""
     try:
-        about = json.loads((folder / "run.json").read_text())
+        about = json.loads(run_files.existing(folder, run_files.ABOUT).read_text())
     except (OSError, ValueError):
         return {}
     return about if isinstance(about, dict) else {}
@@ -214,7 +216,9 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
     found = sorted(Path(results_dir).glob(f"*/{name}")) or sorted(Path(results_dir).glob(f"**/{name}"))
     if found:
         return found[0]
-    recent = sorted((p.parent.name for p in Path(results_dir).glob("*/*/run.json")), reverse=True)[:3]
+    recent = sorted(
+        (p.parent.name for p in run_files.below(Path(results_dir), run_files.ABOUT, "*/*")), reverse=True
+    )[:3]
     raise UsageError(f"no run {str(name)!r} in {results_dir}; newest: {', '.join(recent) or 'none'}")
 
 
@@ -240,7 +244,7 @@ def gather(folder: Path, target: Path) -> None:
 
 def _write_durably(table: pa.Table, target: Path) -> None:
     plain = table.cast(SCHEMA.with_metadata(table.schema.metadata))
-    temporary = target.with_suffix(".tmp")
+    temporary = target.with_name(f"_{target.stem}.tmp")  # `_`: readers of the folder leave it out
     try:
         with temporary.open("wb") as file:
             pq.write_table(plain, file, compression="zstd")

@@ -284,7 +284,7 @@ def largest(case: Case, arm: str, device: str) -> TimedArm:
 def _timed(case: Case, arm: str, batch: int, device: str) -> TimedArm:
     profile = None
     if case["profile"]:
-        file = f"trace-{case.case_id}-{arm}.json.gz"
+        file = f"_trace-{case.case_id}-{arm}.json.gz"
         profile = Profile(case.integer("profile_start"), case.integer("profile_end"), file)
     source = Source(case.text("data"), case.text("data_path"), case.seed)
     setup, facts = _narrowed(case, _setup(case, arm, batch), device)

@@ -60,6 +60,7 @@ def measure(
     clock: Clock = time.perf_counter,
     annotate: Annotate | None = None,
     resident: Mapping[str, Resident] | None = None,
+    on_warm: Callable[[], None] = lambda: None,
     on_round: Callable[[dict[str, Timing]], None] | None = None,
     splits: Mapping[str, Split] | None = None,
     rotations: Mapping[str, Sequence[Callable[[], object]]] | None = None,
@@ -77,6 +78,7 @@ def measure(
         annotate: name -> context around each block; the timer's profiler range by default.
         resident: of the arms that are whole training steps (all of a case or none), the context that holds their
             memory; see the module.
+        on_warm: called once, between warm-up and the first round.
         on_round: given what was measured so far, after a round that others follow, `checkpoint_s` apart. What it takes
             is not charged to the case.
         splits: of arms whose closures mark a point: what a sample took up to it is kept too.
@@ -97,6 +99,7 @@ def measure(
         timer, take, mean = turned, turned.block, True
     for run in session.live().values():
         run.plan(timer, config)
+    on_warm()
     begin, budget = clock(), config.max_seconds * len(arms)
     method, l2 = timer.method + ("_mean" if mean else ""), timer.l2
     if resident:

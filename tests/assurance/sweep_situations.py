@@ -18,10 +18,10 @@ from harness.__main__ import main
 from harness.cli import part_outcome
 from harness.engine import watch
 from harness.engine.parts import Part, Progress
-from harness.engine.runlog import PROGRESS
 from harness.machine.processes import this_host
 from harness.store import parquet
 from harness.store.case import Case
+from harness.store.run_files import PROGRESS
 from harness.suites import parallel
 from harness.timing.workload import Numerics, Workload
 from harness.training.parallel import bounds

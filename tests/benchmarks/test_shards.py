@@ -59,14 +59,14 @@ def took(cores: list[int], run_id: str) -> Took:
         env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL))
     assert [process.wait(600) for process in processes] == [0] * len(cores)
-    spans = [span(progress.parent) for progress in Path("results/bench", run_id).rglob("progress.json")]
+    spans = [span(progress.parent) for progress in Path("results/bench", run_id).rglob("_progress.json")]
     assert len(spans) == len(cores)
     return Took(max(s.whole for s in spans), max(s.of_a_case for s in spans))
 
 
 def span(shard: Path) -> Took:
-    note = json.loads((shard / "progress.json").read_text())
-    begins = [line.split()[0] for line in (shard / "run.log").read_text().splitlines() if " INFO [" in line]
+    note = json.loads((shard / "_progress.json").read_text())
+    begins = [line.split()[0] for line in (shard / "_run.log").read_text().splitlines() if " INFO [" in line]
     second = datetime.fromisoformat(begins[1]).timestamp()
     return Took(note["written"] - note["started"], (note["written"] - second) / (len(begins) - 1))
 

@@ -15,7 +15,7 @@ from command_line import rows, run
 
 ROOT = Path(__file__).parents[2]
 FACTS = Path(__file__).parent / "data" / "published"
-RUNS = sorted(path.parent for path in (ROOT / "results" / "published").rglob("run.json"))
+RUNS = sorted(path.parent for path in (ROOT / "results" / "published").rglob("_run.json"))
 READ = ("run_id", "sweep", "suite", "case_id", "arm", "metric", "unit", "status", "seed", "regime", "part")
 VERDICT = re.compile(
     r"\b(?:PASS|FAIL|INCONCLUSIVE|REGRESSED|IMPROVED|OK|[Cc]an't tell|Yes|No|N/A|not reached|failed|skipped|runs|refuses)\b"

@@ -151,5 +151,5 @@ def test_a_path_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_known_of_the_code_stays_with_the_rows(measured: Ended) -> None:
-    about = json.loads((measured.path("results") / "run.json").read_text())
+    about = json.loads((measured.path("results") / "_run.json").read_text())
     assert set(rows(measured.path("results"))["run_id"]) == {about["run_id"]}

@@ -31,16 +31,16 @@ def test_the_files_of_a_run(measured: Ended) -> None:
     folder, page = measured.path("results"), measured.path("report")
     assert {re.sub(r"-.*", "", path.name) for path in folder.iterdir()} == {
         "rows",
-        "run.json",
-        "run.log",
-        "progress.json",
+        "_run.json",
+        "_run.log",
+        "_progress.json",
     }
-    about = json.loads((folder / "run.json").read_text())
+    about = json.loads((folder / "_run.json").read_text())
     assert about["command"].startswith("python -m harness sweep=cast ")
     assert (about["run_id"], about["sweep"], about["state"]) == (folder.name, "cast", "finished")
     assert about["config"]["axes"]["M"] == [16, 32]
     assert {"started_at", "ended_at", "question"} <= about.keys()
-    assert json.loads((folder / "progress.json").read_text())["state"] == "finished"
+    assert json.loads((folder / "_progress.json").read_text())["state"] == "finished"
     assert page.read_text().startswith("<!doctype html>")
     twin = page.with_suffix(".md").read_text()
     assert twin.startswith("# ")
@@ -48,7 +48,7 @@ def test_the_files_of_a_run(measured: Ended) -> None:
 
 
 def test_the_command_of_a_run_repeats_it(measured: Ended) -> None:
-    about = json.loads((measured.path("results") / "run.json").read_text())
+    about = json.loads((measured.path("results") / "_run.json").read_text())
     assert about["command"].split()[3:] == [*CAST, *QUICKLY] or "'" in about["command"]
 
 

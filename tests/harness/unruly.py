@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +41,13 @@ def segfault(case: Case) -> None:
 def exits(case: Case) -> None:
     print("last words", file=sys.stderr)
     sys.exit(3)
+
+
+def mutter(case: Case, who: str = "worker") -> None:
+    """What libraries write by themselves: a warning of Python, one of torch's loggers, a line of a C++ library."""
+    warnings.warn(f"planted warning in the {who}", UserWarning, stacklevel=1)
+    logging.getLogger("torch.of_this_test").warning("planted torch log in the %s", who)
+    os.write(2, f"planted line in the {who}\n".encode())
 
 
 def hang(case: Case) -> None:
@@ -165,7 +174,7 @@ ACTS: Mapping[str, Callable[[Case], dict[str, Any] | None]] = {
     act.__name__: act
     for act in (
         segfault, exits, hang, hog, babble, close_everything, detach, die_detached, leak, die_once, die, lose, spoil, unreadable, unsendable, tensor,
-        words, undecodable, nan, scribble, begin,
+        words, undecodable, nan, scribble, begin, mutter,
     )
 }  # fmt: skip
 

@@ -309,7 +309,7 @@ def test_a_run_stopped_from_outside_loses_only_the_case_under_way(
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 2, err
-        (note,) = (tmp_path / "results").rglob("run.json")
+        (note,) = (tmp_path / "results").rglob("_run.json")
         assert store.read_about(note.parent)["state"] == "interrupted"
         assert Path(out.splitlines()[-1].split()[-1]).name.endswith(".html")
     assert main(["report", "results", "-o", "after.html"]) == 0

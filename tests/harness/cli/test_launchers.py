@@ -82,7 +82,7 @@ def whole(folder: Path = Path("results/tiny/r1")) -> None:
 def kill_a_shard_at_work(parent: subprocess.Popen[str]) -> int:
     """Kills the process of the first shard that has stored a case and still runs; the cases that it had stored."""
     for _ in range(2400):
-        for note in Path("results/tiny/r1").glob("shard-*/progress.json"):
+        for note in Path("results/tiny/r1").glob("shard-*/_progress.json"):
             seen = json.loads(note.read_text())
             if seen["state"] == "running" and seen["statuses"].get("ok", 0):
                 os.kill(seen["pid"], signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_sweep_is_spread_over_processes_and_reported_as_one(name: str, tmp_pat
     assert run.state == "finished"
     assert run.command.startswith("python -m harness -m sweep=tiny")
     pids = {
-        json.loads(note.read_text())["pid"] for note in Path("results/tiny/r1").glob("shard-*/progress.json")
+        json.loads(note.read_text())["pid"] for note in Path("results/tiny/r1").glob("shard-*/_progress.json")
     }
     assert len(pids) == 2
     if len(os.sched_getaffinity(0)) >= 2:
@@ -345,9 +345,9 @@ def test_a_shard_that_ended_no_later_than_before_did_not_run(
     folder, both = tmp_path / "r1", of_command("0/2,1/2")
     for shard in both:
         (folder / shard.folder).mkdir(parents=True)
-        (folder / shard.folder / "run.json").write_text('{"state": "finished", "ended_at": "2026-01-01"}')
+        (folder / shard.folder / "_run.json").write_text('{"state": "finished", "ended_at": "2026-01-01"}')
     before = launch._ended(folder, both)
-    (folder / both[1].folder / "run.json").write_text('{"state": "finished", "ended_at": "2026-01-02"}')
+    (folder / both[1].folder / "_run.json").write_text('{"state": "finished", "ended_at": "2026-01-02"}')
     writer = store.RunWriter(folder, run_id="r1", sweep="toy", env_id="e", env={}, about={})
     request = compose_request(["sweep=gemm", "device=cpu", f"reports_dir={tmp_path}"], lambda _: "cpu")
     assert launch._finish(request, writer, before, "it could not start any worker", 1.0) == 2

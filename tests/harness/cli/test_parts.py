@@ -144,7 +144,7 @@ def said(words: Sequence[str], key: str) -> str:
 def session(
     tmp_path: Path, machine: Machine, device: str = "cuda", text: str = "input.txt", budget: float = SLOT_S
 ) -> Whole:
-    """What a command that is given again finds: all that it knows of the slots before stands in `run.json`."""
+    """What a command that is given again finds: all that it knows of the slots before stands in `_run.json`."""
     folder = tmp_path / "results" / "gpu" / "r"
     words = ["sweep=gpu", f"device={device}", f"reports_dir={tmp_path / 'out'}", f"budget_s={budget}"]
     if text:
@@ -661,7 +661,7 @@ def test_the_rehearsal_killed_at_ten_random_moments(tmp_path: Path) -> None:
             before = told_by(tmp_path)
             while process.poll() is None and any(
                 mine["tries"] == TRIES and not mine["done"]
-                for path in (tmp_path / "gpu").glob("*/run.json")
+                for path in (tmp_path / "gpu").glob("*/_run.json")
                 for mine in store.read_about(path.parent)["parts"].values()
             ):
                 time.sleep(0.1)  # a part that is killed in its last try is given up
@@ -671,7 +671,7 @@ def test_the_rehearsal_killed_at_ten_random_moments(tmp_path: Path) -> None:
         assert all(after.get(key, 0) >= rounds for key, rounds in before.items())
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    (folder,) = (path.parent for path in (tmp_path / "gpu").glob("*/run.json"))
+    (folder,) = (path.parent for path in (tmp_path / "gpu").glob("*/_run.json"))
     state = store.read_about(folder)["parts"]
     assert all(state[part.name]["done"] for part in PARTS if "text" not in part.needs)
     assert "partial" not in set(store.read(folder)["status"])

@@ -122,10 +122,10 @@ def test_a_refusal_is_no_try(slots: Slots) -> None:
 
 
 def test_a_part_that_takes_the_process_down_is_given_up_after_its_tries(slots: Slots) -> None:
-    """SystemExit stands for SIGKILL: nothing after it runs but what stood in run.json before."""
+    """SystemExit stands for SIGKILL: nothing after it runs but what stood in _run.json before."""
 
     def dies(words: Sequence[str], writer: store.RunWriter) -> int:
-        told.append(json.loads((slots.folder / "run.json").read_text())["parts"]["checks"])
+        told.append(json.loads((slots.folder / "_run.json").read_text())["parts"]["checks"])
         raise SystemExit
 
     told: list[dict[str, Any]] = []
@@ -166,7 +166,7 @@ def test_a_sweep_of_sweeps_beside_another_one_is_refused_as_a_whole(
     fcntl.flock(file, fcntl.LOCK_EX)
     with pytest.raises(UsageError, match="GPU u1 is in use by another sweep"):
         run_sweep(words)
-    assert not any((tmp_path / "results").rglob("run.json"))
+    assert not any((tmp_path / "results").rglob("_run.json"))
     os.close(file)
     within = []
 

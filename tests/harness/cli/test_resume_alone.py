@@ -1,4 +1,4 @@
-"""`resume=RUN_ID` alone. Oracles: the run's own run.json and rows, which a continued run adds to and never contradicts."""
+"""`resume=RUN_ID` alone. Oracles: the run's own _run.json and rows, which a continued run adds to and never contradicts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cut_off() -> None:
 
 
 def about() -> dict[str, Any]:
-    return json.loads((RUN / "run.json").read_text())
+    return json.loads((RUN / "_run.json").read_text())
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -85,7 +85,7 @@ def test_a_run_that_named_itself_tells_its_id_before_it_measures(
     monkeypatch.setattr("harness.cli.measure._measure", killed)
     words = [word for word in MADE if not word.startswith("run_id=")]
     assert main(words) == 2
-    (run,) = (p.parent for p in Path("results/toy").glob("*/run.json"))
+    (run,) = (p.parent for p in Path("results/toy").glob("*/_run.json"))
     assert f"resume={run.name} " in capsys.readouterr().err
     assert main(MADE) == 2
     assert "resume=" not in capsys.readouterr().err.splitlines()[0], "whoever gives the id knows it"
@@ -169,14 +169,14 @@ def test_a_run_json_without_whole_settings_is_refused_in_a_line(
 ) -> None:
     whole = about()
     if change is None:
-        (RUN / "run.json").write_text(json.dumps(whole)[:100])
+        (RUN / "_run.json").write_text(json.dumps(whole)[:100])
     elif change.keys() & {"config", "state"}:
-        (RUN / "run.json").write_text(json.dumps({**whole, **change}))
+        (RUN / "_run.json").write_text(json.dumps({**whole, **change}))
     else:
-        (RUN / "run.json").write_text(json.dumps({**whole, "config": {**whole["config"], **change}}))
+        (RUN / "_run.json").write_text(json.dumps({**whole, "config": {**whole["config"], **change}}))
     line = refused(capsys, "resume=r1")
     assert message in line
-    assert "run.json" in line
+    assert "_run.json" in line
 
 
 @pytest.mark.usefixtures("cut_off")
@@ -185,7 +185,7 @@ def test_settings_of_an_older_version_lack_what_is_new_and_continue() -> None:
     for key in ("log_level", "case_memory_gib"):
         del whole["config"][key]
     del whole["config"]["train"]["judge"]
-    (RUN / "run.json").write_text(json.dumps(whole))
+    (RUN / "_run.json").write_text(json.dumps(whole))
     assert main(["resume=r1", "budget_s=null"]) == 0
     assert main([*MADE[:-2], "resume=r1", "report=false"]) == 0  # beside its sweep, as ever
 
@@ -198,7 +198,7 @@ def test_a_sweep_file_that_is_gone_is_named(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.usefixtures("cut_off")
 def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "results/toy is no run: it holds no run.json" in refused(capsys, "resume=results/toy")
+    assert "results/toy is no run: it holds no _run.json" in refused(capsys, "resume=results/toy")
     assert main(["sweep=toy", "device=cpu", "run_id=r2", "shard=0/2", "budget_s=0"]) == 0
     line = refused(capsys, "resume=results/toy/r2/shard-0-of-2")
     assert "is a shard; resume=results/toy/r2 continues its run" in line
@@ -214,10 +214,10 @@ def test_a_run_that_is_being_written_is_refused(capsys: pytest.CaptureFixture[st
 
 
 def test_shards_continue_alone_and_together(capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards that were started apart leave a run.json each and none of the whole."""
+    """Shards that were started apart leave a _run.json each and none of the whole."""
     for shard in ("0/2", "1/2"):
         assert main([*MADE, f"shard={shard}", "budget_s=0"]) == 0
-    assert not (RUN / "run.json").exists()
+    assert not (RUN / "_run.json").exists()
     assert main(["-m", "resume=r1", "shard=0/2,1/2", "budget_s=null"]) == 0, capsys.readouterr().err
     rows = store.read(RUN)
     assert set(rows["status"]) == {"ok"}
@@ -259,7 +259,7 @@ def test_a_model_or_a_text_that_is_gone_is_named(
     (tmp_path / "text").rename(tmp_path / "moved")
     assert "text" in refused(capsys, "resume=t1")
     assert main(["resume=t1", "data_path=moved", "dry_run=true"]) == 0
-    file = Path("results/divergence/t2/run.json")
+    file = Path("results/divergence/t2/_run.json")
     whole = json.loads(file.read_text())
     whole["config"]["model"] = {"_target_": "no_such_module.build", "batch": "no_such_module.batch"}
     file.write_text(json.dumps(whole))

@@ -27,7 +27,7 @@ axes: {n: [1, 2, 3]}
 timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
          warmup_min_seconds: 0.0, warmup_max_seconds: 0.1, checkpoint_s: 0.0}
 """
-# Where a function of the parent raises, in which of its calls, and what run.json has then: None where there is none yet.
+# Where a function of the parent raises, in which of its calls, and what _run.json has then: None where there is none yet.
 POINTS = {
     "cli.measure.fetch": (1, None),
     "cli.measure.places.places": (1, None),
@@ -110,7 +110,7 @@ def test_an_exception_of_the_parent_ends_its_workers_and_is_recorded(
     assert f"error: internal error: PlantedError: in {point}; " in err.splitlines()[-1]
     assert "Traceback" in err
     assert store.read_about(Path("results/toy/r1")).get("state") == state
-    assert not list(Path("results").rglob("writer.lock"))
+    assert not list(Path("results").rglob("_writer.lock"))
 
 
 PLANTED = """

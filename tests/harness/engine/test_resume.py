@@ -140,7 +140,7 @@ def test_resume_with_other_settings_is_refused_and_leaves_the_run_as_it_was(
         "arms=[eager]",
     ]
     assert main([*words, "rounds=2", *folders]) == 0
-    (about,) = tmp_path.glob("cast/*/run.json")
+    (about,) = tmp_path.glob("cast/*/_run.json")
     before = about.read_text()
     resumed = f"resume={about.parent.name}"
     assert main([*words[:2], "axes.M=64", *words[3:], resumed, *folders]) == 2

@@ -50,7 +50,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_only_a_run_is_resumed(content: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     Path("project").mkdir()
     if content is not None:
-        Path("project/run.json").write_text(content)
+        Path("project/_run.json").write_text(content)
     assert "resume=project: project is no run: " in refused(capsys, "resume=project")
     assert "is no run: " in refused(capsys, "resume=project", "dry_run=true")
 
@@ -79,8 +79,8 @@ def test_a_strangers_run_json_is_not_overwritten(
 ) -> None:
     folder = Path("results/toy/r1") / ("shard-0-of-1" if len(words) > 1 else "")
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"name": "another program"}')
-    assert "run.json is damaged, or another program's" in refused(capsys, *words)
+    (folder / "_run.json").write_text('{"name": "another program"}')
+    assert "_run.json is damaged, or another program's" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_a_second_live_writer_is_refused_and_a_dead_one_forgotten(
             assert main([*WORDS, "run_id=r2"]) == 0
         finally:
             writer.kill()
-    assert Path(folder, run_lock.FILE).exists()
+    assert Path(folder, run_lock.LOCK).exists()
     assert main([*WORDS, *words]) == 0
-    own = Path("results/toy/r1", "shard-0-of-2" if words[1:] else "", run_lock.FILE)
+    own = Path("results/toy/r1", "shard-0-of-2" if words[1:] else "", run_lock.LOCK)
     assert not own.exists()  # those of other folders stay as they are
 
 
@@ -120,7 +120,7 @@ def test_a_writer_on_another_host_is_live_while_it_gives_signs(
     silent_s: float, live: bool, tmp_path: Path
 ) -> None:
     """Where the file system keeps the locks of each machine apart, so that this one sees none."""
-    path = tmp_path / run_lock.FILE
+    path = tmp_path / run_lock.LOCK
     path.write_text(json.dumps({"pid": 1, "host": "another", "hostname": "node7", "role": "rows"}))
     os.utime(path, (time.time() - silent_s,) * 2)
     if live:
@@ -135,7 +135,7 @@ def test_a_lock_that_its_writer_removes_meanwhile_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the opening of a file and its lock: the file of the next writer has another inode."""
-    path, real = tmp_path / run_lock.FILE, fcntl.flock
+    path, real = tmp_path / run_lock.LOCK, fcntl.flock
     path.touch()
 
     def flock(file: int, how: int) -> None:
@@ -158,7 +158,7 @@ def test_a_file_system_without_locks_goes_by_signs_of_life(
     with run_lock.held(tmp_path):
         with pytest.raises(UsageError, match="is being written"), run_lock.held(tmp_path):
             pass
-        os.utime(tmp_path / run_lock.FILE, (0, 0))
+        os.utime(tmp_path / run_lock.LOCK, (0, 0))
         with run_lock.held(tmp_path):
             pass
 
@@ -178,7 +178,7 @@ def test_shards_may_be_launched_from_a_folder_of_any_name(
     Path("sweeps").rename(Path(name) / "sweeps")
     monkeypatch.chdir(name)
     assert main(["-m", *WORDS, "shard=0/2,1/2", "run_id=r1", "quiet=true"]) == 0
-    assert (tmp_path / name / "results/toy/r1/shard-1-of-2/run.json").exists()
+    assert (tmp_path / name / "results/toy/r1/shard-1-of-2/_run.json").exists()
 
 
 def test_a_corrupt_part_is_told_in_a_line_and_not_as_a_python_warning(

@@ -228,7 +228,7 @@ def test_a_report_after_half_of_the_shards_were_launched_says_that_the_others_ar
 
 def about(folder: Path, state: str, command: str = "python -m harness sweep=toy") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps({"state": state, "command": command, "started_at": "2026"}))
+    (folder / "_run.json").write_text(json.dumps({"state": state, "command": command, "started_at": "2026"}))
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,6 @@ def test_the_log_has_levels_and_says_why_an_arm_failed(toy: ToySuite) -> None:
 
     toy.behaviour = {"other": broken}
     assert main(["sweep=toy", "device=cpu", "run_id=r1", "axes.n=1", "log_level=WARNING"]) == 1
-    (line,) = [text for text in Path("results/toy/r1/run.log").read_text().splitlines() if "ERROR" in text]
+    (line,) = [text for text in Path("results/toy/r1/_run.log").read_text().splitlines() if "ERROR" in text]
     assert "no such kernel" in line
-    assert "INFO" not in Path("results/toy/r1/run.log").read_text()
+    assert "INFO" not in Path("results/toy/r1/_run.log").read_text()

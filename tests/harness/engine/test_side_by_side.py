@@ -302,7 +302,7 @@ def test_shards_of_joblib_end_with_their_command_and_can_be_resumed(
     folder = Path("results/many/r1")
 
     def begun() -> bool:
-        notes = [json.loads(note.read_text()) for note in folder.glob("shard-*/progress.json")]
+        notes = [json.loads(note.read_text()) for note in folder.glob("shard-*/_progress.json")]
         return any(note["statuses"].get("ok", 0) for note in notes)
 
     stop(process, how, begun)

@@ -25,6 +25,7 @@ from harness.engine.executor import Executor, Outcome, Place
 from harness.engine.plan import Plan, make_plan
 from harness.engine.progress import _Log
 from harness.engine.resume import stored_arms, stored_cases
+from harness.engine.stages import Frame
 from harness.engine.tasks import Task
 from harness.engine.workers import Conditions
 from harness.timing.rounds import TimingConfig, timer_for
@@ -90,7 +91,7 @@ def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
     assert set(rows["part"]) == {"layers.0:input"}
     assert rows["rounds"].map(list).tolist() == [list(range(STEPS))] * 8
     assert set(frame[frame["arm"] == "tensorwise"]["baseline"]) == {"base"}
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -103,7 +104,7 @@ def test_a_run_that_raises_fails_alone(lanes: int, tmp_path: Path) -> None:
     assert set(failed["reason"]) == {"RuntimeError: boom"}
     assert failed["resolved"].str.contains("toy_trials.py").all()  # the traceback
     assert outcome.statuses["failed"] == 2
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 class LostDevice:
@@ -193,7 +194,7 @@ def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_f
     assert (frame["status"] == "ok").all()
     begun = {json.loads(r)["begun"] for r in frame[frame["arm"] == "tensorwise"]["resolved"]}
     assert begun == {3}
-    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) -> None:
@@ -287,10 +288,14 @@ def test_a_log_tells_the_step_and_the_time_left_now_and_then() -> None:
 
     now = [0.0]
     log = _Log(Console(), lambda: now[0])
-    log("begins", 0.0, True)
-    for now[0], share in ((10.0, 0.1), (40.0, 0.25), (60.0, 0.3), (80.0, 0.5)):
-        log(f"at {share}", share, False)
-    assert lines == ["begins", "at 0.25, 25 % done, 120 s left", "at 0.5, 50 % done, 80 s left"]
+    log(Frame("begins", "", 0.0, 0.0, 160.0), True)
+    for now[0], left_s in ((10.0, 150.0), (40.0, 120.0), (60.0, 100.0), (80.0, 80.0)):
+        log(Frame("case", f"at {now[0]:.0f}", 0.0, now[0], left_s), False)
+    assert lines == [
+        "begins",
+        "case: at 40, 25 % of the time is over, about 120 s left",
+        "case: at 80, 50 % of the time is over, about 80 s left",
+    ]
 
 
 SWEEP = """\
@@ -426,7 +431,7 @@ def started(
     process = subprocess.Popen(base, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 90
     while True:
-        for place in folder.glob(f"results/toyt/*/checkpoints/*-{arm}/place"):
+        for place in folder.glob(f"results/toyt/*/_checkpoints/*-{arm}/place"):
             if (text := place.read_text()) and int(text) >= steps:
                 return process, place
         assert process.poll() is None
@@ -447,7 +452,7 @@ def test_no_process_outlives_a_killed_sweep(command: ToyTrials, tmp_path: Path) 
 
 
 def test_what_a_killed_sweep_had_no_time_to_remove_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / "checkpoints" / "0123456789abcdef-base"
+    left = tmp_path / "_checkpoints" / "0123456789abcdef-base"
     left.mkdir(parents=True)
     (left / "place").write_text("5")
     execute(tmp_path, ToyTrials())
@@ -467,4 +472,4 @@ def test_a_sweep_killed_from_outside_goes_on_where_it_was(command: ToyTrials, tm
     )
     assert again.returncode == 0, again.stderr
     assert curves(store.read(folder)) == WHOLE
-    assert not (folder / "checkpoints").exists()
+    assert not (folder / "_checkpoints").exists()

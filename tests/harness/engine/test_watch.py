@@ -14,10 +14,10 @@ from toy import ToySuite, offered
 
 from harness.__main__ import main
 from harness.engine import watch
-from harness.engine.runlog import PROGRESS, this_host
 from harness.engine.watch import Part, look, summary
-from harness.machine.processes import began
+from harness.machine.processes import began, this_host
 from harness.store.case import Case
+from harness.store.run_files import PROGRESS
 from harness.timing.workload import Workload
 
 ROOT = Path(watch.__file__).parents[2]

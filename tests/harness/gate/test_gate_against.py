@@ -235,7 +235,7 @@ def test_two_gates_at_once_take_nothing_from_each_other(tmp_path: Path) -> None:
     ]  # fmt: skip
     said = [gate.communicate()[0] for gate in gates]
     assert [gate.returncode for gate in gates] == [6, 6], said  # one round decides nothing
-    assert len(list(tmp_path.glob("gate/*/*/stage1/run.json"))) == 4
+    assert len(list(tmp_path.glob("gate/*/*/stage1/_run.json"))) == 4
     assert not list(tmp_path.glob(against.PREFIX + "*"))
 
 

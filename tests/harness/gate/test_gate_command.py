@@ -47,7 +47,7 @@ def test_a_change_of_the_documentation_is_ok(root: Path) -> None:
     )
     assert "### Gate: OK" in (root / "v.md").read_text()
     assert "a CPU, Python 3.11" in said
-    assert len(list(root.glob("results/gate/*/*/stage1/run.json"))) == 2
+    assert len(list(root.glob("results/gate/*/*/stage1/_run.json"))) == 2
 
 
 @pytest.mark.parametrize(

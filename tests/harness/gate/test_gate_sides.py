@@ -242,7 +242,7 @@ def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
 
 def test_a_side_without_run_json_is_a_first_stage(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", [time_row(1, Times()())])
-    (folder / "stage1" / "run.json").unlink()
+    (folder / "stage1" / "_run.json").unlink()
     side = load_side(folder, "baseline", "")
     assert (sorted(side.stages), side.session) == ([1], "")
 

@@ -86,7 +86,7 @@ def test_dry_run_prints_them_from_results_dir(
     words = ["sweep=divergence", "device=cpu", "dry_run=true", "arms=[base,tensorwise,rowwise]"]
     frame(tmp_path / "elsewhere", 0.001)
     (tmp_path / "elsewhere/divergence/damaged").mkdir()
-    (tmp_path / "elsewhere/divergence/damaged/run.json").write_text("{")
+    (tmp_path / "elsewhere/divergence/damaged/_run.json").write_text("{")
     for folder, told in (("elsewhere", "5 seeds of r1"), ("nowhere", "run 3 seeds first")):
         assert main([*words, f"results_dir={folder}"]) == 0
         (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("  tensorwise ")]

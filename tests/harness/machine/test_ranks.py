@@ -48,6 +48,16 @@ def test_a_rank_has_the_callers_environment_of_now_one_thread_and_a_process_grou
     assert ranks.run(environment_of_a_rank, 2) == [("now", 1, 0)] * 2
 
 
+def mutter(words: str) -> None:
+    os.write(2, f"{words} of {dist.get_rank()}\n".encode())
+
+
+def test_what_a_rank_writes_to_standard_error_reaches_the_callers(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where it is logged with the case; a rank that is at fault says it in its error as well."""
+    ranks.run(mutter, 2, "words")
+    assert {"rank 0: words of 0", "rank 1: words of 1"} <= set(capfd.readouterr().err.splitlines())
+
+
 def at_fault(how: str, note: str) -> None:
     """Rank 1 does what `how` says; the others wait for it in an all-reduce."""
     rank = dist.get_rank()

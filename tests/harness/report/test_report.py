@@ -472,8 +472,8 @@ def test_a_corrupt_part_is_named_and_the_others_are_read(tmp_path):
 
 def test_a_run_without_run_json_is_still_reported(tmp_path):
     run = tiny_run(tmp_path)
-    (run / "run.json").unlink()
-    assert "has no readable run.json" in Page(write_report([run], tmp_path / "r.html").html.read_text()).text
+    (run / "_run.json").unlink()
+    assert "has no readable _run.json" in Page(write_report([run], tmp_path / "r.html").html.read_text()).text
 
 
 def test_reasons_cannot_inject_markup(tmp_path):

@@ -146,9 +146,9 @@ def _run_with(names: list[str], folder: Path) -> Path:
     cases += linear_cases(invented, 690.0)[:2]
     cases.append([replace(r, axes=r.axes.replace("nano", "n")) for r in whole_suite()])
     run = write_run(folder, cases, env=env, env_id="e" * 10)
-    about = json.loads((run / "run.json").read_text())
+    about = json.loads((run / "_run.json").read_text())
     about |= {"command": pick[8], "question": pick[9], "sweep": pick[10]}
-    (run / "run.json").write_text(json.dumps(about))
+    (run / "_run.json").write_text(json.dumps(about))
     (run / "part-broken.parquet").write_bytes(b"junk")
     return run
 

@@ -359,7 +359,7 @@ def test_two_writers_with_one_process_number_write_run_json(
     rename, others = Path.replace, [tmp_path]
 
     def replace(self: Path, target: Path) -> Path:
-        if others and target.name == "run.json":
+        if others and target.name == "_run.json":
             writer(others.pop())
         return rename(self, target)
 
@@ -455,7 +455,7 @@ def test_an_empty_folder_reads_as_an_empty_frame(tmp_path: Path) -> None:
 def test_a_damaged_run_json_does_not_lose_the_rows(tmp_path: Path) -> None:
     run = writer(tmp_path / "r1")
     run.append(rows("c1"))
-    (tmp_path / "r1" / "run.json").write_text("{")
+    (tmp_path / "r1" / "_run.json").write_text("{")
     assert store.read_about(tmp_path / "r1") == {}
     assert len(store.read(tmp_path / "r1")) == 1
 
@@ -478,7 +478,7 @@ def test_run_ids_sort_by_time_and_name_the_commit() -> None:
 
 def test_run_json_says_what_was_asked(tmp_path: Path) -> None:
     writer(tmp_path / "r1", about={"command": "python -m harness sweep=w"})
-    about = json.loads((tmp_path / "r1" / "run.json").read_text())
+    about = json.loads((tmp_path / "r1" / "_run.json").read_text())
     assert about["command"] == "python -m harness sweep=w"
     assert about["state"] == "running"
 

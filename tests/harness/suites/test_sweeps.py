@@ -8,6 +8,7 @@ import pytest
 
 from harness.cli.config import load, question, sweeps
 from harness.engine.plan import Plan, make_plan
+from harness.store.arm import parse
 from harness.suites import SUITES
 from harness.suites.train import MODEL_PEERS
 
@@ -109,7 +110,20 @@ def test_quick_measures_every_suite_of_speed_and_torchao_beside_us(device: str) 
         *SMOKE,
     }
     assert {p.suite.ARMS[arm].peer for p in planned for arm in p.arms} == {"", "torchao"}
-    assert {p.case.suite: len(p.arms) for p in planned} == {"linear": 12, "gemm": 5, "cast": 4, "ceilings": 1}
+    arms = {"linear": 8, "cast": 3} if device == "cpu" else {"linear": 12, "cast": 4}
+    assert {p.case.suite: len(p.arms) for p in planned} == arms | {"gemm": 5, "ceilings": 1}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_compiles_last_and_shows_the_square_whole(device: str) -> None:
+    """Cases without a compiled arm come first; a case has each recipe eager and compiled, or eager alone."""
+    planned = plan("quick", device).cases
+    compiles = [any(parse(arm).mode == "compile" for arm in p.arms) for p in planned]
+    assert compiles == sorted(compiles)
+    assert not compiles[0]
+    for case in (p for p in planned if p.case.suite == "linear"):
+        ours = {(a.recipe, a.mode) for a in map(parse, case.arms) if not a.peer}
+        assert ours == {(recipe, mode) for recipe, _ in ours for mode in ("eager", "compile")}
 
 
 def test_peers_measures_every_arm() -> None:

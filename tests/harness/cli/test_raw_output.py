@@ -1,0 +1,120 @@
+"""What libraries write by themselves reaches the log of the run, and not the terminal. Oracle: lines planted here."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.machine import raw_output
+from harness.store.errors import UsageError
+
+PLANTED = ("planted warning", "planted torch log", "planted line")
+SWEEP = """\
+# Does the toy pay?
+suite: toy
+axes: {n: [1, 3]}
+timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_min_iterations: 1,
+         warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
+"""
+CHILD = """
+import multiprocessing, sys
+import unruly
+from harness.__main__ import main
+from harness.cli import run
+
+class Muttering(unruly.Unruly):
+    def unsupported(self, case, arm, device):
+        if multiprocessing.parent_process() is None:  # while the sweep is planned
+            unruly.mutter(case, "parent")
+        return None
+
+run.SUITES["toy"] = Muttering(acts={1: "mutter", 3: "exits"})
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def swept(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """A sweep in a process of its own, and the lines of its log."""
+    (folder / "sweeps").mkdir()
+    (folder / "sweeps/toy.yaml").write_text(SWEEP)
+    (folder / "child.py").write_text(CHILD)
+    done = subprocess.run(
+        [sys.executable, "child.py", "sweep=toy", "device=cpu", "run_id=r1", "report=false", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "always"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return done, (folder / "results/toy/r1/_run.log").read_text().splitlines()
+
+
+def test_a_worker_and_its_parent_mutter_into_the_log(tmp_path: Path) -> None:
+    """The worker's lines name case and arm; a case whose process ended says its last words on the terminal."""
+    done, log = swept(tmp_path)
+    shown = done.stdout + done.stderr
+    for text in PLANTED:
+        assert text not in shown
+        assert any("the sweep printed: " in line and f"{text} in the parent" in line for line in log), text
+        of_arm = [line for line in log if f"{text} in the worker" in line]
+        assert of_arm, text
+        assert all("toy[n=1] other printed: " in line for line in of_arm), of_arm
+    assert done.returncode == 1
+    assert "failed: toy[n=3], other: its process died twice" in done.stdout
+    assert "last words" in done.stdout
+    assert any("toy[n=3] other printed: last words" in line for line in log)
+    assert "[1/2] toy[n=1]" in done.stderr
+
+
+def test_a_sweep_in_one_process_mutters_into_the_log(tmp_path: Path) -> None:
+    done, log = swept(tmp_path, "isolate=false", "axes.n=[1]")
+    assert done.returncode == 0, done.stderr
+    for text in PLANTED:
+        assert text not in done.stdout + done.stderr
+        assert any(
+            "toy[n=1] building other printed: " in line and f"{text} in the worker" in line for line in log
+        )
+
+
+def in_a_child(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_an_error_of_the_harness_stays_on_the_terminal() -> None:
+    """An exception that is no refusal shows what was written before it; a refusal and a crash do not hide behind it."""
+    head = "import os, ctypes\nfrom harness.machine import raw_output\nfrom harness.store.errors import UsageError\n"
+    body = "with raw_output.captured():\n    os.write(2, b'why\\n')\n    "
+    assert in_a_child(head + body + "raise RuntimeError('bug')").stderr.startswith("why\n")
+    refused = in_a_child(head + body + "raise UsageError('no')").stderr
+    assert "why" not in refused
+    assert refused.endswith("UsageError: no\n")
+    crashed = in_a_child(head + body + "ctypes.string_at(0)")
+    assert crashed.returncode < 0
+    assert "Segmentation fault" in crashed.stderr
+    assert in_a_child(head + body + "raw_output.stream().write('for people')").stderr == "for people"
+
+
+def test_the_stream_of_people_is_the_one_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, or under a test, `sys.stderr` is no descriptor; it is given back afterwards."""
+    people = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", people)
+    with raw_output.captured():
+        assert raw_output.stream() is people
+        with raw_output.captured():
+            sys.stderr.write("of a library\n")
+        os.write(2, b"of C++\n")
+        assert raw_output.lines() == ["of a library", "of C++"]
+        assert raw_output.lines() == []
+        raw_output.stream().write("for people\n")
+    assert sys.stderr is people
+    assert people.getvalue() == "for people\n"
+    with pytest.raises(UsageError), raw_output.captured():
+        raise UsageError("no")
+    assert sys.stderr is people
