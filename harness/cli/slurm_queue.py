@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOOK_S = 30  # at most, between two looks at the queue
+SETTLED_S = 20  # for which a job must have been over: one that is queued again passes through such states
 GONE = "NOT_IN_QUEUE"
+UNDER_WAY = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "PREEMPTED", "STOPPED", "SIGNALING",
+             "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}  # fmt: skip
 
 
 def keeps_accounts() -> bool:
@@ -41,6 +44,10 @@ def watched() -> Iterator[None]:
 
     class Queue(slurm.SlurmInfoWatcher):
         """submitit's watcher of jobs, with another command."""
+
+        def __init__(self, delay_s: int) -> None:
+            super().__init__(delay_s)
+            self._over_since: dict[str, float] = {}
 
         def _make_command(self) -> list[str] | None:
             waits = self._registered - self._finished
