@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +58,15 @@ def watched() -> Iterator[None]:
             text = string.decode() if isinstance(string, bytes) else string
             rows = text.partition("\n")[2]
             found: dict[str, dict[str, str]] = super().read_info(f"JobID|State|NodeList\n{rows}")
-            ended = {
-                job: {"JobID": job, "State": GONE, "NodeList": ""} for job in self._registered - found.keys()
-            }
-            return ended | found
+            for job in self._registered:
+                state = found.get(job, {}).get("State", GONE)
+                since = self._over_since.setdefault(job, time.monotonic())
+                if state in UNDER_WAY:
+                    del self._over_since[job]
+                settled = state not in UNDER_WAY and time.monotonic() - since >= SETTLED_S
+                # submitit waits for what runs; of Slurm's words it knows fewer
+                found[job] = {"JobID": job, "State": state if settled else "RUNNING", "NodeList": ""}
+            return found
 
     before: Any = slurm.SlurmJob.watcher
     slurm.SlurmJob.watcher = Queue(delay_s=LOOK_S)
