@@ -1,6 +1,7 @@
 # make quick        set up .venv and run the main job; ends by naming the report
 # make test         the test suite, in a process a core (PARALLEL= for one process, or where pytest-xdist is missing)
 # make test-all     with the slow tests: more processes, more compiled cases
+# make test-cluster a real Slurm of two nodes on this machine, and what goes wrong on one; root, Debian's slurm-wlm and munge
 # make check        format, lint, types, import contracts
 # make coverage     line coverage of timing and environment, at least 95 %
 # make bench        speed bars (harness overhead)
@@ -30,16 +31,19 @@ DOCS_TOOLS ?= $(if $(READY),build/docs-tools)
 PARALLEL ?= -n logical --maxprocesses 8 --dist worksteal
 
 
-.PHONY: quick test test-all check format coverage bench aot aot-check docs gate canary gpu wheels published setup clean
+.PHONY: quick test test-all test-cluster check format coverage bench aot aot-check docs gate canary gpu wheels published setup clean
 
 quick: $(READY)
 	$(PY) -m harness sweep=quick $(ARGS)
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients' --durations=25 $(PARALLEL) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'not slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)
 
 test-all: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q $(PARALLEL) $(ARGS)
+
+test-cluster: $(READY)
+	$(PY) -m pytest -q -n0 -m cluster --durations=0 tests/cluster $(ARGS)
 
 check: $(READY)
 	$(PY) -m ruff format --check .

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.cli import habits, internal_error, seeds_needed
+from harness.cli import habits, seeds_needed, shard_job, slurm_queue
 from harness.cli.config import command_line
 from harness.cli.resume_alone import load_request
 from harness.engine import run_folder, run_lock, shards, side_by_side, watch
@@ -37,8 +36,6 @@ from harness.store.errors import UsageError, one_line, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from omegaconf import DictConfig
 
     from harness.cli.config import Request
     from harness.engine.shards import Shard
@@ -64,7 +61,6 @@ LAUNCHERS = {
     "ray": Launcher("hydra_plugins.hydra_ray_launcher", "ray", here=False),
 }
 INTERRUPTED = "interrupted"
-_DOLLAR = "\\u0024"
 
 
 @dataclass
@@ -179,61 +175,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _without_dollars(text: str) -> str:
     """A text that OmegaConf takes as it is; JSON reads the escape, `_with_dollars` that of any other text."""
-    return text.replace("$", _DOLLAR)
-
-
-def _with_dollars(text: str) -> str:
-    return text.replace(_DOLLAR, "$")
-
-
-def run_shard(config: DictConfig) -> int:
-    """Run the job of one shard in a process of the launcher; return its exit code."""
-    folder = Path(_with_dollars(config.folder))
-    if folder.is_dir():  # else this is another machine, and paths are absolute where they matter
-        os.chdir(folder)
-    shard = shards.parse(config.shard)
-    if config.lead:
-        side_by_side.exit_with(config.lead)
-    try:
-        with (
-            interruptible() as interrupts,
-            side_by_side.shard_turn(config.lead) if config.lead else nullcontext(True) as wanted,
-        ):
-            if interrupts.heard or not wanted:  # an earlier shard was stopped, and the sweep with it
-                return 2
-            if config.places:
-                _settle(config)
-            return _run_shard(config, shard)
-    except UsageError as error:
-        sys.stderr.write(f"error: shard {shard}: {error}\n")
-    except KeyboardInterrupt:  # before it measured anything
-        sys.stderr.write(f"error: shard {shard}: interrupted\n")
-    except Exception as error:  # noqa: BLE001 - the other shards go on; this one is recorded as failed
-        return internal_error.report(error)
-    return 2
-
-
-def _settle(config: DictConfig) -> None:
-    """Takes a place for this process, which keeps it for all shards that it gets: a GPU that is open stays open."""
-    own = side_by_side.place(config.lead, config.places)
-    if config.gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.gpus[own]
-    if config.cores:
-        shards.pin(shards.cores_of(own, config.places, list(config.cores)))
-
-
-def _run_shard(config: DictConfig, shard: Shard) -> int:
-    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-        # joblib's processes name a way of their own, which those that a sweep starts would look for in vain.
-        multiprocessing.set_start_method("forkserver", force=True)
-    from harness.cli.sweep import run_sweep
-
-    words = [
-        *json.loads(config.words),
-        f"shard={shard}",
-        *([f"run_id={config.run_id}"] if config.run_id else []),
-    ]
-    return run_sweep(words)
+    return text.replace("$", shard_job.DOLLAR)
 
 
 def _at_once(places: int, to_hydra: Sequence[str]) -> tuple[int, list[str]]:
@@ -298,7 +240,8 @@ def _launch(job: Job, overrides: Sequence[str], to_hydra: Sequence[str], folder:
     before = sys.argv
     sys.argv = ["fp8-harness", "--multirun", *overrides, *silent, *own]
     try:
-        hydra.main(version_base="1.3", config_path=None, config_name="shards")(run_shard)()
+        with slurm_queue.watched():
+            hydra.main(version_base="1.3", config_path=None, config_name="shards")(shard_job.run)()
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001 -- whatever a launcher raises, the rows say what is done

@@ -164,7 +164,8 @@ def recorded(writer: RunWriter, note: Note | None = None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        # SystemExit: a scheduler's handler ends this process
+        state = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
         _log.critical("%s: %s", state, one_line(error), exc_info=error)
         # What ended the block may end these too; the first exception is the one to report.
         if note is not None:

@@ -50,7 +50,7 @@ with side_by_side.lead() as lead:
 GPUS = """
 import os, sys, types
 from omegaconf import OmegaConf
-from harness.cli import launch
+from harness.cli import launch, shard_job
 
 def run_sweep(words):
     print(words[-1], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -61,7 +61,7 @@ sys.modules["harness.cli.sweep"] = types.ModuleType("harness.cli.sweep")
 sys.modules["harness.cli.sweep"].run_sweep = run_sweep
 for shard in sys.argv[2:]:
     job = launch.Job(words="[]", shard=shard, folder=".", lead=sys.argv[1], places=2, gpus=["5", "7"])
-    launch.run_shard(OmegaConf.structured(job))
+    shard_job.run(OmegaConf.structured(job))
 """
 HUNG_S = 600.0  # what a machine at a load of 20 does in less; a hang takes longer
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -1,0 +1,192 @@
+"""A real Slurm with two nodes, and what goes wrong on one: `make test-cluster`.
+
+Oracle: the plan of the sweep. Whatever happened, each case ends in exactly one final row an arm and metric, and what
+`watch` and `report` say meanwhile agrees with the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from slurm_here import run, wait_for
+
+from harness import store
+
+if TYPE_CHECKING:
+    from slurm_here import Slurm
+
+pytestmark = pytest.mark.cluster
+
+CASES = 16
+SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "sweep.sbatch"
+
+
+def harness(*words: str, code: int = 0) -> str:
+    """What a command of the harness prints, which ends with `code`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words], capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def submit(*options: str) -> str:
+    """The array script as it stands in the docs, with one GPU less a job and no more tasks than the test needs; its job id."""
+    words = ["sbatch", "--parsable", "--gpus=0", "--cpus-per-task=1", "--array=0-3", *options, str(SCRIPT)]
+    return run(*words).strip()
+
+
+def rows_of(job: str) -> Path:
+    return Path("results/tiny") / f"slurm-{job}"
+
+
+def stored(folder: Path) -> int:
+    """Cases that a shard has stored."""
+    with_rows = folder.exists() and any(folder.rglob("*.parquet"))
+    return int(store.read(folder)["case_id"].nunique()) if with_rows else 0
+
+
+def whole(folder: Path) -> None:
+    """Every case of the sweep has its rows, each once, and none is missing in the report."""
+    frame = store.read(folder)
+    assert frame["case_id"].nunique() == CASES
+    assert not frame.duplicated(["case_id", "arm", "metric", "regime", "part"]).any()
+    assert set(frame["status"]) == {"ok"}
+    harness("report", str(folder), "-o", "whole.html")
+    assert "not measured" not in Path("whole.md").read_text()
+
+
+def began(folder: Path, shard: int) -> None:
+    wait_for(f"a case of shard {shard}", lambda: stored(folder / f"shard-{shard}-of-4") > 0, 120)
+
+
+def gone(slurm: Slurm, job: str) -> None:
+    wait_for(f"job {job} to end", lambda: not any(name.startswith(job) for name in slurm.jobs()), 300)
+
+
+def states(folder: Path) -> list[str]:
+    return [store.read_about(folder / f"shard-{shard}-of-4").get("state", "") for shard in range(4)]
+
+
+def test_submitit_spreads_four_shards_over_two_nodes(slurm: Slurm, shared: Path) -> None:
+    out = harness(
+        "-m", "sweep=tiny", "device=cpu", "shard=0/4,1/4,2/4,3/4", "run_id=r1", "hydra/launcher=submitit_slurm",
+        "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=5",
+    )  # fmt: skip
+    assert "4 of 4 shards finished" in out
+    assert "sacct" not in out  # this Slurm keeps no accounts, which submitit would say at every look
+    assert "accounting" not in out
+    whole(Path("results/tiny/r1"))
+    nodes = set(run("sh", "-c", "scontrol show jobs -o | grep -o ' NodeList=[^ ]*'").split())
+    assert {"NodeList=n1", "NodeList=n2"} <= nodes
+
+
+def test_a_task_that_is_queued_again_goes_on(slurm: Slurm, shared: Path) -> None:
+    job = submit("--export=ALL,SWEEP=tiny")
+    folder = rows_of(job)
+    began(folder, 1)
+    kept = stored(folder / "shard-1-of-4")
+    run("scontrol", "requeue", f"{job}_1")
+    watched = harness("watch", str(folder))  # ends with the run
+    gone(slurm, job)
+    whole(folder)
+    every = store.read(folder / "shard-1-of-4", all_attempts=True)
+    assert kept >= 1
+    assert every["attempt"].nunique() >= 2
+    assert states(folder) == ["finished"] * 4
+    assert "finished" in watched
+
+
+def test_a_cancelled_task_is_missing_until_it_is_resumed(slurm: Slurm, shared: Path) -> None:
+    job = submit("--export=ALL,SWEEP=tiny")
+    folder = rows_of(job)
+    began(folder, 2)
+    run("scancel", "--batch", "--signal=TERM", f"{job}_2")
+    gone(slurm, job)
+    assert states(folder)[2] == "interrupted"
+    assert 1 <= stored(folder / "shard-2-of-4") < CASES // 4 + 1
+    harness("report", str(folder), "-o", "part.html")
+    missing = CASES - stored(folder)
+    assert missing > 0
+    assert "interrupted" in Path("part.md").read_text()
+    harness(f"resume={folder.name}")
+    whole(folder)
+
+
+def test_a_lost_node_costs_no_row(slurm: Slurm, shared: Path) -> None:
+    """slurmd of one node and all that it runs are killed; Slurm queues its jobs again."""
+    job = submit("--export=ALL,SWEEP=tiny")
+    folder = rows_of(job)
+    for shard in range(4):
+        began(folder, shard)
+    lost = slurm.node_of(f"{job}_0")
+    before = stored(folder)
+    slurm.lose_node(lost)
+    wait_for(f"{lost} is down", lambda: slurm.states()[lost].startswith("down"), 120)
+    gone(slurm, job)
+    slurm.start_node(lost)
+    slurm.all_idle()
+    assert before >= 4
+    whole(folder)
+
+
+def test_the_controller_restarts_while_jobs_run(slurm: Slurm, shared: Path) -> None:
+    job = submit("--export=ALL,SWEEP=tiny")
+    folder = rows_of(job)
+    began(folder, 0)
+    slurm.stop_controller()
+    time.sleep(2.0)  # what the jobs do meanwhile is what is tested
+    slurm.start_controller()
+    gone(slurm, job)
+    whole(folder)
+    assert states(folder) == ["finished"] * 4
+
+
+def test_a_job_that_reaches_its_time_is_submitted_again(slurm: Slurm, shared: Path) -> None:
+    """A sweep in jobs that have too little time for it; submitit asks Slurm for a signal before the end and requeues."""
+    out = harness(
+        "-m", "sweep=tiny", "device=cpu", "shard=0/1", "run_id=r1", "hydra/launcher=submitit_slurm",
+        "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=1", "hydra.launcher.signal_delay_s=20",
+        "hydra.launcher.max_num_timeout=4", "timing.min_seconds=1.5", "timing.max_seconds=1.5",
+    )  # fmt: skip
+    assert "1 of 1 shards finished" in out
+    whole(Path("results/tiny/r1"))
+    assert store.read("results/tiny/r1", all_attempts=True)["attempt"].nunique() >= 2
+
+
+def test_a_folder_that_one_node_cannot_write(slurm: Slurm, shared: Path) -> None:
+    results = shared / "results"
+    results.mkdir()
+    slurm.restart("n2", read_only=results)
+    try:
+        job = submit("--export=ALL,SWEEP=tiny", "--output=out-%a.txt")
+        gone(slurm, job)
+    finally:
+        slurm.restart("n2")
+    folder = rows_of(job)
+    done = [shard for shard, state in enumerate(states(folder)) if state == "finished"]
+    refused = [shard for shard in range(4) if shard not in done]
+    assert done
+    assert refused
+    for shard in refused:
+        assert "cannot write to" in Path(f"out-{shard}.txt").read_text()
+    harness(f"resume={folder.name}")
+    whole(folder)
+
+
+def test_no_partition_of_that_name(slurm: Slurm, shared: Path) -> None:
+    words = ["-m", "sweep=tiny", "device=cpu", "shard=0/2,1/2", "run_id=r1", "hydra/launcher=submitit_slurm",
+             "hydra.launcher.partition=none", "hydra.launcher.timeout_min=5"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "invalid partition" in line.lower()
+    assert json.loads((store.find_run("r1") / "run.json").read_text())["state"] == "failed"
