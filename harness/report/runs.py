@@ -202,9 +202,14 @@ class Machine:
     @property
     def name(self) -> str:
         """The device in words."""
-        if self.is_gpu:
-            return str(self.env.get("gpu") or self.env.get("device"))
-        return f"CPU: {self.env.get('cpu') or 'model unknown'}"
+        device = str(self.env.get("gpu") or self.env.get("device"))
+        name = device if self.is_gpu else f"CPU: {self.env.get('cpu') or 'model unknown'}"
+        return f"{name} (generated rows, not measured)" if self.generated else name
+
+    @property
+    def generated(self) -> str:
+        """What made these rows where nothing measured them (`generated_by` of the environment); else ""."""
+        return str(self.env.get("generated_by") or "")
 
     @property
     def dates(self) -> str:

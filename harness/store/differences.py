@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 LATER = (
     "deep_gemm",
     "aiter",
+    "generated_by",  # what made rows that nothing measured; they compare with no measurement
 )  # fields that the first ids lack: they count where there is something to count
 ENV_ID_FIELDS = (
     "device",
