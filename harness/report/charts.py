@@ -110,10 +110,11 @@ def casts(machine: Machine) -> list[Chart]:
                 series.setdefault(text.case_label(named, constant), []).append(
                     (r["bytes_moved"], r["gb_per_s"])
                 )
-        styles = looks(machine, ((label, Arm(_scaling(label), variant=label or arm)) for label in series))
         for label, points in series.items():
             xs, ys = zip(*sorted(points), strict=True)
-            style = styles[label] | {"linestyle": "-", "linewidth": 1.1, "markeredgewidth": 0.9}
+            fill = "none" if "e5m2" in label else "full"
+            style = look(machine, Arm(_scaling(label), variant=arm)) | {"fillstyle": fill, "linestyle": "-"}
+            style |= {"linewidth": 1.1, "markeredgewidth": 0.9}
             axes.plot(xs, ys, **style, label=label or arm)
         if copy:
             axes.plot(

@@ -1,10 +1,10 @@
-"""Looks: colour and marker of an arm. A recipe keeps both in every figure of a page; the fill tells its arms apart."""
+"""Looks: colour and marker of an arm. A recipe keeps both in every figure of a page; the fill says whose it is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.report.drawing import INK, MARKERS, SERIES
+from harness.report.drawing import INK, MARKERS, MUTED, SERIES
 from harness.report.runs import once
 from harness.store.arm import WITHOUT_FP8, Arm, arms_of
 
@@ -30,27 +30,27 @@ def subject(arm: Arm) -> str:
     return arm.recipe or arm.peer or arm.variant or arm.casts or arm.mode
 
 
-def look(machine: Machine, arm: Arm, fill: int = 0) -> dict[str, Any]:
-    """Keywords of `Axes.plot` for the marks of an arm; `fill` counts the arms of one recipe within a figure."""
+def look(machine: Machine, arm: Arm) -> dict[str, Any]:
+    """Keywords of `Axes.plot` for the marks of an arm: by recipe the colour and the marker, by whose it is the fill."""
     name = subject(arm)
     if not name:
         return dict(BASELINE)
-    place = _places(machine).get(name, len(PLACES))
-    # Beyond the first eight a colour comes back with the next marker, so that the pair stays unique up to 64.
-    marker = MARKERS[(place + place // 8) % 8]
-    style = FILLS[fill % len(FILLS)]
-    return {"marker": marker, "color": SERIES[place % 8], "linestyle": "none", "fillstyle": style}
+    places, fills = _places(machine), _fills(machine)
+    place = places.get(name, len(places))
+    beyond = place - len(PLACES)
+    # What is no published recipe never takes a recipe's colour: the eighth and grey alternate, the marker tells them apart.
+    colour = SERIES[place] if beyond < 0 else (SERIES[7], MUTED)[beyond % 2]
+    fill = FILLS[fills.get((name, _whose(arm)), 0) % len(FILLS)]
+    return {"marker": MARKERS[place % 8], "color": colour, "linestyle": "none", "fillstyle": fill}
 
 
 def looks(machine: Machine, arms: Iterable[tuple[str, Arm]]) -> dict[str, dict[str, Any]]:
     """The look of each named arm of one figure."""
-    seen: dict[str, int] = {}
-    found = {}
-    for name, arm in arms:
-        if name not in found:
-            found[name] = look(machine, arm, seen.get(subject(arm), 0))
-            seen[subject(arm)] = seen.get(subject(arm), 0) + 1
-    return found
+    return {name: look(machine, arm) for name, arm in dict(arms).items()}
+
+
+def _whose(arm: Arm) -> tuple[str, str, str]:
+    return arm.peer, arm.variant, arm.casts
 
 
 @once
@@ -58,3 +58,12 @@ def _places(machine: Machine) -> Mapping[str, int]:
     """The place of each recipe or implementation of these rows; those not in `PLACES` follow by name."""
     others = {subject(arm) for arm in arms_of(machine.frame)} - {"", *PLACES}
     return {name: i for i, name in enumerate((*PLACES, *sorted(others)))}
+
+
+@once
+def _fills(machine: Machine) -> Mapping[tuple[str, tuple[str, str, str]], int]:
+    """Of the arms of one recipe, however they are run: ours is full, others follow by name."""
+    kinds: dict[str, set[tuple[str, str, str]]] = {}
+    for arm in arms_of(machine.frame):
+        kinds.setdefault(subject(arm), set()).add(_whose(arm))
+    return {(name, kind): i for name, own in kinds.items() for i, kind in enumerate(sorted(own))}

@@ -188,7 +188,7 @@ def _quality(machine: Machine) -> Chart | None:
         if kinds:
             _bytes_panel(panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base)
             if size.stacked:
-                panels[1].set_yticks(range(len(found)), [str(arm) for arm in found])
+                _label(panels[1], size, [(str(arm), "", []) for arm in found])
         for panel in panels if size.stacked else panels[:1]:
             if panel.get_legend_handles_labels()[0] and size.stacked:
                 panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderpad=0, labelcolor=INK)
@@ -236,7 +236,7 @@ def _bytes_panel(
         widths = [own.get(kind, 0.0) for own in values]
         axes.barh(at, widths, height=0.3, color=MUTED, alpha=alpha, label=BYTES[kind])
         for y, own in zip(at, values, strict=True):
-            said = text.number(own[kind]) if kind in own else "not measured"
+            said = text.number(own[kind]) if kind in own else "not measured" if not (own or i) else ""
             axes.annotate(
                 said, (own.get(kind, 0.0), y), (4, 0), textcoords="offset points", va="center", fontsize=8
             )
@@ -244,7 +244,7 @@ def _bytes_panel(
         axes.axvline(base, color=INK, linewidth=0.9, linestyle="--", label="bf16 keeps")
     top = max((v for own in values for v in own.values()), default=1.0)
     axes.set_xlim(0, 1.25 * max(top, base or 0.0))
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("bytes an element, lower is better")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
@@ -279,6 +279,8 @@ def _label(axes: Axes, size: _Size, words: Sequence[tuple[str, str, list[str]]],
         for y, (name, verdict, more) in enumerate(words):
             tail = f"{verdict}: {'; '.join(more)}" if more else verdict
             axes.text(0.012, y - 0.4, text.short(name, 30), **about)
+            if not tail:
+                continue
             axes.text(1, y - 0.4, text.short(tail, max(len(verdict), 54 - len(name))), ha="right", **about)
         return
     axes.set_yticks(range(len(words)), [text.short(name, 32) for name, _, _ in words])

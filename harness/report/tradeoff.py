@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from harness.report.drawing import INK, LEAST_DB, STYLE, Chart, legend, ratio_axis, ratio_limits, span, svg
-from harness.report.looks import look, looks
+from harness.report.looks import look
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records, newest
 from harness.report.table import known
@@ -38,22 +38,30 @@ def speed_against_error(machine: Machine) -> list[Chart]:
                 arms[r["arm"]] = arm_of(r)
         if not series:
             continue
+        modes = list(dict.fromkeys(arms[name].mode for name in series))
         figure = Figure(figsize=(9.5, 3.4), layout="constrained")
-        axes = figure.subplots()
-        axes.axhline(1, color=INK, linewidth=0.9)
-        for arm, style in looks(machine, arms.items()).items():
-            step = max(1, -(-len(series[arm]) // MOST_POINTS))
-            x, y = zip(*sorted(series[arm])[::step], strict=True)
-            axes.plot(x, y, **style, label=text.short(arm, 40))
-        ratio_axis(axes.yaxis, log=axes.set_yscale)
-        axes.set_xlabel("worst SQNR of the case's results (dB), right is more exact")
-        axes.set_ylabel("speedup over bf16")
-        axes.margins(x=0.06)
-        span(axes, LEAST_DB)
-        axes.set_ylim(*ratio_limits(gain for points in series.values() for _, gain in points))
-        axes.grid()
-        axes.set_axisbelow(True)
-        legend(figure, axes)
+        panels = figure.subplots(1, len(modes), sharex=True, sharey=True, squeeze=False)[0]
+        ends = ratio_limits(gain for points in series.values() for _, gain in points)
+        drawn: dict[str, dict[str, Any]] = {}
+        for axes, mode in zip(panels, modes, strict=True):
+            axes.axhline(1, color=INK, linewidth=0.9)
+            for arm in (name for name in series if arms[name].mode == mode):
+                step = max(1, -(-len(series[arm]) // MOST_POINTS))
+                x, y = zip(*sorted(series[arm])[::step], strict=True)
+                style = drawn[str(arms[arm].modeless)] = look(machine, arms[arm])
+                axes.plot(x, y, **style)
+            ratio_axis(axes.yaxis, log=axes.set_yscale)
+            axes.set_ylim(*ends)
+            axes.set_xlabel("worst SQNR of the case's results (dB)")
+            axes.set_title(mode if len(modes) > 1 else "")
+            axes.margins(x=0.06)
+            axes.grid()
+            axes.set_axisbelow(True)
+        span(panels[0], LEAST_DB)
+        panels[0].set_ylabel("speedup over bf16")
+        for name, style in drawn.items():
+            panels[0].plot([], [], **style, label=text.short(name, 40))
+        legend(figure, panels[0])
         key = f"tradeoff-{suite}-{machine.env_id}"
         thinned = any(len(points) > MOST_POINTS for points in series.values())
         caption = "A mark a case, isolated regime; up is faster, right is more exact." + (
