@@ -38,7 +38,7 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> Lead:
     speed, *others = answers
     refuted = [a for a in others if a.verdict == "no"]
     open_ = [a for a in others if a.verdict in ("partly", "can't tell")]
-    found = standings(machine) if machine.is_gpu else []
+    found = [s for s in standings(machine) if s.pairs]
     sentences = []
     if refuted:
         verdict = f"Do not switch FP8 on from these runs: {_lower(refuted[0].brief)}"
