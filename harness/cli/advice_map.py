@@ -31,7 +31,7 @@ MODE, SIZE = "compile", 8
 TITLE = f"PREDICTED, no GPU measured: FP8 over bf16, whole training step, compiled, {SIZE} GPUs"
 NOTE = (
     "Big: predicted speedup, small: its interval. Hatched: the interval contains 1, so nobody can tell without measuring. "
-    "off: less than 2 % predicted.\nx: the step does not fit into the memory of a GPU. "
+    "off: less than 2 % predicted.\nDoes not fit: into the memory of a GPU. "
     "From reports/published/advice.json; how far such predictions were off: docs/advise-accuracy.md."
 )
 NAMES = {
@@ -81,7 +81,7 @@ def _cell(axes: Axes, x: int, y: int, cell: Answered) -> None:
         Rectangle(corner, 0.96, 0.92, facecolor=colour, edgecolor=GRID, hatch=hatch, linewidth=0.6)
     )
     if cell.word == "does not fit":
-        axes.text(x, y, "x", ha="center", va="center", color=MUTED)
+        axes.text(x, y, "does not fit", ha="center", va="center", color=MUTED, fontsize=7.5)
     elif cell.word == "off":
         axes.text(x, y, "off", ha="center", va="center", color=INK)
     else:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from harness.report.numerics import Worst
     from harness.report.runs import Machine
 
-MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 8, 4, 12
+MOST_ARMS, MOST_UNJUDGED, MOST_CASES = 10, 4, 12
 BYTES = {"saved_bytes_per_elem": "kept for backward", "cast_bytes_per_elem": "moved by fused casts"}
 
 
