@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ def _cell(axes: Axes, x: int, y: int, cell: Answered) -> None:
     else:
         more = " (some layers)" if cell.word == "partial" else ""
         interval = cell.interval if cell.ratio else "no prediction"
-        about = {"ha": "center", "va": "center", "color": INK}
+        about: Any = {"ha": "center", "va": "center", "color": INK}
         axes.text(x, y - 0.12, cell.ratio + more, fontweight="bold" if not hatch else "normal", **about)
         axes.text(x, y + 0.22, interval, fontsize=7, **about)
 

@@ -62,7 +62,7 @@ def _places(machine: Machine) -> Mapping[str, int]:
 
 @once
 def _fills(machine: Machine) -> Mapping[tuple[str, tuple[str, str, str]], int]:
-    """Of the arms of one recipe, however they are run: ours is full, others follow by name."""
+    """Fill of each arm of a recipe, however it is run: ours is full, others follow by name."""
     kinds: dict[str, set[tuple[str, str, str]]] = {}
     for arm in arms_of(machine.frame):
         kinds.setdefault(subject(arm), set()).add(_whose(arm))

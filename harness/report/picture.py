@@ -53,7 +53,7 @@ def picture(machine: Machine) -> Chart | None:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Of a drawing: inches across, inches a row, and whether names stand above their rows instead of beside them."""
+    """Size of a drawing: inches across, inches a row, and whether names stand above their rows instead of beside them."""
 
     width: float
     row: float
@@ -189,9 +189,8 @@ def _quality(machine: Machine) -> Chart | None:
             _bytes_panel(panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base)
             if size.stacked:
                 _label(panels[1], size, [(str(arm), "", []) for arm in found])
-        for panel in panels if size.stacked else panels[:1]:
-            if panel.get_legend_handles_labels()[0] and size.stacked:
-                panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderpad=0, labelcolor=INK)
+        for panel in panels if size.stacked else []:
+            panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderpad=0, fontsize=7.5)
         if not size.stacked:
             _shared_legend(figure, panels)
         return figure

@@ -236,7 +236,7 @@ def _speed_sentence(suite: str, how: str, arms: Sequence[tuple[str, pd.DataFrame
 def _speed_brief(suite: str, arms: Sequence[tuple[str, pd.DataFrame]]) -> str:
     """How many of the deciding arms are faster, and how many could not be judged."""
     count = Counter(_speed_verdict(own) for _, own in arms)
-    words = {
+    words: dict[Verdict, str] = {
         "yes": "faster",
         "partly": "faster in some cases",
         "no": "not faster",
