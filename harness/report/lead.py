@@ -44,13 +44,13 @@ def lead(machine: Machine, answers: Sequence[Answer]) -> Lead:
         verdict = f"Do not switch FP8 on from these runs: {_lower(refuted[0].brief)}"
         sentences += [_asked(a) for a in refuted[1:]]
         if found:
-            sentences.append(f"Times alone: {_best(found)}.")
+            sentences.append(f"Times alone: {_words(found[0])}.")
     elif not machine.is_gpu:
         verdict = f"A CPU says nothing about speed. {_asked(others[0])}"
         others = others[1:]
         open_ = [a for a in open_ if a in others]
     else:
-        verdict = _speed(speed, found)
+        verdict = _speed(machine, speed, found)
     if open_:
         sentences.append("Not settled: " + " ".join(map(_asked, open_)))
     settled = [_DONE[a.question] for a in others if a.verdict == "yes" and a.question in _DONE]
@@ -72,15 +72,21 @@ _SPEED = {
 }
 
 
-def _speed(answer: Answer, found: Sequence[Standing]) -> str:
-    """The verdict on speed, with the best arm where one was timed."""
+def _speed(machine: Machine, answer: Answer, found: Sequence[Standing]) -> str:
+    """The verdict on speed with the best arm that nothing stands against; a gain in doubt is called no gain."""
     if not found:
         return f"{_SPEED[answer.verdict]}: {_lower(answer.brief)}"
-    return f"{_SPEED[answer.verdict]}: {_best(found)}."
+    clean = [s for s in found if not doubts(machine, s)]
+    if answer.verdict in ("yes", "partly") and not any(
+        p["verdict"] == "faster" for s in clean for p in s.pairs
+    ):
+        return (
+            f"Not shown that FP8 pays here: {_words(found[0])}, but {', '.join(doubts(machine, found[0]))}."
+        )
+    return f"{_SPEED[answer.verdict]}: {_words((clean or found)[0])}."
 
 
-def _best(found: Sequence[Standing]) -> str:
-    best = found[0]
+def _words(best: Standing) -> str:
     what = WHAT.get(best.suite, f"suite {best.suite}").partition(" (")[0]
     values = [p["speedup"] for p in best.pairs]
     if len(values) > 1:

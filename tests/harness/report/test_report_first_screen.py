@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
 from h200_rows import ENV, GENERATED_BY, h200_runs
 from matplotlib.figure import Figure
 from report_fixtures import CPU, H200, Invented, absent, cpu_run, figure, linear_cases, write_run
@@ -79,6 +80,34 @@ def test_a_wrong_result_comes_before_any_speed(tmp_path: Path) -> None:
     assert "is faster" not in said.verdict + said.rest
     assert said.rest.startswith("Times alone: tensorwise_compile")
     assert "rowwise_compile (1 case without a time)" in said.rest
+
+
+def test_the_best_arm_is_one_that_nothing_stands_against(tmp_path: Path) -> None:
+    """tensorwise is faster and its loss fails; where rowwise is left out, no gain is beyond doubt."""
+    base = control()
+    losses = [
+        *rows_of_runs("base", base),
+        *rows_of_runs("base_eps", shifted(base, 0.0, sd=1e-5)),
+        *rows_of_runs("base_other", {s: run_of(falling(100 + s)) for s in base}),
+        *rows_of_runs("tensorwise", shifted(base, 0.08), recipe="tensorwise"),
+        *rows_of_runs("rowwise", shifted(base, 0.0003), recipe="rowwise"),
+        *rows_of_runs("negative_control", shifted(base, lambda t: 0.6 * t / (t + 30), ratio=0.6)),
+    ]
+    cases = linear_cases(Invented(), 690.0)
+    found = machine(write_run(tmp_path / "a", [*cases, losses]))
+    said = lead_of(found)
+    assert training.trains_the_same(found).verdict == "partly"
+    assert said.verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "tensorwise_compile (loss: FAIL)" in said.rest
+    drawn = picture(found)
+    assert drawn is not None
+    assert "loss: FAIL" in drawn.svg
+    skip = {
+        f"rowwise{more}_{mode}": "left out" for more in ("", "_with_gw_hp") for mode in ("eager", "compile")
+    }
+    alone = lead_of(machine(write_run(tmp_path / "b", [*linear_cases(Invented(), 690.0, skip), losses])))
+    assert alone.verdict.startswith("Not shown that FP8 pays here: tensorwise_compile")
+    assert alone.verdict.endswith("but loss: FAIL.")
 
 
 def test_a_cpu_claims_no_speed(tmp_path: Path) -> None:
