@@ -186,7 +186,9 @@ def _quality(machine: Machine) -> Chart | None:
         panels[0].plot([], [], color=INK, linewidth=1.6, label="least accepted")
         _label(panels[0], size, words, beside=len(panels) == 1)
         if kinds:
-            _bytes_panel(panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base)
+            _bytes_panel(
+                panels[1], [bytes_of.get(arm, {}) for arm in found], kinds, base, 0.08 * size.stacked
+            )
             if size.stacked:
                 _label(panels[1], size, [(str(arm), "", []) for arm in found])
         for panel in panels if size.stacked else []:
@@ -227,13 +229,13 @@ def _bytes(machine: Machine) -> dict[Arm, dict[str, float]]:
 
 
 def _bytes_panel(
-    axes: Axes, values: Sequence[dict[str, float]], kinds: Sequence[str], base: float | None
+    axes: Axes, values: Sequence[dict[str, float]], kinds: Sequence[str], base: float | None, down: float
 ) -> None:
-    """Two bars a recipe from 0, and what bf16 keeps as a line."""
+    """Two bars a recipe from 0, so far below the middle of its row, and what bf16 keeps as a line."""
     for i, (kind, alpha) in enumerate(zip(kinds, (1.0, 0.45), strict=False)):
-        at = [y + 0.18 * (2 * i - 1) * (len(kinds) > 1) for y in range(len(values))]
+        at = [y + down + (0.18 - down / 2) * (2 * i - 1) * (len(kinds) > 1) for y in range(len(values))]
         widths = [own.get(kind, 0.0) for own in values]
-        axes.barh(at, widths, height=0.3, color=MUTED, alpha=alpha, label=BYTES[kind])
+        axes.barh(at, widths, height=0.3 - down, color=MUTED, alpha=alpha, label=BYTES[kind])
         for y, own in zip(at, values, strict=True):
             said = text.number(own[kind]) if kind in own else "not measured" if not (own or i) else ""
             axes.annotate(
