@@ -32,6 +32,7 @@ from harness.machine.hardware import Device, of_env
 from harness.store import text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
+from harness.store.differences import GENERATED
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.schema import JSON_COLUMNS
@@ -208,8 +209,8 @@ class Machine:
 
     @property
     def generated(self) -> str:
-        """What made these rows where nothing measured them (`generated_by` of the environment); else ""."""
-        return str(self.env.get("generated_by") or "")
+        """What made these rows where nothing measured them; else ""."""
+        return str(self.env.get(GENERATED) or "")
 
     @property
     def dates(self) -> str:
