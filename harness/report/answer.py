@@ -15,16 +15,29 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 Verdict = Literal["yes", "partly", "no", "can't tell"]
+MOST_BRIEF = 90  # two lines of a third of the page
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, its verdict in one sentence, and what the verdict rests on."""
+    """A question, its verdict in one sentence, and what the verdict rests on.
+
+    Attributes:
+        question: what a reader asks.
+        verdict: one of `Verdict`.
+        sentence: the verdict with its figures.
+        evidence: what the sentence rests on, a line each.
+        brief: the sentence in at most `MOST_BRIEF` characters, for the first screen.
+    """
 
     question: str
     verdict: Verdict
     sentence: str
     evidence: tuple[str, ...] = ()
+    brief: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "brief", text.short(self.brief or self.sentence, MOST_BRIEF))
 
 
 def reasons(machine: Machine, most: int = 4) -> tuple[str, ...]:

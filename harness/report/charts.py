@@ -9,12 +9,25 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
+from harness.report.drawing import (
+    BAND,
+    INK,
+    LEAST_DB,
+    MUTED,
+    STYLE,
+    Chart,
+    legend,
+    ratio_axis,
+    ratio_limits,
+    span,
+    svg,
+)
+from harness.report.looks import PLACES, look, looks
 from harness.report.numerics import SQNR, numerics_by_arm
 from harness.report.records import arm_records, newest
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
-from harness.store.arm import arm_of, arms_of
+from harness.store.arm import Arm, arm_of, arms_of
 from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
@@ -56,11 +69,10 @@ def rates(machine: Machine) -> list[Chart]:
         return []
     cases = _largest(records, machine.constant_axes("gemm"))
     shown = [r for r in records if r["case_id"] in cases]
-    arms = list(dict.fromkeys(r["arm"] for r in records))
     figure, axes = _rows_figure(list(cases.values()))
-    for i, arm in enumerate(arms):
+    for arm, style in looks(machine, ((r["arm"], arm_of(r)) for r in records)).items():
         own = [(r["tflops"], list(cases).index(r["case_id"])) for r in shown if r["arm"] == arm]
-        axes.plot(*zip(*own, strict=True), **mark(i, label=arm))
+        axes.plot(*zip(*own, strict=True), **style, label=arm)
     best = machine.ceilings.achieved if machine.ceilings else {}
     for i, (kind, rate) in enumerate(sorted(best.items())):
         axes.axvline(rate, color=MUTED, linewidth=0.9, linestyle=LINES[i % 4], label=f"best {kind} product")
@@ -98,10 +110,12 @@ def casts(machine: Machine) -> list[Chart]:
                 series.setdefault(text.case_label(named, constant), []).append(
                     (r["bytes_moved"], r["gb_per_s"])
                 )
-        for i, (label, points) in enumerate(series.items()):
+        for label, points in series.items():
             xs, ys = zip(*sorted(points), strict=True)
-            # Series can lie on each other; an open marker leaves the one below visible.
-            axes.plot(xs, ys, **mark(i, fillstyle="none", linestyle="-", linewidth=1.1, label=label or arm))
+            fill = "none" if "e5m2" in label else "full"
+            style = look(machine, Arm(_scaling(label), variant=arm)) | {"fillstyle": fill, "linestyle": "-"}
+            style |= {"linewidth": 1.1, "markeredgewidth": 0.9}
+            axes.plot(xs, ys, **style, label=label or arm)
         if copy:
             axes.plot(
                 *zip(*copy, strict=True), color=MUTED, linewidth=1.1, linestyle="--", label="measured copy"
@@ -141,21 +155,32 @@ def soundness(machine: Machine) -> list[Chart]:
         return []
     figure, axes = _rows_figure([f"{w.suite}: {w.arm}" for w in worst])
     bounded = False
-    for i, (metric, name) in enumerate(SQNR.items()):
+    # A recipe's colour and marker; which result it is shows by the height within the row, from top to bottom.
+    shown = [m for m in SQNR if (rows["metric"] == m).any()]
+    for i, metric in enumerate(shown):
         drawn = rows[rows["metric"] == metric]
+        shift = 0.56 * (i - (len(shown) - 1) / 2) / max(len(shown), 2)
         for y, w in enumerate(worst):
             own = _spread(drawn["value"][(drawn["suite"] == w.suite) & (drawn["arm"] == w.arm)].tolist())
-            axes.plot(own, [y] * len(own), **mark(i, fillstyle="none", markeredgewidth=0.9))
+            style = look(machine, w.fields) | {"markersize": 3.2, "markeredgewidth": 0.8}
+            axes.plot(own, [y + shift] * len(own), **style)
             if len(own) and metric in w.bounds:
-                axes.plot([w.bounds[metric]] * 2, [y - 0.36, y + 0.36], color=SERIES[i], linewidth=1.6)
+                ends = [y + shift - 0.16, y + shift + 0.16]
+                axes.plot([w.bounds[metric]] * 2, ends, color=INK, linewidth=1.4)
                 bounded = True
-        if len(drawn):
-            axes.plot([], [], **mark(i, fillstyle="none", markeredgewidth=0.9, label=name))
+    if bounded:
+        axes.plot([], [], color=INK, linewidth=1.4, label="least that the suite accepts")
+        legend(figure, axes)
     axes.set_xlabel("SQNR (dB), higher is better")
     axes.margins(x=0.06)
-    legend(figure, axes)
-    bound = " A bar: the least SQNR that the suite accepts in the case nearest to it." if bounded else ""
-    caption = f"A mark a case (60 of an arm at most, by rank), against a high-precision reference of the same operands.{bound}"
+    span(axes, LEAST_DB)
+    names = ", ".join(SQNR[m] for m in shown)
+    order = f" Within a row from top to bottom: {names}." if len(shown) > 1 else ""
+    bound = " A bar: the bound of the case nearest to it." if bounded else ""
+    caption = (
+        "A mark a case (60 of an arm at most, by rank), against a high-precision reference of the same operands."
+        f"{order}{bound}"
+    )
     return [
         Chart(
             f"sqnr-{machine.env_id}",
@@ -166,11 +191,17 @@ def soundness(machine: Machine) -> list[Chart]:
     ]
 
 
+def _scaling(label: str) -> str:
+    """The recipe whose scales a cast's label names, "" where it names none: its colour is that recipe's."""
+    return next((word for word in label.replace(",", " ").split() if word in PLACES), "")
+
+
 @mpl.rc_context(STYLE)
 def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]) -> Chart:
     everything = [r for g in panels.values() for r in rows_of(g)]
     cases = _largest(everything, machine.constant_axes(suite))
-    arms = list(dict.fromkeys(str(arm_of(r).modeless) for r in everything))
+    styles = looks(machine, ((str(arm_of(r).modeless), arm_of(r)) for r in everything))
+    arms = list(styles)
     height = 1.0 + len(cases) * max(0.26, 0.1 * len(arms))
     figure = Figure(figsize=(9.5, height), layout="constrained")
     columns = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
@@ -187,8 +218,8 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
             at = [row[r["case_id"]] + (i - (len(arms) - 1) / 2) * 0.62 / max(len(arms), 2) for r in own]
             known = [(y, r["low"], r["high"]) for y, r in zip(at, own, strict=True) if r["low"] == r["low"]]
             if known:
-                axes.hlines(*zip(*known, strict=True), color=SERIES[i % 8], linewidth=1.3)
-            axes.plot([r["speedup"] for r in own], at, **mark(i))
+                axes.hlines(*zip(*known, strict=True), color=styles[arm]["color"], linewidth=1.3)
+            axes.plot([r["speedup"] for r in own], at, **styles[arm])
             ends += [end for r in own for end in (r["low"], r["high"], r["speedup"]) if end == end]
         axes.set_title(title)
         ratio_axis(axes.xaxis, log=axes.set_xscale)
@@ -197,10 +228,9 @@ def _forest(machine: Machine, suite: str, regime: str, panels: Mapping[str, Any]
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.set_xlabel("speedup over bf16 (log scale)")
-    low, high = min(ends), max(ends)
-    columns[0].set_xlim(low / (high / low) ** 0.06 / 1.01, high * (high / low) ** 0.06 * 1.01)
-    for i, arm in enumerate(arms):
-        columns[0].plot([], [], **mark(i, label=text.short(arm, 40)))
+    columns[0].set_xlim(*ratio_limits(ends))
+    for arm, style in styles.items():
+        columns[0].plot([], [], **style, label=text.short(arm, 40))
     columns[0].fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
     legend(figure, columns[0])
     caption = f"{_count(cases, everything)} Right of 1 FP8 is faster. Lines: 95 % intervals over rounds; {regime} regime."

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.report.drawing import INK, MUTED, SERIES, STYLE, Chart, legend, mark, ratio_axis, svg
+from harness.report.drawing import (
+    INK,
+    MUTED,
+    SERIES,
+    STYLE,
+    Chart,
+    legend,
+    mark,
+    ratio_axis,
+    ratio_limits,
+    svg,
+)
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Table
@@ -107,6 +118,7 @@ def machines_chart(material: Material) -> list[Chart]:
             axes.plot([mean], [y], **mark(i))
         axes.plot([], [], **mark(i, label=text.short(name, 40)))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
+    axes.set_xlim(*ratio_limits(v for gain in gains for cases in gain.values() for v in cases.values()))
     labels = [
         f"{suite} {arm}" + (", sustained" if regime == "sustained" else "")
         for (suite, arm, _, regime), _ in shown

@@ -16,21 +16,24 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import escape
 from matplotlib import rcParamsDefault
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from harness.store import text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-INK, MUTED, GRID, BAND = "#010101", "#020202", "#030303", "#040404"
+INK, MUTED, GRID, BAND, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505"
 SERIES = tuple(f"#0a000{i}" for i in range(8))
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band"} | {
-    c: f"--series-{i}" for i, c in enumerate(SERIES)
+HEAT = tuple(f"#0b000{i}" for i in range(9))
+VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"} | {
+    c: f"--{kind}-{i}"
+    for kind, colours in (("series", SERIES), ("heat", HEAT))
+    for i, c in enumerate(colours)
 }
 MARKERS = "osD^vPX*"
 STYLE: Any = {
@@ -64,6 +67,10 @@ STYLE: Any = {
     "legend.fontsize": 8.5,
     "lines.markersize": 4.5,
 }
+# The least that an axis spans, so that a difference without meaning is not drawn as wide as the page: one bit of a
+# significand is 6.02 dB; a speedup is read against +/- 10 %.
+LEAST_DB = 12.0
+LEAST_RATIO = (1 / 1.1, 1.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,12 @@ class Chart:
     title: str
     svg: str
     caption: str
+    narrow: str = ""  # the same for a screen of 400 px, where it is worth a drawing of its own
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms
+        object.__setattr__(self, "svg", _named(self.svg, self.title))
+        object.__setattr__(self, "narrow", _named(self.narrow, self.title))
 
 
 def mark(i: int, **more: Any) -> dict[str, Any]:
@@ -101,11 +111,29 @@ def legend(figure: Figure, axes: Axes) -> None:
 def ratio_axis(axis: Axis, log: Callable[[str], None]) -> None:
     """Speedups on a logarithmic scale, so that 2x and 0.5x are as far from 1; `log` sets the scale of the axis."""
     log("log")
-    at = (1, 1.1, 1.25, 1.5, 1.75, 2, 3, 5, 7, 8, 9)
-    axis.set_major_locator(LogLocator(base=10, subs=at))
+    axis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}x"))
     axis.set_minor_formatter(NullFormatter())
     axis.set_minor_locator(NullLocator())
+
+
+def ratio_limits(values: Iterable[float]) -> tuple[float, float]:
+    """Ends of an axis of speedups: all values with some room, and at least `LEAST_RATIO`.
+
+    >>> [round(end, 2) for end in ratio_limits([1.001, 1.002])]
+    [0.9, 1.11]
+    """
+    known = [v for v in values if v == v] or [1.0]
+    low, high = min(*known, LEAST_RATIO[0]), max(*known, LEAST_RATIO[1])
+    room = (high / low) ** 0.06
+    return low / room, high * room
+
+
+def span(axes: Axes, least: float) -> None:
+    """Widens the horizontal, linear axis about its middle until it spans `least`."""
+    low, high = axes.get_xlim()
+    more = max(0.0, (least - (high - low)) / 2)
+    axes.set_xlim(low - more, high + more)
 
 
 def svg(figure: Figure, key: str) -> str:
@@ -155,6 +183,14 @@ def standalone(chart: Chart, css: str) -> str:
         f"@media (prefers-color-scheme: dark) {{ svg {{ {colours[1]} }} }} "
         "text { font-family: system-ui, sans-serif !important; }"
     )
-    end = chart.svg.index(">") + 1
-    head, rest = chart.svg[:end], chart.svg[end:]
-    return f"{head}\n<title>{escape(chart.title)}</title>\n<style>{style}</style>{rest}"
+    end = chart.svg.index("</title>") + len("</title>")
+    return f"{chart.svg[:end]}\n<style>{style}</style>{chart.svg[end:]}"
+
+
+def _named(drawn: str, title: str) -> str:
+    """An SVG as one image with a name, for those who hear the page."""
+    if "<svg " not in drawn:
+        return drawn
+    head, tag, rest = drawn.partition("<svg ")
+    end = rest.index(">") + 1
+    return f'{head}{tag}role="img" {rest[:end]}\n<title>{escape(text.printable(title))}</title>{rest[end:]}'

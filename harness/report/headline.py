@@ -73,12 +73,12 @@ class Standing:
 
 def headline_rows(machine: Machine, conditions: str, ledger: Ledger) -> list[HeadlineRow]:
     """A row an FP8 arm, the best first, with each of its numbers entered into the ledger."""
-    return [_row(machine, conditions, ledger, s) for s in _standings(machine)[:MOST_ROWS]]
+    return [_row(machine, conditions, ledger, s) for s in standings(machine)[:MOST_ROWS]]
 
 
 def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     """The rows of one machine as a table; None where no FP8 arm was measured."""
-    left = len(_standings(machine)) - len(rows)
+    left = len(standings(machine)) - len(rows)
     caption = f"{text.plural(left, 'more arm')} in the tables below." if left else ""
     return _table(f"headline-{machine.env_id}", COLUMNS, rows, caption) if rows else None
 
@@ -98,11 +98,11 @@ def _table(key: str, columns: Sequence[Column], rows: Sequence[HeadlineRow], cap
     """Without the columns that no row fills."""
     kept = [i for i in range(len(columns)) if any(row[i].text for row in rows)]
     cells = tuple(tuple(row[i] for i in kept) for row in rows)
-    return Table(key, tuple(columns[i] for i in kept), cells, caption, sortable=False)
+    return Table(key, tuple(columns[i] for i in kept), cells, caption, sortable=False, as_cards=True)
 
 
 @once
-def _standings(machine: Machine) -> list[Standing]:
+def standings(machine: Machine) -> list[Standing]:
     """Arms of the deciding suite by gain; where no speed counts, one for each recipe."""
     pairs = fp8_pairs(machine)
     pairs = pairs[pairs["speedup"].notna() & (pairs["regime"] != "sustained")]
@@ -148,7 +148,7 @@ def _row(machine: Machine, conditions: str, ledger: Ledger, standing: Standing) 
     count = text.plural(len(cases), "case") if cases else ""
     worst, where = _worst(machine, standing.fields, computed)
     used, of = _mixed_mfu(machine, standing)
-    seen, ran = _proof(machine, standing.fields, computed)
+    seen, ran = proof(machine, standing.fields, computed)
     loss, trained = _loss(machine, computed)
     return (
         Cell(standing.arm, standing.arm),
@@ -231,7 +231,8 @@ def _mixed_mfu(machine: Machine, standing: Standing) -> tuple[Cell, Rows]:
     return Cell(text.percent(middle), middle, "bad" if "over_peak" in flags else "", "; ".join(notes)), rows
 
 
-def _proof(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
+def proof(machine: Machine, arm: Arm, computed: Arm) -> tuple[Cell, Rows]:
+    """FP8 GEMMs that a profiler saw of those expected; "" where nothing counted them."""
     rows = _fp8_newest(machine)
     own = [r for r in rows if arm_of(r) == arm != computed] or [
         r for r in rows if recipe(arm_of(r)) == computed

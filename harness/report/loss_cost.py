@@ -13,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from harness.judge.verdict import MARGIN
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
-from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.looks import look
 from harness.report.table import Cell, Spec, Table, make_table, number_cell
 from harness.report.training import STYLES, setup_label
 from harness.store import text
@@ -144,27 +145,23 @@ def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str
     axes.axvline(0, color=MUTED, linewidth=0.6)
     places = np.arange(len(verdicts))[::-1]
     inside = [1.3 * limit]
-    for shift, (name, title), colour, fill in zip(
-        (0.14, -0.14), GAPS.items(), SERIES[:2], ("full", "none"), strict=True
-    ):
+    for shift, (name, title), fill in zip((0.14, -0.14), GAPS.items(), ("full", "none"), strict=True):
         gates = [_gap(v, name) for v in verdicts]
-        near = [(y, g) for y, g in zip(places, gates, strict=True) if g is not None and abs(g.effect) <= FAR]
+        near = [
+            (y, g, v.fields)
+            for y, g, v in zip(places, gates, verdicts, strict=True)
+            if g is not None and abs(g.effect) <= FAR
+        ]
         if not near:
             continue
-        x = np.array([100 * g.effect for _, g in near])
-        wings = np.array([[g.effect - g.low for _, g in near], [g.high - g.effect for _, g in near]]) * 100
-        axes.errorbar(
-            x,
-            [y + shift for y, _ in near],
-            xerr=wings,
-            linestyle="none",
-            marker="o" if fill == "full" else "s",
-            fillstyle=fill,
-            color=colour,
-            linewidth=1.1,
-            capsize=2.0,
-            label=title,
+        x = np.array([100 * g.effect for _, g, _ in near])
+        wings = (
+            np.array([[g.effect - g.low for _, g, _ in near], [g.high - g.effect for _, g, _ in near]]) * 100
         )
+        for at, wing, (y, _, arm) in zip(x, wings.T, near, strict=True):
+            style = look(machine, arm) | {"fillstyle": fill}
+            axes.errorbar(at, y + shift, xerr=wing[:, None], **style, linewidth=1.1, capsize=2.0)
+        axes.plot([], [], "o", color=INK, fillstyle=fill, label=title)
         inside += [float(v) for v in (np.abs(x) + wings.max(axis=0))]
     edge = 1.08 * min(max(inside), 100 * FAR)
     for y, v in zip(places, verdicts, strict=True):

@@ -35,19 +35,23 @@ def cell_markdown(cell: Cell) -> str:
 
 
 def rows_html(table: Table, start: int = 0, stop: int | None = None) -> Markup:
-    """Rows [start, stop) of a table as <tr> elements, a line each."""
+    """Rows [start, stop) of a table as <tr> elements, a line each; the first cell names its row."""
     columns = table.columns
     lines = []
     for row in table.rows[start:stop]:
-        cells = (_cell_html(cell, column) for cell, column in zip(row, columns, strict=True))
+        cells = [
+            _cell_html(cell, column, table.as_cards and bool(i), 'th scope="row"' if i == 0 else "td")
+            for i, (cell, column) in enumerate(zip(row, columns, strict=True))
+        ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return Markup("\n".join(lines))
 
 
-def _cell_html(cell: Cell, column: Column) -> str:
+def _cell_html(cell: Cell, column: Column, is_named: bool, tag: str) -> str:
     style = f"n {cell.style}".rstrip() if column.numeric else cell.style
     name = f' class="{style}"' if style else ""
     name += f' id="{escape(cell.anchor)}"' if cell.anchor else ""
+    name += f' data-name="{escape(column.title)}"' if is_named else ""
     key = ""
     if cell.order is not None and str(cell.order) != cell.text:
         key = f' data-order="{escape(sort_key(cell.order))}"'
@@ -56,7 +60,7 @@ def _cell_html(cell: Cell, column: Column) -> str:
         shown = f'<a href="{escape(cell.href)}">{shown}</a>'
     below = ", ".join(filter(None, (cell.interval, cell.note)))
     note = f"<small>{escape(printable(below))}</small>" if below else ""
-    return f"<td{name}{key}>{shown}{note}</td>"
+    return f"<{tag}{name}{key}>{shown}{note}</{tag[:2]}>"
 
 
 def sort_key(value: object) -> str:

@@ -10,12 +10,13 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.looks import look
 from harness.report.records import arm_records
 from harness.report.runs import once
 from harness.report.table import known, resolved_of
 from harness.store import text
-from harness.store.arm import Arm, arm_of
+from harness.store.arm import Arm, arm_of, parse
 from harness.store.compare import SECONDS
 
 if TYPE_CHECKING:
@@ -86,11 +87,12 @@ def break_even(machine: Machine) -> list[Chart]:
     for y, about in enumerate(shown):
         ends = [about[name] for name in ("warm_pays", "cold_pays") if known(about.get(name))]
         axes.plot(ends, [y] * len(ends), color=MUTED, linewidth=0.9)
-        axes.plot([about["cold_pays"]], [y], "o", color=SERIES[0])
+        style = look(machine, parse(about["arm"]))
+        axes.plot([about["cold_pays"]], [y], **style)
         if known(about.get("warm_pays")):
-            axes.plot([about["warm_pays"]], [y], "o", color=SERIES[0], fillstyle="none")
-    axes.plot([], [], "o", color=SERIES[0], label="cold: empty caches")
-    axes.plot([], [], "o", color=SERIES[0], fillstyle="none", label="warm: filled caches")
+            axes.plot([about["warm_pays"]], [y], **style | {"fillstyle": "none"})
+    axes.plot([], [], "o", color=INK, label="cold: empty caches")
+    axes.plot([], [], "o", color=INK, fillstyle="none", label="warm: filled caches")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: text.number(v, 1)))

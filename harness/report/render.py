@@ -21,6 +21,8 @@ from harness.report.claims import Ledger
 from harness.report.drawing import standalone
 from harness.report.facts import conditions, described, facts
 from harness.report.headline import headline, headline_rows, overview
+from harness.report.lead import lead
+from harness.report.picture import picture
 from harness.report.sections import about_mfu, sections, shared
 from harness.store import text
 
@@ -28,12 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.report.answer import Answer
+    from harness.report.drawing import Chart
     from harness.report.headline import HeadlineRow
+    from harness.report.lead import Lead
     from harness.report.runs import Machine, Material
     from harness.report.section import Section
     from harness.report.table import Table
 
 HERE = Path(__file__).parent
+FOLD = 12  # rows of a table that stays open; a longer one is folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class MachineView:
     conditions: str
     described: str
     notice: str
+    lead: Lead
+    picture: Chart | None
     headline: Table | None
     answers: tuple[Answer, ...]
     sections: tuple[Section, ...]
@@ -81,7 +88,8 @@ def render(material: Material, static: bool, focus: str = "", figures: str = "")
         notices = [note for note in (missing, *notices) if note]
     together = shared(material)
     own = (*together, *(s for view in views for s in view.sections))
-    charts = [c for s in (*published, *own) for c in s.charts]
+    charts = [view.picture for view in views if view.picture]
+    charts += [c for s in (*published, *own) for c in s.charts]
     common = {
         "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else "FP8 against bf16",
         "title": title,
@@ -108,17 +116,32 @@ def render(material: Material, static: bool, focus: str = "", figures: str = "")
 
 
 def _view(machine: Machine, rows: Sequence[HeadlineRow], focus: str) -> MachineView:
+    answers = (
+        *verdicts.answers(machine),
+        *([training.trains_the_same(machine)] if machine.trainings else []),
+    )
     return MachineView(
         machine.env_id,
         machine.name,
         conditions(machine),
         described(machine),
-        "" if machine.is_gpu else verdicts.CPU_NOTICE,
+        _notice(machine),
+        lead(machine, answers),
+        picture(machine),
         headline(machine, rows),
-        (*verdicts.answers(machine), *([training.trains_the_same(machine)] if machine.trainings else [])),
+        answers,
         sections(machine, "train" if focus == "mfu" else ""),
         facts(machine),
     )
+
+
+def _notice(machine: Machine) -> str:
+    notices = [] if machine.is_gpu else [verdicts.CPU_NOTICE]
+    if machine.generated:
+        notices.insert(
+            0, f"Generated rows, not a measurement: {machine.generated} made them up to show this page."
+        )
+    return " ".join(notices)
 
 
 def _dates(material: Material) -> str:
@@ -150,6 +173,7 @@ def _jinja() -> jinja2.Environment:
         pack=markup.pack,
         shown=markup.SHOWN,
         most_markdown=markup.MOST_MARKDOWN,
+        fold=FOLD,
     )
     return environment
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from harness.report.drawing import MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import INK, MUTED, SERIES, STYLE, Chart, legend, svg
 from harness.report.records import arm_records, newest
 from harness.report.table import known
 from harness.store import text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 MOST_POINTS = 200
-KINDS = {"bf16": (SERIES[0], "o"), "fp8": (SERIES[1], "s")}
+KINDS = {"bf16": (INK, "p"), "fp8": (SERIES[7], "*")}  # no recipe's colour
 
 
 @mpl.rc_context(STYLE)

@@ -32,6 +32,7 @@ from harness.machine.hardware import Device, of_env
 from harness.store import run_files, text
 from harness.store.cause import Cause
 from harness.store.compare import TIMES, paired_ratios, rows_of, with_rates
+from harness.store.differences import GENERATED
 from harness.store.errors import UsageError
 from harness.store.json_columns import parse
 from harness.store.schema import JSON_COLUMNS
@@ -210,9 +211,14 @@ class Machine:
     @property
     def name(self) -> str:
         """The device in words."""
-        if self.is_gpu:
-            return str(self.env.get("gpu") or self.env.get("device"))
-        return f"CPU: {self.env.get('cpu') or 'model unknown'}"
+        device = str(self.env.get("gpu") or self.env.get("device"))
+        name = device if self.is_gpu else f"CPU: {self.env.get('cpu') or 'model unknown'}"
+        return f"{name} (generated rows, not measured)" if self.generated else name
+
+    @property
+    def generated(self) -> str:
+        """What made these rows where nothing measured them; else ""."""
+        return str(self.env.get(GENERATED) or "")
 
     @property
     def dates(self) -> str:

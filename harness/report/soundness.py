@@ -59,25 +59,46 @@ def is_sound(machine: Machine) -> Answer:
     judged = [w for w in fp8 if w.suite not in STUDIES]
     exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
     if not judged and not exact and not trained:
+        why = f"Only {' and '.join(studied)}, which break recipes on purpose." if studied else ""
         return Answer(
-            question, "can't tell", _unchecked(machine, studied), (*evidence, CHECKS, *reasons(machine))
+            question,
+            "can't tell",
+            _unchecked(machine, studied),
+            (*evidence, CHECKS, *reasons(machine)),
+            why or "No SQNR, no codes and no first training step in these runs.",
         )
-    sentences = []
+    sentences, briefs = [], []
     if judged:
         low = min(judged, key=lambda w: w.worst[1])
         sentences.append(
             f"Every result of {named(w.arm for w in judged)} passed its check; the worst SQNR is "
             f"{text.number(low.worst[1])} dB, of {low.arm} in suite {low.suite}."
         )
+        arms = text.plural(len({w.arm for w in judged}), "arm")
+        briefs.append(f"{arms} passed every check, worst {text.number(low.worst[1])} dB")
     if exact:
         sentences.append(f"Casts agree with the reference code for code in {text.plural(exact, 'check')}.")
+        if not judged:
+            briefs.append(f"casts agree code for code in {text.plural(exact, 'check')}")
     if trained:
         sentences.append(summary_of(trained))
+        if not judged:
+            briefs.append(
+                f"first training steps of {text.plural(len({s.arm for s in trained}), 'arm')} agree"
+            )
     if studied:
         sentences.append(
             f"{' and '.join(studied)}: not judged here, since their cases break recipes on purpose."
         )
-    return Answer(question, "partly" if studied else "yes", " ".join(sentences), tuple(evidence))
+        briefs.append(f"{' and '.join(studied)} not judged")
+    brief = f"{'; '.join(briefs)}."
+    return Answer(
+        question,
+        "partly" if studied else "yes",
+        " ".join(sentences),
+        tuple(evidence),
+        brief[0].upper() + brief[1:],
+    )
 
 
 def _worst_of(suite: str, worst: Sequence[Worst]) -> str:

@@ -48,6 +48,7 @@ class Table:
     caption: str = ""
     sortable: bool = True
     left_out: int = 0  # rows beyond `MOST`
+    as_cards: bool = False  # on a narrow screen each row is a card, its cells named
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", text.slug(self.key))  # it holds names of suites and arms

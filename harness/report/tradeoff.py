@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from harness.report.drawing import INK, STYLE, Chart, legend, mark, ratio_axis, svg
+from harness.report.drawing import INK, LEAST_DB, STYLE, Chart, legend, ratio_axis, ratio_limits, span, svg
+from harness.report.looks import look
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records, newest
 from harness.report.table import known
 from harness.report.verdicts import WHAT
 from harness.store import text
+from harness.store.arm import Arm, arm_of, parse
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -28,26 +30,38 @@ def speed_against_error(machine: Machine) -> list[Chart]:
     charts = []
     for suite in [*WHAT, *(s for s in machine.suites if s not in WHAT)]:
         series: dict[str, list[tuple[float, float]]] = {}
+        arms: dict[str, Arm] = {}
         for r in newest(arm_records(machine, suite)):
             found = [r[m] for m in SQNR if known(r.get(m)) and math.isfinite(r[m])]
             if found and known(r["speedup"]) and r["regime"] == "isolated" and _ran_fp8(r["flops"]):
                 series.setdefault(r["arm"], []).append((min(found), r["speedup"]))
+                arms[r["arm"]] = arm_of(r)
         if not series:
             continue
+        modes = list(dict.fromkeys(arms[name].mode for name in series))
         figure = Figure(figsize=(9.5, 3.4), layout="constrained")
-        axes = figure.subplots()
-        axes.axhline(1, color=INK, linewidth=0.9)
-        for i, (arm, points) in enumerate(series.items()):
-            step = max(1, -(-len(points) // MOST_POINTS))
-            x, y = zip(*sorted(points)[::step], strict=True)
-            axes.plot(x, y, **mark(i, label=text.short(arm, 40)))
-        ratio_axis(axes.yaxis, log=axes.set_yscale)
-        axes.set_xlabel("worst SQNR of the case's results (dB), right is more exact")
-        axes.set_ylabel("speedup over bf16")
-        axes.margins(x=0.06, y=0.08)
-        axes.grid()
-        axes.set_axisbelow(True)
-        legend(figure, axes)
+        panels = figure.subplots(1, len(modes), sharex=True, sharey=True, squeeze=False)[0]
+        ends = ratio_limits(gain for points in series.values() for _, gain in points)
+        drawn: dict[str, dict[str, Any]] = {}
+        for axes, mode in zip(panels, modes, strict=True):
+            axes.axhline(1, color=INK, linewidth=0.9)
+            for arm in (name for name in series if arms[name].mode == mode):
+                step = max(1, -(-len(series[arm]) // MOST_POINTS))
+                x, y = zip(*sorted(series[arm])[::step], strict=True)
+                style = drawn[str(arms[arm].modeless)] = look(machine, arms[arm])
+                axes.plot(x, y, **style)
+            ratio_axis(axes.yaxis, log=axes.set_yscale)
+            axes.set_ylim(*ends)
+            axes.set_xlabel("worst SQNR of the case's results (dB)")
+            axes.set_title(mode if len(modes) > 1 else "")
+            axes.margins(x=0.06)
+            axes.grid()
+            axes.set_axisbelow(True)
+        span(panels[0], LEAST_DB)
+        panels[0].set_ylabel("speedup over bf16")
+        for name, style in drawn.items():
+            panels[0].plot([], [], **style, label=text.short(name, 40))
+        legend(figure, panels[0])
         key = f"tradeoff-{suite}-{machine.env_id}"
         thinned = any(len(points) > MOST_POINTS for points in series.values())
         caption = "A mark a case, isolated regime; up is faster, right is more exact." + (
@@ -71,20 +85,21 @@ def outliers(machine: Machine) -> list[Chart]:
         return []
     figure = Figure(figsize=(9.5, 3.3), layout="constrained")
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    arms = list(dict.fromkeys(arm for by_arm in found.values() for arm in by_arm))
+    styles = {
+        arm: look(machine, parse(arm)) | {"linestyle": "-", "linewidth": 1.1, "fillstyle": "none"}
+        for arm in dict.fromkeys(arm for by_arm in found.values() for arm in by_arm)
+    }
     for panel, (role, drawn) in zip(panels, found.items(), strict=True):
         for arm, values in drawn.items():
-            i = arms.index(arm)
             where = [(OUTLIERS.index(d), v) for d, v in values.items()]
-            look = mark(i, fillstyle="none", linestyle="-", linewidth=1.1)
-            panel.plot(*zip(*sorted(where), strict=True), **look)
+            panel.plot(*zip(*sorted(where), strict=True), **styles[arm])
         panel.set_title(role)
         panel.set_xticks(range(len(OUTLIERS)), ["none", "100x", "1e3x", "1e4x", "1e5x"])
         panel.set_xlabel("size of the outliers")
         panel.grid(axis="y")
     panels[0].set_ylabel("SQNR of the rest (dB)")
-    for i, arm in enumerate(arms):
-        panels[0].plot([], [], **mark(i, fillstyle="none", label=arm))
+    for arm, style in styles.items():
+        panels[0].plot([], [], **style, label=arm)
     legend(figure, panels[0])
     key = f"outliers-{machine.env_id}"
     caption = (

@@ -77,7 +77,10 @@ def trains_the_same(machine: Machine) -> Answer:
     if unshown and verdict == "yes":
         verdict = "partly"
         sentence += f" No {NEGATIVE} shows that a fault would fail here."
-    return Answer(question, verdict, sentence, tuple(evidence[:8]))
+    brief = f"{text.plural(len(candidates), 'FP8 arm')}: {outcomes}" + (
+        f", no {NEGATIVE} to compare." if unshown and verdict == "partly" else "."
+    )
+    return Answer(question, verdict, sentence, tuple(evidence[:8]), brief)
 
 
 def is_candidate(arm: Arm) -> bool:

@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from harness.judge.verdict import MARGIN, ema
 from harness.judge.verdict.curves import half_life, pair
 from harness.judge.verdict.rows import CONTROL, NEGATIVE
-from harness.report.drawing import BAND, INK, MUTED, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.looks import look
 from harness.report.training import is_candidate, setup_label
 from harness.store import stats
 from harness.store.arm import GOLDEN
@@ -75,7 +76,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
         if not y.size:
             continue
         mean, at = y.mean(axis=0), _thin(x.size)
-        colour = INK if arm == CONTROL else SERIES[(i - 1) % 8]
+        colour = look(machine, setup.records[arm])["color"]
         axes.plot(x[at], mean[at], linewidth=1.2, color=colour, linestyle=DASHES[i % len(DASHES)], label=arm)
         if arm != NEGATIVE:
             ends.append(mean.min())
@@ -117,14 +118,13 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     beyond = []
     for i, (arm, (x, mean)) in enumerate(found.items()):
         at = _thin(x.size)
-        axes.plot(
-            x[at], mean[at], linewidth=1.2, color=SERIES[i % 8], linestyle=DASHES[i % len(DASHES)], label=arm
-        )
+        colour = look(machine, records[arm])["color"]
+        axes.plot(x[at], mean[at], linewidth=1.2, color=colour, linestyle=DASHES[i % len(DASHES)], label=arm)
         if np.abs(mean).max() > top:
             beyond.append(f"{arm} reaches {mean[np.abs(mean).argmax()]:+.3g} %")
         switch = next((r.switch_step for r in setup.arms[arm].values() if r.switch_step), None)
         if switch is not None:
-            axes.axvline(switch, color=SERIES[i % 8], linewidth=0.8, linestyle=":")
+            axes.axvline(switch, color=colour, linewidth=0.8, linestyle=":")
             caption += f" {arm} switches at step {switch}."
     if beyond:
         caption += f" Beyond the scale: {', '.join(beyond)}."

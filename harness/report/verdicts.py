@@ -54,6 +54,7 @@ def is_faster(machine: Machine) -> Answer:
             "can't tell",
             "Undecided on this machine: CPU timings are no evidence about a GPU.",
             ("Run the same sweep on the GPU in question; the report then answers here.",),
+            brief="CPU timings are no evidence about a GPU: run the same sweep there.",
         )
     pairs = fp8_pairs(machine)
     if not pairs["speedup"].notna().any():
@@ -66,7 +67,9 @@ def is_faster(machine: Machine) -> Answer:
     suite, how, deciding = parts[0]
     arms = _by_arm(deciding)
     verdict = _together([_speed_verdict(own) for _, own in arms])
-    return Answer(question, verdict, _speed_sentence(suite, how, arms), tuple(evidence))
+    return Answer(
+        question, verdict, _speed_sentence(suite, how, arms), tuple(evidence), _speed_brief(suite, arms)
+    )
 
 
 def did_fp8_run(machine: Machine) -> Answer:
@@ -120,14 +123,26 @@ def did_fp8_run(machine: Machine) -> Answer:
             "FP8 arms ran, but nothing counted their GEMMs." if total["unproven"] else "No FP8 GEMM ran."
         )
         return Answer(question, "can't tell", sentence, tuple(evidence))
-    sentences = []
+    sentences, briefs = [], []
     if total["arms"]:
+        briefs.append(f"{total['counted']} of {total['expected']} expected FP8 GEMMs seen")
         sentences.append(f"The profiler saw {total['counted']} of {total['expected']} expected FP8 GEMMs.")
     if total["direct"]:
         sentences.append(
             f"{text.plural(total['direct'], 'measured arm')} passed float8 operands to the GEMM directly."
         )
-    return Answer(question, "yes", " ".join(sentences), tuple(evidence))
+        briefs.append(f"{text.plural(total['direct'], 'arm')} on float8 operands")
+    uncounted = sum(tally[suite]["unproven"] for suite in WHAT if suite in tally)
+    if uncounted:  # of the suites that answer for speed: a time that nobody saw run in FP8
+        sentences.append(f"{text.plural(uncounted, 'measured arm')} had no count.")
+        briefs.append(f"{uncounted} without a count")
+    return Answer(
+        question,
+        "partly" if uncounted else "yes",
+        " ".join(sentences),
+        tuple(evidence),
+        f"{'; '.join(briefs)}.",
+    )
 
 
 def gains(machine: Machine) -> Table:
@@ -216,6 +231,19 @@ def _speed_sentence(suite: str, how: str, arms: Sequence[tuple[str, pd.DataFrame
     of = counted(rows_of(arms[0][1]))
     mean = f" Each a geometric mean over {text.plural(*of)}." if of[0] > 1 else ""
     return f"{what[0].upper()}{what[1:]}, speed over bf16: {'; '.join(words)}.{mean}"
+
+
+def _speed_brief(suite: str, arms: Sequence[tuple[str, pd.DataFrame]]) -> str:
+    """How many of the deciding arms are faster, and how many could not be judged."""
+    count = Counter(_speed_verdict(own) for _, own in arms)
+    words: dict[Verdict, str] = {
+        "yes": "faster",
+        "partly": "faster in some cases",
+        "no": "not faster",
+        "can't tell": "not judged",
+    }
+    told = ", ".join(f"{count[v]} {word}" for v, word in words.items() if count[v])
+    return f"{WHAT.get(suite, f'suite {suite}').partition(' (')[0].capitalize()}: of {text.plural(len(arms), 'FP8 arm')} {told}."
 
 
 def _arm_words(arm: str, pairs: pd.DataFrame) -> str:

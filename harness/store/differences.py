@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+GENERATED = "generated_by"  # what made rows that nothing measured; they compare with no measurement
 # Two runs may be compared number by number when these agree. Left out on purpose: the git commit (what a
 # gate compares), host name, GPU UUID and free memory (a fleet of one kind stays comparable; chips of one
 # kind differ by some 5 %, which `gpu_uuid_hash` lets a reader see), numpy and OS (not on the timed path).
 LATER = (
     "deep_gemm",
     "aiter",
+    GENERATED,
 )  # fields that the first ids lack: they count where there is something to count
 ENV_ID_FIELDS = (
     "device",

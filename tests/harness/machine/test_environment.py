@@ -20,6 +20,7 @@ from harness import store
 from harness.machine import environment
 from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
 from harness.machine.gpu_monitor import GpuMonitor, NullMonitor
+from harness.store.differences import GENERATED
 
 
 def test_importing_it_leaves_torch_alone() -> None:
@@ -149,9 +150,10 @@ def test_env_id_holds_what_a_stored_baseline_needs() -> None:
 def test_every_field_of_env_id_is_one_that_a_fingerprint_has(
     fake_cuda: FakeCuda, fake_nvml: FakeNvml
 ) -> None:
-    """A misspelt field would silently count as None for ever."""
+    """A misspelt field would silently count as None for ever. What marks generated rows no machine has."""
     with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
-        assert set(ENV_ID_FIELDS) <= set(fingerprint("cuda", monitor, fake_cuda))
+        facts = set(fingerprint("cuda", monitor, fake_cuda))
+    assert set(ENV_ID_FIELDS) - facts == {GENERATED}
 
 
 def test_snapshot_holds_load_memory_and_the_monitors_readings(fake_nvml: FakeNvml) -> None:

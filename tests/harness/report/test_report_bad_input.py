@@ -192,6 +192,7 @@ def test_hostile_names_change_no_element_of_either_page(tmp_path: Path) -> None:
     assert drawn
     assert {t for d in drawn for t, _ in Tags(d).seen} <= {
         "svg",
+        "title",
         "g",
         "path",
         "defs",

@@ -9,6 +9,7 @@ import re
 import browser
 import pytest
 from curves_for_tests import whole_suite
+from h200_rows import h200_runs
 from report_fixtures import (
     H100,
     H200,
@@ -54,6 +55,7 @@ def page(chromium, report):
     chromium.emulate(1400)
     chromium.open(report.html)
     chromium.wait_for(READY)
+    chromium.evaluate("document.querySelectorAll('details.long').forEach(d => d.open = true)")
     return chromium
 
 
@@ -144,6 +146,58 @@ def test_the_measure_of_contrast_sees_what_is_pale(chromium, tmp_path):
     assert next(iter(found.values())) == pytest.approx(2.85, abs=0.01)
 
 
+FIRST = """
+(() => {
+  const bottom = (q) => Math.max(...[...document.querySelectorAll(q)].map((e) => e.getBoundingClientRect().bottom));
+  const lines = [...document.querySelectorAll('.brief')].map((e) => e.offsetHeight / parseFloat(getComputedStyle(e).lineHeight));
+  const shown = [...document.querySelectorAll('.picture svg')].filter((e) => e.checkVisibility());
+  const fixed = [...document.querySelectorAll('details .scroll, details .dt-layout-table')].filter((e) => e.scrollWidth > e.clientWidth + 40).map((e) => {
+    const name = e.querySelector('tbody th'), before = name.getBoundingClientRect().left;
+    e.scrollLeft = 30;
+    const moved = e.scrollLeft, after = name.getBoundingClientRect().left;
+    e.scrollLeft = 0;
+    return moved === 30 ? Math.abs(after - before) : 0;
+  });
+  return {lead: bottom('.lead'), picture: bottom('.picture svg'), answers: bottom('.answer'), lines: Math.max(...lines),
+    drawings: shown.length, width: document.documentElement.scrollWidth, moved: Math.max(0, ...fixed), scrolling: fixed.length,
+    card: getComputedStyle(document.querySelector('table.cards tbody td')).display,
+    named: getComputedStyle(document.querySelector('table.cards tbody td'), '::before').content};
+})()
+"""
+
+
+def test_the_first_screen_of_a_gpu(chromium, tmp_path):
+    """At 1400x900 sentence, picture and answers; at 400x800 sentence and answers, the arms below as cards."""
+    written = write_report(h200_runs(tmp_path), tmp_path / "h200.html")
+    for width, height, scheme in ((1400, 900, "light"), (400, 800, "dark")):
+        chromium.emulate(width, height, scheme=scheme)
+        chromium.open(written.html)
+        chromium.wait_for(READY)
+        seen = chromium.evaluate(FIRST)
+        assert max(seen["lead"], seen["answers"]) <= height
+        assert seen["lines"] < 2.5
+        assert seen["drawings"] == 1, "the one of this width"
+        if width == 1400:
+            assert seen["picture"] <= height
+            # From the last link above it by keyboard onto a fold, whose focus can be seen, and which opens.
+            chromium.evaluate("[...document.querySelectorAll('section.headline a')].at(-1).focus()")
+            chromium.press("Tab")
+            assert chromium.evaluate("document.activeElement.parentElement.className") == "why"
+            assert chromium.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            chromium.press("Enter")
+            chromium.wait_for("document.querySelector('details.why').open")
+        else:
+            assert seen["card"] == "grid"
+            assert seen["named"] == '"speedup over bf16"'
+        chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        opened = chromium.evaluate(FIRST)
+        assert opened["width"] <= width, "nothing is wider than the screen with every section open"
+        assert opened["moved"] < 1, "the first column stays where a table is scrolled"
+        assert opened["scrolling"] > 0
+        assert chromium.evaluate(CONTRAST) == {}
+        assert chromium.complaints == []
+
+
 @pytest.fixture(scope="module")
 def training_report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
@@ -168,7 +222,9 @@ def test_training_runs_fit_the_page_too(chromium, training_report, width):
     caption = "document.querySelector('[id^=t-verdict] caption').getBoundingClientRect().width"
     assert chromium.evaluate(caption) <= width
     answers = "[...document.querySelectorAll('.answer')].map(a => a.getBoundingClientRect().top)"
-    assert len(set(chromium.evaluate(answers))) == (4 if width == 400 else 1)
+    assert (
+        len(set(chromium.evaluate(answers))) == 4
+    )  # one below the other: beside the picture, or on a narrow screen
 
 
 def test_every_table_that_should_got_its_controls(page):

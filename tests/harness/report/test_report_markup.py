@@ -58,7 +58,7 @@ def test_a_cell_of_html_is_one_cell_whatever_it_holds(text: str, note: str) -> N
         "t", (Column("a"), Column("b", numeric=True)), ((Cell(text, text, note=note), Cell("1", 1.0)),)
     )
     seen = Tags(f"<table>{rows_html(table)}</table>")
-    assert seen.tags == ["table", "tr", "td", *(["small"] if note else []), "td"]
+    assert seen.tags == ["table", "tr", "th", *(["small"] if note else []), "td"]
     assert seen.text.replace("\r", "") == (printable(text) + printable(note) + "1").replace("\r", "")
 
 
