@@ -11,11 +11,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.store.arm import parse
+from harness.engine.plan_arms import choose_peers, named_today, refuse_unknown_without
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.cause import Cause
 from harness.store.errors import UsageError, one_line, unknown
-from harness.suites import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,12 +77,12 @@ def make_plan(config: Mapping[str, Any], suites: Mapping[str, Plannable]) -> Pla
     """
     parts = _parts(config)
     for part in parts.values():
-        part["arms"] = _named_today(part["arms"], part, suites)
+        part["arms"] = named_today(part["arms"], part, suites)
     _refuse_unused(config, parts, suites)
     _spread_keys(config, parts, suites)
-    _choose_peers(config.get("peers"), parts, suites)
+    choose_peers(config.get("peers"), parts, suites)
     recipe = _choose_arms(config.get("train") or {}, parts, suites)
-    _refuse_unknown_without(config.get("without") or (), parts, suites)
+    refuse_unknown_without(config.get("without") or (), parts, suites)
     cases: list[PlannedCase] = []
     products: dict[str, str] = {}
     for name, part in parts.items():
@@ -117,24 +116,6 @@ def _check_requests(config: Mapping[str, Any], cases: Sequence[PlannedCase]) -> 
         raise UsageError(
             f"train.judge={judge} means nothing to sweep {config['name']!r}: no suite of it has a verdict"
         )
-
-
-def _refuse_unknown_without(
-    names: Sequence[str], parts: Mapping[str, dict[str, Any]], suites: Mapping[str, Plannable]
-) -> None:
-    known = [arm for part in parts.values() for arm in suites[part["suite"]].ARMS]
-    for name in names:
-        if all(_named_today([name], part, suites)[0] not in known for part in parts.values()):
-            raise unknown("arm", name, known)
-
-
-def _named_today(names: Sequence[str], part: Mapping[str, Any], suites: Mapping[str, Plannable]) -> list[str]:
-    """Arms by the names that the suite of a part has for them today; a name that it does not know stays."""
-    if part["suite"] not in suites:  # refused later
-        return list(names)
-    known = suites[part["suite"]].ARMS
-    today = ((name, str(parse(name, part["suite"]))) for name in names)
-    return [new if name not in known and new in known else name for name, new in today]
 
 
 def _chosen(cases: list[PlannedCase], ids: Sequence[str]) -> list[PlannedCase]:
@@ -191,7 +172,7 @@ def _refuse_unused(
         arms_known = {arm for part in parts.values() for arm in suites[part["suite"]].ARMS}
         found: set[str] = set()
         for name, part in list(parts.items()):
-            pairs = zip(config["arms"], _named_today(config["arms"], part, suites), strict=True)
+            pairs = zip(config["arms"], named_today(config["arms"], part, suites), strict=True)
             taken = [(asked, arm) for asked, arm in pairs if arm in suites[part["suite"]].ARMS]
             found |= {asked for asked, _ in taken}
             wanted = [arm for _, arm in taken]
@@ -227,23 +208,6 @@ def _spread_keys(
                 json.dumps(value, sort_keys=True, separators=(",", ":")) if isinstance(value, dict) else value
             )
             part["axes"] = {**part["axes"], axis: named}
-
-
-def _choose_peers(
-    names: Sequence[str] | None, parts: dict[str, dict[str, Any]], suites: Mapping[str, Plannable]
-) -> None:
-    """Leaves out the arms of the peers that are not named; None names all."""
-    if names is None:
-        return
-    # Not of every suite: one that another package brings, and that this sweep does not use, may fail to be imported.
-    used = {part["suite"] for part in parts.values()} | {name for name in suites if name in NAMES}
-    known = {info.peer for name in used for info in suites[name].ARMS.values() if info.peer}
-    for name in names:
-        if name not in known:
-            raise unknown("peer", name, known)
-    for part in parts.values():
-        arms = suites[part["suite"]].ARMS
-        part["arms"] = [a for a in part["arms"] or arms if a not in arms or arms[a].peer in ("", *names)]
 
 
 def _choose_arms(
@@ -304,7 +268,7 @@ def _plan_part(
     for arm in arms:
         if arm not in suite.ARMS:
             raise unknown("arm", arm, suite.ARMS)
-    without = _named_today(config.get("without") or (), part, suites)
+    without = named_today(config.get("without") or (), part, suites)
     arms = tuple(arm for arm in arms if arm not in without)
     if not arms:
         raise UsageError(f"without={','.join(without)} leaves no arm of part {name}")
