@@ -43,6 +43,7 @@ def choose_peers(
 def refuse_unknown_without(
     names: Sequence[str], parts: Mapping[str, dict[str, Any]], suites: Mapping[str, Plannable]
 ) -> None:
+    """UsageError for a name of `without=` that no arm of the parts has."""
     known = [arm for part in parts.values() for arm in suites[part["suite"]].ARMS]
     for name in names:
         if all(named_today([name], part, suites)[0] not in known for part in parts.values()):
