@@ -6,7 +6,6 @@ Oracle: the plan of the sweep. Whatever happened, each case ends in exactly one 
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -189,4 +188,4 @@ def test_no_partition_of_that_name(slurm: Slurm, shared: Path) -> None:
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "invalid partition" in line.lower()
-    assert json.loads((store.find_run("r1") / "run.json").read_text())["state"] == "failed"
+    assert store.read_about(store.find_run("r1"))["state"] == "failed"
