@@ -159,6 +159,27 @@ def test_a_job_that_reaches_its_time_is_submitted_again(slurm: Slurm, shared: Pa
     assert store.read("results/tiny/r1", all_attempts=True)["attempt"].nunique() >= 2
 
 
+def test_a_job_that_is_killed_outright_is_missed_by_the_command(slurm: Slurm, shared: Path) -> None:
+    """Nothing of it is left to say so: the command hears it from Slurm's queue."""
+    words = ["-m", "sweep=tiny", "device=cpu", "shard=0/2,1/2", "run_id=r1", "hydra/launcher=submitit_slurm",
+             "hydra.launcher.cpus_per_task=1", "hydra.launcher.timeout_min=5"]  # fmt: skip
+    command = subprocess.Popen(
+        [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    folder = Path("results/tiny/r1")
+    wait_for("a case of shard 1", lambda: stored(folder / "shard-1-of-2") > 0, 120)
+    (job,) = (name for name in slurm.jobs() if name.endswith("_1"))
+    run("scancel", "--signal=KILL", job)
+    run("scancel", job)
+    _, err = command.communicate(timeout=240)
+    assert command.returncode == 2
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert line.startswith("error: shards 1/2 (")
+    assert 1 <= stored(folder / "shard-1-of-2") < CASES
+    harness("sweep=tiny", "device=cpu", "resume=r1")
+    whole(folder)
+
+
 def test_a_folder_that_one_node_cannot_write(slurm: Slurm, shared: Path) -> None:
     results = shared / "results"
     results.mkdir()
