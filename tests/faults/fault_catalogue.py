@@ -375,6 +375,6 @@ FAULTS: dict[str, Fault] = {
         Fault("silently emulated", "proof", "verify", conversion_by(converts_emulated), "rowwise"),
         Fault("recipe dropped", "proof", "verify", conversion_by(drops_the_recipe), "rowwise"),
         Fault("another GEMM in the FP8 one's place", "proof", "verify",
-              [("fp8core.gemm.BACKENDS", {**BACKENDS, "torch": _FAKE_FP8})], "rowwise"),
+              [("fp8core.gemm._BY_NAME", {**BACKENDS, "torch": _FAKE_FP8})], "rowwise"),
     )
 }  # fmt: skip

@@ -16,7 +16,7 @@ ANY = {"sitecustomize"}  # of the process that the gate records, whoever wrote i
 # Names of the package index for modules of another name
 NAMED = {"yaml": "pyyaml", "hydra": "hydra-core", "pynvml": "nvidia-ml-py"}
 # Measured beside our own code where somebody has installed them; no extra could bring them all.
-OPTIONAL = {"triton", "torchao", "transformers", "lightning"}
+OPTIONAL = {"triton", "torchao", "transformers", "lightning", "submitit"}
 PEERS = {
     "aiter",
     "deep_gemm",
@@ -59,7 +59,7 @@ def test_every_import_is_declared() -> None:
 
 def test_what_is_optional_is_in_an_extra() -> None:
     extras = PROJECT["optional-dependencies"]
-    lines = [line for name in ("interpreter", "peers", "clients") for line in extras[name]]
+    lines = [line for name in ("interpreter", "peers", "clients", "slurm") for line in extras[name]]
     assert _declared(lines) >= OPTIONAL
 
 

@@ -37,7 +37,7 @@ said["imported"] = sorted(m for m in sys.modules if m == "torch" or m.startswith
 said["extensions"] = run("list", "extensions")
 said["imported later"] = sorted(m for m in sys.modules if m.startswith("fp8_harness_example"))
 from harness.store.arm import parse
-said["parsed"] = [parse(a).as_json for a in ("example_e4m3_eager", "example_rowwise", "fp8_example_e4m3_fast")]
+said["parsed"] = [parse(a).as_json for a in ("example_e4m3_eager", "example_rowwise_eager", "example_e4m3_fast_eager")]
 if __name__ == "__main__":
     words = ["device=cpu", "rounds=3", "timing.min_samples=3", "timing.min_seconds=0.01", "timing.warmup_min_seconds=0.05", "results_dir=results",
              "report=false", "control=false"]
@@ -181,8 +181,8 @@ def test_its_peer_recipe_backend_and_suite_are_measured_in_one_sweep(
     timed = set(map(tuple, frame[frame["metric"] == "time_ms"][["suite", "arm"]].to_numpy()))
     assert timed >= {
         ("cast", "example_eager"),
-        ("gemm", "example_tensorwise"),
-        ("gemm", "example_rowwise"),
+        ("gemm", "example_tensorwise_eager"),
+        ("gemm", "example_rowwise_eager"),
         ("linear", "example_e4m3_eager"),
         ("example_transpose", "example_transposed"),
     }
@@ -200,7 +200,11 @@ def test_its_peer_recipe_backend_and_suite_are_measured_in_one_sweep(
         others |= arm.arm_of(row).recipe == "example_e4m3"
         assert json.loads(row["resolved"]).get("extensions") == (OWNER if others else None), row["arm"]
     page = write_report([folder / "results"], tmp_path / "r.html").html.with_suffix(".md").read_text()
-    league = [line for line in page.splitlines() if line.startswith("| GEMM | fp8_rowwise | example_rowwise")]
+    league = [
+        line
+        for line in page.splitlines()
+        if line.startswith("| GEMM | rowwise_eager | example_rowwise_eager")
+    ]
     assert "(package fp8-harness-example 0.1.0, not ours)" in league[0]
     assert "extensions, not part of the harness | fp8-harness-example 0.1.0" in page
 
@@ -224,14 +228,14 @@ def test_its_names_are_records_where_it_is_installed_and_variants_where_not(
     said, folder = sound
     assert [arm.from_json(text) for text in said["parsed"]] == [
         arm.Arm("example_e4m3", "eager"),
-        arm.Arm("rowwise", peer="example"),
-        arm.Arm("example_e4m3", arm.PRODUCT, variant="fast"),
+        arm.Arm("rowwise", "eager", peer="example"),
+        arm.Arm("example_e4m3", "eager", variant="fast"),
     ]
     assert arm.parse("example_e4m3_eager") == arm.Arm(variant="example_e4m3_eager")
     frame = store.read(sorted((folder / "results/example").iterdir()))
     read = {r["arm"]: arm.arm_of(r) for r in frame.to_dict("records")}  # here it is not installed
     assert read["example_e4m3_eager"] == arm.Arm("example_e4m3", "eager")
-    assert read["example_rowwise"] == arm.Arm("rowwise", peer="example")
+    assert read["example_rowwise_eager"] == arm.Arm("rowwise", "eager", peer="example")
 
 
 def test_what_is_refused_is_an_arm_with_its_reason_and_harms_no_other(faulty: dict[str, Any]) -> None:

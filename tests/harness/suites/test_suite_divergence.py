@@ -221,7 +221,7 @@ def test_the_negative_control_casts_gradients_to_zero(tmp_path: Path) -> None:
         ({"schedule": "cooldown_bf16:1"}, "could mean one step or the whole run; write cooldown_bf16:1step"),
         ({"seq": 512}, "seq=512: model nano takes at most 256 tokens"),
         ({"layers": 3}, "layers=3: model nano has 2"),
-        ({"model": '{"_target_": "model_for_training.build"}'}, "model.batch=None: expected the dotted name"),
+        ({"model": '{"_target_": "model_for_training.build"}'}, "model.batch is not named"),
         ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.wrong"}'}, "returned shape"),
         ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.fails"}'}, r"model_for_training.fails\(step=0, seed=0, batch_size=4, device=cpu\) failed: FileNotFoundError: no data"),
         ({"model": '{"_target_": "model_for_training.build", "batch": "model_for_training.unseeded"}'}, "model_for_training.unseeded returned two different batches for the same step=0 and seed=0"),
