@@ -69,7 +69,9 @@ def main(argv: Sequence[str]) -> int:
         from harness.machine.processes import kill_children
 
         kill_children()
-    print(f"error: {message}", file=sys.stderr)
+    from harness.machine import raw_output
+
+    raw_output.say(f"error: {message}\n")
     return 2
 
 
@@ -224,6 +226,9 @@ def _verdict_selftest(words: list[str]) -> int:
 
 def console() -> int:
     """The script `fp8-harness`."""
+    from harness.machine import streams
+
+    streams.forgive()
     return main(sys.argv[1:])
 
 

@@ -17,9 +17,7 @@ def report(error: Exception) -> int:
     The last line says what happened, the lines before it where.
     """
     # Its frames hold whatever was under way, worker processes among it.
-    raw_output.stream().write("".join(traceback.format_exception(error)))
+    raw_output.say("".join(traceback.format_exception(error)))
     kill_children()
-    raw_output.stream().write(
-        f"error: internal error: {one_line(error)}; please report it with the lines above\n"
-    )
+    raw_output.say(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
     return EXIT

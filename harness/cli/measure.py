@@ -327,7 +327,7 @@ def _finish(
 def _exit_code(outcome: Outcome, kept: int) -> int:
     """The exit code of the contract; `kept`: failed rows that the run held before."""
     if outcome.message:
-        raw_output.stream().write(f"error: {outcome.message}\n")
+        raw_output.say(f"error: {outcome.message}\n")
         return 2
     return 1 if outcome.statuses["failed"] or kept else 0
 
@@ -339,7 +339,7 @@ def _finish_shard(outcome: Outcome, shard: Shard, folder: Path, seconds: float) 
     sys.stdout.write(f"results  {folder}\n")
     sys.stdout.write(f"report   python -m harness report {folder.parent}, once all shards have ended\n")
     if outcome.message:
-        raw_output.stream().write(f"error: {outcome.message}\n")
+        raw_output.say(f"error: {outcome.message}\n")
         return 2
     return 1 if outcome.statuses["failed"] else 0
 

@@ -276,7 +276,7 @@ def _run_and_report(whole: Whole, writer: store.RunWriter, note: runlog.Note) ->
     banner = REHEARSAL + "\n" if rehearsed(config) else ""
     out.write(banner)
     if config["run_id"] is None and config["resume"] is None:
-        raw_output.stream().write(run_folder.opening(whole.folder.name) + "\n")
+        raw_output.say(run_folder.opening(whole.folder.name) + "\n")
     nothing_open = not whole.left()
     try:
         whole.slot()
@@ -321,7 +321,7 @@ def _isolated(run_sweep: Callable[[Sequence[str]], int], words: Sequence[str]) -
     try:
         return run_sweep(words)
     except UsageError as error:
-        raw_output.stream().write(f"error: {error}\n")
+        raw_output.say(f"error: {error}\n")
         return 2
     except Exception as error:  # noqa: BLE001 - the other parts go on
         return internal_error.report(error)

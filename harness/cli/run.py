@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cli import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
+from harness.machine import raw_output
 from harness.store import extensions
 from harness.suites import SUITES
 
@@ -30,7 +31,7 @@ def run_request(request: Request) -> int:
         from harness.suites.extended import faults
 
         for why in faults().values():
-            sys.stderr.write(f"warning: {why}\n")
+            raw_output.say(f"warning: {why}\n")
     shard = None
     if config["shard"] is not None:
         shard = shards.parse(config["shard"])
@@ -53,7 +54,7 @@ def run_request(request: Request) -> int:
     from harness.cli import measure  # pandas, a pool, a report
 
     for line in _made_up_batches(plan):
-        sys.stderr.write(f"{line}\n")
+        raw_output.say(f"{line}\n")
 
     if config["dry_run"]:
         return _listed(config, plan, measure.left_to_run(config, plan, gpus, shard))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.live import Live
 
-from harness.machine import terminal
+from harness.machine import streams, terminal
 from harness.machine.processes import began, this_host
 from harness.store import find_run, run_files
 from harness.store.errors import UsageError
@@ -239,7 +239,7 @@ def _lines(folder: Path, every_s: float, once: bool) -> None:
             sys.stdout.write(f"{summary(parts, now)}\n")
             sys.stdout.flush()
             last = now
-        if ended:
+        if ended or streams.reader_left():
             return
         time.sleep(every_s)
 

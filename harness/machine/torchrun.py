@@ -9,12 +9,11 @@ A rank that dies takes all with it, by torchrun, which names it; what was stored
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from harness.machine import rank_faults
+from harness.machine import rank_faults, raw_output
 from harness.machine.rank_faults import Fault
 from harness.store.errors import UsageError
 
@@ -125,9 +124,8 @@ def _take_part(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         answer: Any = (True, fn(*args))
     except Exception as error:  # noqa: BLE001 - whatever a rank raises is told to all
         answer = rank_faults.raised(rank, error)
-        sys.stderr.write(
-            f"rank {rank} of {world}: {answer.text}\n"
-        )  # others may wait for this one until a timeout
+        # others may wait for this one until a timeout
+        raw_output.say(f"rank {rank} of {world}: {answer.text}\n")
     answers: list[Any] = [None] * world
     dist.all_gather_object(answers, answer, group=_control[0])
     faults = [a for a in answers if isinstance(a, Fault)]

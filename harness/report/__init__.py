@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from harness.machine import raw_output
 from harness.store import find_run
 from harness.store.errors import UsageError
 
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         folders, output, static=options.static, focus="mfu" if options.mfu else "", figures=options.figures
     )
     for problem in written.problems:
-        sys.stderr.write(f"warning: {problem}\n")
+        raw_output.say(f"warning: {problem}\n")
     sys.stdout.write(f"report   {written.html}\nmarkdown {written.markdown}\n")
     return 0
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.machine import raw_output
 from harness.report.facts import described
 from harness.report.table import Cell, Column, Record, Table, known, resolved_of
 from harness.store import text
@@ -248,7 +249,7 @@ def main(runs: Sequence[str]) -> int:
     try:
         sys.stdout.write(page(load(folders, Path()).machines, details="--details" in runs))
     except UsageError as error:
-        sys.stderr.write(f"error: {error}\n")
+        raw_output.say(f"error: {error}\n")
         return 2
     return 0
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.machine import raw_output
+from harness.__main__ import main
+from harness.machine import raw_output, streams
 from harness.store.errors import UsageError
 
+ROOT = Path(__file__).parents[3]
 PLANTED = ("planted warning", "planted torch log", "planted line")
 SWEEP = """\
 # Does the toy pay?
@@ -83,22 +87,56 @@ def test_a_sweep_in_one_process_mutters_into_the_log(tmp_path: Path) -> None:
         )
 
 
+WHY = """\
+import os
+from harness.machine import raw_output
+from harness.store.errors import UsageError
+with raw_output.captured():
+    os.write(2, b'why\\n')
+"""
+
+
 def in_a_child(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
 def test_an_error_of_the_harness_stays_on_the_terminal() -> None:
-    """An exception that is no refusal shows what was written before it; a refusal and a crash do not hide behind it."""
-    head = "import os, ctypes\nfrom harness.machine import raw_output\nfrom harness.store.errors import UsageError\n"
-    body = "with raw_output.captured():\n    os.write(2, b'why\\n')\n    "
-    assert in_a_child(head + body + "raise RuntimeError('bug')").stderr.startswith("why\n")
-    refused = in_a_child(head + body + "raise UsageError('no')").stderr
-    assert "why" not in refused
-    assert refused.endswith("UsageError: no\n")
-    crashed = in_a_child(head + body + "ctypes.string_at(0)")
-    assert crashed.returncode < 0
-    assert "Segmentation fault" in crashed.stderr
-    assert in_a_child(head + body + "raw_output.stream().write('for people')").stderr == "for people"
+    """Whatever ends the block, what no log has read is shown; nothing else is."""
+    for error in ("RuntimeError('bug')", "UsageError('no')", "KeyboardInterrupt"):
+        ended = in_a_child(f"{WHY}    raise {error}").stderr
+        assert ended.startswith("why\n"), ended
+        assert ended.count("why") == 1
+        assert error[:10] in ended.splitlines()[-1]
+    assert "why" not in in_a_child(f"{WHY}    raw_output.lines()\n    raise UsageError('no')").stderr
+    assert in_a_child(f"{WHY}    raw_output.stream().write('for people')").stderr == "for people"
+
+
+def test_the_last_words_of_a_crash_are_shown() -> None:
+    """What a library writes before it ends this process; what the log has read is not shown again."""
+    ends = {
+        "os.abort()": signal.SIGABRT,
+        "ctypes.string_at(0)": signal.SIGSEGV,
+        "os.kill(0, 9)": signal.SIGKILL,
+    }
+    for end, number in ends.items():
+        code = f"import os, ctypes\nos.setsid()\n{WHY}    raw_output.lines()\n    os.write(2, b'last words\\n')\n    {end}"
+        crashed = in_a_child(code)
+        assert crashed.returncode == -number
+        assert crashed.stderr.count("last words\n") == 1, crashed.stderr
+        assert "why" not in crashed.stderr
+        assert ("Fatal Python error" in crashed.stderr) == (number != signal.SIGKILL)
+
+
+def test_a_refusal_within_another_sweep_shows_why() -> None:
+    """A part of a sweep of sweeps: its caller goes on."""
+    code = """
+    try:
+        with raw_output.captured():
+            raise UsageError("no")
+    except UsageError:
+        raw_output.say("error: no\\n")
+"""
+    assert in_a_child(WHY + code).stderr == "why\nerror: no\n"
 
 
 def test_the_stream_of_people_is_the_one_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +156,119 @@ def test_the_stream_of_people_is_the_one_in_place(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError), raw_output.captured():
         raise UsageError("no")
     assert sys.stderr is people
+
+
+def test_a_child_that_opens_standard_error_anew() -> None:
+    """`>` cuts the file off: what comes after it is read from its beginning."""
+    with raw_output.captured():
+        os.write(2, b"a line that is longer than what follows it\n")
+        raw_output.lines()
+        subprocess.run(["sh", "-c", "echo of a child > /dev/stderr"], check=True)
+        os.write(2, b"after it\n")
+        assert raw_output.lines() == ["of a child", "after it"]
+
+
+def test_a_file_that_cannot_be_read_costs_the_lines_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with raw_output.captured():
+        os.write(2, b"a line\n")
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "pread", refuse)
+            assert raw_output.lines() == []
+
+
+def test_a_full_disk_behind_standard_error_ends_nothing() -> None:
+    """Oracle: exit codes; standard output has what the command says."""
+    code = """
+import sys
+from harness import __main__
+from harness.machine import raw_output
+def command(rest):
+    with raw_output.captured():
+        raw_output.stream().write("a bar\\n")
+        raw_output.say("warning: w\\n")
+    print("measured")
+    sys.stderr.write("of a library\\n")
+    if rest[0] == "bug":
+        raise RuntimeError
+    if rest[0] == "refused":
+        raise __main__.UsageError("no")
+    return int(rest[0])
+__main__.commands = lambda: {"try": command}
+sys.exit(__main__.console())
+"""
+    for word, expected in {"0": 0, "1": 1, "refused": 2, "bug": 7}.items():
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", code, "try", word], stdout=subprocess.PIPE, stderr=full, check=False
+            )
+        assert (done.returncode, done.stdout) == (expected, b"measured\n"), word
+
+
+def test_a_reader_of_the_output_that_leaves() -> None:
+    """`| head -1`: the command goes on to its end, and its exit code is its outcome."""
+    code = "import sys\nfrom harness import __main__\n__main__.main = lambda _: print('x' * 99_999, 'y') or 3\nsys.exit(__main__.console())"
+    for words in (["-c", code], ["-u", "-c", code]):
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            done = subprocess.run(
+                [sys.executable, *words], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+            )
+        finally:
+            os.close(write)
+        assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_a_full_disk_behind_the_output_is_an_error() -> None:
+    """Whoever reads the file is to know that it lacks something."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "No space left" in done.stderr
+
+
+def test_warnings_of_the_harness_are_for_people(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.store.extensions.names", lambda _: ["broken"])
+    monkeypatch.setattr("harness.suites.extended.faults", lambda: {"broken": "broken is no suite"})
+    words = ["axes.M=16", "axes.K=32", "axes.N=32", "arms=[bf16_eager]", "device=cpu", "dry_run=true"]
+    assert main(["sweep=gemm", *words]) == 0
+    assert "warning: broken is no suite\n" in capfd.readouterr().err
+
+
+def test_no_module_of_a_sweep_writes_to_sys_stderr() -> None:
+    """A sweep captures it. Oracle: the imports of each file, those within functions too."""
+    own = {raw_output.__name__, streams.__name__}
+    names, seen = ["harness.cli.sweep", "harness.machine.torchrun"], dict[str, bool]()
+    names += [
+        f"harness.{room}.{file.stem}"
+        for room in ("suites", "peers")
+        for file in ROOT.glob(f"harness/{room}/*.py")
+    ]
+    while names:
+        name = names.pop()
+        file = ROOT / name.replace(".", "/")
+        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        if name in seen or not name.startswith("harness") or not file.exists():
+            continue
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        seen[name] = any(
+            isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.stderr" for node in nodes
+        )
+    assert {"harness.cli.run", "harness.machine.torchrun", "harness.suites.gemm"} < seen.keys()
+    assert {name for name, writes in seen.items() if writes} <= own
