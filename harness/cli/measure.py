@@ -208,8 +208,9 @@ def _measure(
                 raw.at(f"{task.case} {task.arm}")
             progress.step(task, done, total)
 
-        def on_printed(task: Task | None, arm: str, lines: list[str]) -> None:
-            raw.printed("" if task is None else f"{task.case} {arm or task.arm}".rstrip(), lines)
+        def on_printed(task: Task | None, lines: list[str]) -> None:
+            # Without the arm of a case: when a line is read, its worker may have another one under way
+            raw.printed("" if task is None else f"{task.case} {task.arm}".rstrip(), lines)
 
         def on_end(task: Task) -> None:
             raw.at("")

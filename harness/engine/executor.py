@@ -94,7 +94,7 @@ class Executor:
         on_step: called for each run of a trial suite with the steps done and their total; 0 of 0 when it starts.
         on_stage: called at the start of each stage of a case that is timed.
         on_end: called when the rows of a case or run are stored.
-        on_printed: given task, arm and lines that a worker printed.
+        on_printed: given task and lines that a worker printed.
         clock: seconds; injectable for tests.
     """
 
@@ -115,7 +115,7 @@ class Executor:
     on_step: Callable[[Task, int, int], None] = lambda task, done, total: None
     on_stage: Callable[[Task, Stage], None] = lambda task, stage: None
     on_end: Callable[[Task], None] = lambda task: None
-    on_printed: Callable[[Task | None, str, list[str]], None] = lambda task, arm, lines: None
+    on_printed: Callable[[Task | None, list[str]], None] = lambda task, lines: None
     clock: Callable[[], float] = time.perf_counter
 
     def run(
@@ -240,8 +240,8 @@ class _Run:
         conditions = [place.conditions for place in places]
         silence_s, wall_s = self.executor.timeout_s(wanted), self.executor.case_wall_s or math.inf
 
-        def on_printed(job: WorkerJob | None, arm: str, lines: list[str]) -> None:
-            self.executor.on_printed(None if job is None else job.task, arm, lines)
+        def on_printed(job: WorkerJob | None, lines: list[str]) -> None:
+            self.executor.on_printed(None if job is None else job.task, lines)
 
         def on_stage(job: WorkerJob, stage: Stage) -> None:
             self.executor.on_stage(job.task, stage)

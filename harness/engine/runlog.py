@@ -94,7 +94,7 @@ class Note:
 
 
 class RawOutput:
-    """Logs what libraries print by themselves, a warning a line, with the case and arm that were under way.
+    """Logs what libraries print by themselves, a warning a line, with what was under way.
 
     Lines of this process are read when something else begins (`at`), those of workers as they come (`printed`).
     """

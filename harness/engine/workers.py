@@ -62,7 +62,7 @@ MESSAGE_S = 60.0  # for the rest of a message that has begun
 OnSign = Callable[[Any, int, int], None]
 OnPartial = Callable[[Any, int, Any], None]
 OnStage = Callable[[Any, Stage], None]
-OnPrinted = Callable[[Any, str, list[str]], None]
+OnPrinted = Callable[[Any, list[str]], None]
 
 
 class _UnreadableError(Exception):
@@ -119,7 +119,7 @@ class Pool:
         conditions: a worker each.
         timeout_s: a job may run for so long without a heartbeat.
         wall_s: a worker may have it for so long, even with heartbeats.
-        on_printed: given job, arm and lines that its worker printed.
+        on_printed: given job and lines that its worker printed.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Pool:
         conditions: Sequence[Conditions],
         timeout_s: float,
         wall_s: float = math.inf,
-        on_printed: OnPrinted = lambda job, arm, lines: None,
+        on_printed: OnPrinted = lambda job, lines: None,
     ) -> None:
         self._workers = [
             _Worker(index, each, timeout_s, wall_s, on_printed) for index, each in enumerate(conditions)
@@ -243,7 +243,7 @@ class _Worker:
         self._ours, theirs = context.Pipe()
         _limit_waiting(self._ours, MESSAGE_S)
         output, output_pipe = context.Pipe(duplex=False)
-        self._printed = Printed(output, lambda lines: self._on_printed(self.job, self._arm.read(), lines))
+        self._printed = Printed(output, lambda lines: self._on_printed(self.job, lines))
         environ = self._conditions.environ
         self._mark = ".".join(filter(None, [environ.get(MARK, ""), secrets.token_hex(8)]))
         conditions = replace(self._conditions, environ={**environ, MARK: self._mark})

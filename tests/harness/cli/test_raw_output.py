@@ -69,11 +69,11 @@ def test_a_worker_and_its_parent_mutter_into_the_log(tmp_path: Path) -> None:
         assert any("the sweep printed: " in line and f"{text} in the parent" in line for line in log), text
         of_arm = [line for line in log if f"{text} in the worker" in line]
         assert of_arm, text
-        assert all("toy[n=1] other printed: " in line for line in of_arm), of_arm
+        assert all("toy[n=1] printed: " in line for line in of_arm), of_arm
     assert done.returncode == 1
     assert "failed: toy[n=3], other: its process died twice" in done.stdout
     assert "last words" in done.stdout
-    assert any("toy[n=3] other printed: last words" in line for line in log)
+    assert any("toy[n=3] printed: last words" in line for line in log)
     assert "[1/2] toy[n=1]" in done.stderr
 
 
