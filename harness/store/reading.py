@@ -292,7 +292,9 @@ def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
             mask = compute.is_in(table[name], pa.array(values, SCHEMA.field(name).type))
             for suite in BARE_PRODUCTS if name in _ARMS else ():
                 today = pa.array([str(parse_arm(value, suite)) for value in values if value], pa.string())
-                renamed = compute.and_(compute.equal(table["suite"], suite), compute.is_in(table[name], today))
+                renamed = compute.and_(
+                    compute.equal(table["suite"], suite), compute.is_in(table[name], today)
+                )
                 mask = compute.or_(mask, compute.fill_null(renamed, False))
         else:
             texts = _dictionary(table["axes"])

@@ -127,7 +127,9 @@ def numbers_in(output: object, given: Sequence[object] = ()) -> dict[str, Tensor
         parts = {f"element {i} of {len(output)}": part for i, part in enumerate(output)}
     else:
         return {}
-    lengths = [n for part in given if isinstance(part, Tensor) and part.dim() for n in (len(part), part.numel())]
+    lengths = [
+        n for part in given if isinstance(part, Tensor) and part.dim() for n in (len(part), part.numel())
+    ]
     could = {
         where: part
         for where, part in parts.items()

@@ -126,7 +126,10 @@ def test_rows_are_selected_by_former_names_too(tmp_path: Path) -> None:
 
     assert selected("arm", "bf16") == [("gemm", "bf16_eager"), ("scale", "bf16")]
     assert selected("arm", "bf16_eager") == [("gemm", "bf16_eager"), ("scale", "bf16_eager")]
-    assert selected("arm", "bf16:again", "fp8_rowwise") == [("gemm", "bf16_eager:again"), ("gemm", "rowwise_eager")]
+    assert selected("arm", "bf16:again", "fp8_rowwise") == [
+        ("gemm", "bf16_eager:again"),
+        ("gemm", "rowwise_eager"),
+    ]
     assert selected("arm", "deepgemm_blockwise") == [("gemm", "deepgemm_blockwise_eager")]
     assert selected("baseline", "bf16") == [
         ("gemm", "bf16_eager:again"),

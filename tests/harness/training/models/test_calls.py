@@ -115,7 +115,9 @@ def test_a_model_that_is_built_once_and_returned_again_is_refused(monkeypatch: p
     monkeypatch.setattr(language_models, "kept", lambda: kept, raising=False)
     model = spec("kept")
     model.build()
-    with pytest.raises(UsageError, match=r"language_models.kept returned the same module twice; build a new one"):
+    with pytest.raises(
+        UsageError, match=r"language_models.kept returned the same module twice; build a new one"
+    ):
         model.build()
 
 
