@@ -148,7 +148,7 @@ def test_a_continued_run_takes_new_names_and_loses_nothing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("newer", "state"), [("run.json", "failed"), ("_run.json", "finished")])
 def test_where_both_names_lie_the_newer_file_counts(tmp_path: Path, newer: str, state: str) -> None:
-    """As a copy of an older folder over a newer one leaves them, or an older version that continued the run."""
+    """A copy of an older folder over a newer one leaves both names, and so does an older version that continues a run."""
     (tmp_path / "run.json").write_text('{"state": "failed"}')
     (tmp_path / "_run.json").write_text('{"state": "finished"}')
     for name in ("run.json", "_run.json"):

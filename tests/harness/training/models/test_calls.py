@@ -103,7 +103,9 @@ def test_a_number_without_a_gradient_is_no_loss_in_training() -> None:
     """An accuracy beside the logits. Where no gradients are expected none is missed."""
     x = torch.zeros(8, 4)
     module = adapt(WithAccuracy(), "accuracy", "their.model")
-    with pytest.raises(UsageError, match="the loss of their.model depends on no parameter .* element 1 of 2"):
+    with pytest.raises(
+        UsageError, match=r"the loss of their.model depends on no parameter .* element 1 of 2"
+    ):
         module(x)
     with torch.no_grad():
         assert float(module(x)) in (0.0, 1.0)
