@@ -2,16 +2,19 @@
 
 Reading the entry points imports nothing: an extension is imported when its name is looked up, or when its table is iterated.
 Whatever is wrong with one raises where its name is looked up and nowhere else; `Table.absent` lists it for those who iterate.
+While one is imported no table may be changed: only its entry points say what it brings.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -23,6 +26,10 @@ PREFIX = "fp8_harness."
 OURS = "fp8-harness"
 T = TypeVar("T")
 _NAME = re.compile("[a-z][a-z0-9_]*")  # what an arm's name is made of
+
+
+_importing: ContextVar[Extension | None] = ContextVar("_importing", default=None)
+_tables: list[ref[Table[Any]]] = []
 
 
 class ExtensionError(ValueError):
@@ -88,6 +95,23 @@ def of_type(kind: type, name_field: str = "name") -> Rule:
     return fault
 
 
+def refuse_while_importing(table: str, name: str) -> None:
+    """Lets no extension change a table while it is imported: it would take the place of an entry of ours unseen.
+
+    Args:
+        table: whose entry is to be set or removed.
+        name: of the entry.
+
+    Raises:
+        ExtensionError: an extension is being imported.
+    """
+    if (extension := _importing.get()) is not None:
+        raise ExtensionError(
+            f"{table.removesuffix('s')} {name!r} may not be changed while {extension} is imported; bring an entry "
+            f"of your own by an entry point of the group {PREFIX}{table}"
+        )
+
+
 class Table(MutableMapping[str, T]):
     """Our entries by name, then those of extensions. Ours always keep their names.
 
@@ -103,6 +127,7 @@ class Table(MutableMapping[str, T]):
         self._owners: dict[str, Extension] = {}  # of the entries that extensions have brought
         self._refused: dict[Extension, str] = {}
         self._claims: dict[str, list[Extension]] | None = None
+        _tables.append(ref(self))
 
     @property
     def own(self) -> dict[str, T]:
@@ -135,10 +160,12 @@ class Table(MutableMapping[str, T]):
         return self._entries[name]
 
     def __setitem__(self, name: str, entry: T) -> None:
+        refuse_while_importing(self.name, name)
         self._entries[name] = entry
         self._owners.pop(name, None)
 
     def __delitem__(self, name: str) -> None:
+        refuse_while_importing(self.name, name)
         del self._entries[name]
         self._owners.pop(name, None)
 
@@ -181,14 +208,25 @@ class Table(MutableMapping[str, T]):
             return
         # While it is imported it may look at this table itself, which then is without it
         self._refused[extension] = f"{extension} is being imported"
+        before = [(table, dict(table._entries)) for at in _tables if (table := at()) is not None]
+        token = _importing.set(extension)
         try:
             made = extension.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's module may raise anything
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self._refused[extension] = f"{extension} cannot be imported: {text}; mend or uninstall it"
             return
-        if fault := self._rule(name, made):
+        finally:
+            _importing.reset(token)
+            changed = [what for table, entries in before for what in table._put_back(entries)]
+        if fault := f"it changed {', '.join(changed)} of {OURS}" if changed else self._rule(name, made):
             self._refused[extension] = f"{extension} is refused: {fault}"
             return
         del self._refused[extension]
         self._entries[name], self._owners[name] = made, extension
+
+    def _put_back(self, entries: dict[str, T]) -> list[str]:
+        """Puts back what was changed past `__setitem__`; its names."""
+        changed = [name for name, entry in entries.items() if self._entries.get(name) is not entry]
+        self._entries.update((name, entries[name]) for name in changed)
+        return [f"{self.name.removesuffix('s')} {name!r}" for name in changed]

@@ -352,8 +352,20 @@ _OURS: dict[str, Recipe] = {
         ),
     )
 }
-# Words that arms without FP8, and arms that stand for several recipes, are written with
-RECIPES = Table("recipes", _OURS, of_type(Recipe), ("any", "base", "bf16", "custom", "fp8", "no_fp8"))
+# Words that arms without FP8, arms that stand for several recipes, and arms of peers are written with
+_WORDS = ("any", "base", "bf16", "custom", "fp8", "no_fp8")
+_OF_PEERS = (
+    "torchao",
+    "torchaomx",
+    "nocompile",
+    "te",
+    "deepgemm",
+    "aiter",
+    "tutorial",
+    "nanochat",
+    "scaled_mm",
+)
+RECIPES = Table("recipes", _OURS, of_type(Recipe), (*_WORDS, *_OF_PEERS))
 
 
 def recipe_named(name: str) -> Recipe:

@@ -24,6 +24,7 @@ from harness.peers import (
     triton_tutorial,
 )
 from harness.peers.peer import GEMM_RECIPES, MODES, Peer
+from harness.store.arm import WITHOUT_FP8
 
 if TYPE_CHECKING:
     from harness.store.arm import Arm
@@ -64,7 +65,8 @@ def _fault(name: str, made: object) -> str:
     return ""
 
 
-PEERS = Table("peers", _OURS, _fault, {peer.arm for peer in _OURS.values()})
+# A name that is a recipe's would make two arms of one name
+PEERS = Table("peers", _OURS, _fault, {*(peer.arm for peer in _OURS.values()), *RECIPES.own, *WITHOUT_FP8})
 
 
 def peer_of(arm: Arm) -> Peer | None:

@@ -45,6 +45,7 @@ _SETTLED_HINT = (
     "median over seeds of the step from which the smoothed gap stays within the noise of the recipe, or, where no "
     "perturbed runs show that, within the margin"
 )
+_WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
 _DIAGNOSED = ("sqnr_db", "underflow_frac", "saturated_frac", "amax", "scale_log2")
 
 
@@ -264,8 +265,11 @@ def _said(machine: Machine) -> str:
     fixed = text.axes_said(axes, (n for n in axes if n not in varying))
     limits = " ".join(dict.fromkeys(v.verdict.limits for v in machine.verdicts))
     missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
+    abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
+    found = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
+    judged = f"Loss judged: {'; '.join(sorted(found))}. " if found - {_WHOLE} else ""
     return (
-        f"All rows: {fixed}. Gaps are candidate minus control of the same seed, relative to the control's loss; margin "
+        f"All rows: {fixed}. {judged}Gaps are candidate minus control of the same seed, relative to the control's loss; margin "
         f"{100 * MARGIN:g} %. {limits}" + (f" Missing: {missing}." if missing else "")
     )
 

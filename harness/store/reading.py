@@ -21,7 +21,8 @@ import pyarrow.compute as compute
 import pyarrow.dataset as dataset
 from pyarrow.fs import LocalFileSystem
 
-from harness.store.arm import name_arms
+from harness.store.arm import BARE_PRODUCTS, name_arms
+from harness.store.arm import parse as parse_arm
 from harness.store.attempts import DECIDED_BY, that_count
 from harness.store.errors import UsageError, unknown
 from harness.store.json_columns import is_object, parse
@@ -37,6 +38,7 @@ REPLACES = b"harness.replaces"  # metadata of a compacted file: the part names w
 _UNIQUE = re.compile(r"(part|rows)-\d{20}-[0-9a-f]{6}\.parquet")  # a name that no two files have by chance
 _OF_A_CASE = {"run_id", "sweep", "suite", "case_id", "seed"}  # equal in all rows of a case
 _NAMES = {"suite", "arm", "baseline", "arm_fields"}  # by which a row's arm has its name of today
+_ARMS = {"arm", "baseline"}
 _ATTEMPTS_OF_A_CASE = ("run_id", "case_id", "attempt")
 _FORMAT = dataset.ParquetFileFormat(
     read_options=dataset.ParquetReadOptions(dictionary_columns=set(LONG_TEXTS))
@@ -68,7 +70,7 @@ def read(
         columns: the columns to return, in this order; by default all. Others are not decoded.
         where: values that rows must have, by column or by axis: one value, or several of which one must fit
             (`{"suite": "gemm", "metric": ["time_ms", "loss"], "M": 4096}`). It selects among the rows that count: of
-            what was measured again, those of the last attempt.
+            what was measured again, those of the last attempt. Arms and baselines may have their former names.
         all_attempts: keep all rows of what was measured again; by default the last attempt wins.
         expand: add a column for each axis of the cases, under its own name (`frame.M`), or as `axes.NAME` where the
             store has a column of that name (`axes.seed`); None in the rows of cases without that axis.
@@ -90,6 +92,8 @@ def read(
     fitting = {name: _alternatives(name, value) for name, value in (where or {}).items()}
     of_rows = fitting.keys() & set(SCHEMA.names)
     needed = {*returned} - {"case_axes"} | of_rows
+    if fitting.keys() & _ARMS:
+        needed.add("suite")
     if expand or "case_axes" in returned or fitting.keys() - of_rows:
         needed.add("axes")
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
@@ -124,7 +128,7 @@ def _rows(
     for attempt in range(4):
         decided_by = () if all_attempts else DECIDED_BY if contested or attempt else _ATTEMPTS_OF_A_CASE
         columns = {*needed, *decided_by}
-        columns |= _NAMES if columns & {"arm", "baseline", "arm_fields"} else set()
+        columns |= _NAMES if columns & {*_ARMS, "arm_fields"} else set()
         wanted = _pushed(where)
         if wanted is not None and contested:
             some = pa.array(sorted(filter(None, contested)), pa.string())
@@ -286,6 +290,12 @@ def _matching(table: pa.Table, where: Mapping[str, Sequence[Any]]) -> pa.Table:
     for name, values in where.items():
         if name in SCHEMA.names:
             mask = compute.is_in(table[name], pa.array(values, SCHEMA.field(name).type))
+            for suite in BARE_PRODUCTS if name in _ARMS else ():
+                today = pa.array([str(parse_arm(value, suite)) for value in values if value], pa.string())
+                renamed = compute.and_(
+                    compute.equal(table["suite"], suite), compute.is_in(table[name], today)
+                )
+                mask = compute.or_(mask, compute.fill_null(renamed, False))
         else:
             texts = _dictionary(table["axes"])
             cases = [parse(text) for text in texts]

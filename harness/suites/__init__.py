@@ -6,6 +6,7 @@ From another package, an entry point of the group `fp8_harness.suites` that name
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator, MutableMapping
 from functools import cached_property
 from types import ModuleType
@@ -57,9 +58,11 @@ class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
         return suite
 
     def __setitem__(self, name: str, suite: Suite | TrialSuite) -> None:
+        _refuse_while_importing(name)
         self._suites[name] = suite
 
     def __delitem__(self, name: str) -> None:
+        _refuse_while_importing(name)
         del self._suites[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -77,6 +80,12 @@ class _Suites(MutableMapping[str, "Suite | TrialSuite"]):
         from fp8core.extensions import Table
 
         return Table("suites", {}, _fault, self._suites)
+
+
+def _refuse_while_importing(name: str) -> None:
+    # Extensions are imported by that module alone; importing it here would import torch
+    if (loaded := sys.modules.get("fp8core.extensions")) is not None:
+        loaded.refuse_while_importing("suites", name)
 
 
 def _fault(name: str, made: object) -> str:

@@ -161,3 +161,35 @@ def test_a_package_s_entry_points_are_read_without_importing_it(
         installed.cache_clear()
         fp8core.BACKENDS.pop("acme_mm", None)
         sys.modules.pop("acme_fp8", None)
+
+
+def test_an_extension_may_not_set_our_entries_while_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the table, by another table, or past the table: each is refused with one line, and ours are what they were."""
+    other = Table("backends", {"torch": 1}, of_type(int))
+
+    def by(change: Callable[[], object]) -> Callable[[], Recipe]:
+        def load() -> Recipe:
+            change()
+            return replace(ROWWISE, name="acme")
+
+        return load
+
+    changes: dict[str, Callable[[], object]] = {
+        "recipe 'rowwise' may not be changed while recipe 'acme'": lambda: recipes.update(
+            rowwise=replace(ROWWISE)
+        ),
+        "recipe 'mine' may not be changed while": lambda: recipes.update(mine=ROWWISE),
+        "backend 'torch' may not be changed while": lambda: other.pop("torch"),
+        "it changed backend 'torch' of fp8-harness": lambda: other._entries.update(torch=2),
+        "it changed recipe 'rowwise' of fp8-harness": lambda: recipes._entries.clear(),
+    }
+    for said, change in changes.items():
+        recipes = table(monkeypatch, planted("acme", by(change)))
+        with pytest.raises(ExtensionError, match=said) as error:
+            recipes["acme"]
+        assert "\n" not in str(error.value)
+        assert dict(recipes) == {"rowwise": ROWWISE}
+        assert recipes["rowwise"] is ROWWISE
+        assert dict(other.own) == {"torch": 1}
+    recipes["mine"] = ROWWISE  # by who runs the process, as documented
+    other["torch"] = 3

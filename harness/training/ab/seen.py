@@ -79,8 +79,8 @@ class Looks:
         self._calls += 1
         if not self._told:
             self._shapes += _shapes((args, kwargs))
-        numbers = list(numbers_in(output).values())
-        if len(numbers) == 1:
+        numbers = list(numbers_in(output, (*args, *kwargs.values())).values())
+        if len(numbers) == 1 and (numbers[0].requires_grad or not torch.is_grad_enabled()):
             self.loss = numbers[0].detach()
 
     def _updated(self, *_: Any) -> None:

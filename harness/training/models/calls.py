@@ -2,7 +2,7 @@
 
 The one place that knows either. A batch is a tensor, a tuple or list of tensors (`model(*batch)`), or a mapping of them
 (`model(**batch)`). The loss is what the model returns, its `loss`, or the one number in a tuple: (logits, loss),
-(loss, logits). Everything else calls `model(*parts)` and gets that loss in float32: two hooks of the module see to it,
+(loss, logits); where more than one part could be it, none is taken. Everything else calls `model(*parts)` and gets that loss in float32: two hooks of the module see to it,
 so that its class, the names of its layers and its own `forward` stay as they are.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
 LOSS = "loss"  # attribute or key of an output that has one
@@ -39,6 +42,7 @@ class Form:
 
 # By canonical name of the model: a module is built apart from its batches, often several times, in any order.
 _FORMS: dict[str, Form] = {}
+_ADAPTED: WeakSet[nn.Module] = WeakSet()
 
 
 def form_of(name: str) -> Form:
@@ -78,55 +82,74 @@ def parts_of(made: object, name: str, called: str) -> tuple[Tensor, ...]:
     return parts  # type: ignore[return-value]  # all are tensors
 
 
-def loss_of(output: object, form: Form, called: str) -> Tensor:
+def loss_of(
+    output: object, form: Form, called: str, given: Sequence[object] = (), *, trains: bool = False
+) -> Tensor:
     """The loss in what a model returned, float32 and 0-dimensional.
 
     Args:
         output: of the model's forward.
         form: notes where the loss was found; its keys say in an error what the model was given.
         called: of the model, for the error.
+        given: the parts of the batch, which tell the length of a loss that is not reduced.
+        trains: a gradient is expected of it.
 
     Raises:
-        UsageError: none there, or more than one number that could be it.
+        UsageError: none there, more than one part that could be it, or one without a gradient.
     """
-    loss, where = _found(output, form, called)
+    loss, where = _found(output, form, called, given)
+    if trains and not loss.requires_grad:
+        raise UsageError(
+            f"the loss of {called} depends on no parameter that requires a gradient; it was taken from {where}"
+        )
     if not torch.compiler.is_compiling():  # what is compiled has run before, on paper or for its proof
         narrow = "" if loss.dtype == torch.float32 else f", {_dtype(loss)} turned to float32"
         form.loss = where + narrow
     return loss.float()
 
 
-def numbers_in(output: object) -> dict[str, Tensor]:
+def numbers_in(output: object, given: Sequence[object] = ()) -> dict[str, Tensor]:
     """What could be the loss in what a model returned, by the place where it stands.
 
-    The output itself, or else its `loss` alone, or else the parts of a tuple: those that are one floating number; a tensor
-    of one element counts where nothing is 0-dimensional.
+    The output itself, or else its `loss` alone, or else the parts of a tuple without None. A part could be the loss if it
+    is floating and has one element, or one for each sample or token of the batch: a loss that nobody reduced, which must
+    not let an auxiliary one pass for the loss. Alone, it is one only if it is 0-dimensional or of shape [1].
+
+    Args:
+        output: of the model's forward.
+        given: the parts of the batch.
     """
     if isinstance(output, Tensor):
         parts: dict[str, object] = {"the output": output}
     elif _has_loss(output):
         parts = {f"output.{LOSS}": _loss_field(output)}
-    elif isinstance(output, tuple | list):
+    elif isinstance(output, tuple | list) and not any(part is None for part in output):
         parts = {f"element {i} of {len(output)}": part for i, part in enumerate(output)}
     else:
         return {}
-    single = {
+    lengths = [
+        n for part in given if isinstance(part, Tensor) and part.dim() for n in (len(part), part.numel())
+    ]
+    could = {
         where: part
         for where, part in parts.items()
-        if isinstance(part, Tensor) and part.numel() == 1 and part.is_floating_point()
+        if isinstance(part, Tensor)
+        and part.is_floating_point()
+        and (part.numel() == 1 or (part.dim() == 1 and len(part) in lengths))
     }
-    return {where: part for where, part in single.items() if not part.dim()} or single
+    is_none = len(could) == 1 and any(part.dim() > 1 or part.numel() != 1 for part in could.values())
+    return {} if is_none else could
 
 
-def _found(output: object, form: Form, called: str) -> tuple[Tensor, str]:
-    numbers = numbers_in(output)
+def _found(output: object, form: Form, called: str, given: Sequence[object]) -> tuple[Tensor, str]:
+    numbers = numbers_in(output, given)
     if len(numbers) == 1:
         ((where, loss),) = numbers.items()
         return loss.reshape(()), where
     if numbers:
         raise UsageError(
-            f"{called} returned {kind(output)} with {len(numbers)} numbers; which is the loss? Return it alone, or "
-            f"as output.{LOSS}"
+            f"{called} returned {kind(output)} with {len(numbers)} parts that could be the loss ({', '.join(numbers)}); "
+            f"return it alone, or as output.{LOSS}"
         )
     if not isinstance(output, Tensor) and _has_loss(output):
         if _loss_field(output) is not None:
@@ -140,7 +163,7 @@ def _found(output: object, form: Form, called: str) -> tuple[Tensor, str]:
         )
     why = ""
     if isinstance(output, tuple | list) and any(part is None for part in output):
-        why = " (the None is the loss where no targets are given: give them in the batch)"
+        why = " (the None is the loss where no targets are given: give them in the batch, or return the loss alone)"
     raise UsageError(
         f"{called} returned {kind(output)} for a batch of {_named(form.keys or ())}{why}; {_EXPECTED}"
     )
@@ -161,18 +184,26 @@ def adapt(module: nn.Module, name: str, called: str) -> nn.Module:
         module: changed in place: a hook before its forward and one after it.
         name: canonical name of the model.
         called: of the model, for errors.
+
+    Raises:
+        UsageError: it has been adapted before: its weights would be those of another arm.
     """
+    if module in _ADAPTED:
+        raise UsageError(f"{called} returned the same module twice; build a new one each call")
+    _ADAPTED.add(module)
     form = form_of(name)
 
     def hand_over(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         keys = form.keys
         return ((), dict(zip(keys, args, strict=True))) if keys and not kwargs else None
 
-    def take_loss(_: nn.Module, args: tuple[Any, ...], output: object) -> Tensor:
-        return loss_of(output, form, called)
+    def take_loss(whole: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> Tensor:
+        trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        trains = trains and any(weight.requires_grad for weight in whole.parameters())
+        return loss_of(output, form, called, (*args, *kwargs.values()), trains=trains)
 
     module.register_forward_pre_hook(hand_over, with_kwargs=True)
-    module.register_forward_hook(take_loss)
+    module.register_forward_hook(take_loss, with_kwargs=True)
     return module
 
 

@@ -145,6 +145,15 @@ def test_the_verdict_table_has_a_row_an_arm_and_words_in_each_gate(cpu):
     assert (styles["PASS"], styles["can't tell"]) == ("pass", "muted")
 
 
+@pytest.mark.parametrize(("where", "told"), [("element 1 of 2", True), ("the output", False)])
+def test_a_loss_that_is_a_part_of_the_output_is_named_beside_its_verdict(cpu, where, told):
+    found = machine(cpu[0])
+    found.trainings[0].resolved["tensorwise"]["loss_from"] = where
+    caption = training.verdict_table(found).caption
+    assert ("Loss judged: element 1 of 2." in caption) == told
+    assert ("Loss judged" in caption) == told
+
+
 def test_fp8_arms_show_from_which_step_on_they_stay_in_the_noise(cpu):
     """Oracle: the verdicts' own figure; controls have none, and the sentence stands below the gates."""
     found = machine(cpu[0])

@@ -110,6 +110,36 @@ def test_an_older_run_and_a_newer_one_are_one_series_for_diff_and_gate(tmp_path:
         assert list(former[column]) == list(today[column])
 
 
+def test_rows_are_selected_by_former_names_too(tmp_path: Path) -> None:
+    """Oracle: `TODAY`, and rows of another suite where `bf16` is the name of today. No other row comes along."""
+    rows: list[dict[str, object]] = [
+        {"arm": arm, "baseline": BASELINES.get(arm, "")} for arm in TODAY if "mine" not in arm
+    ]
+    _written(tmp_path, rows, "old", fields=False)
+    steps = {"bf16": {"ms": 4.0}, "bf16_eager": {"ms": 4.0}, "rowwise": {"ms": 2.0, "baseline": "bf16"}}
+    write_run(tmp_path, [Invented().times(Case.of("scale", {"M": 32}), steps)], run_id="scale")
+
+    def selected(column: str, *values: str) -> list[tuple[str, str]]:
+        frame = store.read(tmp_path, columns=["suite", "arm"], where={column: values, "metric": "time_ms"})
+        assert list(frame.columns) == ["suite", "arm"]
+        return sorted(set(frame.itertuples(index=False, name=None)))
+
+    assert selected("arm", "bf16") == [("gemm", "bf16_eager"), ("scale", "bf16")]
+    assert selected("arm", "bf16_eager") == [("gemm", "bf16_eager"), ("scale", "bf16_eager")]
+    assert selected("arm", "bf16:again", "fp8_rowwise") == [
+        ("gemm", "bf16_eager:again"),
+        ("gemm", "rowwise_eager"),
+    ]
+    assert selected("arm", "deepgemm_blockwise") == [("gemm", "deepgemm_blockwise_eager")]
+    assert selected("baseline", "bf16") == [
+        ("gemm", "bf16_eager:again"),
+        ("gemm", "rowwise_eager"),
+        ("scale", "rowwise"),
+    ]
+    assert selected("arm", "fp8_rowwize") == []
+    assert len(store.read(tmp_path, columns=["arm"], where={"arm": "fp8_rowwise"})) == 1
+
+
 @pytest.mark.parametrize("suite", ["divergence", "scale", "my_own", ""])
 def test_names_of_other_suites_are_left_alone(suite: str) -> None:
     assert parse("bf16", suite) == Arm("bf16")

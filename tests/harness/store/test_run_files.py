@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +146,34 @@ def test_a_continued_run_takes_new_names_and_loses_nothing(tmp_path: Path) -> No
     assert rows_of(folder) == (1, 1)
 
 
-def test_where_both_names_lie_the_new_one_counts(tmp_path: Path) -> None:
-    """Both names in one folder, left by a copy of an older folder over a newer one."""
-    (tmp_path / "run.json").write_text('{"state": "running"}')
+@pytest.mark.parametrize(("newer", "state"), [("run.json", "failed"), ("_run.json", "finished")])
+def test_where_both_names_lie_the_newer_file_counts(tmp_path: Path, newer: str, state: str) -> None:
+    """A copy of an older folder over a newer one leaves both names, and so does an older version that continues a run."""
+    (tmp_path / "run.json").write_text('{"state": "failed"}')
     (tmp_path / "_run.json").write_text('{"state": "finished"}')
-    assert store.read_about(tmp_path)["state"] == "finished"
-    assert list(run_files.below(tmp_path, run_files.ABOUT)) == [tmp_path / "_run.json"]
+    for name in ("run.json", "_run.json"):
+        os.utime(tmp_path / name, (1e9 + (name == newer),) * 2)
+    assert store.read_about(tmp_path)["state"] == state
+    assert list(run_files.below(tmp_path, run_files.ABOUT)) == [tmp_path / newer]
+    run_files.rename_older(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["_run.json", "_run.json.older"]
+    assert store.read_about(tmp_path)["state"] == state
+
+
+def test_checkpoints_beside_an_empty_new_folder_are_kept(tmp_path: Path) -> None:
+    """What the new folder has stays, but for empty folders; nothing is removed."""
+    old, new = tmp_path / "checkpoints", tmp_path / run_files.CHECKPOINTS
+    for folder, names in ((old, ("a/1.pt", "b/1.pt", "c/1.pt")), (new, ("b/2.pt",))):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(folder.name)
+    (new / "c").mkdir()
+    run_files.rename_older(tmp_path)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")}
+    assert files == {
+        "_checkpoints/a/1.pt",
+        "_checkpoints/b/2.pt",
+        "_checkpoints/c/1.pt",
+        "_checkpoints.older/b/1.pt",
+    }
+    assert not old.exists()

@@ -10,6 +10,7 @@ from loops import Loop, PlantedClock
 
 from fp8core import PrecisionSchedule
 from harness import ab
+from harness.training.ab.seen import Looks
 
 STEPS = 52
 
@@ -149,3 +150,28 @@ def test_a_step_around_each_microbatch_is_found() -> None:
                 loop.optimizer.zero_grad()
     assert "optimizer steps" in trial.result().doubt
     assert trial.result().effect.rounds == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "seen"),
+    [
+        (lambda loss: (loss.reshape(1), torch.tensor(0.01)), False),
+        (lambda loss: (loss * torch.ones(16), 0.01 * loss), False),  # not reduced: 16 rows
+        (lambda loss: (loss.detach(), torch.zeros(4, 4)), False),  # an accuracy, say
+        (lambda loss: (loss, torch.zeros(4, 4)), True),
+    ],
+)
+def test_a_number_that_may_be_no_loss_is_not_seen(output: Any, seen: bool) -> None:
+    """Oracle: what the model is planted to return; in each case but the last, the loss of a step is not to be told."""
+    weight = torch.ones((), requires_grad=True)
+
+    class Planted(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return output(weight * x.square().mean())
+
+    model = Planted()
+    looks = Looks(model)
+    looks.start(None)
+    model(torch.ones(16, 4))
+    assert (None if looks.loss is None else float(looks.loss)) == (1.0 if seen else None)
+    looks.close()

@@ -18,7 +18,7 @@ from torch import nn
 from harness.store.errors import UsageError
 from harness.training import on_paper
 from harness.training.models import UserModel, resolve
-from harness.training.models.calls import Form, loss_of
+from harness.training.models.calls import Form, adapt, loss_of
 from harness.training.models.random_tokens import LONGEST, token_input
 from harness.training.setup import Setup, prepare
 
@@ -41,7 +41,6 @@ def spec(target: str, batch: str = "", **more: Any) -> UserModel:
         ((LOGITS, LOSS), "element 1 of 2"),
         ([LOSS, LOGITS, LOGITS], "element 0 of 3"),
         (LOSS[None], "the output"),  # one number all the same
-        ((torch.zeros(1, 1), LOSS), "element 1 of 2"),  # logits of one class for one row
         ((LOGITS, LOSS, {"cache": 1}), "element 1 of 3"),
         ((LOGITS, LOSS.bfloat16()), "element 1 of 2, bfloat16 turned to float32"),
         ((torch.tensor(3), LOSS), "element 1 of 2"),  # a count is no loss
@@ -67,7 +66,16 @@ def test_where_a_loss_may_be(output: object, where: str) -> None:
         ((), r"returned \(\)"),
         ((LOGITS, LOGITS), r"returned \(Tensor\[4, 8\], Tensor\[4, 8\]\)"),
         ((LOGITS, None), r"\(Tensor\[4, 8\], NoneType\) for a batch of x .the None is the loss where no targets are given"),
-        ((LOSS, LOSS), "with 2 numbers; which is the loss"),
+        ((LOSS, LOSS), "with 2 parts that could be the loss"),
+        ((LOSS[None], torch.tensor(0.01)), "with 2 parts that could be the loss"),
+        ((torch.zeros(1, 1), LOSS), "with 2 parts that could be the loss"),  # logits of one class, or a loss with its axes
+        ((torch.zeros(8), torch.tensor(0.01)), "with 2 parts that could be the loss"),  # one loss a sample
+        ((torch.zeros(32), torch.tensor(0.01)), "with 2 parts that could be the loss"),  # one loss a token
+        ((None, torch.tensor(0.01)), "the None is the loss where no targets are given"),
+        ((LOGITS, LOSS, None), "the None is the loss where no targets are given"),
+        ((torch.zeros(1, 1, 1), None), "the None is the loss where no targets are given"),
+        (torch.zeros(1, 1), r"returned a float32 tensor of shape \[1, 1\]"),  # a prediction
+        ((LOGITS, torch.zeros(1, 1)), r"returned \(Tensor\[4, 8\], Tensor\[1, 1\]\)"),
         ({"logits": LOGITS}, "returned a dict of logits: Tensor"),
         ({"loss": LOGITS}, r"output.loss of their.model is a float32 tensor of shape \[4, 8\]; expected one floating"),
         (language_models.ModelOutput(None, LOGITS), "output.loss of their.model is None; the batch has x: .* 'labels'"),
@@ -75,8 +83,44 @@ def test_where_a_loss_may_be(output: object, where: str) -> None:
 )  # fmt: skip
 def test_no_loss_is_one_line_that_says_what_came(output: object, words: str) -> None:
     with pytest.raises(UsageError, match=words) as raised:
-        loss_of(output, Form(keys=("x",)), "their.model")
+        loss_of(output, Form(keys=("x",)), "their.model", (torch.zeros(8, 4),))
     assert "\n" not in str(raised.value)
+
+
+class WithAccuracy(nn.Module):
+    """Returns its logits and a number that no gradient flows to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y: torch.Tensor = self.head(x)
+        return y, (y.argmax(-1) == 0).float().mean()
+
+
+def test_a_number_without_a_gradient_is_no_loss_in_training() -> None:
+    """An accuracy beside the logits. Where no gradients are expected none is missed."""
+    x = torch.zeros(8, 4)
+    module = adapt(WithAccuracy(), "accuracy", "their.model")
+    with pytest.raises(
+        UsageError, match=r"the loss of their.model depends on no parameter .* element 1 of 2"
+    ):
+        module(x)
+    with torch.no_grad():
+        assert float(module(x)) in (0.0, 1.0)
+
+
+def test_a_model_that_is_built_once_and_returned_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arms would train the same weights, each where the one before stopped."""
+    kept = Regressor()
+    monkeypatch.setattr(language_models, "kept", lambda: kept, raising=False)
+    model = spec("kept")
+    model.build()
+    with pytest.raises(
+        UsageError, match=r"language_models.kept returned the same module twice; build a new one"
+    ):
+        model.build()
 
 
 @pytest.mark.parametrize(("target", "batch"), [("gpt", "in_order"), ("tiny", "by_name")])
