@@ -278,11 +278,13 @@ def _label(axes: Axes, size: _Size, words: Sequence[tuple[str, str, list[str]]],
         about: Any = {"transform": across, "va": "center", "color": INK, "fontsize": 8.5}
         about["bbox"] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # lines end before the words
         for y, (name, verdict, more) in enumerate(words):
-            tail = f"{verdict}: {'; '.join(more)}" if more else verdict
+            room = max(len(verdict), 54 - len(name))
+            said = _fitting(more, room - len(verdict) - 2)
+            tail = f"{verdict}: {said}" if said else verdict
             axes.text(0.012, y - 0.4, text.short(name, 30), **about)
             if not tail:
                 continue
-            axes.text(1, y - 0.4, text.short(tail, max(len(verdict), 54 - len(name))), ha="right", **about)
+            axes.text(1, y - 0.4, tail, ha="right", **about)
         return
     axes.set_yticks(range(len(words)), [text.short(name, 32) for name, _, _ in words])
     if not beside:
@@ -292,8 +294,19 @@ def _label(axes: Axes, size: _Size, words: Sequence[tuple[str, str, list[str]]],
         shift = 0.19 if more else 0.0
         axes.text(1.015, y - shift, verdict, transform=across, va="center", color=INK)
         if more:
-            said = text.short("; ".join(more), 44)
+            said = _fitting(more, 44)
             axes.text(1.015, y + 0.21, said, transform=across, va="center", color=MUTED, fontsize=7.5)
+
+
+def _fitting(said: Sequence[str], most: int) -> str:
+    """Reasons in so many characters: the first ones and how many more; the middle of one alone is left out."""
+    for kept in range(len(said), 0, -1):
+        more = f" and {len(said) - kept} more" if kept < len(said) else ""
+        words = "; ".join(said[:kept]) + more
+        if len(words) <= most:
+            return words
+    alone = f"{len(said)} doubts" if len(said) > 1 else "".join(said)
+    return text.short(alone, most) if most >= 8 else ""
 
 
 def _shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:
