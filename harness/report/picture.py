@@ -110,7 +110,9 @@ def _gains(machine: Machine) -> Chart | None:
         axes.set_xlabel("speedup over bf16, same mode (log scale)")
         for y in range(len(found), rows):  # at the edge: a mark at 1 would read as a tie
             axes.plot([0.012], [y], marker="x", color=MUTED, transform=axes.get_yaxis_transform())
-        words = [(s.arm, _gain_words(s), against[s.arm]) for s in found] + [_absent_words(u) for u in shown]
+        words = [
+            (s.arm, _gain_words(s, size.stacked and bool(against[s.arm])), against[s.arm]) for s in found
+        ] + [_absent_words(u) for u in shown]
         _label(axes, size, words)
         axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
         legend(figure, axes)
@@ -142,11 +144,12 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: dict[str, Any], d
     return ends
 
 
-def _gain_words(standing: Standing) -> str:
+def _gain_words(standing: Standing, brief: bool) -> str:
+    """Gain and verdicts; brief: without their numbers, which leaves room for what stands against them."""
     verdicts = [p["verdict"] for p in standing.pairs]
     counts = {v: verdicts.count(v) for v in VERDICTS if v in verdicts}
-    told = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {v}" for v, n in counts.items())
-    return f"{text.ratio(standing.gain)} {told}"
+    several = "mixed" if brief else ", ".join(f"{n} {v}" for v, n in counts.items())
+    return f"{text.ratio(standing.gain)} {next(iter(counts)) if len(counts) == 1 else several}"
 
 
 def _absent_words(absent: Unjudged) -> tuple[str, str, list[str]]:
