@@ -110,7 +110,9 @@ def _gains(machine: Machine) -> Chart | None:
         axes.set_xlabel("speedup over bf16, same mode (log scale)")
         for y in range(len(found), rows):  # at the edge: a mark at 1 would read as a tie
             axes.plot([0.012], [y], marker="x", color=MUTED, transform=axes.get_yaxis_transform())
-        words = [(s.arm, _gain_words(s), against[s.arm]) for s in found] + [_absent_words(u) for u in shown]
+        words = [
+            (s.arm, _gain_words(s, size.stacked and bool(against[s.arm])), against[s.arm]) for s in found
+        ] + [_absent_words(u) for u in shown]
         _label(axes, size, words)
         axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
         legend(figure, axes)
@@ -142,11 +144,12 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: dict[str, Any], d
     return ends
 
 
-def _gain_words(standing: Standing) -> str:
+def _gain_words(standing: Standing, brief: bool) -> str:
+    """Gain and verdicts; brief: without their numbers, which leaves room for what stands against them."""
     verdicts = [p["verdict"] for p in standing.pairs]
     counts = {v: verdicts.count(v) for v in VERDICTS if v in verdicts}
-    told = next(iter(counts)) if len(counts) == 1 else ", ".join(f"{n} {v}" for v, n in counts.items())
-    return f"{text.ratio(standing.gain)} {told}"
+    several = "mixed" if brief else ", ".join(f"{n} {v}" for v, n in counts.items())
+    return f"{text.ratio(standing.gain)} {next(iter(counts)) if len(counts) == 1 else several}"
 
 
 def _absent_words(absent: Unjudged) -> tuple[str, str, list[str]]:
@@ -278,11 +281,13 @@ def _label(axes: Axes, size: _Size, words: Sequence[tuple[str, str, list[str]]],
         about: Any = {"transform": across, "va": "center", "color": INK, "fontsize": 8.5}
         about["bbox"] = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # lines end before the words
         for y, (name, verdict, more) in enumerate(words):
-            tail = f"{verdict}: {'; '.join(more)}" if more else verdict
+            room = max(len(verdict), 54 - len(name))
+            said = _fitting(more, room - len(verdict) - 2)
+            tail = f"{verdict}: {said}" if said else verdict
             axes.text(0.012, y - 0.4, text.short(name, 30), **about)
             if not tail:
                 continue
-            axes.text(1, y - 0.4, text.short(tail, max(len(verdict), 54 - len(name))), ha="right", **about)
+            axes.text(1, y - 0.4, tail, ha="right", **about)
         return
     axes.set_yticks(range(len(words)), [text.short(name, 32) for name, _, _ in words])
     if not beside:
@@ -292,8 +297,19 @@ def _label(axes: Axes, size: _Size, words: Sequence[tuple[str, str, list[str]]],
         shift = 0.19 if more else 0.0
         axes.text(1.015, y - shift, verdict, transform=across, va="center", color=INK)
         if more:
-            said = text.short("; ".join(more), 44)
+            said = _fitting(more, 44)
             axes.text(1.015, y + 0.21, said, transform=across, va="center", color=MUTED, fontsize=7.5)
+
+
+def _fitting(said: Sequence[str], most: int) -> str:
+    """Reasons in so many characters: the first ones and how many more; the middle of one alone is left out."""
+    for kept in range(len(said), 0, -1):
+        more = f" and {len(said) - kept} more" if kept < len(said) else ""
+        words = "; ".join(said[:kept]) + more
+        if len(words) <= most:
+            return words
+    alone = f"{len(said)} doubts" if len(said) > 1 else "".join(said)
+    return text.short(alone, most) if most >= 8 else ""
 
 
 def _shared_legend(figure: Figure, panels: Sequence[Axes]) -> None:

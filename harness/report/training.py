@@ -74,14 +74,18 @@ def trains_the_same(machine: Machine) -> Answer:
     evidence += list(dict.fromkeys(v.verdict.limits for v in candidates))
     sentence = f"{text.plural(len(candidates), 'FP8 arm')} against {CONTROL}, margin {100 * MARGIN:g} % of the loss: {outcomes}."
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    unshown = any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
-    if unshown and verdict == "yes":
+    if unshown(machine) and verdict == "yes":
         verdict = "partly"
         sentence += f" No {NEGATIVE} shows that a fault would fail here."
     brief = f"{text.plural(len(candidates), 'FP8 arm')}: {outcomes}" + (
-        f", no {NEGATIVE} to compare." if unshown and verdict == "partly" else "."
+        f", no {NEGATIVE} to compare." if unshown(machine) and verdict == "partly" else "."
     )
     return Answer(question, verdict, sentence, tuple(evidence[:8]), brief)
+
+
+def unshown(machine: Machine) -> bool:
+    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
+    return any(setup.runs_of(Arm(variant=NEGATIVE)) is None for setup in machine.trainings)
 
 
 def is_candidate(arm: Arm) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from harness.report.answer import Answer, Verdict, reasons, shortened
+from harness.report.answer import MOST_BRIEF, Answer, Verdict, reasons, shortened
 from harness.report.first_steps import runs_in_fp8
 from harness.report.numerics import fp8_rows
 from harness.report.runs import once
@@ -64,12 +64,20 @@ def is_faster(machine: Machine) -> Answer:
     missing = int((pairs["verdict"] == "missing").sum())
     if missing:
         evidence.append(f"{text.plural(missing, 'pair')} could not be computed; see Failed and skipped.")
-    suite, how, deciding = parts[0]
-    arms = _by_arm(deciding)
-    verdict = _together([_speed_verdict(own) for _, own in arms])
-    return Answer(
-        question, verdict, _speed_sentence(suite, how, arms), tuple(evidence), _speed_brief(suite, arms)
+    suite, how, first = parts[0]
+    arms = _by_arm(first)
+    slower = _slower_under_load(pairs[pairs["suite"] == suite], [arm for arm, _ in arms])
+    judged = [_under_load(_speed_verdict(own), arm in slower) for arm, own in arms]
+    sentence = _speed_sentence(suite, how, arms) + (
+        f" Slower under sustained load: {', '.join(slower)}." if slower else ""
     )
+    brief = _speed_brief(suite, how, judged, len(slower))
+    return Answer(question, _together(judged), sentence, tuple(evidence), brief)
+
+
+def deciding(machine: Machine) -> tuple[str, str, pd.DataFrame] | None:
+    """The part that `is_faster` decides on: (suite, how its arms were run, pairs); None where there is no ratio."""
+    return next(iter(_by_part(fp8_pairs(machine))), None)
 
 
 def did_fp8_run(machine: Machine) -> Answer:
@@ -233,17 +241,36 @@ def _speed_sentence(suite: str, how: str, arms: Sequence[tuple[str, pd.DataFrame
     return f"{what[0].upper()}{what[1:]}, speed over bf16: {'; '.join(words)}.{mean}"
 
 
-def _speed_brief(suite: str, arms: Sequence[tuple[str, pd.DataFrame]]) -> str:
-    """How many of the deciding arms are faster, and how many could not be judged."""
-    count = Counter(_speed_verdict(own) for _, own in arms)
+def _slower_under_load(pairs: pd.DataFrame, arms: Collection[str]) -> list[str]:
+    """Arms that are slower than bf16 under sustained load in a case in which they are not slower alone."""
+    alone = pairs[(pairs["regime"] != "sustained") & pairs["verdict"].isin(["faster", "same", "unclear"])]
+    loaded = pairs[(pairs["regime"] == "sustained") & (pairs["verdict"] == "slower")]
+    both = set(zip(alone["arm"], alone["case_id"], strict=True)) & set(
+        zip(loaded["arm"], loaded["case_id"], strict=True)
+    )
+    return [arm for arm in arms if any(arm == other for other, _ in both)]
+
+
+def _under_load(verdict: Verdict, slower: bool) -> Verdict:
+    """A gain that is lost under sustained load holds in part."""
+    return "partly" if slower and verdict == "yes" else verdict
+
+
+def _speed_brief(suite: str, how: str, judged: Sequence[Verdict], slower: int) -> str:
+    """How many of the deciding arms are faster, and how many lose that under load; shorter where it does not fit."""
+    count = Counter(judged)
     words: dict[Verdict, str] = {
         "yes": "faster",
-        "partly": "faster in some cases",
+        "partly": "partly faster",
         "no": "not faster",
-        "can't tell": "not judged",
+        "can't tell": "unclear",
     }
-    told = ", ".join(f"{count[v]} {word}" for v, word in words.items() if count[v])
-    return f"{WHAT.get(suite, f'suite {suite}').partition(' (')[0].capitalize()}: of {text.plural(len(arms), 'FP8 arm')} {told}."
+    what = WHAT.get(suite, f"suite {suite}").partition(" (")[0]
+    mode = {"compile": "compiled "}.get(how.partition(" ")[0], "")
+    arms = f"{what[0].upper()}{what[1:]}, {text.plural(len(judged), f'{mode}FP8 arm')}"
+    load = f"; {slower} slower under load" if slower else ""
+    whole = f"{arms}: {', '.join(f'{count[v]} {word}' for v, word in words.items() if count[v])}{load}."
+    return whole if len(whole) <= MOST_BRIEF else f"{arms}: {count['yes']} faster{load}."
 
 
 def _arm_words(arm: str, pairs: pd.DataFrame) -> str:

@@ -1,0 +1,182 @@
+"""The lead: what stands beside an arm's speed holds of that arm. Oracles: the rows as generated, and the gate's rules."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
+from report_fixtures import CPU, SHAPES, Invented, absent, figure, linear_cases, write_run
+
+from harness.report import training, verdicts
+from harness.report.answer import MOST_BRIEF
+from harness.report.lead import Lead, lead
+from harness.report.picture import picture
+from harness.report.runs import Machine, load
+from harness.store.case import Case
+from harness.store.cause import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from harness.store.measurement import Measurement
+
+
+def machine(path: Path) -> Machine:
+    (found,) = load([path], Path()).machines
+    return found
+
+
+def lead_of(found: Machine) -> Lead:
+    more = [training.trains_the_same(found)] if found.trainings else []
+    return lead(found, [*verdicts.answers(found), *more])
+
+
+def told(found: Machine) -> str:
+    one = lead_of(found)
+    return f"{one.verdict} {one.rest}"
+
+
+def losses(**gaps: float) -> list[Measurement]:
+    """Training runs of recipes with a constant gap to the control's loss, and of a known fault."""
+    base = control()
+    rows = rows_of_runs("base", base) + rows_of_runs("base_eps", shifted(base, 0.0, sd=1e-5))
+    rows += rows_of_runs("base_other", {s: run_of(falling(100 + s)) for s in base})
+    rows += rows_of_runs("negative_control", shifted(base, lambda t: 0.6 * t / (t + 30), ratio=0.6))
+    for name, gap in gaps.items():
+        rows += rows_of_runs(name, shifted(base, gap), recipe=name)
+    return rows
+
+
+def layers(
+    ms: Mapping[str, float],
+    *,
+    counted: Collection[int] = range(3),
+    unchecked: Collection[str] = (),
+    regime: str = "isolated",
+    timing: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[list[Measurement]]:
+    """Three layers with these times: FP8 counted in these cases, arms of these names without SQNR."""
+    out = []
+    for i, (layer, k, n) in enumerate(SHAPES[:3]):
+        case = Case.of("linear", {"model": "llama3_8b", "layer": layer, "M": 8192, "K": k, "N": n})
+        arms: dict[str, Mapping[str, object]] = {}
+        rows = []
+        for arm, value in ms.items():
+            precision, _, mode = arm.rpartition("_")
+            if precision == "bf16":
+                bf16: dict[str, object] = {"ms": value, "flops": {"bf16": 1e12}}
+                arms |= {arm: bf16, f"{arm}:again": bf16 | {"baseline": arm}}
+                continue
+            proof = {"fp8_gemms": 3, "fp8_gemms_expected": 3} if i in counted else {}
+            arms[arm] = {"ms": value, "baseline": f"bf16_{mode}", "flops": {"e4m3": 1e12}, "resolved": proof}
+            if arm not in unchecked and regime == "isolated":
+                rows.append(figure(case, arm, "sqnr_db", 29.0, resolved={"sqnr_bound_db": 28.3}))
+        times = Invented(i, rounds=6).times(case, arms, regime)
+        more = timing or {}
+        out.append(rows + [replace(r, timing={**r.timing, **more.get(r.arm, {})}) for r in times])
+    return out
+
+
+FAST = {"bf16_compile": 1.0, "rowwise_compile": 0.8}
+
+
+def test_a_loss_of_one_recipe_is_not_claimed_of_another(tmp_path: Path) -> None:
+    """tensorwise is the fastest and was never trained; rowwise was, and is named."""
+    found = machine(write_run(tmp_path, [*linear_cases(Invented(), 690.0), losses(rowwise=0.0003)]))
+    said = lead_of(found)
+    assert said.verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "Its recipe passed its checks, its GEMMs ran in FP8 and its recipe trains the same." in said.rest
+    assert "In doubt: tensorwise_compile" in said.rest
+    assert "(no loss judged)" in said.rest
+
+
+def test_what_nobody_judged_of_the_named_arm_is_said(tmp_path: Path) -> None:
+    ms = {"bf16_compile": 1.0, "tensorwise_compile": 0.6, "rowwise_compile": 0.8}
+    said = lead_of(machine(write_run(tmp_path / "a", layers(ms, unchecked=["tensorwise_compile"]))))
+    assert said.verdict.startswith("FP8 is faster here: rowwise_compile")
+    assert "In doubt: tensorwise_compile (results not checked)." in said.rest
+    assert "Whether it trains the same was not judged." in said.rest
+    assert "trains the same." not in said.rest.replace("it trains the same was", "")
+    said = lead_of(machine(write_run(tmp_path / "b", layers(FAST, counted=[1]))))
+    assert said.verdict.endswith("but FP8 not proved in 2 of 3 cases.")
+    assert "GEMMs ran in FP8" not in said.verdict + said.rest
+
+
+def test_the_figure_is_of_the_mode_that_decides(tmp_path: Path) -> None:
+    """Eager FP8 gains 1.43x over eager bf16 and is slower than compiled bf16; compiled FP8 loses: 1 / 1.15 = 0.870."""
+    ms = {"bf16_eager": 2.0, "bf16_compile": 1.0, "rowwise_eager": 1.4, "rowwise_compile": 1.15}
+    found = machine(write_run(tmp_path, layers(ms)))
+    said = lead_of(found)
+    assert re.match(
+        r"FP8 is not faster here: rowwise_compile runs whole layers at 0\.8[67]\dx the speed of bf16_compile",
+        said.verdict,
+    )
+    assert verdicts.is_faster(found).brief == "Whole layers, 1 compiled FP8 arm: 1 not faster."
+
+
+def test_a_gain_that_load_takes_away_is_in_doubt(tmp_path: Path) -> None:
+    slow = layers({"bf16_compile": 1.0, "rowwise_compile": 1.3}, regime="sustained")
+    found = machine(write_run(tmp_path, [*layers(FAST), *slow]))
+    answer = verdicts.is_faster(found)
+    assert lead_of(found).verdict.endswith("but slower under load in 3 cases.")
+    assert answer.verdict == "partly"
+    assert "1 slower under load" in answer.brief
+    drawn = picture(found)
+    assert drawn is not None
+    assert "slower under load in 3 cases" in drawn.svg
+
+
+def test_steps_that_all_failed_are_named_beside_the_speed_of_layers(tmp_path: Path) -> None:
+    case = Case.of("train", {"model": "gpt2"})
+    steps = Invented().times(case, {"bf16_compile": {"ms": 5.0}})
+    steps.append(absent(case, "rowwise_compile", "failed", "out of memory", "bf16_compile", cause=Cause.OOM))
+    said = lead_of(machine(write_run(tmp_path, [*layers(FAST), steps])))
+    assert "Not judged: rowwise_compile (training steps: failed)." in said.rest
+
+
+@pytest.mark.parametrize(
+    ("struck", "says"),
+    [
+        ({"rowwise_compile": {"contended": True}}, "but beside another process in 3 cases."),
+        ({"bf16_compile": {"throttled": True}}, "but one side throttled in 3 cases."),
+        ({arm: {"throttled": True} for arm in FAST}, "over 3 cases, both sides throttled in 3 cases)."),
+    ],
+)
+def test_a_time_under_bad_conditions_says_so(struck: Any, says: str, tmp_path: Path) -> None:
+    """Oracle: `harness.gate.conditions`, by which throttling of one side alone decides nothing."""
+    assert lead_of(machine(write_run(tmp_path, layers(FAST, timing=struck)))).verdict.endswith(says)
+
+
+def test_no_sum_over_cases_hides_one_that_ran_no_fp8(tmp_path: Path) -> None:
+    """6 of 3, 0 of 3 and 3 of 3 are 9 of 9 together."""
+    cases = layers(FAST)
+    for rows, seen in zip(cases, (6, 0, 3), strict=True):
+        proof = {"fp8_gemms": seen, "fp8_gemms_expected": 3}
+        rows[:] = [
+            replace(r, resolved=proof) if r.samples and r.baseline == "bf16_compile" else r for r in rows
+        ]
+    assert "only 0 of 3 GEMMs in FP8 in 1 of 3 cases" in told(machine(write_run(tmp_path, cases)))
+
+
+def test_a_run_under_way_says_so_far_and_a_cpu_asks_nothing(tmp_path: Path) -> None:
+    running = lead_of(machine(write_run(tmp_path / "a", layers(FAST)[:1], state="running")))
+    assert running.verdict.startswith("So far: FP8 is faster here")
+    said = told(machine(write_run(tmp_path / "b", layers(FAST), env=CPU)))
+    assert "Numerically sound: 1 arm passed every check" in said
+    assert "?" not in said
+
+
+def test_a_brief_keeps_its_names_and_fits(tmp_path: Path) -> None:
+    ms = {"bf16_eager": 1.0, "rowwise_eager": 0.8}
+    one = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
+    rows = [r for r in layers(ms)[0] if r.metric == "time_ms"]
+    rows = [replace(r, suite=one.suite, case_id=one.case_id, axes=one.axes_json) for r in rows]
+    found = machine(write_run(tmp_path, [rows]))
+    assert verdicts.is_faster(found).brief == "Single GEMMs, 1 FP8 arm: 1 faster."
+    full = ["yes"] * 12 + ["partly"] * 4 + ["no"] * 3 + ["can't tell"]
+    for slower in (0, 11):
+        assert len(verdicts._speed_brief("train", "compile against compile", full, slower)) <= MOST_BRIEF
