@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, TextIO
 
 STDOUT = 1
 _left: list[int] = []  # descriptors whose reader has left
@@ -21,7 +18,7 @@ class _Forgiving(io.FileIO):
         super().__init__(descriptor, "w", closefd=closefd)
         self._lost = lost
 
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except self._lost as error:
