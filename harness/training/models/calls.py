@@ -2,8 +2,9 @@
 
 The one place that knows either. A batch is a tensor, a tuple or list of tensors (`model(*batch)`), or a mapping of them
 (`model(**batch)`). The loss is what the model returns, its `loss`, or the one number in a tuple: (logits, loss),
-(loss, logits); where more than one part could be it, none is taken. Everything else calls `model(*parts)` and gets that loss in float32: two hooks of the module see to it,
-so that its class, the names of its layers and its own `forward` stay as they are.
+(loss, logits); where more than one part could be it, none is taken. Everything else calls `model(*parts)` and gets that
+loss in float32: two hooks of the module see to it, so that its class, the names of its layers and its own `forward` stay
+as they are.
 """
 
 from __future__ import annotations
