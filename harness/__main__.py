@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs one command; returns the exit code. Nothing that it has started outlives an exception."""
     command, *rest = argv or ["--help"]
     try:
-        return commands().get(command, lambda words: _sweep([command, *words]))(rest)
+        code = commands().get(command, lambda words: _sweep([command, *words]))(rest)
+        print(end="", flush=True)  # a full disk behind it is heard of here, not as the interpreter exits
+        return code
     except UsageError as error:
         message = str(error)
     except KeyboardInterrupt:

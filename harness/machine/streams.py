@@ -7,12 +7,14 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
+from harness.store.errors import UsageError
+
 STDOUT = 1
 _left: list[int] = []  # descriptors whose reader has left
 
 
 class _Forgiving(io.FileIO):
-    """A descriptor; what it refuses to take with `lost` is dropped."""
+    """A descriptor; what it refuses to take with `lost` is dropped. Any other refusal is raised once."""
 
     def __init__(self, descriptor: int, lost: type[OSError], closefd: bool) -> None:
         super().__init__(descriptor, "w", closefd=closefd)
@@ -24,7 +26,12 @@ class _Forgiving(io.FileIO):
         except self._lost as error:
             if isinstance(error, BrokenPipeError):
                 _left.append(self.fileno())
-            return memoryview(data).nbytes
+        except OSError as error:
+            self._lost = OSError  # what is still buffered would raise again as the interpreter exits
+            raise UsageError(
+                f"standard output takes no more: {error.strerror}; write it to a place with room"
+            ) from error
+        return memoryview(data).nbytes
 
 
 def of_people(descriptor: int) -> TextIO:
