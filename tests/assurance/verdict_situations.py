@@ -57,7 +57,7 @@ def equals_golden(place: Place, planted: bool) -> object:
     base = control()
     mine = shifted(base)
     golden = mine if planted else shifted(base, 0.0001)
-    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", mine)
+    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", mine, emulated=planted)
     return outcome(place, rows + rows_of_runs("tensorwise_golden", golden))
 
 
@@ -162,6 +162,11 @@ def disproved(place: Place, planted: bool) -> object:
 def unproven(place: Place, planted: bool) -> object:
     said = {FIELD: "unproven" if planted else "proved", "verify": "a line"}
     return judged(place, shifted(control()), **said)
+
+
+@of_verdict(what="no row says that `fp8core.verify` was asked")
+def unasked(place: Place, planted: bool) -> object:
+    return judged(place, shifted(control()), verify="" if planted else "FP8 verified: 9 of 9")
 
 
 @of_verdict(what="the negative control passes: this set-up sees no fault")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.judge.verdict import Curve, Run
+from harness.store.arm import ABLATIONS, GOLDEN, parse
 from harness.store.case import Case
 from harness.store.measurement import Measurement
 
@@ -92,8 +93,12 @@ def run_of(loss: np.ndarray, *, step_s: float = 0.01, evaluations: int = 6, **mo
 def rows_of_runs(
     arm: str, runs: dict[int, Run], axes: dict[str, Any] | None = None, **resolved: Any
 ) -> list[Measurement]:
-    """The rows that the suite `divergence` stores for the runs of one arm."""
+    """The rows that the suite `divergence` stores for the runs of one arm; an FP8 one is proved, unless `resolved` says otherwise."""
     rows = []
+    fields = parse(arm)
+    emulated = fields.variant in (GOLDEN, *ABLATIONS)
+    if fields.has_fp8:
+        resolved = {"emulated": emulated} | ({} if emulated else {"verify": "FP8 verified: 9 of 9"}) | resolved
     for seed, run in runs.items():
         case = Case.of("divergence", {**(axes or AXES), "seed": seed})
         said = {"steps": run.planned_steps, "tokens_per_step": run.tokens_per_step, **resolved}

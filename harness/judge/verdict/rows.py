@@ -46,6 +46,7 @@ _CURVES = {
     "elapsed_s": "elapsed",
 }
 
+_UNASKED = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
 
 Arms = dict[str, dict[int, Run]]
@@ -256,6 +257,12 @@ def _judge_arm(setup: Setup, arm: str, against: str, margin: float) -> Verdict:
             if verdict.outcome == "PASS":
                 verdict = replace(verdict, outcome="INCONCLUSIVE")
     doubted = [f"seed {seed}: {run.proof}" for seed, run in sorted(mine.items()) if run.doubted]
+    emulates = fields.variant in (GOLDEN, *ABLATIONS)  # what rows from before the field say nothing of
+    if fields.has_fp8 and not setup.resolved.get(arm, {}).get("emulated", emulates):
+        unasked = [str(seed) for seed, run in sorted(mine.items()) if run.proof_outcome is ProofOutcome.NONE]
+        if unasked:
+            named = "" if len(unasked) == len(mine) else f"seed {', '.join(unasked)}: "
+            doubted.append(f"{named}{_UNASKED}")
     failed += doubted
     if doubted and verdict.outcome == "PASS":
         verdict = replace(verdict, outcome="INCONCLUSIVE")

@@ -141,6 +141,24 @@ def test_an_arm_whose_fp8_was_not_proved_does_not_pass_either(tmp_path):
     assert outcomes == {"tensorwise": "INCONCLUSIVE", "rowwise": "PASS", "delayed": "INCONCLUSIVE"}
 
 
+def test_an_arm_of_which_nobody_asked_for_a_proof_does_not_pass(tmp_path):
+    """Neither does one that says so for one seed alone; what is emulated claims no FP8 GEMM, and needs no proof."""
+    runs = shifted(BASE)
+    last = max(runs)
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs, verify="")
+    rows += rows_of_runs("rowwise", {seed: run for seed, run in runs.items() if seed != last})
+    rows += rows_of_runs("rowwise", {last: runs[last]}, verify="")
+    rows += rows_of_runs("delayed", shifted(BASE, 0.1), verify="")
+    rows += rows_of_runs("tensorwise_golden", shifted(BASE))
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    outcomes = {arm: found.verdict.outcome for arm, found in arms.items()}
+    assert outcomes == {
+        "tensorwise": "INCONCLUSIVE", "rowwise": "INCONCLUSIVE", "delayed": "FAIL", "tensorwise_golden": "PASS",
+    }  # fmt: skip
+    (why,) = [note for note in arms["rowwise"].verdict.notes if "fp8core.verify" in note]
+    assert why.startswith(f"seed {last}: no row says")
+
+
 def _cut(runs):
     """Runs that were meant to go on for longer: none has a partner."""
     return {s: dataclasses.replace(r, planned_steps=4 * STEPS, stopped="killed") for s, r in runs.items()}
@@ -372,8 +390,7 @@ def test_a_golden_arm_that_rounds_other_layers_is_not_compared(tmp_path, layers,
         ({"verify_outcome": "proved", "emulated": True}, {"emulated": True}, "INCONCLUSIVE"),
         ({"verify_outcome": "proved", "emulated": False}, {"emulated": False}, "INCONCLUSIVE"),
         ({"verify_outcome": "unproven", "emulated": False}, {"emulated": True}, "INCONCLUSIVE"),
-        ({"emulated": False}, {"emulated": True}, "INCONCLUSIVE"),
-        ({}, {}, "INCONCLUSIVE"),
+        ({"verify": "", "emulated": False}, {"emulated": True}, "INCONCLUSIVE"),
     ],
 )
 def test_losses_of_the_golden_arm_are_no_doubt_where_the_kernels_were_proved(tmp_path, mine, golden, outcome):
