@@ -10,13 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import harness.report
 from harness.cli.advice_page import GPUS, MODELS, from_json
-from harness.report.drawing import BAND, GRID, HEAT, INK, MUTED, PAPER, STYLE, Chart, standalone, svg
+from harness.report.drawing import BAND, GRID, HEAT, INK, MUTED, PAPER, sheet, standalone, styled
 from harness.report.heatmap import EDGES
 from harness.store.errors import UsageError
 
@@ -41,15 +39,15 @@ NAMES = {
 }
 
 
-@mpl.rc_context(STYLE)
+@styled
 def draw(found: Mapping[Key, Answered]) -> str:
     """The picture as an SVG file, light or dark as its reader's system is.
 
     Args:
         found: cells of `harness.cli.advice_page`, those of `MODE` and `SIZE` among them.
     """
-    figure = Figure(figsize=(10.6, 0.5 * len(MODELS) + 1.5), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet("advice-map", 0.5 * len(MODELS) + 1.5, width=10.6, grid="")
+    axes = drawn.axes
     for y, model in enumerate(MODELS):
         for x, gpu in enumerate(GPUS):
             _cell(axes, x, y, found[model, gpu, MODE, SIZE])
@@ -61,11 +59,10 @@ def draw(found: Mapping[Key, Answered]) -> str:
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    figure.suptitle(TITLE, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
-    figure.supxlabel(NOTE, x=0.01, ha="left", fontsize=8, color=MUTED)
-    chart = Chart("advice-map", TITLE, svg(figure, "advice-map"), NOTE)
+    drawn.figure.suptitle(TITLE, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+    drawn.figure.supxlabel(NOTE, x=0.01, ha="left", fontsize=8, color=MUTED)
     css = Path(harness.report.__file__).with_name("page.css").read_text(encoding="utf-8")
-    return standalone(chart, css)
+    return standalone(drawn.chart(TITLE, NOTE), css)
 
 
 def _cell(axes: Axes, x: int, y: int, cell: Answered) -> None:

@@ -12,21 +12,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
-from harness.report.drawing import (
-    INK,
-    MUTED,
-    SERIES,
-    STYLE,
-    Chart,
-    legend,
-    mark,
-    ratio_axis,
-    ratio_limits,
-    svg,
-)
+from harness.report.drawing import INK, SERIES, Chart, mark, ratio_axis, ratio_limits, sheet, styled
 from harness.report.numerics import SQNR
 from harness.report.records import arm_records
 from harness.report.table import Cell, Column, Table
@@ -97,7 +83,7 @@ def across_machines(material: Material) -> list[Table]:
     return [t for t in tables if t.rows]
 
 
-@mpl.rc_context(STYLE)
+@styled
 def machines_chart(material: Material) -> list[Chart]:
     """The same gains as a figure: a row an arm, a mark a GPU, a line from its slowest case to its fastest."""
     gpus = [m for m in material.machines if m.is_gpu]
@@ -106,8 +92,12 @@ def machines_chart(material: Material) -> list[Chart]:
     if not shared:
         return []
     shown = shared[:MOST_ROWS]
-    figure = Figure(figsize=(9.5, 1.0 + 0.3 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    labels = [
+        text.short(f"{suite} {arm}" + (", sustained" if regime == "sustained" else ""), 48)
+        for (suite, arm, _, regime), _ in shown
+    ]
+    drawn = sheet("machines", 1.0 + 0.3 * len(shown), grid="x", rows=labels)
+    axes = drawn.axes
     axes.axvline(1, color=INK, linewidth=0.9)
     for i, (name, gain) in enumerate(zip(names(gpus), gains, strict=True)):
         for row, (key, cases) in enumerate(shown):
@@ -119,19 +109,10 @@ def machines_chart(material: Material) -> list[Chart]:
         axes.plot([], [], **mark(i, label=text.short(name, 40)))
     ratio_axis(axes.xaxis, log=axes.set_xscale)
     axes.set_xlim(*ratio_limits(v for gain in gains for cases in gain.values() for v in cases.values()))
-    labels = [
-        f"{suite} {arm}" + (", sustained" if regime == "sustained" else "")
-        for (suite, arm, _, regime), _ in shown
-    ]
-    axes.set_yticks(range(len(shown)), [text.short(label, 48) for label in labels])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.grid(axis="x", color=MUTED, alpha=0.25)
-    axes.set_axisbelow(True)
     axes.set_xlabel("speedup over bf16 of the same machine (log scale)")
-    legend(figure, axes)
     more = f" The first {len(shown)} of {len(shared)} arms." if len(shown) < len(shared) else ""
     caption = f"A mark the geometric mean over the shared cases, a line from the slowest to the fastest of them.{more}"
-    return [Chart("machines", "Gain of FP8 by GPU", svg(figure, "machines"), caption)]
+    return [drawn.chart("Gain of FP8 by GPU", caption)]
 
 
 def across_commits(machine: Machine) -> Table | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING
 
+from harness.report.drawing import evenly
 from harness.report.table import Cell, Column, Grid, Table
 from harness.report.verdicts import fp8_pairs
 from harness.store import stats, text
@@ -91,6 +92,4 @@ def _as_trained(pairs: pd.DataFrame) -> pd.DataFrame:
 def _spread(values: set[int], most: int) -> list[int]:
     """The values in order, or so many of them, evenly spaced, the ends among them."""
     ordered = sorted(values)
-    if len(ordered) <= most:
-        return ordered
-    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
+    return [ordered[i] for i in evenly(len(ordered), most)]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from harness.judge.verdict import MARGIN
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE
-from harness.report.drawing import BAND, INK, MUTED, STYLE, Chart, legend, svg
+from harness.report.drawing import BAND, INK, MUTED, Chart, sheet, signed, styled
 from harness.report.looks import look
 from harness.report.table import Cell, Spec, Table, make_table, number_cell
 from harness.report.training import STYLES, setup_label
@@ -136,10 +134,10 @@ def what(arm: Arm, schedule: str = "") -> str:
     }.get(arm.variant, arm.variant)
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str) -> Chart:
-    figure = Figure(figsize=(9.5, 0.9 + 0.27 * len(verdicts)), layout="constrained")
-    axes = figure.subplots()
+    drawn = sheet(key, 0.9 + 0.27 * len(verdicts), grid="x")
+    axes = drawn.axes
     limit = 100 * MARGIN
     axes.axvspan(-limit, limit, color=BAND, linewidth=0, label=f"margin, {limit:g} %")
     axes.axvline(0, color=MUTED, linewidth=0.6)
@@ -179,16 +177,12 @@ def _forest(machine: Machine, setup: Setup, verdicts: list[ArmVerdict], key: str
     axes.set_ylim(-0.7, len(verdicts) - 0.3)
     axes.set_yticks(places, [v.arm for v in verdicts])
     axes.set_xlabel("gap (% of the loss); right of 0 is worse")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+g}" if v else "0"))
+    signed(axes.xaxis)
     axes.xaxis.set_major_locator(MaxNLocator(9))
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", labelcolor=INK)
-    legend(figure, axes)
     seeds = sorted({g.seeds for v in verdicts if (g := _gap(v, "L4")) is not None})
     counted = text.plural(seeds[-1], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     caption = f"Mean over {counted} of the paired gap to {CONTROL} with its 90 % interval."
-    return Chart(key, f"Cost in loss: {setup_label(machine, setup.axes)}", svg(figure, key), caption)
+    return drawn.chart(f"Cost in loss: {setup_label(machine, setup.axes)}", caption)
 
 
 def _gap(verdict: ArmVerdict, gate: str) -> GateResult | None:

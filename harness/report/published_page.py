@@ -5,11 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from harness.report.drawing import MUTED, STYLE, Chart, legend, mark, svg
+from harness.report.drawing import MUTED, Chart, mark, sheet, styled
 from harness.report.published_runs import COUNTS, MACHINES, Run, runs
 from harness.report.section import Section
 from harness.report.table import Cell, Column, Table
@@ -186,14 +184,16 @@ def _not_formed() -> Table:
     return Table("published-not-formed", (Column("published"), Column("why")), rows, caption, sortable=False)
 
 
-@mpl.rc_context(STYLE)
+@styled
 def _chart() -> Chart:
     """The same FP8 runs over three denominators: what a single printed number hides."""
     shown = sorted(
         (r for r in runs() if r.is_fp8), key=lambda r: r.utilization("palm").mfu_mixed or 0.0, reverse=True
     )
-    figure = Figure(figsize=(9.5, 1.0 + 0.19 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    labels = [text.short(f"{r.publisher}: {r.name}", 62) for r in shown]
+    drawn = sheet("published-mfu", 1.0 + 0.19 * len(shown), grid="x", rows=labels)
+    axes = drawn.axes
+    axes.tick_params(axis="y", labelsize=7.5)
     columns = (("of FP8 peak", "mfu_fp8_peak"), ("mixed", "mfu_mixed"), ("of bf16 peak", "mfu_bf16_peak"))
     for i, (label, field) in enumerate(columns):
         shares = [getattr(r.utilization("palm"), field) for r in shown]
@@ -205,18 +205,11 @@ def _chart() -> Chart:
     printed = [(r.printed.high / 100, y) for y, r in enumerate(shown) if r.printed]
     x, y_of = zip(*printed, strict=True)
     axes.plot(x, y_of, **mark(11, label="printed by its authors", markersize=8))
-    axes.set_yticks(
-        range(len(shown)), [text.short(f"{r.publisher}: {r.name}", 62) for r in shown], fontsize=7.5
-    )
-    axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, None)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("MFU of others' FP8 runs, recomputed (palm)")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    legend(figure, axes)
     caption = (
         f"{len(shown)} FP8 runs that others measured and published; none is a measurement of this project. One run is one "
         "line: the same tokens/s over the FP8 peak, over each dtype's own, and over the bf16 peak."
     )
-    return Chart("published-mfu", "One run, three denominators", svg(figure, "published-mfu"), caption)
+    return drawn.chart("One run, three denominators", caption)

@@ -6,13 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.model_title import title_of
 from harness.machine.kernels_by_name import CLASSES
-from harness.report.drawing import INK, SERIES, STYLE, Chart, legend, svg
+from harness.report.drawing import INK, SERIES, Chart, sheet, styled
 from harness.report.first_steps import SUITE
 from harness.report.paying import compilations
 from harness.report.records import arm_records
@@ -156,7 +153,7 @@ def traces_table(machine: Machine) -> Table:
     )
 
 
-@mpl.rc_context(STYLE)
+@styled
 def breakdown(machine: Machine) -> list[Chart]:
     """Time of a step by class of kernels, one bar an arm; classes differ in hatch as well as colour."""
     frame = machine.frame
@@ -174,16 +171,16 @@ def breakdown(machine: Machine) -> list[Chart]:
     seen = {name for arms in shown.values() for classes in arms.values() for name in classes}
     order = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
     counts = [len(arms) for arms in shown.values()]
-    figure = Figure(figsize=(9.5, 0.5 + sum(0.75 + 0.31 * n for n in counts)), layout="constrained")
+    height = 0.5 + sum(0.75 + 0.31 * n for n in counts)
     # A scale for each case: a small model's bars would vanish beside a large one's.
-    panels = figure.subplots(len(shown), 1, squeeze=False, height_ratios=[1.2 + n for n in counts])[:, 0]
-    for axes, (key, arms) in zip(panels, shown.items(), strict=True):
+    ratios = [1.2 + n for n in counts]
+    drawn = sheet(f"breakdown-{machine.env_id}", height, 1, len(shown), grid="x", height_ratios=ratios)
+    for axes, (key, arms) in zip(drawn.panels, shown.items(), strict=True):
         _bars(axes, arms, order)
         axes.set_title(labels[key] if len(shown) > 1 else "")
     for i, name in enumerate(order):
-        panels[0].barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
-    panels[-1].set_xlabel("time of one profiled step (ms)")
-    legend(figure, panels[0])
+        drawn.axes.barh([0], [0], color=SERIES[i % 8], label=name, **_pattern(i))
+    drawn.panels[-1].set_xlabel("time of one profiled step (ms)")
     more = f" The first {MOST_CASES} of {len(cases)} cases." if len(cases) > MOST_CASES else ""
     what = (
         "Device time of kernels by class, by their names; kernels that overlap count twice."
@@ -191,8 +188,7 @@ def breakdown(machine: Machine) -> list[Chart]:
         else "Own time of a CPU's operators by class, by their names: no kernel of a GPU is in it."
     )
     caption = f"{what}{more} A profiled step takes longer than a timed one."
-    name = f"breakdown-{machine.env_id}"
-    return [Chart(name, "Where a step's time goes", svg(figure, name), caption)]
+    return [drawn.chart("Where a step's time goes", caption)]
 
 
 def _bars(axes: Axes, arms: Mapping[str, Mapping[str, float]], order: Sequence[str]) -> None:
@@ -208,8 +204,6 @@ def _bars(axes: Axes, arms: Mapping[str, Mapping[str, float]], order: Sequence[s
     axes.set_yticks(rows, list(arms))
     axes.set_ylim(len(arms) - 0.4, -0.6)
     axes.set_xlim(0, 1.14 * max(left) or 1.0)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
 
 
 def _pattern(i: int) -> dict[str, Any]:
