@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
@@ -14,19 +13,19 @@ from harness.report.first_steps import SUITE
 from harness.report.paying import compilations
 from harness.report.records import arm_records
 from harness.report.table import (
+    CASE_ID,
     Cell,
     Column,
-    Spec,
     Table,
-    axis_spec,
+    axis_column,
     case_cell,
     known,
     make_table,
-    number_cell,
+    number,
+    number4,
     resolved_of,
-    status_cell,
 )
-from harness.report.tables import COMPILE_COLUMNS, arm_cell, gain_cell, run_column
+from harness.report.tables import ARM, COMPILE_COLUMNS, GAIN, run_column, value_or_status
 from harness.store import text
 from harness.store.arm import controls
 from harness.store.compare import rows_of
@@ -72,22 +71,12 @@ def steps_tables(machine: Machine) -> list[Table]:
         if titles
         else ""
     )
-    tables = []
-    for kind, columns in (("speed", _SPEED), ("cost", _COST)):
-        specs = [s for s in columns if not s.needs or any(known(r.get(s.needs)) for r in records)]
-        if specs:
-            said = (
-                ((f"All rows: {fixed}." if fixed else "") + ran).strip()
-                if kind == "speed"
-                else "Other costs of the same steps."
-            )
-            lead = [
-                *run_column(records),
-                *(axis_spec(n) for n in names),
-                Spec("arm", arm_cell, numeric=False),
-            ]
-            tables.append(make_table(f"train-{kind}-{machine.env_id}", [*lead, *specs], records, said))
-    return tables
+    lead = [*run_column(records), *map(axis_column, names), ARM]
+    said = (f"All rows: {fixed}." if fixed else "") + ran
+    tables = [make_table(f"train-speed-{machine.env_id}", [*lead, *_SPEED], records, said)]
+    said = "Other costs of the same steps."
+    cost = make_table(f"train-cost-{machine.env_id}", [*lead, *_COST], records, said)
+    return [*tables, cost] if len(cost.columns) > len(lead) else tables
 
 
 def advised_table(machine: Machine) -> Table:
@@ -95,31 +84,32 @@ def advised_table(machine: Machine) -> Table:
     arms = advised_arms(machine.frame, machine.ratios)
     constant = machine.constant_axes(SUITE)
 
-    def cells(a: AdvisedArm) -> tuple[Cell, ...]:
+    def speedup(a: AdvisedArm) -> Cell:
         interval = text.interval(a.low, a.high) if a.outcome != "missing" else ""
-        decided = f"{a.converted} of {a.layers}" if a.layers else text.NONE
-        return (
-            Cell(text.case_label(a.axes, constant), a.model),
-            Cell(a.arm, a.arm),
-            Cell(a.baseline, a.baseline),
-            Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), interval=interval),
-            Cell(
-                "its control" if a.layers and math.isnan(a.predicted) else text.ratio(a.predicted),
-                a.predicted,
-            ),
-            Cell(decided, a.converted),
-            Cell(a.outcome, a.outcome, _STYLES.get(a.outcome, ""), text.reason(a.reason)),
-        )
+        return Cell(text.ratio(a.speedup), a.speedup, _STYLES.get(a.outcome, ""), interval=interval)
+
+    def predicted(a: AdvisedArm) -> Cell:
+        is_control = a.layers and math.isnan(a.predicted)
+        return Cell("its control" if is_control else text.ratio(a.predicted), a.predicted)
 
     columns = (
-        *(Column(t) for t in ("case", "arm", "against")),
-        *(Column(t, numeric=True) for t in ("speedup", "predicted", "layers in FP8")),
-        Column(f"not below {FLOOR:g}", hint="holds or below: the whole interval is on that side of the bar"),
+        Column("case", lambda a: Cell(text.case_label(a.axes, constant), a.model)),
+        Column("arm", "arm"),
+        Column("against", "baseline"),
+        number("speedup", speedup),
+        number("predicted", predicted),
+        number(
+            "layers in FP8",
+            lambda a: Cell(f"{a.converted} of {a.layers}" if a.layers else text.NONE, a.converted),
+        ),
+        Column(
+            f"not below {FLOOR:g}",
+            lambda a: Cell(a.outcome, a.outcome, _STYLES.get(a.outcome, ""), text.reason(a.reason)),
+            "holds or below: the whole interval is on that side of the bar",
+        ),
     )
-    rows = tuple(map(cells, arms))
-    return Table(
-        f"advised-{machine.env_id}", columns, rows, f"{verdict(arms)}." if arms else "", sortable=False
-    )
+    caption = f"{verdict(arms)}." if arms else ""
+    return make_table(f"advised-{machine.env_id}", columns, arms, caption, sortable=False)
 
 
 def traces_table(machine: Machine) -> Table:
@@ -131,26 +121,17 @@ def traces_table(machine: Machine) -> Table:
             records.setdefault((r["run_id"], r["case_id"], r["arm"]), r)
     runs = list(dict.fromkeys(run for run, _, _ in records))
     constant = machine.constant_axes(SUITE)
-    specs = [
-        *([Spec("run", lambda r: Cell(r["run_id"], r["run_id"]), numeric=False)] if len(runs) > 1 else []),
-        *(
-            [Spec("case", lambda r: case_cell(r, constant), numeric=False)]
-            if len({case for _, case, _ in records}) > 1
-            else []
-        ),
-        Spec("arm", arm_cell, numeric=False),
-        Spec(
-            "steps",
-            lambda r: Cell(" to ".join(map(str, resolved_of(r).get("trace_steps", ())))),
-            numeric=False,
-        ),
-        Spec("trace", lambda r: Cell(str(resolved_of(r)["trace"])), numeric=False),
+    several = len({case for _, case, _ in records}) > 1
+    columns = [
+        *([Column("run", "run_id")] if len(runs) > 1 else []),
+        *([Column("case", lambda r: case_cell(r, constant))] if several else []),
+        ARM,
+        Column("steps", lambda r: " to ".join(map(str, resolved_of(r).get("trace_steps", ())))),
+        Column("trace", lambda r: str(resolved_of(r)["trace"])),
     ]
     where = f"the folder of run {runs[0]}" if len(runs) == 1 else "the folders of their runs"
     said = f"Traces, gzipped, in {where} on the machine that measured; Perfetto opens them."
-    return replace(
-        make_table(f"traces-{machine.env_id}", specs, list(records.values()), said), sortable=False
-    )
+    return make_table(f"traces-{machine.env_id}", columns, list(records.values()), said, sortable=False)
 
 
 @styled
@@ -210,61 +191,38 @@ def _pattern(i: int) -> dict[str, Any]:
     return {"hatch": HATCHES[i % 8], "edgecolor": INK, "linewidth": 0.4}
 
 
-def _time_cell(record: Record) -> Cell:
-    return number_cell(record["value"], 4) if record["status"] == "ok" else status_cell(record)
-
-
-def _bytes_cell(value: float | None) -> Cell:
-    return Cell(text.bytes_(value), value) if known(value) else Cell("", None)
+def _predicted(record: Record) -> Cell:
+    value = record.get("predicted_speedup")
+    shown = text.ratio(math.nan if value is None else value)
+    return Cell(shown, value, interval=record.get("predicted_interval", ""))
 
 
 _SPEED = (
-    Spec(
+    number(
         "tokens/s",
-        lambda r: number_cell(r.get("tokens_per_s")),
-        "tokens of a step, of all ranks, / its median time",
+        "tokens_per_s",
+        hint="tokens of a step, of all ranks, / its median time",
         needs="tokens_per_s",
     ),
-    Spec("step (ms)", _time_cell, "median of all samples"),
-    Spec(
-        "speedup", gain_cell, "baseline time / this time, with its 95 % interval over rounds", needs="speedup"
-    ),
-    Spec(
+    number("step (ms)", value_or_status, number4, "median of all samples"),
+    GAIN,
+    number(
         "predicted speedup",
-        lambda r: Cell(
-            text.ratio(r.get("predicted_speedup", math.nan)),
-            r.get("predicted_speedup"),
-            interval=r.get("predicted_interval", ""),
-        ),
-        "by the model of a step, with its 95 % interval: beside what was measured over ranks",
+        _predicted,
+        hint="by the model of a step, with its 95 % interval: beside what was measured over ranks",
         needs="predicted_speedup",
     ),
-    Spec("case", lambda r: Cell(r["case_id"], r["case_id"], "id"), numeric=False),
+    CASE_ID,
 )
 _COST = (
-    Spec(
-        "peak memory",
-        lambda r: _bytes_cell(r.get("peak_memory_bytes")),
-        METRICS["peak_memory_bytes"].meaning,
-        needs="peak_memory_bytes",
-    ),
-    Spec(
-        "reserved",
-        lambda r: _bytes_cell(r.get("reserved_memory_bytes")),
-        METRICS["reserved_memory_bytes"].meaning,
-        needs="reserved_memory_bytes",
-    ),
-    Spec(
-        "predicted",
-        lambda r: _bytes_cell(r.get("predicted_memory_bytes")),
-        METRICS["predicted_memory_bytes"].meaning,
-        needs="predicted_memory_bytes",
-    ),
-    Spec(
-        "J/token",
-        lambda r: number_cell(r.get("joules_per_token")),
-        METRICS["joules_per_token"].meaning,
-        needs="joules_per_token",
+    *(
+        number(title, metric, show, METRICS[metric].meaning, metric)
+        for title, metric, show in (
+            ("peak memory", "peak_memory_bytes", text.bytes_),
+            ("reserved", "reserved_memory_bytes", text.bytes_),
+            ("predicted", "predicted_memory_bytes", text.bytes_),
+            ("J/token", "joules_per_token", text.number),
+        )
     ),
     *COMPILE_COLUMNS,
 )
