@@ -6,18 +6,19 @@ often it is wrong.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from harness.gate.codes import Exit, GateError
 from harness.store.errors import UsageError
+from harness.store.words import Parser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from typing import Literal
 
@@ -60,9 +61,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
-        prog="python -m harness gate",
-        description="Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
-        epilog="exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
+        "gate",
+        "Verdicts on a change: REGRESSED, OK, IMPROVED or INCONCLUSIVE, case by case.",
+        "exit: 0 ok, 1 regression, 2 usage, 3 invalid environment or control moved, 4 numerics, 5 baseline "
         "missing, 6 could not judge: too little of the times was decided, 7 internal error",
     )
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help=f"what to measure (default: {SWEEP})")
@@ -170,7 +171,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _check_command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _check_command(parser: Parser, options: argparse.Namespace) -> None:
     """Refuses what does not go with --command, or not without it."""
     if options.command is None:
         for name in OF_A_COMMAND:
@@ -328,10 +329,3 @@ def _tell(judgement: Judgement, options: argparse.Namespace) -> Exit:
 def is_file_list(names: Sequence[str]) -> bool:
     """Whether a side is named by pytest-benchmark files and not by a run."""
     return bool(names) and all(name.endswith(".json") for name in names)
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one line, as every other command does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
