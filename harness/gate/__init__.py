@@ -6,7 +6,6 @@ often it is wrong.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 import sys
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from harness.gate.sides import Side
 
 SWEEP = "sweep=gate"
-MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to measure
 OF_TWO_TREES = (
     "alone",
     "even_if_equal",
@@ -134,6 +132,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, help="the trend page (default: reports/trend.html)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
     options = parser.parse_intermixed_args(list(argv))
+    from harness.gate.policy import MEASURING
+
     for name in ("baseline", "candidate"):  # what to measure may follow a run
         given = getattr(options, name) or []
         words = [w for w in given[1:] if "=" in w and not Path(w).exists()]
@@ -193,7 +193,7 @@ def _check_command(parser: Parser, options: argparse.Namespace) -> None:
 
 def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     from harness.gate.judge import judge
-    from harness.gate.policy import load_policy
+    from harness.gate.policy import as_given, load_policy
 
     if options.history:
         from harness.gate.trend import write_trend
@@ -201,7 +201,7 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
         page = write_trend(options.history, options.output or Path("reports/trend.html"), options.results_dir)
         sys.stdout.write(f"trend    {page}\n")
         return Exit.OK
-    policy = _as_given(load_policy(options.policy), options)
+    policy = as_given(load_policy(options.policy), options)
     if options.candidate:
         judgement: Judgement | None = judge(
             _side(options.baseline, "baseline", options.results_dir),
@@ -212,12 +212,6 @@ def _gate(options: argparse.Namespace, argv: Sequence[str]) -> Exit:
     else:
         judgement = _measure(options, policy, _without_budget(argv))
     return Exit.OK if judgement is None else _tell(judgement, options)
-
-
-def _as_given(policy: Policy, options: argparse.Namespace) -> Policy:
-    """A policy with what the command line says about measuring."""
-    given = {name: getattr(options, name) for name in MEASURING}
-    return dataclasses.replace(policy, **{name: value for name, value in given.items() if value is not None})
 
 
 def _side(names: Sequence[str], role: Literal["baseline", "candidate"], results_dir: Path) -> Side:
@@ -243,6 +237,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
     from harness.gate import against
     from harness.gate.base import base_of
     from harness.gate.drive import Request, measure_and_judge, open_session, print_plan
+    from harness.gate.policy import as_given
     from harness.gate.session import SideError
     from harness.gate.sides import load_side
 
@@ -291,7 +286,7 @@ def _measure(options: argparse.Namespace, policy: Policy, command: str) -> Judge
         request = Request(
             trees,
             words,
-            _as_given(base.policy, options),
+            as_given(base.policy, options),
             options.results_dir,
             machine_free=options.machine_free,
             alone=options.alone,

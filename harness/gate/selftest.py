@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from harness.gate import SWEEP
 from harness.gate.decide import Verdict
 from harness.gate.error_rates import quiet_power, rate_bars, rate_lines, rates
-from harness.gate.policy import load_policy
+from harness.gate.policy import as_given, load_policy
 from harness.gate.simulate import (
     EFFECTS,
     NOISES,
@@ -135,8 +135,7 @@ def _measure(options: argparse.Namespace, policy: Policy) -> Path:
     """Real sittings of this work tree against itself; returns the folder that holds them."""
     from harness.gate.drive import Request, measure_and_judge
 
-    given = {n: getattr(options, n) for n in ("pairs", "confirm_pairs")}
-    policy = dataclasses.replace(policy, **{n: v for n, v in given.items() if v is not None})
+    policy = as_given(policy, options)
     root = Path(__file__).resolve().parent.parent.parent
     try:
         pads = [0.0, *(float(p) for p in options.pads.split(",") if p)]
