@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def axes(self) -> str:
-        """Of its case, as JSON."""
+        """Axes of its case, as JSON."""
         return str(self.record["axes"])
 
     @property

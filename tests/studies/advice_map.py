@@ -1,6 +1,6 @@
-"""`python -m harness.cli.advice_map ADVICE.json`: the predicted speedups as a picture, a row a model and a column a GPU.
+"""`python tests/studies/advice_map.py ADVICE.json`: the predicted speedups as a picture, a row a model and a column a GPU.
 
-It draws what `harness.cli.advice_page` wrote beside its page, in a second: nothing is predicted here and nothing measured.
+It draws what `advice_page` wrote beside its page, in a second: nothing is predicted here and nothing measured.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from advice_page import GPUS, MODELS, from_json
 from matplotlib.patches import Rectangle
 
 import harness.report
-from harness.cli.advice_page import GPUS, MODELS, from_json
 from harness.report.drawing import BAND, GRID, HEAT, INK, MUTED, PAPER, sheet, standalone, styled
 from harness.report.heatmap import EDGES
 from harness.store.errors import UsageError
@@ -21,9 +21,8 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from advice_page import Answered, Key
     from matplotlib.axes import Axes
-
-    from harness.cli.advice_page import Answered, Key
 
 MODE, SIZE = "compile", 8
 TITLE = f"PREDICTED, no GPU measured: FP8 over bf16, whole training step, compiled, {SIZE} GPUs"
@@ -44,7 +43,7 @@ def draw(found: Mapping[Key, Answered]) -> str:
     """The picture as an SVG file, light or dark as its reader's system is.
 
     Args:
-        found: cells of `harness.cli.advice_page`, those of `MODE` and `SIZE` among them.
+        found: cells of `advice_page`, those of `MODE` and `SIZE` among them.
     """
     drawn = sheet("advice-map", 0.5 * len(MODELS) + 1.5, width=10.6, grid="")
     axes = drawn.axes
@@ -96,9 +95,7 @@ def main(words: Sequence[str]) -> int:
         UsageError: not one file of cells that can be read.
     """
     if len(words) != 1 or not words[0].endswith(".json"):
-        raise UsageError(
-            f"expected the ADVICE.json that harness.cli.advice_page wrote, got {len(words)} words"
-        )
+        raise UsageError(f"expected the ADVICE.json that advice_page wrote, got {len(words)} words")
     cells = Path(words[0])
     try:
         found = from_json(cells.read_text(encoding="utf-8"))
