@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from harness.store.errors import UsageError
-from harness.store.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -46,5 +45,5 @@ def keyed(words: Sequence[str], usage: str, keys: Collection[str]) -> tuple[list
     options = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-"))
     wrong = [w for w in words if w.startswith("-")] + [key for key in options if key not in keys]
     if wrong:
-        raise UsageError(f"unknown word {printable(wrong[0])!r}; {usage.partition(chr(10))[0]}")
+        raise UsageError(f"unknown word {wrong[0]!r}; {usage.partition(chr(10))[0]}")
     return plain, options
